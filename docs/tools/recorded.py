@@ -25,7 +25,7 @@ from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.govern.command import Result
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.replay import engine_view, memory_policy, unknown_results
+from plimsoll_sidecar.replay import make_engine_view, make_memory_policy, make_unknown_results
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 RECORDING = ROOT / "research" / "leaklab" / "recordings" / "seen" / "h100-vllm-03.jsonl.gz"
@@ -42,7 +42,7 @@ def exposition(recording: Path) -> tuple[str, float, float]:
     """What was scraped, as OpenMetrics, and the begin and the end of the run in Unix seconds."""
     header, samples = trace.read(recording)
     began = datetime.fromisoformat(header.started_at).timestamp()
-    memory, supervision = memory_policy(recording, header), Supervision()
+    memory, supervision = make_memory_policy(recording, header), Supervision()
     governor = Governor(supervision, memory, replica=header.name)
     detector = Detector(memory, supervision.stall.timeout_s, header.interval_s)
     metrics = Metrics(CgroupMemory)
@@ -52,8 +52,8 @@ def exposition(recording: Path) -> tuple[str, float, float]:
     at, due = 0.0, 0.0
     for sample in samples:
         at, assessment = sample.t, detector.update(sample)
-        turn = governor.advance(assessment, engine_view(sample), at, results)
-        results = unknown_results(turn)
+        turn = governor.advance(assessment, make_engine_view(sample), at, results)
+        results = make_unknown_results(turn)
         known = {"engine": sample.scrape_ok, "host": True, "device": bool(sample.device)}
         metrics.observe(assessment, known, 0.0)
         metrics.count_events(turn.events)

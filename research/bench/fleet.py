@@ -111,7 +111,7 @@ def life(fleet: Fleet, client: KubeClient, owner: ServiceRef, pod: str) -> Itera
     ):
         yield from told(phase)
         yield dice.uniform(1.0, 3.0)
-    while slots.take(incident.name, POLICY) is not None:
+    while slots.acquire(incident.name, POLICY) is not None:
         yield dice.uniform(4.0, 8.0)
     for phase in (IncidentPhase.DRAINING, IncidentPhase.RESTARTING, IncidentPhase.VERIFYING):
         yield from told(phase)

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 
-from plimsoll_sidecar.main import build, parser
+from plimsoll_sidecar.main import build_supervisor, create_parser
 from plimsoll_sidecar.signals.resident_memory import read_resident
 
 SCRAPE_EVERY = 15
@@ -29,12 +29,12 @@ SERVE = "serve"
 
 
 def main() -> None:
-    parse = parser()
+    parse = create_parser()
     parse.add_argument("--samples", type=int, default=100_000)
     parse.add_argument("--every", type=int, default=100)
     arguments = parse.parse_args()
     now = 0.0
-    supervisor, metrics = build(arguments, None, clock=lambda: now)
+    supervisor, metrics = build_supervisor(arguments, None, clock=lambda: now)
     anon: list[int] = []
     took_s = 0.0
     for number in range(arguments.samples):

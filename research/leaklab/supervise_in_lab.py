@@ -24,5 +24,5 @@ if __name__ == "__main__":
     if role == "launch":
         launcher.Launcher._start = start  # type: ignore[method-assign]
         sys.exit(launcher.main())
-    kube.ACCOUNT = Path(sys.argv.pop(1))
+    kube.SERVICE_ACCOUNT_FOLDER = Path(sys.argv.pop(1))
     sys.exit(main.main())

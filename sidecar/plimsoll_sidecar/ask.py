@@ -20,26 +20,26 @@ from plimsoll_api.names import ASK_SOCKET, DRAIN_S, action_limit_s
 
 STATE_DIR = "/var/lib/plimsoll"
 CHUNK_BYTES = 1 << 16
-INTERRUPTED = (
-    '{"outcome":"Unknown","message":"the supervisor ended while it acted: look at the replica\'s'
-    ' incidents, and at its epoch, before you try again"}'
+INTERRUPTED_ANSWER = (
+    '{"outcome":"Unknown","message":"the supervisor ended during the action: check the '
+    "replica's incidents and its epoch before you try again\"}"
 )
 """Answer if the supervisor ended during the action."""
-NO_ANSWER = (
-    '{"outcome":"Unknown","message":"the supervisor has not answered in time and may still act:'
-    " look at the replica's incidents, and at its epoch, before you try again\"}"
+TIMEOUT_ANSWER = (
+    '{"outcome":"Unknown","message":"the supervisor did not answer in time and may still act: '
+    "check the replica's incidents and its epoch before you try again\"}"
 )
 """Answer if the supervisor did not answer in time."""
 
 
 def send_to_supervisor(arguments: list[str]) -> tuple[int, str] | None:
-    """Send the action to the supervisor; return status and text, None if none is running."""
+    """Send the action to the supervisor. Return status and text, or None if no supervisor runs."""
     if not arguments or arguments[0] in ("status", "-h", "--help"):
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
-            line.settimeout(action_limit_s(float(_option(arguments, "--deadline") or DRAIN_S)))
-            line.connect(f"{_option(arguments, '--state-dir') or STATE_DIR}/{ASK_SOCKET}")
+            line.settimeout(action_limit_s(float(_find_option(arguments, "--deadline") or DRAIN_S)))
+            line.connect(f"{_find_option(arguments, '--state-dir') or STATE_DIR}/{ASK_SOCKET}")
         except ValueError:
             return None  # the parser reports the invalid deadline
         except OSError:
@@ -51,16 +51,16 @@ def send_to_supervisor(arguments: list[str]) -> tuple[int, str] | None:
             while piece := line.recv(CHUNK_BYTES):
                 data += piece
         except TimeoutError:
-            return 1, NO_ANSWER
+            return 1, TIMEOUT_ANSWER
         except OSError:
             data = b""
     status, separator, text = data.decode(errors="replace").partition("\n")
     if not separator or not status.isdigit():
-        return 1, INTERRUPTED
+        return 1, INTERRUPTED_ANSWER
     return int(status), text
 
 
-def _option(arguments: list[str], name: str) -> str | None:
+def _find_option(arguments: list[str], name: str) -> str | None:
     for index, argument in enumerate(arguments):
         if argument == name and index + 1 < len(arguments):
             return arguments[index + 1]
@@ -70,13 +70,13 @@ def _option(arguments: list[str], name: str) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Send the action to the supervisor, or perform it here; return the exit status."""
+    """Send the action to the supervisor, or perform it in this process. Return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     found = send_to_supervisor(arguments)
     if found is None:
         from plimsoll_sidecar import manual
 
-        found = manual.run(arguments)
+        found = manual.run_command(arguments)
     status, text = found
     (sys.stderr if status == 2 else sys.stdout).write(text + "\n")
     return status

@@ -1,8 +1,9 @@
-"""Serves manual actions (:mod:`plimsoll_sidecar.ask`) on a Unix socket.
+"""Serve manual actions (:mod:`plimsoll_sidecar.ask`) on a Unix socket.
 
 The socket is in the state directory, which no other container mounts, and only this user may open
-it. Each request has a thread and a deadline. Only a few run at the same time; the others are
-refused as busy. Resume has a reserved place, because it ends the drains that occupy the others.
+it. Each request has a thread and a deadline. Only :data:`MAX_CONCURRENT_ACTIONS` actions run at the
+same time; the server refuses others as busy. A place is reserved for resume, because it ends the
+drains that occupy the others.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from plimsoll_sidecar.background import BackgroundThread, run_in_thread
 
 log = logging.getLogger(__name__)
 
-MAX_CONCURRENT = 4
-"""Maximum number of concurrent actions without resume, and half the number of connections."""
-MAX_BYTES = 1 << 14
+MAX_CONCURRENT_ACTIONS = 4
+"""Maximum number of concurrent actions, not counting resume; half the number of connections."""
+MAX_REQUEST_BYTES = 1 << 14
 IO_TIMEOUT_S = 5.0
-"""Seconds that reading a request or writing an answer may take."""
-BUSY = b"2\nthe supervisor is busy with other actions: try again later"
+"""Timeout in seconds of reading a request or writing an answer."""
+BUSY_ANSWER = b"2\nthe supervisor is busy with other actions: try again later"
 """Answer if too many actions are running."""
 
 
 class AskServer:
-    """Server of actions; ``handle`` takes the arguments and returns exit status and text."""
+    """Server of actions. ``handle`` takes the arguments and returns the exit status and a text."""
 
     def __init__(self, state_dir: Path, handle: Callable[[list[str]], tuple[int, str]]) -> None:
         self._path, self._handle = state_dir / ASK_SOCKET, handle
-        self._lines = threading.BoundedSemaphore(2 * MAX_CONCURRENT)
-        self._actions = threading.BoundedSemaphore(MAX_CONCURRENT)
+        self._lines = threading.BoundedSemaphore(2 * MAX_CONCURRENT_ACTIONS)
+        self._actions = threading.BoundedSemaphore(MAX_CONCURRENT_ACTIONS)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._part = BackgroundThread("ask-server", self._accept, expected=(OSError,))
 
@@ -53,7 +54,7 @@ class AskServer:
                 self._listener.bind(str(self._path))
             finally:
                 os.umask(before)
-            self._listener.listen(MAX_CONCURRENT)
+            self._listener.listen(MAX_CONCURRENT_ACTIONS)
         except OSError as error:
             log.warning(
                 "%s: %s: manual actions will take longer", self._path, error.strerror or error
@@ -87,13 +88,13 @@ class AskServer:
                 raise
         else:
             with line, contextlib.suppress(OSError):
-                line.sendall(BUSY)
+                line.sendall(BUSY_ANSWER)
         return 0.0
 
     def _serve(self, line: socket.socket) -> None:
         try:
             with line, contextlib.suppress(OSError):
-                answer = self._answer(_read(line).decode(errors="replace").split("\0"))
+                answer = self._answer(_read_request(line).decode(errors="replace").split("\0"))
                 line.settimeout(IO_TIMEOUT_S)
                 line.sendall(answer)
         finally:
@@ -102,11 +103,11 @@ class AskServer:
     def _answer(self, words: list[str]) -> bytes:
         waits = words[0] != "resume"
         if waits and not self._actions.acquire(blocking=False):
-            return BUSY
+            return BUSY_ANSWER
         try:
             status, text = self._handle(words)
-        except Exception as error:  # a bug here must not look like the end of the supervisor
-            log.exception("a manual action failed")
+        except Exception as error:  # a bug here must not appear as the end of the supervisor
+            log.exception("a manual action failed unexpectedly")
             status, text = 2, f"{type(error).__name__}: {error}"
         finally:
             if waits:
@@ -114,13 +115,13 @@ class AskServer:
         return f"{status}\n{text}".encode()
 
 
-def _read(line: socket.socket) -> bytes:
+def _read_request(line: socket.socket) -> bytes:
     """Return the complete request. Raises TimeoutError."""
     data, deadline = b"", time.monotonic() + IO_TIMEOUT_S
-    while len(data) <= MAX_BYTES:
+    while len(data) <= MAX_REQUEST_BYTES:
         line.settimeout(max(0.001, deadline - time.monotonic()))
-        piece = line.recv(MAX_BYTES)
+        piece = line.recv(MAX_REQUEST_BYTES)
         if not piece:
             break
         data += piece
-    return data[:MAX_BYTES]
+    return data[:MAX_REQUEST_BYTES]

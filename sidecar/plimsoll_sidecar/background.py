@@ -36,11 +36,15 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """First and longest pause after a failure, in seconds."""
 MAX_RETRY_AFTER_S = 300.0
-"""Longest pause in seconds that an error may request (``retry_after_s``). A server that asked for a
-day would stop the thread."""
+"""Longest pause in seconds that an error may request (``retry_after_s``).
+
+A server that asked for a day would stop the thread.
+"""
 HANG_S = 60.0
-"""Seconds without a sample after which the main thread counts as hanging; a sample takes
-milliseconds, or seconds if an answer is slow."""
+"""Seconds without a sample after which the main thread counts as hanging.
+
+A sample takes milliseconds, or seconds if an answer is slow.
+"""
 
 
 class BackgroundThread(threading.Thread):
@@ -82,7 +86,7 @@ class BackgroundThread(threading.Thread):
         self._woken.set()
 
     def stop(self) -> None:
-        """Start no further turn; the current one is not interrupted."""
+        """Start no further turn, without interrupting the current one."""
         self._ending.set()
         self._woken.set()
 
@@ -93,18 +97,19 @@ class BackgroundThread(threading.Thread):
             try:
                 pause = self._turn()
             except Exception as error:  # noqa: BLE001 - the next turn may succeed
-                self._ending.wait(self._failed(error))
+                self._ending.wait(self._record_failure(error))
                 continue
             if self._failures:
-                log.info("%s works again", self.name)
+                log.info("%s has recovered", self.name)
             self._failures, self._logged = 0, None
             if pause is None or pause > 0:
                 self._woken.wait(pause)
 
-    def _failed(self, error: Exception) -> float:
-        """Record a failure; return the pause after it, in seconds."""
+    def _record_failure(self, error: Exception) -> float:
+        """Record a failure, and return the pause after it in seconds."""
         if type(error) is not self._logged:
-            # Compare types: the text of an error differs each time, for example in its port.
+            # Compare types, because the text of an error differs each time, for example in its
+            # port.
             known = isinstance(error, self._expected)
             log.error("%s failed: %s", self.name, error, exc_info=None if known else error)
             self._logged = type(error)
@@ -117,10 +122,10 @@ class BackgroundThread(threading.Thread):
 
 
 def run_in_thread(name: str, task: Callable[[], object]) -> None:
-    """Run ``task`` in a thread that ends with it or with the process.
+    """Run ``task`` in a thread that ends with the task or the process.
 
-    Raises RuntimeError if no thread can be started: the processes of the engine may use up the
-    limit of the pod.
+    Raises RuntimeError if no thread can be started, for example because the engine's processes have
+    used up the pod's limit.
     """
 
     def run() -> None:
@@ -132,8 +137,8 @@ def run_in_thread(name: str, task: Callable[[], object]) -> None:
     threading.Thread(target=run, name=name, daemon=True).start()
 
 
-def thread_status() -> dict[str, bool]:
-    """Return for each running thread whether its newest turn succeeded."""
+def read_thread_status() -> dict[str, bool]:
+    """Return whether the newest turn of each running thread succeeded, by thread name."""
     found: dict[str, bool] = {}
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundThread):
@@ -142,9 +147,9 @@ def thread_status() -> dict[str, bool]:
 
 
 class SamplingWatchdog:
-    """Detector of a main thread that takes no samples, because a driver or a volume hangs.
+    """Detector of a main thread that takes no samples because a driver or a volume hangs.
 
-    :meth:`is_ok` is called by another thread. It logs once where the main thread hangs.
+    Another thread calls :meth:`is_ok`, which logs once where the main thread hangs.
     """
 
     def __init__(self) -> None:
@@ -163,5 +168,7 @@ class SamplingWatchdog:
             self._logged = True
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-            log.error("no sample for %.0f s; the main thread is at:\n%s", age_s, stack)
+            log.error(
+                "the main thread has taken no sample for %.0f s; its stack:\n%s", age_s, stack
+            )
         return age_s < HANG_S

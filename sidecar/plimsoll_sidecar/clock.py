@@ -1,9 +1,9 @@
-"""The time for decisions: Unix seconds that changes of the wall clock do not affect.
+"""Measure the time for decisions: Unix seconds that changes of the wall clock do not affect.
 
 Waits and deadlines of an incident are differences of these times. If the wall clock is set forward,
-they must not end early: a verification that seems late leads to the next restart. If it is set
-back, they must not become endless. The same applies across a restart of the supervisor: within one
-boot, the journal has the last time.
+they must not end early: a verification that seems late leads to the next restart. If the clock is
+set back, they must not become endless. The same applies across a restart of the supervisor: within
+one boot, the journal has the last time.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from pathlib import Path
 import msgspec
 
 MIN_STEP_S = 5.0
-"""Smallest difference in seconds that counts as a change of the clock; slewing stays far below."""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Smallest difference in seconds that counts as a change of the clock; slewing is far slower."""
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """The time in Unix seconds at ``boottime``, the seconds since the boot ``boot_id``."""
+class ClockReading(msgspec.Struct, frozen=True):
+    """Time in Unix seconds at ``boottime``, the seconds since the boot ``read_boot_id``."""
 
     time: float
     boottime: float
     boot_id: str
 
 
-def since_boot() -> float:
+def seconds_since_boot() -> float:
     """Return the seconds since boot, including suspend (CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def boot_id() -> str:
-    """Return the id of the current boot; empty if it is unknown."""
+def read_boot_id() -> str:
+    """Return the ID of the current boot; empty if it is unknown."""
     try:
-        return BOOT_ID.read_text().strip()
+        return BOOT_ID_FILE.read_text().strip()
     except OSError:
         return ""
 
 
 class SteadyClock:
-    """A clock in Unix seconds that advances with the time since boot."""
+    """Clock in Unix seconds that advances with the time since boot."""
 
     def __init__(
         self,
-        then: Reading | None = None,
+        then: ClockReading | None = None,
         wall: Callable[[], float] = time.time,
-        boottime: Callable[[], float] = since_boot,
-        boot: Callable[[], str] = boot_id,
+        boottime: Callable[[], float] = seconds_since_boot,
+        boot: Callable[[], str] = read_boot_id,
     ) -> None:
-        """Continue from ``then`` if that is from the current boot."""
+        """Continue from ``then`` if it was read during the current boot."""
         self._wall, self._boottime, self._boot = wall, boottime, boot()
         self._offset = wall() - boottime()
         if then is not None and self._boot and then.boot_id == self._boot:
@@ -59,11 +59,11 @@ class SteadyClock:
                 self._offset = before
 
     def now(self) -> float:
-        """Return Unix seconds, independent of changes of the wall clock."""
+        """Return the time in Unix seconds, independent of changes of the wall clock."""
         return self._boottime() + self._offset
 
     def apply_step(self) -> float:
-        """Adopt a change of the wall clock; return its seconds, zero if there was none.
+        """Adopt a change of the wall clock, and return it in seconds; zero if there was none.
 
         Call this only while no incident is open. Stored times must then be shifted (see
         :func:`plimsoll_sidecar.govern.state.shift`).
@@ -74,7 +74,7 @@ class SteadyClock:
         self._offset += step
         return step
 
-    def reading(self) -> Reading:
-        """Return the current time with the time since boot."""
+    def read(self) -> ClockReading:
+        """Return the current time together with the time since boot."""
         at = self._boottime()
-        return Reading(at + self._offset, at, self._boot)
+        return ClockReading(at + self._offset, at, self._boot)

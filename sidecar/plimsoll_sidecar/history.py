@@ -1,7 +1,7 @@
-"""Memory over time: a limited number of points, and their charts as SVG.
+"""Keep a limited number of points of memory over time, and draw their charts as SVG.
 
 One chart shows the segments as stacked areas, with baseline and budget. A leak of megabytes is not
-visible next to a baseline of gigabytes. So a second chart shows only the growth, against the whole
+visible next to a baseline of gigabytes, so a second chart shows only the growth, against the whole
 budget.
 """
 
@@ -21,15 +21,17 @@ from plimsoll_api.units import format_bytes
 MAX_POINTS = 240
 """Maximum number of points."""
 SEGMENTS = tuple(Segment)
-UNKNOWN = -1
-_HOST, _DEVICE, _HOST_GROWTH, _DEVICE_GROWTH = range(len(SEGMENTS), len(SEGMENTS) + 4)
+UNKNOWN_VALUE = -1
+_HOST_COLUMN, _DEVICE_COLUMN, _HOST_GROWTH_COLUMN, _DEVICE_GROWTH_COLUMN = range(
+    len(SEGMENTS), len(SEGMENTS) + 4
+)
 ROW_VALUES = len(SEGMENTS) + 4
 """Number of values per point."""
 
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """Memory at one time; unknown segments are absent, other unknown values are None."""
+    """Memory at one time. Unknown segments are absent; other unknown values are None."""
 
     at: float
     segments: dict[Segment, int]
@@ -42,8 +44,8 @@ class HistoryPoint:
 class History:
     """Points over the whole run, written by one thread and read by others.
 
-    When it is full, every second point is dropped and the interval doubles. All memory is allocated
-    at the start, because arrays that grow and shrink fragment the heap.
+    When the history is full, every second point is dropped and the interval doubles. All memory is
+    allocated at the start, because arrays that grow and shrink fragment the heap.
     """
 
     def __init__(self, points: int = MAX_POINTS) -> None:
@@ -51,18 +53,18 @@ class History:
         self._every, self._skipped = 1, 0
         self._count = 0
         self._times = array("d", [0.0]) * points
-        self._values = array("q", [UNKNOWN]) * (points * ROW_VALUES)
+        self._values = array("q", [UNKNOWN_VALUE]) * (points * ROW_VALUES)
         self._lock = threading.Lock()
 
     def add(self, at: float, seen: Assessment) -> None:
-        """Add a sample; later in a run, most samples are skipped."""
+        """Add a sample, or skip it if less than the interval has passed."""
         self._skipped += 1
         if self._skipped < self._every:
             return
         self._skipped = 0
-        row = [seen.segments.get(segment, UNKNOWN) for segment in SEGMENTS]
-        row += [_baseline(seen.host), _baseline(seen.reserved or seen.device)]
-        row += [_growth(seen.host), _growth(seen.device)]
+        row = [seen.segments.get(segment, UNKNOWN_VALUE) for segment in SEGMENTS]
+        row += [_get_baseline(seen.host), _get_baseline(seen.reserved or seen.device)]
+        row += [_get_growth(seen.host), _get_growth(seen.device)]
         with self._lock:
             self._times[self._count] = at
             self._values[self._count * ROW_VALUES : (self._count + 1) * ROW_VALUES] = array(
@@ -80,7 +82,7 @@ class History:
             values[start : start + ROW_VALUES].tolist()
             for start in range(0, len(values), ROW_VALUES)
         )
-        return [_point(at, row) for at, row in zip(times, rows, strict=True)]
+        return [_make_point(at, row) for at, row in zip(times, rows, strict=True)]
 
     def _halve(self) -> None:
         self._count = (self._count + 1) // 2  # keeps the first point
@@ -92,38 +94,40 @@ class History:
         self._every *= 2
 
 
-def _baseline(state: BudgetState | None) -> int:
-    return UNKNOWN if state is None or state.baseline is None else state.baseline
+def _get_baseline(state: BudgetState | None) -> int:
+    return UNKNOWN_VALUE if state is None or state.baseline is None else state.baseline
 
 
-def _growth(state: BudgetState | None) -> int:
-    return UNKNOWN if state is None or state.unexplained is None else max(state.unexplained, 0)
+def _get_growth(state: BudgetState | None) -> int:
+    return (
+        UNKNOWN_VALUE if state is None or state.unexplained is None else max(state.unexplained, 0)
+    )
 
 
-def _value(value: int) -> int | None:
-    return None if value == UNKNOWN else value
+def _decode_value(value: int) -> int | None:
+    return None if value == UNKNOWN_VALUE else value
 
 
-def _point(at: float, row: list[int]) -> HistoryPoint:
+def _make_point(at: float, row: list[int]) -> HistoryPoint:
     return HistoryPoint(
         at=at,
-        segments={s: v for s, v in zip(SEGMENTS, row, strict=False) if v != UNKNOWN},
-        host_baseline=_value(row[_HOST]),
-        device_baseline=_value(row[_DEVICE]),
-        host_growth=_value(row[_HOST_GROWTH]),
-        device_growth=_value(row[_DEVICE_GROWTH]),
+        segments={s: v for s, v in zip(SEGMENTS, row, strict=False) if v != UNKNOWN_VALUE},
+        host_baseline=_decode_value(row[_HOST_COLUMN]),
+        device_baseline=_decode_value(row[_DEVICE_COLUMN]),
+        host_growth=_decode_value(row[_HOST_GROWTH_COLUMN]),
+        device_growth=_decode_value(row[_DEVICE_GROWTH_COLUMN]),
     )
 
 
 WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 28
-LINES = 4
-HEADROOM = 1.05
+GRID_LINES = 4
+HEIGHT_FACTOR = 1.05
 """Factor by which a chart is higher than its values, so that the budget is not at its edge."""
 
 
 @dataclass(frozen=True)
-class Band:
+class MemoryBand:
     """One kind of memory: its segments from bottom to top, and its budget in bytes."""
 
     name: str
@@ -132,8 +136,8 @@ class Band:
     budget: int | None
 
 
-def segment_chart(band: Band, points: Sequence[HistoryPoint]) -> str:
-    """Return the chart of the segments; empty if there are fewer than two points."""
+def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
+    """Return the SVG chart of the segments; empty if there are fewer than two points."""
     known = [i for i, p in enumerate(points) if any(s in p.segments for s in band.segments)]
     if len(known) < 2:
         return ""
@@ -141,34 +145,41 @@ def segment_chart(band: Band, points: Sequence[HistoryPoint]) -> str:
     sums = [[points[i].segments.get(s, 0) for s in band.segments] for i in known]
     baseline = next((b for b in reversed(band.baselines) if b is not None), None)
     line = None if baseline is None or band.budget is None else baseline + band.budget
-    top = _ceiling(max([*(sum(row) for row in sums), baseline or 0, line or 0]))
-    box = _Box(times[0], max(times[-1], times[0] + 1.0), top)
-    parts = [*_grid(box), *_areas(box, band, times, sums)]
-    parts += _named_line(box, baseline, "baseline", 12) + _named_line(box, line, "budget", -4)
+    top = _round_up(max([*(sum(row) for row in sums), baseline or 0, line or 0]))
+    box = _ChartScale(times[0], max(times[-1], times[0] + 1.0), top)
+    parts = [*_draw_grid(box), *_draw_areas(box, band, times, sums)]
+    parts += _draw_named_line(box, baseline, "baseline", 12) + _draw_named_line(
+        box, line, "budget", -4
+    )
     newest = format_bytes(sum(sums[-1]))
     level = f", the budget's line is at {format_bytes(line)}" if line is not None else ""
-    return _svg(
+    return _make_svg(
         band.name,
         f"{band.name} memory by segment over time",
-        f"Now {newest}{level}. The table below has the numbers.",
+        f"Now {newest}{level}. The table below shows the values.",
         parts,
     )
 
 
-def growth_chart(name: str, grown: Sequence[tuple[float, int | None]], budget: int) -> str:
-    """Return the chart of unexplained growth (Unix seconds, bytes or None) against ``budget``.
+def draw_growth_chart(name: str, grown: Sequence[tuple[float, int | None]], budget: int) -> str:
+    """Return the SVG chart of unexplained growth against ``budget``.
 
-    Empty if there are fewer than two known points. Unknown points leave a gap.
+    The points are in Unix seconds and bytes; an unknown one is None and leaves a gap. Empty if
+    fewer than two points are known.
     """
     known = [(at, size) for at, size in grown if size is not None]
     if len(known) < 2:
         return ""
-    top = _ceiling(max(budget, *(size for _, size in known)) * HEADROOM)
-    box = _Box(grown[0][0], max(grown[-1][0], grown[0][0] + 1.0), top)
-    parts = [*_grid(box), *_growth_areas(box, grown), *_named_line(box, budget, "budget", -4)]
+    top = _round_up(max(budget, *(size for _, size in known)) * HEIGHT_FACTOR)
+    box = _ChartScale(grown[0][0], max(grown[-1][0], grown[0][0] + 1.0), top)
+    parts = [
+        *_draw_grid(box),
+        *_draw_growth_areas(box, grown),
+        *_draw_named_line(box, budget, "budget", -4),
+    ]
     now = grown[-1][1]
     said = "Now unknown" if now is None else f"Now {format_bytes(now)}"
-    return _svg(
+    return _make_svg(
         f"{name}-growth",
         f"unexplained {name} memory over time",
         f"{said}, the budget is {format_bytes(budget)}.",
@@ -176,7 +187,7 @@ def growth_chart(name: str, grown: Sequence[tuple[float, int | None]], budget: i
     )
 
 
-def _growth_areas(box: _Box, grown: Sequence[tuple[float, int | None]]) -> list[str]:
+def _draw_growth_areas(box: _ChartScale, grown: Sequence[tuple[float, int | None]]) -> list[str]:
     """Return an area for each run of known points."""
     stretches: list[list[tuple[float, int]]] = [[]]
     for at, size in grown:
@@ -186,14 +197,14 @@ def _growth_areas(box: _Box, grown: Sequence[tuple[float, int | None]]) -> list[
             stretches[-1].append((at, size))
     made = []
     for stretch in (one for one in stretches if len(one) > 1):
-        line = " ".join(f"{box.x(at)},{box.y(size)}" for at, size in stretch)
-        floor = f"{box.x(stretch[-1][0])},{box.y(0)} {box.x(stretch[0][0])},{box.y(0)}"
+        line = " ".join(f"{box.to_x(at)},{box.to_y(size)}" for at, size in stretch)
+        floor = f"{box.to_x(stretch[-1][0])},{box.to_y(0)} {box.to_x(stretch[0][0])},{box.to_y(0)}"
         made += [f'<polygon class="grown" points="{line} {floor}"/>']
         made += [f'<polyline class="grown" points="{line}"/>']
     return made
 
 
-def _svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
+def _make_svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(text)}</desc>'
@@ -202,31 +213,31 @@ def _svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Box:
-    """Converter from Unix seconds and bytes to coordinates."""
+class _ChartScale:
+    """Converter from Unix seconds and bytes to the coordinates of a chart."""
 
     begin: float
     end: float
     top: float
 
-    def x(self, at: float) -> float:
+    def to_x(self, at: float) -> float:
         share = (at - self.begin) / (self.end - self.begin)
         return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
 
-    def y(self, size: float) -> float:
+    def to_y(self, size: float) -> float:
         return round(HEIGHT - BOTTOM - size / self.top * (HEIGHT - TOP - BOTTOM), 1)
 
 
-def _areas(
-    box: _Box, band: Band, times: Sequence[float], rows: Sequence[Sequence[int]]
+def _draw_areas(
+    box: _ChartScale, band: MemoryBand, times: Sequence[float], rows: Sequence[Sequence[int]]
 ) -> list[str]:
     floor = [0.0] * len(times)
     made = []
     for index, segment in enumerate(band.segments):
         roof = [below + row[index] for below, row in zip(floor, rows, strict=True)]
         if any(row[index] for row in rows):
-            up = [f"{box.x(t)},{box.y(v)}" for t, v in zip(times, roof, strict=True)]
-            down = [f"{box.x(t)},{box.y(v)}" for t, v in zip(times, floor, strict=True)]
+            up = [f"{box.to_x(t)},{box.to_y(v)}" for t, v in zip(times, roof, strict=True)]
+            down = [f"{box.to_x(t)},{box.to_y(v)}" for t, v in zip(times, floor, strict=True)]
             shape = " ".join([*up, *reversed(down)])
             title = f"<title>{segment.value}</title>"
             made.append(f'<polygon class="s s-{segment.value}" points="{shape}">{title}</polygon>')
@@ -234,37 +245,39 @@ def _areas(
     return made
 
 
-def _named_line(box: _Box, size: int | None, name: str, offset: int) -> list[str]:
+def _draw_named_line(box: _ChartScale, size: int | None, name: str, offset: int) -> list[str]:
     """Return a horizontal line with its name, ``offset`` below it.
 
     Different offsets keep the names of close lines apart.
     """
     if size is None:
         return []
-    y, right = box.y(size), WIDTH - RIGHT
+    y, right = box.to_y(size), WIDTH - RIGHT
     return [
         f'<line class="{name}" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>',
         f'<text class="{name}" x="{right - 4}" y="{y + offset}" text-anchor="end">{name}</text>',
     ]
 
 
-def _grid(box: _Box) -> list[str]:
+def _draw_grid(box: _ChartScale) -> list[str]:
     made = []
-    for index in range(LINES + 1):
-        size = box.top * index / LINES
-        y = box.y(size)
+    for index in range(GRID_LINES + 1):
+        size = box.top * index / GRID_LINES
+        y = box.to_y(size)
         made.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         label = f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{format_bytes(size)}</text>'
         made.append(label)
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         at = box.begin + share * (box.end - box.begin)
         clock = clock_time(at)
-        made.append(f'<text x="{box.x(at)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{clock}</text>')
+        made.append(
+            f'<text x="{box.to_x(at)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{clock}</text>'
+        )
     return made
 
 
-def _ceiling(size: float) -> float:
-    """Return a round number of binary units, at least ``size``."""
+def _round_up(size: float) -> float:
+    """Return the smallest round number of binary units that is at least ``size``."""
     if size <= 0:
         return 1.0
     unit = 2.0 ** (10 * math.floor(math.log2(size) / 10))

@@ -1,8 +1,9 @@
-"""PID 1 of the supervisor's container: answers the probes and keeps the supervisor running.
+"""Run as PID 1 of the supervisor's container: answer the probes and restart the supervisor.
 
 The readiness of a native sidecar counts for its pod, so a supervisor that crashes must not take a
-healthy engine out of service. So the launcher answers the probe: ready unless the pod is drained.
-It imports little, because it lives as long as the pod, and its memory is part of our cost.
+healthy engine out of service. The launcher therefore answers the readiness probe: ready unless the
+pod is drained. It imports little, because it lives as long as the pod, and its memory is part of
+Plimsoll's cost.
 
 It also writes the admin token before the engine starts; the engine waits for the file.
 """
@@ -26,12 +27,11 @@ BACK_OFF_S = 0.5
 """First pause in seconds between two starts of the supervisor."""
 MAX_BACK_OFF_S = 30.0
 """Longest pause in seconds between two starts."""
-STABLE_S = 60.0
-"""Seconds after which a child counts as healthy, so that the pause starts again at the first
-one."""
+STABLE_AFTER_S = 60.0
+"""Seconds after which a child counts as healthy, so that the pause is reset to the first one."""
 STOP_TIMEOUT_S = 8.0
 """Seconds that the child has to end, within the grace period of sidecars."""
-WAIT_S = 0.5
+MAX_WAIT_S = 0.5
 """Longest wait of one turn, in seconds."""
 USAGE = (
     "usage: plimsoll-supervisor --config FILE --run-dir DIR --state-dir DIR"
@@ -48,21 +48,21 @@ def read_option(arguments: list[str], name: str, default: str | None = None) -> 
         if argument.startswith(name + "="):
             return argument[len(name) + 1 :]
     if default is None:
-        sys.stderr.write(f"{name} is missing\n{USAGE}")
+        sys.stderr.write(f"the option {name} is missing\n{USAGE}")
         raise SystemExit(2)
     return default
 
 
 class Launcher:
-    """The loop that answers probes, restarts the supervisor and handles signals."""
+    """Loop that answers probes, restarts the supervisor and handles signals."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments
         self._state_dir = read_option(arguments, "--state-dir")
-        self._probes = _probe_server(
+        self._probes = _create_probe_server(
             read_option(arguments, "--host", EVERY_ADDRESS),
             read_option(arguments, "--probe-port", str(PROBE_PORT)),
-            self._answer,
+            self._answer_probe,
         )
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake, False)
@@ -78,7 +78,7 @@ class Launcher:
         """Run until SIGTERM or SIGINT; return the exit status."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+            signal.signal(number, self._handle_stop_signal)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         while True:
             self._reap_children()
@@ -90,11 +90,11 @@ class Launcher:
                     os.kill(self._child, signal.SIGKILL)
             elif self._child == 0 and now >= self._next_start:
                 self._start(now)
-            self._probes.turn(WAIT_S)
+            self._probes.turn(MAX_WAIT_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 512)
 
-    def _stop(self, number: int, frame: object) -> None:
+    def _handle_stop_signal(self, number: int, frame: object) -> None:
         if self._stop_at is None:
             self._stop_at = time.monotonic() + STOP_TIMEOUT_S
         if self._child:
@@ -107,7 +107,9 @@ class Launcher:
             self._child = os.posix_spawn(
                 sys.executable, command, os.environ, setsigdef=[signal.SIGTERM, signal.SIGINT]
             )
-        except OSError as error:  # the engine may use up the process or memory limit of the pod
+        except (
+            OSError
+        ) as error:  # the engine may have used up the process or memory limit of the pod
             sys.stderr.write(f"cannot start the supervisor: {error.strerror}\n")
             self._next_start = now + MAX_BACK_OFF_S
 
@@ -125,29 +127,29 @@ class Launcher:
 
     def _handle_exit(self, code: int) -> None:
         now, self._child = time.monotonic(), 0
-        if now - self._started > STABLE_S or code == 0:
+        if now - self._started > STABLE_AFTER_S or code == 0:
             self._back_off = BACK_OFF_S
         self._next_start = now + self._back_off
         if self._stop_at is None:
             sys.stderr.write(
-                f"supervisor exited with status {code}, restarting in {self._back_off:.1f} s\n"
+                f"the supervisor exited with status {code}; it restarts in {self._back_off:.1f} s\n"
             )
         self._back_off = min(2 * self._back_off, MAX_BACK_OFF_S)
 
-    def _answer(self, request: web.Request) -> web.Answer:
+    def _answer_probe(self, request: web.Request) -> web.Answer:
         """Answer a probe: ``/ready`` depends on drains, all other paths report alive."""
         if request.path == "/ready" and not is_ready(self._state_dir):
             return 503, web.TEXT, b"draining\n"
         return 200, web.TEXT, b"ok\n"
 
 
-def _probe_server(
+def _create_probe_server(
     host: str, port: str, answer: Callable[[web.Request], web.Answer]
 ) -> web.HttpServer:
     try:
         return web.HttpServer(host, int(port), answer)
     except (OSError, ValueError, OverflowError) as error:
-        sys.stderr.write(f"--probe-port {port} on {host}: {error}\n")
+        sys.stderr.write(f"cannot listen on --probe-port {port} of {host}: {error}\n")
         raise SystemExit(2) from error
 
 
@@ -175,7 +177,8 @@ def main() -> int:
         write_token(run_dir)
     except OSError as error:
         sys.stderr.write(
-            f"{error.filename}: {error.strerror}; the folder must be writable and have free space\n"
+            f"cannot write {error.filename}: {error.strerror}: the folder must be writable and "
+            "have free space\n"
         )
         return 2
     return Launcher(arguments).run()

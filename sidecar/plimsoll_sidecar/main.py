@@ -1,4 +1,7 @@
-"""The supervisor's main program: options, wiring and signals. The launcher starts it."""
+"""Parse the supervisor's options, connect its parts and handle signals.
+
+The launcher starts this program.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +23,28 @@ from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
-from plimsoll_sidecar.act.lease_counts import pod_uid
-from plimsoll_sidecar.act.service_exit import ServiceExit, endpoints_of_pod
+from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
+from plimsoll_sidecar.act.lease_counts import read_pod_uid
+from plimsoll_sidecar.act.service_exit import ServiceExit, create_service_exit
 from plimsoll_sidecar.act.slots import LeaseSlots, Slots
 from plimsoll_sidecar.ask_server import AskServer
-from plimsoll_sidecar.clients.kube import ACCOUNT, EndpointSlices, KubeClient
+from plimsoll_sidecar.clients.kube import SERVICE_ACCOUNT_FOLDER, EndpointSlices, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.page import render_page
-from plimsoll_sidecar.record.diagnostics import Diagnostics
+from plimsoll_sidecar.record.diagnostics import DiagnosticsWriter
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.server import AllowedHosts, StateServer
-from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod
+from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContainer
 from plimsoll_sidecar.signals.other_pods import (
     GroupLeader,
     GroupMembers,
     GroupPages,
     LearnedFile,
     PeersFile,
-    leader_matcher,
-    worker_matcher,
+    make_leader_matcher,
+    make_worker_matcher,
 )
 from plimsoll_sidecar.signals.process_table import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
@@ -51,36 +54,45 @@ from plimsoll_sidecar.supervisor import Supervisor
 log = logging.getLogger(__name__)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the supervisor; the launcher passes its own on."""
+def create_parser() -> argparse.ArgumentParser:
+    """Return the parser of the supervisor's options, which the launcher passes on."""
     parse = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.main", description=__doc__)
     parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
-    parse.add_argument("--run-dir", type=Path, required=True, help="shared with the engine")
-    parse.add_argument("--state-dir", type=Path, required=True, help="journal and diagnostics")
-    parse.add_argument("--metrics-port", type=int, default=METRICS_PORT, help="/metrics and /state")
+    parse.add_argument(
+        "--run-dir", type=Path, required=True, help="directory shared with the engine"
+    )
+    parse.add_argument(
+        "--state-dir", type=Path, required=True, help="directory of the journal and diagnostics"
+    )
+    parse.add_argument(
+        "--metrics-port", type=int, default=METRICS_PORT, help="port of /metrics and /state"
+    )
     parse.add_argument(
         "--probe-port", type=int, default=PROBE_PORT, help="port of the launcher's probe"
     )
-    parse.add_argument("--host", default=EVERY_ADDRESS, help="address of the metrics port")
+    parse.add_argument(
+        "--host", default=EVERY_ADDRESS, help="address on which the metrics port listens"
+    )
     return parse
 
 
-def new_detector(config: SupervisorConfig) -> Detector:
+def create_detector(config: SupervisorConfig) -> Detector:
     """Return a detector for ``config``.
 
-    There is one for the start of the supervisor, and one after each change of the thresholds.
+    The supervisor creates one at its start, and one after each change of the thresholds.
     """
     return Detector(config.memory, config.supervision.stall.timeout_s, config.sample_interval_s)
 
 
-def build(
+def build_supervisor(
     arguments: argparse.Namespace,
     kube: KubeClient | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Supervisor, Metrics]:
-    """Create the supervisor; ``kube`` is None in local mode. Raises ConfigError and OSError.
+    """Create the supervisor and its metrics. ``kube`` is None in local mode.
 
-    ``clock`` returns the time of samples, in seconds since any start.
+    ``clock`` returns the time of samples, in seconds since an arbitrary start. Raises ConfigError
+    and OSError.
     """
     config = ConfigFile(arguments.config)
     current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir
@@ -97,55 +109,57 @@ def build(
         publisher = Publisher(kube, current.service, pod, container)
         leases: LeaseSlots | None = None
         if current.slots:
-            uid = pod_uid(ACCOUNT / "token")
+            uid = read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
             slots = leases = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
         member, workload = current.service.group, current.service.workload
         kind = workload.kind if workload is not None else ""
-        endpoints = endpoints_of_pod(
-            kube, current.service, pod, leases.replicas if leases else tuple
+        endpoints = create_service_exit(
+            kube, current.service, pod, leases.list_replicas if leases else tuple
         )
         if member is not None and member.subdomain:
-            others = leader_matcher(kind, pod) if member.worker else worker_matcher(kind, pod)
+            others = (
+                make_leader_matcher(kind, pod) if member.worker else make_worker_matcher(kind, pod)
+            )
             pages = GroupPages(EndpointSlices(kube, namespace), member.subdomain, others)
             if member.worker:
                 group_serves = GroupLeader(pages).is_serving
             else:
                 group = GroupMembers(pages)
-    engine = adapter_for(current.engine, run_dir / TOKEN_FILE, group_serves)
+    engine = create_adapter(current.engine, run_dir / TOKEN_FILE, group_serves)
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
-        diagnostics = Diagnostics(engine, state_dir, run_dir, frontend)
+        diagnostics = DiagnosticsWriter(engine, state_dir, run_dir, frontend)
         policy = current.supervision.restart_budget
         return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
 
-    mine = Pod.from_environment(current.engine.container)
+    mine = PodContainer.from_environment(current.engine.container)
     source = Sampler(
         engine,
         clock,
         exporter=Dcgm.from_environment(mine),
         amd=AmdExporter.from_environment(mine),
-        orphaned=OrphanedMemory.for_this_pod(),
-        page=engine.page_signal,
+        orphaned=OrphanedMemory.create_for_this_pod(),
+        page=engine.metrics_page_signal,
     )
     metrics = Metrics(lambda: source.cgroup)
     peers = PeersFile(arguments.config.with_name(PEERS_FILE))
     learned = LearnedFile(arguments.config.with_name(LEARNED_FILE))
     supervisor = Supervisor(
-        config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod, group,
+        config, source, create_detector, new_actuator, publisher, metrics, state_dir, pod, group,
         peers, learned,
     )  # fmt: skip
     return supervisor, metrics
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the supervisor until a signal.
+    """Run the supervisor until it gets a signal.
 
     Return 2 if a file is not usable, with the reason on stderr.
     """
-    arguments = parser().parse_args(argv)
+    arguments = create_parser().parse_args(argv)
     logs.configure()
     try:
-        supervisor, metrics = build(arguments, KubeClient.in_cluster())
+        supervisor, metrics = build_supervisor(arguments, KubeClient.in_cluster())
         server = StateServer(
             arguments.host,
             arguments.metrics_port,
@@ -154,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
             lambda live: render_page(
                 supervisor.display.state, supervisor.display.history.points(), live
             ),
-            AllowedHosts.for_pod(
+            AllowedHosts.create_for_pod(
                 os.environ.get("POD_NAME", ""),
                 supervisor.service.name,
                 supervisor.service.namespace,
@@ -174,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
 
     server.start()
     persons = AskServer(
-        arguments.state_dir, lambda words: manual.run(words, supervisor.missing_signals())
+        arguments.state_dir, lambda words: manual.run_command(words, supervisor.missing_signals())
     )
     persons.start()
     supervisor.run(stopped)

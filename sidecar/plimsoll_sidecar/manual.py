@@ -1,8 +1,8 @@
-"""Performs a manual action on one replica (see :mod:`plimsoll_sidecar.ask`).
+"""Perform a manual action on one replica (see :mod:`plimsoll_sidecar.ask`).
 
-Each action is fenced: it names the epoch that the person saw, or ``current``, and an engine in
-another epoch refuses it. A manual restart takes no restart slot. It is counted when the supervisor
-sees the new epoch. Each action writes a note, from which the supervisor creates a record.
+Each action names the epoch that the person saw, or ``current``; an engine in another epoch refuses
+the action. A manual restart takes no restart slot. It is counted when the supervisor sees the new
+epoch. Each action writes a note, from which the supervisor creates a record.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from plimsoll_api.names import ASK_MODULE, DRAIN_S, RESET_FILE, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar import tune
 from plimsoll_sidecar.act import readiness
-from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter, adapter_for
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter, create_adapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
-from plimsoll_sidecar.govern.notices import ACTIONS, ManualAction
-from plimsoll_sidecar.record.storage import read_learned
+from plimsoll_sidecar.govern.notices import REASON_BY_ACTION, ManualAction
+from plimsoll_sidecar.record.storage import read_learned_budgets
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 
-VERBS = {
+VERB_BY_ACTION = {
     "trim": Verb.TRIM,
     "drain": Verb.DRAIN,
     "restart": Verb.RESTART_WORKER,
@@ -42,7 +42,7 @@ VERBS = {
 }
 """The command for each action."""
 SHARED_DEVICE_NOTE = " (shared with other pods: only the engine's own allocator counts)"
-"""Added to the source of device memory if the device is shared."""
+"""Suffix of the source of device memory if the device is shared."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,10 +50,10 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}\n{self.format_usage()}")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the options of ``ask``.
+def create_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``ask``'s options.
 
-    Wrong usage is reported in the answer, not on standard error.
+    The answer reports wrong usage, instead of standard error.
     """
     parse = _Parser(prog=f"python -m {ASK_MODULE}", description=__doc__)
     parse.add_argument("what", choices=["status", "trim", "drain", "restart", "resume"])
@@ -61,27 +61,33 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--run-dir", type=Path, default=Path("/run/plimsoll"))
     parse.add_argument("--state-dir", type=Path, default=Path("/var/lib/plimsoll"))
     parse.add_argument(
-        "--expected-epoch", help="the epoch that the action was decided on; current: the engine's"
+        "--expected-epoch",
+        help="epoch that you decided the action on; current: the engine's present epoch",
     )
     parse.add_argument(
-        "--deadline", type=_seconds, default=DRAIN_S, help="maximum seconds to drain"
+        "--deadline",
+        type=_parse_seconds,
+        default=DRAIN_S,
+        help="maximum seconds to wait for running requests",
     )
     parse.add_argument(
-        "--service", action="store_true", help="resume: clear the whole service's restarts, too"
+        "--service",
+        action="store_true",
+        help="resume: also clear the restarts of the whole service",
     )
     return parse
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not 0 <= seconds <= readiness.MAX_REASON_S:  # also rejects nan
         raise argparse.ArgumentTypeError(
-            f"{text}: must be 0 to {readiness.MAX_REASON_S:.0f} seconds"
+            f"invalid seconds {text}: must be 0 to {readiness.MAX_REASON_S:.0f}"
         )
     return seconds
 
 
-def perform(
+def perform_action(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig
 ) -> ActionAnswer:
     """Perform the action and return the answer.
@@ -96,8 +102,8 @@ def perform(
         capabilities=[one.value for one in status.capabilities],
     )
     if arguments.what == "status":
-        answer.budgets = _misfits(arguments.state_dir, config)
-        answer.out_of_service = readiness.active_reasons(str(arguments.state_dir))
+        answer.budgets = _list_budget_misfits(arguments.state_dir, config)
+        answer.out_of_service = readiness.read_active_reasons(str(arguments.state_dir))
         return _add_signals(engine, answer, config.memory.shared_device, config.engine.container)
     expected = status.epoch if arguments.expected_epoch == CURRENT else arguments.expected_epoch
     if expected != status.epoch:
@@ -109,12 +115,12 @@ def perform(
     note = ManualAction(
         id=f"person-{os.urandom(4).hex()}", action=arguments.what, epoch=expected, at=time.time()
     )
-    command = _command(arguments, note)
+    command = _make_command(arguments, note)
     missing = _try_write_note(arguments.state_dir, note)
     try:
-        result = _act(arguments, engine, config, command, frozenset(status.capabilities))
+        result = _execute_action(arguments, engine, config, command, frozenset(status.capabilities))
     except EngineError as error:
-        result = command.result(Outcome.FAILED, str(error))
+        result = command.make_result(Outcome.FAILED, str(error))
     answer.outcome, answer.message = result.outcome.value, result.message
     ended = msgspec.structs.replace(
         note, outcome=result.outcome, message=result.message[:1000], finished_at=time.time()
@@ -125,7 +131,7 @@ def perform(
     return answer
 
 
-def _act(
+def _execute_action(
     arguments: argparse.Namespace,
     engine: EngineAdapter,
     config: SupervisorConfig,
@@ -148,15 +154,15 @@ def _act(
 
 
 def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
-    """Drain the replica; if that fails, an earlier drain stays active.
+    """Drain the replica. If that fails, an earlier drain stays active.
 
-    A resume ends the drain, even while it is waiting for requests.
+    A resume ends the drain, even while the drain is waiting for requests.
     """
 
     def is_wanted() -> bool:
-        return readiness.MANUAL in readiness.active_reasons(state_dir)
+        return readiness.MANUAL in readiness.read_active_reasons(state_dir)
 
-    before = readiness.active_reasons(state_dir).get(readiness.MANUAL)
+    before = readiness.read_active_reasons(state_dir).get(readiness.MANUAL)
     readiness.set_unready(state_dir, readiness.MANUAL, readiness.MAX_REASON_S)
     outcome: Outcome | None = None
     try:
@@ -167,27 +173,27 @@ def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
             if before is not None:
                 readiness.set_unready(state_dir, readiness.MANUAL, before)
             elif outcome is Outcome.REFUSED:
-                readiness.clear(state_dir, readiness.MANUAL)
-            else:  # the drain may continue in the engine
+                readiness.clear_reasons(state_dir, readiness.MANUAL)
+            else:  # the engine may still be draining
                 readiness.end_drain(state_dir, readiness.MANUAL)
     return result
 
 
 def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Command) -> Result:
-    """Leave the endpoints, finish the running requests, then restart the engine."""
+    """Remove the pod from its endpoints, finish the running requests, then restart the engine."""
     pod = os.environ.get("POD_NAME")
     if pod:
         from plimsoll_sidecar.act import service_exit
         from plimsoll_sidecar.clients.kube import KubeClient
 
-        found = service_exit.endpoints_of_pod(KubeClient.in_cluster(), config.service, pod)
+        found = service_exit.create_service_exit(KubeClient.in_cluster(), config.service, pod)
         service_exit.wait_until_left(found)
     finished = engine.finish(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
 
 def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
-    """Write a note for the supervisor; return the error, which does not prevent the action."""
+    """Write a note for the supervisor. Return the error, which does not prevent the action."""
     try:
         write_note(state_dir, action)
     except OSError as error:
@@ -198,16 +204,16 @@ def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
 def _add_signals(
     engine: EngineAdapter, answer: ActionAnswer, shared: bool, container: str
 ) -> ActionAnswer:
-    """Return the answer with the available signals.
+    """Return the answer with the signals that are available.
 
-    Taking one sample shows more than checking mounts and permissions.
+    A sample shows more than a check of mounts and permissions.
     """
     from plimsoll_api.version import version
-    from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, Pod
+    from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, PodContainer
     from plimsoll_sidecar.signals.sampler import Sampler
     from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
-    mine, orphaned = Pod.from_environment(container), OrphanedMemory.for_this_pod()
+    mine, orphaned = PodContainer.from_environment(container), OrphanedMemory.create_for_this_pod()
     sampler = Sampler(
         engine,
         exporter=Dcgm.from_environment(mine),
@@ -232,9 +238,9 @@ def _add_signals(
     return answer
 
 
-def _command(arguments: argparse.Namespace, note: ManualAction) -> Command:
+def _make_command(arguments: argparse.Namespace, note: ManualAction) -> Command:
     return Command(
-        verb=VERBS[arguments.what],
+        verb=VERB_BY_ACTION[arguments.what],
         operation_id=f"{note.id}-{arguments.what}",
         incident=note.id,
         epoch=note.epoch,
@@ -246,52 +252,57 @@ def _command(arguments: argparse.Namespace, note: ManualAction) -> Command:
 def _resume(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig, command: Command
 ) -> Result:
-    # All reasons end: a person who resumes a replica wants it to serve now.
+    # All reasons end, because a person who resumes a replica expects it to serve immediately.
     folder = str(arguments.state_dir)
-    readiness.clear(folder, readiness.RESTART)
-    for drain in readiness.DRAINS:
+    readiness.clear_reasons(folder, readiness.RESTART)
+    for drain in readiness.DRAIN_REASONS:
         readiness.end_drain(folder, drain)
     # The supervisor also resumes the engine, because it has its own record of the drain.
     engine.resume(command.epoch)
     (arguments.state_dir / RESET_FILE).touch()
-    done = ["back in service", "the restart budget in the replica's journal is reset"]
+    done = [
+        "the replica is back in service",
+        "the restart budget in the replica's journal is reset",
+    ]
     if not config.slots:
-        return command.result(Outcome.SUCCEEDED, "; ".join(done))
+        return command.make_result(Outcome.SUCCEEDED, "; ".join(done))
     from plimsoll_sidecar.act import lease_counts
-    from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient, KubeError
+    from plimsoll_sidecar.clients.kube import SERVICE_ACCOUNT_FOLDER, KubeClient, KubeError
 
     kube, pod = KubeClient.in_cluster(), os.environ.get("POD_NAME", "")
     try:
         if kube is None:
-            raise KubeError(0, "this is not a pod of a cluster")
-        uid = lease_counts.pod_uid(ACCOUNT / "token")
+            raise KubeError(0, "the replica is not a pod of a cluster")
+        uid = lease_counts.read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
         done.append(lease_counts.reset_counts(kube, config, pod, uid, arguments.service))
     except KubeError as error:
-        done.append(f"the slot Leases were not cleared: {error}: run plimsoll resume again")
-        return command.result(Outcome.FAILED, "; ".join(done))
-    return command.result(Outcome.SUCCEEDED, "; ".join(done))
+        done.append(f"cannot clear the slot Leases: {error}: run plimsoll resume again")
+        return command.make_result(Outcome.FAILED, "; ".join(done))
+    return command.make_result(Outcome.SUCCEEDED, "; ".join(done))
 
 
-def _misfits(state_dir: Path, config: SupervisorConfig) -> list[str]:
-    """Return which budgets do not fit; none if the journal cannot be read."""
+def _list_budget_misfits(state_dir: Path, config: SupervisorConfig) -> list[str]:
+    """Return messages about budgets that do not fit; empty if the journal cannot be read."""
     try:
-        return tune.misfits(read_learned(state_dir / JOURNAL_FILE), config.memory)
+        return tune.explain_unsuitable_budgets(
+            read_learned_budgets(state_dir / JOURNAL_FILE), config.memory
+        )
     except (OSError, ValueError) as error:
         log.info("budgets: %s", error)
         return []
 
 
-def run(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Return exit status and answer; ``unseen`` are the missing signals for ``status``.
+def run_command(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Return the exit status and the answer. ``unseen`` are the missing signals for ``status``.
 
     The status is 0 for success and 1 for a failure or refusal, which the answer explains. It is 2
     if the action could not be attempted; then the text is the reason.
     """
     try:
-        arguments = parser().parse_args(argv)
+        arguments = create_parser().parse_args(argv)
         config = ConfigFile(arguments.config).current
-        engine = adapter_for(config.engine, arguments.run_dir / TOKEN_FILE)
-        answer = perform(arguments, engine, config)
+        engine = create_adapter(config.engine, arguments.run_dir / TOKEN_FILE)
+        answer = perform_action(arguments, engine, config)
         answer.unseen = dict(unseen or {}) if arguments.what == "status" else {}
     except EngineError as error:
         answer = ActionAnswer(outcome=Outcome.FAILED.value, message=str(error))
@@ -303,16 +314,16 @@ def run(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, 
 
 log = logging.getLogger(__name__)
 
-FOLDER = "by-hand"
-"""Folder in the state directory for the notes."""
-MAX_FILES = 64
-"""Maximum number of notes read at once."""
-MAX_BYTES = 1 << 14
+NOTES_FOLDER = "by-hand"
+"""Folder in the state directory that holds the notes."""
+MAX_NOTES = 64
+"""Maximum number of notes that are read at once."""
+MAX_NOTE_BYTES = 1 << 14
 """Maximum size of a note."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """An action and the process that performs it."""
+    """An action, and the process that performs it."""
 
     action: ManualAction
     by: ProcessId | None
@@ -320,22 +331,22 @@ class Note(msgspec.Struct, frozen=True):
 
 def write_note(state_dir: Path, action: ManualAction) -> None:
     """Write or update the note of an action of this process. Raises OSError."""
-    folder = state_dir / FOLDER
+    folder = state_dir / NOTES_FOLDER
     folder.mkdir(exist_ok=True)
     fresh = folder / f"{action.id}.new"
     fresh.write_bytes(msgspec.json.encode(Note(action, identify(os.getpid()))))
     os.replace(fresh, folder / f"{action.id}.json")
 
 
-class Inbox:
-    """The notes, as the supervisor reads them.
+class NoteInbox:
+    """The notes of manual actions, as the supervisor reads them.
 
-    :meth:`read` returns each completed action once. :meth:`remove_read` deletes their notes, after
-    the journal has recorded them.
+    :meth:`read` returns each completed action once. :meth:`remove_read` deletes the notes of
+    returned actions after the journal has recorded them.
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self._folder = state_dir / FOLDER
+        self._folder = state_dir / NOTES_FOLDER
         self._given: set[Path] = set()
 
     def read(self) -> list[ManualAction]:
@@ -348,19 +359,19 @@ class Inbox:
         except OSError:
             return []
         found = []
-        for name in names[:MAX_FILES]:
+        for name in names[:MAX_NOTES]:
             path = self._folder / name
             if path in self._given:
                 continue
             try:
-                action = _read(path)
+                action = _read_note(path)
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
                 log.warning(
-                    "removed %s, which is not a valid note of a manual action: %s", path, error
+                    "removed %s, because it is not a valid note of a manual action: %s", path, error
                 )
-                _remove(path)
+                _remove_note(path)
                 continue
             if action.outcome is not None:
                 self._given.add(path)
@@ -368,21 +379,21 @@ class Inbox:
         return found
 
     def remove_read(self) -> None:
-        """Delete the notes of completed actions that were returned."""
+        """Delete the notes of completed actions that :meth:`read` has returned."""
         for path in self._given:
-            _remove(path)
+            _remove_note(path)
         self._given.clear()
 
 
-def _read(path: Path) -> ManualAction:
+def _read_note(path: Path) -> ManualAction:
     with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"it is larger than {MAX_BYTES >> 10} KiB")
+        data = file.read(MAX_NOTE_BYTES + 1)
+    if len(data) > MAX_NOTE_BYTES:
+        raise ValueError(f"larger than {MAX_NOTE_BYTES >> 10} KiB")
     note = decode(data, Note)
     action = note.action
-    if action.action not in ACTIONS or path.stem != action.id:
-        raise ValueError(f"action {action.action!r} with id {action.id!r} is not valid here")
+    if action.action not in REASON_BY_ACTION or path.stem != action.id:
+        raise ValueError(f"action {action.action!r} with ID {action.id!r} is not valid here")
     if action.outcome is None and (note.by is None or identify(note.by.pid) != note.by):
         return msgspec.structs.replace(
             action, outcome=Outcome.UNKNOWN, message="the command was interrupted"
@@ -390,6 +401,6 @@ def _read(path: Path) -> ManualAction:
     return action
 
 
-def _remove(path: Path) -> None:
+def _remove_note(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()

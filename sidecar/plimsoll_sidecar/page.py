@@ -1,6 +1,6 @@
-"""Renders the supervisor's read-only web page, which loads nothing else.
+"""Render the supervisor's read-only web page, which loads nothing else.
 
-These are pure functions. The page is rendered on request, and all external text is escaped.
+The functions are pure. The page is rendered on request, and all external text is escaped.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from plimsoll_api.state import View
 from plimsoll_api.supervision import Action
 from plimsoll_api.times import clock_time
 from plimsoll_api.units import format_bytes, format_span
-from plimsoll_sidecar.history import Band, HistoryPoint, growth_chart, segment_chart
+from plimsoll_sidecar.history import HistoryPoint, MemoryBand, draw_segment_chart
 
 RELOAD_S = 5
 DATE = "%Y-%m-%d %H:%M:%S"
-NO_STATE = b"{}"
+EMPTY_STATE = b"{}"
 """Content of ``/state`` before the first sample."""
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--bad:#b42318;
@@ -86,10 +86,14 @@ def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False
 
     With ``live``, the browser reloads the page every :data:`RELOAD_S` seconds.
     """
-    known = None if state == NO_STATE else decode(state, View)
+    known = None if state == EMPTY_STATE else decode(state, View)
     title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
     again = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if live else ""
-    body = "<main><p>No sample yet.</p></main>" if known is None else _body(known, points)
+    body = (
+        "<main><p>No sample has been taken yet.</p></main>"
+        if known is None
+        else _render_body(known, points)
+    )
     follow = '<a href="/">Stop following</a>' if live else '<a href="/live">Follow</a>'
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
@@ -101,7 +105,7 @@ def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False
     return text.encode()
 
 
-def _body(known: View, points: Sequence[HistoryPoint]) -> str:
+def _render_body(known: View, points: Sequence[HistoryPoint]) -> str:
     mode, seen = known.mode, known.assessment
     memory = decode(bytes(known.budgets), MemoryPolicy)
     role = f", role {escape(known.role)}" if known.role is not None else ""
@@ -117,26 +121,28 @@ def _body(known: View, points: Sequence[HistoryPoint]) -> str:
         troubled.append(f"Out of service: {', '.join(sorted(known.out_of_service))}.")
     if known.set_aside:
         troubled.append(
-            "Parts of the journal were damaged. They are kept in the state directory, in"
-            f" set-aside: {', '.join(known.set_aside)}. Remediation continues without them; delete"
-            " the files when you no longer need them."
+            "Parts of the journal were damaged. The supervisor keeps them in the folder "
+            f"set-aside of its state directory: {', '.join(known.set_aside)}. Remediation "
+            "continues without them; delete the files when you no longer need them."
         )
     if known.restart_budget_exhausted:
-        troubled.append("The restart budget is spent. Find the cause, then run plimsoll resume.")
+        troubled.append(
+            "The restart budget is exhausted. Find the cause, then run plimsoll resume."
+        )
     troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
     return (
         f"<header><h1>{escape(known.service)}</h1><p>As of {clock_time(known.time, DATE)},"
         f" mode {mode}{role}, epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
         f"{_summary(known)}{troubles}</header><main>"
-        f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>{budgets(rows, seen.warm)}"
+        f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>{render_budgets(rows, seen.warm)}"
         f"{suspicions(seen)}</section>"
         f"<section tabindex=0 aria-labelledby=m><h2 id=m>Memory</h2>{_charts(memory, points)}"
-        f"{segment_table(seen)}</section>"
+        f"{render_segments(seen)}</section>"
         f"<section tabindex=0 aria-labelledby=r><h2 id=r>Remediation ladder</h2>"
-        f"{ladder(known.ladder, mode, known.open)}</section>"
-        f"<section tabindex=0 aria-labelledby=i><h2 id=i>Incidents</h2>{incident_list(shown)}"
+        f"{render_ladder(known.ladder, mode, known.open)}</section>"
+        f"<section tabindex=0 aria-labelledby=i><h2 id=i>Incidents</h2>{render_incidents(shown)}"
         f"</section><section tabindex=0 aria-labelledby=l><h2 id=l>Ledger</h2>"
-        f"{ledger(known.ledger)}</section></main>"
+        f"{render_ledger(known.ledger)}</section></main>"
     )
 
 
@@ -166,9 +172,9 @@ def _summary(known: View) -> str:
 def _charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
     host, device = memory.host, memory.device
     bands = (
-        Band("Host", HOST_SEGMENTS, tuple(p.host_baseline for p in points),
+        MemoryBand("Host", HOST_SEGMENTS, tuple(p.host_baseline for p in points),
              host.growth_bytes if host else None),
-        Band("Device", DEVICE_SEGMENTS, tuple(p.device_baseline for p in points),
+        MemoryBand("Device", DEVICE_SEGMENTS, tuple(p.device_baseline for p in points),
              device.growth_bytes if device else None),
     )  # fmt: skip
     grown = {
@@ -177,9 +183,9 @@ def _charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
     }
     made = []
     for band in bands:
-        if band.budget and (picture := growth_chart(band.name, grown[band.name], band.budget)):
+        if band.budget and (picture := MemoryBand(band.name, grown[band.name], band.budget)):
             made.append(f"<h3>{band.name}: unexplained growth</h3>{picture}")
-        if picture := segment_chart(band, points):
+        if picture := draw_segment_chart(band, points):
             made.append(f"<h3>{band.name}: memory by segment</h3>{picture}")
     return "".join(made)
 
@@ -188,12 +194,14 @@ PHASE_RUNGS = {
     IncidentPhase.TRIMMING: Action.TRIM.value,
     IncidentPhase.CONFIRMED: Action.TRIM.value,
 }
-"""Rungs of phases in which the incident itself has none."""
+"""Rungs of phases that occur before an incident has an action."""
 OBSERVE = "Observe"
 
 
-def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], warm: bool) -> str:
-    """Return a meter for each budget."""
+def render_budgets(
+    rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], warm: bool
+) -> str:
+    """Return a meter for each budget, as HTML."""
     made = []
     for name, budget, state in rows:
         if budget is None:
@@ -202,7 +210,7 @@ def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]],
         used = state.unexplained if state else None
         text = ("unknown" if warm else "warming up") if share is None else f"{share:.0%}"
         grown = "?" if used is None else format_bytes(used)
-        left = _time_left(state)
+        left = _format_time_left(state)
         made.append(
             f"<tr><th scope=row>{name}</th><td><meter min=0 max=1 low=.5 high=.99 optimum=0"
             f' value="{min(share or 0.0, 1.0):.3f}" aria-label="{name} leak budget">{text}</meter>'
@@ -211,9 +219,9 @@ def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]],
             f"<td class=n>{left}</td></tr>"
         )
     if not made:
-        return "<p>No leak budget is set: the supervisor only observes memory.</p>"
+        return "<p>No leak budget is set, so the supervisor only observes memory.</p>"
     head = ("budget", "share", ">spent", ">unexplained", ">exhausted")
-    return _table("Leak budgets", head, made)
+    return _render_table("Leak budgets", head, made)
 
 
 def suspicions(seen: Assessment) -> str:
@@ -223,9 +231,9 @@ def suspicions(seen: Assessment) -> str:
     return "".join(f"<p>{escape(text)}.</p>" for text in texts)
 
 
-def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
-    """Return the rungs, the least disruptive first, and mark the current one."""
-    here = current_rung(incidents)
+def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
+    """Return the rungs as HTML, the least disruptive first, and mark the current one."""
+    here = find_current_rung(incidents)
     items = []
     for rung in (OBSERVE, *(action.value for action in rungs)):
         current = ' aria-current="step"' if rung == here else ""
@@ -233,31 +241,31 @@ def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecor
     note = (
         ""
         if mode == "Recover"
-        else " <p>Mode Observe: the supervisor only records what it would do.</p>"
+        else " <p>In mode Observe, the supervisor only records what it would do.</p>"
     )
     return f"<ol class=ladder>{''.join(items)}</ol>{note}"
 
 
-def current_rung(incidents: Sequence[IncidentRecord]) -> str:
+def find_current_rung(incidents: Sequence[IncidentRecord]) -> str:
     """Return the most disruptive current action of the open incidents, or Observe."""
     order = [OBSERVE, *(action.value for action in Action)]
     at = [one.rung.value if one.rung else PHASE_RUNGS.get(one.phase, OBSERVE) for one in incidents]
     return max(at, key=order.index, default=OBSERVE)
 
 
-def incident_list(found: Sequence[IncidentRecord]) -> str:
-    """Return a line for each incident, with its steps."""
+def render_incidents(found: Sequence[IncidentRecord]) -> str:
+    """Return a line for each incident, with its steps, as HTML."""
     if not found:
-        return "<p>No incidents.</p>"
-    return "".join(_incident(story_of_record(one)) for one in found)
+        return "<p>There are no incidents.</p>"
+    return "".join(_render_incident(story_of_record(one)) for one in found)
 
 
-def _incident(story: Story) -> str:
+def _render_incident(story: Story) -> str:
     opened = clock_time(story.opened_at, DATE)
-    back = "" if story.returned_bytes is None else f", {_size(story.returned_bytes)} came back"
+    back = "" if story.returned_bytes is None else f", {_format_size(story.returned_bytes)} freed"
     steps = [
         f"<tr><td>{clock_time(step.at)}</td><td>{escape(step.name)}</td><td>{step.outcome}</td>"
-        f"<td class=n>{_size(step.before_bytes)}</td><td class=n>{_size(step.after_bytes)}</td>"
+        f"<td class=n>{_format_size(step.before_bytes)}</td><td class=n>{_format_size(step.after_bytes)}</td>"
         f"<td>{escape(step.message)}</td></tr>"
         for step in story.steps
     ]
@@ -267,46 +275,50 @@ def _incident(story: Story) -> str:
         f"<details{'' if story.ended else ' open'}><summary><span class='p p-{story.phase}'>"
         f"{escape(story.state)}</span> {opened} {escape(story.headline)}{back}"
         f"</summary><p><code>{escape(story.name)}</code></p><ul>{evidence}</ul>"
-        f"{_table('Steps', head, steps) if steps else ''}</details>"
+        f"{_render_table('Steps', head, steps) if steps else ''}</details>"
     )
 
 
-def segment_table(seen: Assessment) -> str:
-    """Return a table of the newest sizes, as an alternative to the chart."""
+def render_segments(seen: Assessment) -> str:
+    """Return a table of the newest sizes, as a text alternative to the chart."""
     rows = [
         f"<tr><th scope=row><i class='s-{segment.value}'></i>{segment.value}</th>"
         f"<td class=n>{format_bytes(seen.segments[segment])}</td></tr>"
         for segment in Segment
         if segment in seen.segments
     ]
-    return _table("Segments now", ("segment", ">size"), rows) if rows else "<p>No data yet.</p>"
+    return (
+        _render_table("Current segments", ("segment", ">size"), rows)
+        if rows
+        else ("<p>No sample has been taken yet.</p>")
+    )
 
 
-def ledger(entries: Sequence[LedgerEntry]) -> str:
-    """Return a table of the owners of memory and their bounds."""
+def render_ledger(entries: Sequence[LedgerEntry]) -> str:
+    """Return a table of the owners of memory and their bounds, as HTML."""
     if not entries:
-        return "<p>The engine has not reported a ledger.</p>"
+        return "<p>The engine has not reported a ledger yet.</p>"
     rows = [
         f"<tr><th scope=row>{escape(entry.owner)}</th><td>{entry.kind.value}</td>"
         f"<td>{entry.process.value}</td><td class=n>{format_bytes(entry.bytes)}</td>"
-        f"<td class=n>{_size(entry.bound)}</td></tr>"
+        f"<td class=n>{_format_size(entry.bound)}</td></tr>"
         for entry in entries
     ]
-    return _table("Ledger", ("owner", "kind", "process", ">holds", ">at most"), rows)
+    return _render_table("Ledger", ("owner", "kind", "process", ">holds", ">at most"), rows)
 
 
-def _time_left(state: BudgetState | None) -> str:
+def _format_time_left(state: BudgetState | None) -> str:
     if state is None or state.exhaustion_s is None:
         return "-"
     return f"in {format_span(state.exhaustion_s)}"
 
 
-def _size(value: int | None) -> str:
+def _format_size(value: int | None) -> str:
     return "" if value is None else format_bytes(value)
 
 
-def _table(caption: str, head: Sequence[str], rows: Iterable[str]) -> str:
-    """Return a table; ``>`` before the name of a column right-aligns its numbers."""
+def _render_table(caption: str, head: Sequence[str], rows: Iterable[str]) -> str:
+    """Return an HTML table. ``>`` before the name of a column right-aligns its numbers."""
     cells = "".join(
         f"<th scope=col{' class=n' if name.startswith('>') else ''}>{name.lstrip('>')}</th>"
         for name in head

@@ -1,7 +1,7 @@
-"""``plimsoll record`` and ``plimsoll replay``: records traces of an engine and evaluates them.
+"""Record traces of an engine and evaluate them, for ``plimsoll record`` and ``plimsoll replay``.
 
 A replay uses the same detector and governor as a running supervisor; only the clock and the source
-differ. The engine of a recording cannot obey, so each remediation ends with an unknown effect.
+of samples differ. A recorded engine cannot obey, so each remediation ends with an unknown effect.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from plimsoll_api.trace import (
     TraceError,
 )
 from plimsoll_api.units import DAY_S
-from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
+from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.command import EngineView, Event, EventType, Outcome, Result, Turn
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod
+from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContainer
 from plimsoll_sidecar.signals.sampler import Sampler
 
 UNKNOWN_GROWTH = SlowGrowth()
-"""Slow growth of a memory without an assessment."""
+"""Slow growth of a memory that has no assessment."""
 FIRST_ANSWER_TIMEOUT_S = 60.0
-"""Seconds to wait for the first answer of the engine; then its version is not recorded."""
+"""Seconds to wait for the engine's first answer, after which its version is not recorded."""
 
 
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -72,7 +72,7 @@ class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """The last line of the output."""
+    """Last line of the output."""
 
     event: str = "summary"
     samples: int = 0
@@ -87,14 +87,14 @@ def replay(
 ) -> Iterator[ReplayLine | Summary]:
     """Yield the events of the trace in order of time, then a summary.
 
-    ``budget`` is used for host memory in place of the recorded one. Raises :class:`TraceError`.
+    ``budget`` replaces the recorded one for host memory. Raises :class:`TraceError`.
     """
     header, samples = trace.read(path)
-    memory = memory_policy(path, header)
+    memory = make_memory_policy(path, header)
     if budget is not None:
         limit = header.limits.host
         if limit is not None and budget.growth_bytes > limit and not budget.auto:
-            raise TraceError(f"{path}:1: the budget is larger than limits.host, {limit}")
+            raise TraceError(f"{path}:1: the budget is larger than limits.host ({limit})")
         memory = replace(memory, host=replace(budget, limit_bytes=limit))
     return replay_samples(samples, memory, Supervision(mode=mode), header.interval_s, header.name)
 
@@ -110,7 +110,7 @@ def replay_samples(
     learned = LearnedBudgets()
     learns = any(one is not None and one.auto for one in (memory.host, memory.device))
     governor = Governor(supervision, memory, replica=name)
-    governor.use(learned.in_force(memory))
+    governor.apply_budgets(learned.resolve_budgets(memory))
     detector = Detector(governor.memory, supervision.stall.timeout_s, interval_s)
     summary = Summary()
     results: list[Result] = []
@@ -120,14 +120,16 @@ def replay_samples(
     for sample in samples:
         first_t = sample.t if first_t is None else first_t
         assessment = detector.update(sample)
-        yield from _slow_leaks(assessment, leaking)
-        turn = governor.advance(assessment, engine_view(sample), sample.t, results)
-        results = unknown_results(turn)
+        yield from _make_slow_leak_lines(assessment, leaking)
+        turn = governor.advance(assessment, make_engine_view(sample), sample.t, results)
+        results = make_unknown_results(turn)
         if learns:
-            learned.observe(sample.t, str(sample.epoch), "", assessment, governor.growing())
-            found = learned.next_budgets(sample.t, memory, governor.budgets)
+            learned.observe(
+                sample.t, str(sample.epoch), "", assessment, governor.list_growing_kinds()
+            )
+            found = learned.find_changed_budgets(sample.t, memory, governor.budgets)
             if found is not None and not governor.state.incidents:
-                governor.use(found)
+                governor.apply_budgets(found)
                 checkpoint = detector.checkpoint()
                 detector = Detector(found.memory, supervision.stall.timeout_s, interval_s)
                 detector.update(sample)
@@ -136,17 +138,17 @@ def replay_samples(
         summary.samples += 1
         summary.duration_s = round(last_t - first_t, 3)
         for event in turn.events:
-            line = line_for(event, sample.t)
+            line = make_line(event, sample.t)
             if line is not None:
-                _count(summary, line)
+                _count_line(summary, line)
                 yield line
     for incident in governor.state.incidents:
         if incident.confirmed_at is None:
-            yield _incident_line("still-open", incident, last_t)
+            yield _make_incident_line("still-open", incident, last_t)
     yield summary
 
 
-def _slow_leaks(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLine]:
+def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLine]:
     """Yield a line for each slow leak that started or ended, and update ``leaking``."""
     for memory in ("host", "device"):
         slow = assessment.slow.get(memory, UNKNOWN_GROWTH)
@@ -165,14 +167,14 @@ def _slow_leaks(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLin
         )
 
 
-def memory_policy(path: Path, header: Header) -> MemoryPolicy:
+def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
     """Return the budgets in the header of a trace. Raises :class:`TraceError`."""
     if not header.interval_s > 0:
-        raise TraceError(f"{path}:1: interval_s is {header.interval_s}, it must be above zero")
+        raise TraceError(f"{path}:1: interval_s is {header.interval_s}, but must be above zero")
     if not 0 <= header.warmup_s < float("inf"):
-        raise TraceError(f"{path}:1: warmup_s is {header.warmup_s}, it must not be negative")
-    host = _budget(path, "host", header.budget.host, header.limits.host)
-    device = _budget(path, "device", header.budget.device, header.limits.device)
+        raise TraceError(f"{path}:1: warmup_s is {header.warmup_s}, but must not be negative")
+    host = _read_budget(path, "host", header.budget.host, header.limits.host)
+    device = _read_budget(path, "device", header.budget.device, header.limits.device)
     return MemoryPolicy(
         host=host,
         device=device,
@@ -181,8 +183,8 @@ def memory_policy(path: Path, header: Header) -> MemoryPolicy:
     )
 
 
-def engine_view(sample: Sample) -> EngineView:
-    """Return an engine with all capabilities: the replay shows what would have been done."""
+def make_engine_view(sample: Sample) -> EngineView:
+    """Return an engine with all capabilities, because a replay shows what would have been done."""
     return EngineView(
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
         state=EngineState.SERVING if sample.scrape_ok else None,
@@ -191,7 +193,7 @@ def engine_view(sample: Sample) -> EngineView:
     )
 
 
-def unknown_results(turn: Turn) -> list[Result]:
+def make_unknown_results(turn: Turn) -> list[Result]:
     """Return the result of a command that a recording cannot execute."""
     if turn.command is None:
         return []
@@ -199,30 +201,30 @@ def unknown_results(turn: Turn) -> list[Result]:
     return [Result(operation_id=operation, outcome=Outcome.UNKNOWN, message="a recording")]
 
 
-def line_for(event: Event, t: float) -> ReplayLine | None:
+def make_line(event: Event, t: float) -> ReplayLine | None:
     """Return the line for ``event``; None if the output has no line for it."""
     incident = event.incident
     match event.type:
         case EventType.OPENED:
-            return _incident_line("incident", incident, t)
+            return _make_incident_line("incident", incident, t)
         case EventType.CONFIRMED:
-            return _incident_line("confirmed", incident, t)
+            return _make_incident_line("confirmed", incident, t)
         case EventType.CLEARED:
-            return _incident_line("cleared", incident, t, _reason(incident))
+            return _make_incident_line("cleared", incident, t, _get_end_reason(incident))
         case EventType.ENDED if incident.confirmed_at is None:
-            return _incident_line("ended", incident, t, _reason(incident))
+            return _make_incident_line("ended", incident, t, _get_end_reason(incident))
         case EventType.REMEDIATION if event.action is not None:
             return ReplayLine(
                 event="remediation",
                 t=t,
                 id=incident.name,
                 action=event.action.value,
-                trigger=_trigger(incident),
+                trigger=_find_trigger(incident),
             )
     return None
 
 
-def _incident_line(
+def _make_incident_line(
     event: str, incident: Incident, t: float, reason: str | None = None
 ) -> ReplayLine:
     attribution = incident.attribution
@@ -235,40 +237,46 @@ def _incident_line(
         confidence=attribution.confidence,
         consumed_ratio=incident.consumed_ratio,
         bytes_per_s=attribution.bytes_per_s,
-        trigger=_trigger(incident),
+        trigger=_find_trigger(incident),
         reason=reason,
     )
 
 
-def _reason(incident: Incident) -> str:
+def _get_end_reason(incident: Incident) -> str:
     return incident.message or (incident.reason.value if incident.reason else "")
 
 
-def _trigger(incident: Incident) -> str | None:
+def _find_trigger(incident: Incident) -> str | None:
     found = incident.attribution.trigger
     return found.counter if found is not None else None
 
 
-def given_budget(text: str) -> MemoryBudget:
-    """Parse ``Auto``, a size, or a size and its window such as ``2Gi/6h``. Raises ValueError."""
+def parse_budget(text: str) -> MemoryBudget:
+    """Parse ``Auto``, a size, or a size with its window, such as ``2Gi/6h``. Raises ValueError."""
     size, slash, window = text.partition("/")
     return budget_of(size, POSITIVE_DURATION.read(window) if slash else DAY_S)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Replay one trace and print its events as JSON lines; return the exit status."""
+    """Replay one trace and print its events as JSON lines. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.replay", description=__doc__)
-    parser.add_argument("trace", type=Path, help="a recording, .jsonl or .jsonl.gz")
+    parser.add_argument("trace", type=Path, help="recording, .jsonl or .jsonl.gz")
     parser.add_argument(
-        "--mode", type=Mode, choices=list(Mode), default=Mode.OBSERVE, help="Observe or Recover"
+        "--mode",
+        type=Mode,
+        choices=list(Mode),
+        default=Mode.OBSERVE,
+        help="mode: Observe or Recover",
     )
-    parser.add_argument("--budget", type=given_budget, help="for host memory: Auto, 2Gi or 2Gi/6h")
+    parser.add_argument(
+        "--budget", type=parse_budget, help="budget of host memory: Auto, 2Gi or 2Gi/6h"
+    )
     arguments = parser.parse_args(argv)
-    return run(arguments.trace, arguments.mode, arguments.budget)
+    return print_replay(arguments.trace, arguments.mode, arguments.budget)
 
 
-def run(path: Path, mode: Mode, budget: MemoryBudget | None = None) -> int:
-    """Print the events of a trace as JSON lines; return the exit status."""
+def print_replay(path: Path, mode: Mode, budget: MemoryBudget | None = None) -> int:
+    """Print the events of a trace as JSON lines. Return the exit status."""
     try:
         for line in replay(path, mode, budget):
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
@@ -280,13 +288,13 @@ def run(path: Path, mode: Mode, budget: MemoryBudget | None = None) -> int:
     return 0
 
 
-def _count(summary: Summary, line: ReplayLine) -> None:
+def _count_line(summary: Summary, line: ReplayLine) -> None:
     summary.incidents += line.event == "incident"
     summary.confirmed += line.event == "confirmed"
     summary.remediations += line.event == "remediation"
 
 
-def _budget(
+def _read_budget(
     path: Path, kind: str, budget: TraceBudget | None, limit: int | None
 ) -> MemoryBudget | None:
     if budget is None:
@@ -294,14 +302,14 @@ def _budget(
     if budget.growth <= 0 or not budget.window_s > 0:
         raise TraceError(f"{path}:1: budget.{kind}: growth and window_s must be above zero")
     if limit is not None and limit <= 0:
-        raise TraceError(f"{path}:1: limits.{kind} is {limit}, it must be above zero or null")
+        raise TraceError(f"{path}:1: limits.{kind} is {limit}, but must be above zero or null")
     return MemoryBudget(growth_bytes=budget.growth, window_s=budget.window_s, limit_bytes=limit)
 
 
 class TraceWriter:
     """Writer of samples to a trace, line by line.
 
-    A file name ending in ``.gz`` compresses the trace. Raises OSError.
+    The trace is compressed if its file name ends in ``.gz``. Raises OSError.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -310,18 +318,18 @@ class TraceWriter:
         trace.write_line(self._out, header)
 
     def write(self, sample: Sample) -> None:
-        """Write a sample; skip it if its time does not increase, as a trace requires."""
+        """Write a sample. Skip it if its time does not increase, as a trace requires."""
         if sample.t > self._last_t:
             self._last_t = sample.t
             trace.write_line(self._out, sample)
             self._out.flush()
 
     def close(self) -> None:
-        """Close the file; a gzip file is complete only afterwards."""
+        """Close the file. A gzip file is complete only afterwards."""
         self._out.close()
 
 
-def header_for(config: SupervisorConfig, status: Status | None = None) -> Header:
+def make_header(config: SupervisorConfig, status: Status | None = None) -> Header:
     """Return the header of a recording that starts now."""
     host, device = config.memory.host, config.memory.device
     return Header(
@@ -338,7 +346,7 @@ def header_for(config: SupervisorConfig, status: Status | None = None) -> Header
             host=host.limit_bytes if host else None,
             device=device.limit_bytes if device else None,
         ),
-        budget=Budgets(host=_trace_budget(host), device=_trace_budget(device)),
+        budget=Budgets(host=_make_trace_budget(host), device=_make_trace_budget(device)),
         warmup_s=config.memory.warmup_s,
         shared_device=config.memory.shared_device,
     )
@@ -351,13 +359,13 @@ def record(
     stopped: Callable[[float], bool],
     duration_s: float | None = None,
 ) -> int:
-    """Sample the engine until ``stopped`` or for ``duration_s``; return the number of samples.
+    """Sample the engine until ``stopped`` or for ``duration_s``. Return the number of samples.
 
-    ``stopped`` waits at most the given seconds and returns whether to stop. Raises OSError.
+    ``stopped`` waits at most the given seconds, and returns whether to stop. Raises OSError.
     """
-    mine = Pod.from_environment(config.engine.container)
+    mine = PodContainer.from_environment(config.engine.container)
     sampler = Sampler(
-        adapter_for(config.engine, token_file),
+        create_adapter(config.engine, token_file),
         exporter=Dcgm.from_environment(mine),
         amd=AmdExporter.from_environment(mine),
     )
@@ -367,7 +375,7 @@ def record(
         if time.monotonic() > min(end, begin + FIRST_ANSWER_TIMEOUT_S) or stopped(0.25):
             break
     count = 0
-    with closing(TraceWriter(out, header_for(config, sampler.status))) as writer:
+    with closing(TraceWriter(out, make_header(config, sampler.status))) as writer:
         due = time.monotonic()
         while time.monotonic() < end:
             writer.write(sampler.sample())
@@ -378,7 +386,7 @@ def record(
     return count
 
 
-def _trace_budget(budget: MemoryBudget | None) -> TraceBudget | None:
+def _make_trace_budget(budget: MemoryBudget | None) -> TraceBudget | None:
     return TraceBudget(budget.growth_bytes, budget.window_s) if budget else None
 
 

@@ -1,8 +1,8 @@
-"""The main loop: sample, assess, decide, write the journal, act, and publish.
+"""Run the main loop: sample, assess, decide, write the journal, act, and publish.
 
 One thread samples and decides; the actuator, the publisher and the web server have their own. Each
 command is written to the journal before it is sent. A supervisor that is killed at any point can
-therefore continue. It sends the last command again with the same operation id, and the engine's
+therefore continue. It sends the last command again with the same operation ID, and the engine's
 epoch shows whether it was executed.
 """
 
@@ -39,9 +39,9 @@ from plimsoll_sidecar.govern.command import (
 )
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.restart_budget import NONE
-from plimsoll_sidecar.govern.state import GovernorState, shift
-from plimsoll_sidecar.manual import Inbox
+from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS
+from plimsoll_sidecar.govern.state import GovernorState, shift_times
+from plimsoll_sidecar.manual import NoteInbox
 from plimsoll_sidecar.record.journal_manager import JournalManager
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
@@ -57,7 +57,7 @@ CONFIG_CHECK_S = 2.0
 
 
 class Supervisor:
-    """The supervisor of one engine.
+    """Supervisor of one engine.
 
     ``new_detector`` creates a detector, at the start and after a change of the configuration.
     ``group`` is set for the leader of a multi-node group. ``peers`` is the growth of the other
@@ -84,17 +84,17 @@ class Supervisor:
         self._new_detector, self._publisher, self._state_dir = new_detector, publisher, state_dir
         self._unsent: list[Result] = []
         self._config_at = 0.0
-        self._journal = JournalManager(state_dir, publisher, metrics, self._leader_publishes)
+        self._journal = JournalManager(state_dir, publisher, metrics, self._is_published_by_leader)
         state = self._journal.open()
         self._clock = SteadyClock(self._journal.clock)
         self._inherited: LastKnownEngine | None = self._journal.engine
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
-        self._governor.use(self._journal.learned.in_force(config.current.memory))
-        self._detector = new_detector(self._in_force())
-        self._actuator = new_actuator(self._frontend)
-        self._sweep = SharedMemorySweep.for_this_pod()
-        self._inbox, self._has_merged_restarts = Inbox(state_dir), False
-        self._actuator.may_sweep = config.current.supervision.mode is Mode.RECOVER
+        self._governor.apply_budgets(self._journal.learned.resolve_budgets(config.current.memory))
+        self._detector = new_detector(self._resolve_config())
+        self._actuator = new_actuator(self._get_frontend)
+        self._sweep = SharedMemorySweep.create_for_this_pod()
+        self._inbox, self._has_merged_restarts = NoteInbox(state_dir), False
+        self._actuator.may_end_leftovers = config.current.supervision.mode is Mode.RECOVER
         self._signal_log = SignalLog()
         self.display = Display(metrics)
         metrics.show_budgets(self._governor.memory)
@@ -102,16 +102,16 @@ class Supervisor:
 
     @property
     def service(self) -> ServiceRef:
-        """The service in the current configuration."""
+        """Service in the current configuration."""
         return self._config.current.service
 
     def missing_signals(self) -> dict[str, str]:
-        """Return why each missing signal of the newest sample is missing."""
+        """Return the reason for each missing signal of the newest sample."""
         signals = self._source.signals
         return {n: f"{one.reason}: {one.message}" for n, one in signals.items() if not one.ok}
 
     def run(self, stopped: Callable[[float], bool]) -> None:
-        """Run until ``stopped``, which waits at most the given seconds, returns True."""
+        """Run until ``stopped`` returns True, which waits at most the given seconds."""
         _set_log_level(self._config.current)
         self._set_slot_request()
         self._actuator.start()
@@ -121,42 +121,46 @@ class Supervisor:
             self._group.start()
         self._journal.publish()
         pending = self._governor.state.pending
-        if pending is not None and self._journal.hold is None and not self._config.missing:
-            # Also if the mode is now Observe: a started command is completed, or else the
+        if pending is not None and self._journal.hold is None and not self._config.is_missing:
+            # Also if the mode is now Observe: a started command must be completed, because
+            # otherwise the
             # engine would stay drained.
-            log.info("the supervisor ended while executing %s: sending it again", pending.verb)
-            self._actuator.send(pending)
+            log.info(
+                "the previous supervisor ended while executing %s: sending the command again",
+                pending.verb,
+            )
+            self._actuator.queue_command(pending)
         due = time.monotonic()
         while not stopped(max(0.0, due - time.monotonic())):
             due = max(due + self._config.current.sample_interval_s, time.monotonic())
             if not self._reload_config():
                 break
-            self.tick(self._now())
+            self.tick(self._read_clock())
         self._actuator.stop()
         if self._group is not None:
             self._group.stop()
         if self._publisher is not None:
             self._publisher.stop(timeout_s=2.0)
-        self._journal.write(self._governor.state, self._clock.reading(), last=True)
+        self._journal.write(self._governor.state, self._clock.read(), last=True)
         self._journal.close()
 
-    def _now(self) -> float:
-        """Return the time. While no incident is open, adopt a change of the wall clock."""
+    def _read_clock(self) -> float:
+        """Return the current time. While no incident is open, adopt a change of the wall clock."""
         step = 0.0 if self._governor.state.incidents else self._clock.apply_step()
         if step:
             log.warning("the wall clock changed by %+.0f s", step)
-            shift(self._governor.state, step)
+            shift_times(self._governor.state, step)
         return self._clock.now()
 
     def tick(self, now: float) -> None:
         """Sample, decide and act once."""
         seen = self._observe(now)
         self._merge_stored_restarts()
-        self._reset_if_requested()
-        results, self._unsent = [*self._unsent, *self._actuator.results()], []
+        self._reset_restart_budget_if_requested()
+        results, self._unsent = [*self._unsent, *self._actuator.take_results()], []
         learned = self._store_checkpoint(seen.status)
         turn = self._governor.advance(
-            self._group_assessment(seen.assessment), seen.engine, now, results, self._journal.hold,
+            self._assess_group(seen.assessment), seen.engine, now, results, self._journal.hold,
             self._inbox.read(), own=seen.assessment,
         )  # fmt: skip
         for event in turn.events:
@@ -164,15 +168,15 @@ class Supervisor:
             log_event(event)
         self._set_slot_request()
         self._learn_budgets(seen)
-        learned = learned or self._journal.learned_is_due
+        learned = learned or self._journal.is_learned_due
         if turn.changed or learned or self._journal.unwritten or self._journal.hold is not None:
             self._write_and_send(turn)
         if seen.engine.epoch is not None:  # otherwise, the lease expires
             wanted = self._journal.hold is None and self._governor.wants_standby(seen.engine)
             self._actuator.standby.set_wanted(seen.engine.epoch, wanted)
-            if self._governor.state.pending is None or self._config.missing:
+            if self._governor.state.pending is None or self._config.is_missing:
                 self._actuator.end_drains(seen.engine.epoch)
-        self._journal.acknowledge()
+        self._journal.mark_acknowledged()
         self.display.update(seen, turn.events, self._config, self._governor, self._journal)
 
     def _learn_budgets(self, seen: Observation) -> None:
@@ -181,23 +185,26 @@ class Supervisor:
         if seen.engine.epoch is None or seen.status is None:
             return
         revision = f"{seen.status.model} {seen.status.version}"
-        growing = self._governor.growing()
+        growing = self._governor.list_growing_kinds()
         learned.observe(seen.now, seen.engine.epoch, revision, seen.assessment, growing)
-        if self._journal.learned_is_due or not self._learned_shown:
+        if self._journal.is_learned_due or not self._learned_shown:
             self._learned_shown = True
             self._metrics.show_learned(
-                learned.reports(memory.auto), learned.needs(seen.status.ledger)
+                learned.make_reports(memory.auto), learned.list_memory_needs(seen.status.ledger)
             )
         if self._governor.state.incidents:
             return
-        found = learned.next_budgets(seen.now, memory, self._governor.budgets)
+        found = learned.find_changed_budgets(seen.now, memory, self._governor.budgets)
         if found is not None:
-            self._use_budgets(found)
+            self._apply_budgets(found)
 
-    def _use_budgets(self, budgets: BudgetsInForce) -> None:
-        """Apply these budgets. A new detector continues from the bases of the previous one."""
+    def _apply_budgets(self, budgets: BudgetsInForce) -> None:
+        """Apply these budgets.
+
+        The new detector continues from the baselines of the previous one.
+        """
         before = self._governor.memory
-        self._governor.use(budgets)
+        self._governor.apply_budgets(budgets)
         self._metrics.show_budgets(budgets.memory)
         if budgets.memory == before:
             return
@@ -205,10 +212,10 @@ class Supervisor:
             if budget is not None:
                 size = format_bytes(budget.growth_bytes)
                 log.info("%s: the leak budget is now %s", name, size)
-        self._detector = self._new_detector(self._in_force())
+        self._detector = self._new_detector(self._resolve_config())
         self._inherited = self._journal.engine
 
-    def _in_force(self) -> SupervisorConfig:
+    def _resolve_config(self) -> SupervisorConfig:
         """Return the configuration with the budgets in force."""
         return msgspec.structs.replace(self._config.current, memory=self._governor.memory)
 
@@ -221,10 +228,10 @@ class Supervisor:
         if self._sweep is not None:
             policy = self._config.current.supervision
             requested = policy.sweep_shared_memory and policy.mode is Mode.RECOVER
-            self._metrics.count_swept(self._sweep.update(self._frontend(), requested))
+            self._metrics.count_swept_bytes(self._sweep.update(self._get_frontend(), requested))
         assessment = self._detector.update(sample)
         if self._peers is not None:
-            assessment = weigh_peers(assessment, self._replica, self._peers.peers())
+            assessment = weigh_peers(assessment, self._replica, self._peers.read_peers())
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:
@@ -236,7 +243,7 @@ class Supervisor:
         self._metrics.observe(assessment, known, time.monotonic() - begin)
         self._metrics.show_missing_signals(signals)
         self._metrics.show_open_files(sample.host.open_files)
-        out_of_service = readiness.active_reasons(str(self._state_dir))
+        out_of_service = readiness.read_active_reasons(str(self._state_dir))
         self._metrics.show_unready(out_of_service)
         engine = EngineView(
             epoch=status.epoch if status else None,
@@ -246,7 +253,7 @@ class Supervisor:
             abrupt=self.service.kind == POLICY_KIND,
             manually_drained=readiness.MANUAL in out_of_service,
             idle=None if status is None else _is_idle(status.load),
-            processes=_processes(status),
+            processes=_list_processes(status),
         )
         return Observation(now, assessment, engine, status, out_of_service, signals)
 
@@ -256,14 +263,14 @@ class Supervisor:
         if written:
             self._inbox.remove_read()
         if self._has_merged_restarts:
-            self._actuator.store_restarts(self._governor.counted())
+            self._actuator.store_restarts(self._governor.copy_restarts())
         if turn.command is None:
             return
         if written:
-            self._actuator.send(turn.command)
+            self._actuator.queue_command(turn.command)
         else:
             why = self._journal.hold or "the journal is not writable"
-            self._unsent.append(turn.command.result(Outcome.REFUSED, why))
+            self._unsent.append(turn.command.make_result(Outcome.REFUSED, why))
 
     def _set_slot_request(self) -> None:
         """Set which incident needs a restart slot, once the journal has been read.
@@ -273,41 +280,43 @@ class Supervisor:
         if self._journal.is_open:
             self._actuator.set_slot_request(self._governor.state.slot_request)
 
-    def _group_assessment(self, own: Assessment) -> Assessment:
-        """Return the assessment to decide on: for the leader of a group, that of all its pods."""
+    def _assess_group(self, own: Assessment) -> Assessment:
+        """Return the assessment that decisions use: for the leader of a group, that of all its
+        pods.
+        """
         if self._group is None:
             return own
         opened = self._governor.state.incidents
         origins = {one.kind: one.attribution.pod or LEADER for one in opened}
         return join_group(own, self._group.assessments(), origins)
 
-    def _leader_publishes(self, incident: Incident) -> bool:
+    def _is_published_by_leader(self, incident: Incident) -> bool:
         """Report whether the leader of this worker's group publishes the incident."""
         return self.service.is_worker and incident.kind in LEAKS
 
     def _write(self) -> bool:
-        """Write the state and changed incidents; a broken journal is retried every few seconds."""
+        """Write the state and changed incidents, and return whether that succeeded."""
         if not self._journal.is_due:
             return False
         if not self._journal.is_open:
             self._merge_journal(self._journal.open())
-        return self._journal.write(self._governor.state, self._clock.reading())
+        return self._journal.write(self._governor.state, self._clock.read())
 
     def _merge_journal(self, state: GovernorState) -> None:
         """Continue with the state of a journal that opened late, and add new incidents to it."""
         if not self._journal.is_open:
             return
         self._journal.add_unwritten(state, self._governor.state.incidents)
-        counted, self._governor.state = self._governor.counted(), state
-        self._governor.adopt(counted)
+        counted, self._governor.state = self._governor.copy_restarts(), state
+        self._governor.merge_restarts(counted)
         self._set_slot_request()
         if state.pending is not None:
-            self._actuator.send(state.pending)
+            self._actuator.queue_command(state.pending)
 
     # ---- the engine and the configuration
 
     def _store_engine(self, status: Status | None) -> None:
-        """Store what is needed of an engine that may not answer later."""
+        """Store what is needed about an engine that may not answer later."""
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
@@ -320,7 +329,7 @@ class Supervisor:
         )
 
     def _store_checkpoint(self, status: Status | None) -> bool:
-        """Store the detector's checkpoint; return whether it has changed."""
+        """Store the detector's checkpoint. Return whether it has changed."""
         if status is None or self._inherited is not None:
             return False
         before = self._journal.engine
@@ -329,14 +338,14 @@ class Supervisor:
         )
         return self._journal.engine.checkpoint != before.checkpoint
 
-    def _frontend(self) -> ProcessId | None:
+    def _get_frontend(self) -> ProcessId | None:
         engine = self._journal.engine
         if engine.frontend_pid is None or engine.frontend_started is None:
             return None
         return ProcessId(engine.frontend_pid, engine.frontend_started)
 
     def _reload_config(self) -> bool:
-        """Apply a new configuration; return False if that needs a restart of the supervisor."""
+        """Apply a new configuration. Return False if that needs a restart of the supervisor."""
         if time.monotonic() < self._config_at:
             return True
         self._config_at = time.monotonic() + CONFIG_CHECK_S
@@ -351,47 +360,51 @@ class Supervisor:
             return True
         new = self._config.current
         if (old.service, old.engine, old.slots) != (new.service, new.engine, new.slots):
-            log.info("the configuration has another engine, service or slot: restarting")
+            log.info(
+                "the configuration has another engine, service or slot: the supervisor restarts"
+            )
             return False
-        log.info("the configuration changed: mode %s", new.supervision.mode)
+        log.info("the configuration has changed: mode %s", new.supervision.mode)
         _set_log_level(new)
         self._governor.policy = new.supervision
-        self._governor.use(self._journal.learned.in_force(new.memory))
+        self._governor.apply_budgets(self._journal.learned.resolve_budgets(new.memory))
         self._actuator.policy = new.supervision.restart_budget
-        self._actuator.may_sweep = new.supervision.mode is Mode.RECOVER
+        self._actuator.may_end_leftovers = new.supervision.mode is Mode.RECOVER
         self._metrics.show_budgets(self._governor.memory)
-        if _detection_settings(old) != _detection_settings(new):
-            self._detector = self._new_detector(self._in_force())
+        if _collect_detection_settings(old) != _collect_detection_settings(new):
+            self._detector = self._new_detector(self._resolve_config())
             self._inherited = self._journal.engine
         return True
 
     def _merge_stored_restarts(self) -> None:
-        """Add the restarts stored on the slot Leases: a lost journal must not refill the budget."""
-        kept = None if self._has_merged_restarts else self._actuator.take_stored()
+        """Add the restarts stored on the slot Leases, because a lost journal must not refill the
+        budget.
+        """
+        kept = None if self._has_merged_restarts else self._actuator.take_stored_restarts()
         if kept is None:
             return
         self._has_merged_restarts = True
         known = len(self._governor.state.restarts)
-        lacking = self._governor.adopt(kept)
-        if kept != NONE:
+        lacking = self._governor.merge_restarts(kept)
+        if kept != NO_RESTARTS:
             level = logging.WARNING if lacking else logging.INFO
-            text = "restarts of this replica: %d in the journal, %d on the slot Lease; using %d"
+            text = "restarts of this replica: %d in the journal, %d on the slot Lease, %d in total"
             log.log(level, text, known, len(kept.at), known + lacking)
             self._write()
-        self._actuator.store_restarts(self._governor.counted())
+        self._actuator.store_restarts(self._governor.copy_restarts())
 
-    def _reset_if_requested(self) -> None:
+    def _reset_restart_budget_if_requested(self) -> None:
         requested = self._state_dir / RESET_FILE
         if os.path.exists(requested):  # Path.exists() would raise if the volume fails
-            self._governor.reset()
+            self._governor.reset_restart_budget()
             self._has_merged_restarts = True  # the reset includes the counts on the slot Leases
-            self._actuator.store_restarts(self._governor.counted())
+            self._actuator.store_restarts(self._governor.copy_restarts())
             if self._write():
                 requested.unlink(missing_ok=True)
                 log.info("the restart budget was reset")
 
 
-def _processes(status: Status | None) -> tuple[EngineProcess, ...]:
+def _list_processes(status: Status | None) -> tuple[EngineProcess, ...]:
     if status is None:
         return ()
     first = sorted(status.processes, key=lambda one: one.role is not Role.FRONTEND)
@@ -405,7 +418,7 @@ def _is_idle(load: Load) -> bool | None:
     return not (load.running or load.waiting or load.inflight)
 
 
-def _detection_settings(config: SupervisorConfig) -> tuple[object, ...]:
+def _collect_detection_settings(config: SupervisorConfig) -> tuple[object, ...]:
     return config.memory, config.supervision.stall.timeout_s, config.sample_interval_s
 
 

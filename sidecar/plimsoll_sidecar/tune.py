@@ -1,4 +1,4 @@
-"""Levels and budgets for ``plimsoll tune``, from a journal, a trace or a series of sizes."""
+"""Compute levels and budgets for ``plimsoll tune``, from a journal, a trace or a series."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from plimsoll_sidecar.govern.auto_budget import (
     DAY_H,
     HOUR_S,
     Hour,
-    Learned,
     LearnedBudgets,
-    gains_within,
-    healthy,
+    LearnedHistory,
     level,
-    proposal,
+    list_gains_within,
+    propose_budget,
+    select_healthy_hours,
 )
 from plimsoll_sidecar.govern.command import Result
 from plimsoll_sidecar.govern.governor import Governor
-from plimsoll_sidecar.replay import engine_view, memory_policy, unknown_results
+from plimsoll_sidecar.replay import make_engine_view, make_memory_policy, make_unknown_results
 
 EPOCH = date(1970, 1, 1)
-MAX_SERIES = 10_000_000
-"""Lines of a series that are read at most."""
-RESTARTED = 0.5
-"""A size that falls below this share of the one before belongs to another start."""
+MAX_SERIES_LINES = 10_000_000
+"""Maximum number of lines that are read from a series."""
+RESTART_SHARE = 0.5
+"""Share of the previous size below which a size belongs to another start."""
 
 
 class Day(msgspec.Struct, kw_only=True):
-    """One past day (UTC). ``gain`` is the most growth within the budget's window.
+    """One past day (UTC). ``gain`` is the largest growth within the budget's window.
 
-    ``spends`` says whether it would have spent the proposed budget.
+    ``spends`` is whether the day would have spent the proposed budget.
     """
 
     date: str
@@ -58,11 +58,11 @@ class Day(msgspec.Struct, kw_only=True):
 class Tuning(msgspec.Struct, kw_only=True):
     """The growth of one memory and the budget to set, in bytes.
 
-    ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is that of the
-    budget's window. ``proposal`` is null if no
-    hour can teach anything. ``in_force`` is the budget that was learned so far. ``recommendation``
-    says what the revision needs, and ``request`` and ``memory_limit`` are what to set for the
-    engine's container; they are null without a healthy hour.
+    ``compute_gain_quantile`` maps 1h, 6h and 24h to the 99th percentile of the growth, and
+    ``usual`` is that of the budget's window. ``propose_budget`` is null if no hour can teach
+    anything. ``in_force`` is the budget that was learned so far. ``recommendation`` says what the
+    revision needs, and ``request`` and ``memory_limit`` are what to set for the engine's container;
+    they are null without a healthy hour.
     """
 
     memory: str
@@ -81,77 +81,79 @@ class Tuning(msgspec.Struct, kw_only=True):
     days: list[Day]
 
 
-def tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
-    """Return what is known of each memory that was observed."""
+def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
+    """Return the tuning of each memory that was observed."""
     pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
     return [
-        tuning(name, one, budget or budget_of("Auto")) for name, one, budget in pairs if one.hours
+        make_tuning(name, one, budget or budget_of("Auto"))
+        for name, one, budget in pairs
+        if one.hours
     ]
 
 
-def tuning(name: str, learned: Learned, budget: MemoryBudget) -> Tuning:
-    """Return what ``learned`` says about a memory, and the budget that follows."""
-    clean = healthy(learned.hours)
-    wanted = proposal(learned, budget)
+def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tuning:
+    """Return the tuning of one memory from its ``learned`` growth."""
+    clean = select_healthy_hours(learned.hours)
+    wanted = propose_budget(learned, budget)
     if wanted is not None:
         wanted = max(wanted, budget.minimum_bytes or 1)
     levels = {
         f"{hours}h": found
         for hours in WINDOWS_H
-        if (found := level(gains_within(clean, hours * HOUR_S))) is not None
+        if (found := level(list_gains_within(clean, hours * HOUR_S))) is not None
     }
-    needed = learned.level()
+    needed = learned.compute_gain_quantile()
     said = None
     if needed is not None:
-        needs = needs_of(name, needed, learned.room_limit(budget), ())
+        needs = needs_of(name, needed, learned.find_room_limit(budget), ())
         said = contract(name, [needs], [], wanted or budget.growth_bytes)
     return Tuning(
         memory=name,
         revision=learned.revision,
         observed_s=learned.observed_s,
         starts=learned.starts,
-        limit=learned.room_limit(budget),
+        limit=learned.find_room_limit(budget),
         level=levels,
-        usual=level(gains_within(clean, budget.window_s)),
+        usual=level(list_gains_within(clean, budget.window_s)),
         window_s=budget.window_s,
         in_force=learned.budget,
         proposal=wanted,
         recommendation=said.text if said else None,
         request=said.request if said else None,
         memory_limit=said.limit if said else None,
-        days=list(_days(learned.hours, budget.window_s, wanted)),
+        days=list(_iterate_days(learned.hours, budget.window_s, wanted)),
     )
 
 
-def misfits(learned: LearnedBudgets, memory: MemoryPolicy) -> list[str]:
-    """Return a sentence for each fixed budget that is below what is usual, or above the room."""
+def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) -> list[str]:
+    """Return a sentence for each fixed budget that is below the usual growth or above the room."""
     found = []
     budgets = {"host": memory.host, "device": memory.device}
-    for one in tunings(learned, memory):
+    for one in make_tunings(learned, memory):
         budget = budgets[one.memory]
         if budget is None or budget.auto:
             continue
         field = f"spec.memory.{one.memory}.growthBudget {format_bytes(budget.growth_bytes)}"
         if one.usual is not None and budget.growth_bytes < one.usual:
             found.append(
-                f"{field} is less than the {format_bytes(one.usual)} that a healthy replica gains"
-                f" in {format_duration(budget.window_s)}: run plimsoll tune, or set Auto"
+                f"{field} is less than the {format_bytes(one.usual)} that a healthy replica "
+                f"gains in {format_duration(budget.window_s)}: run plimsoll tune, or set Auto"
             )
         room = None if one.limit is None else one.limit - max(one.starts, default=0)
         if room is not None and budget.growth_bytes > room:
             found.append(
-                f"{field} is more than the {format_bytes(max(0, room))} below the memory limit"
-                " after a start: lower it, or raise the limit"
+                f"{field} is more than the {format_bytes(max(0, room))} between the size after a "
+                "start and the memory limit: lower the budget, or raise the limit"
             )
     return found
 
 
-def _days(hours: list[Hour], window_s: float, wanted: int | None) -> Iterator[Day]:
+def _iterate_days(hours: list[Hour], window_s: float, wanted: int | None) -> Iterator[Day]:
     by_day: dict[int, list[Hour]] = {}
     for hour in hours:
         by_day.setdefault(hour.at // DAY_H, []).append(hour)
     for day, found in sorted(by_day.items()):
-        gain = max(gains_within(found, window_s))
+        gain = max(list_gains_within(found, window_s))
         yield Day(
             date=(EPOCH + timedelta(days=day)).isoformat(),
             observed_s=sum(one.seen_s for one in found),
@@ -161,11 +163,11 @@ def _days(hours: list[Hour], window_s: float, wanted: int | None) -> Iterator[Da
         )
 
 
-def of_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
+def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
     """Return what the supervisor would have learned during a trace. Raises ValueError."""
     try:
         header, samples = trace.read(path)
-        memory = memory_policy(path, header)
+        memory = make_memory_policy(path, header)
         start = unix_seconds(header.started_at) if header.started_at else 0.0
         revision = f"{header.engine.model} {header.engine.version}"
         learned, first = LearnedBudgets(), None
@@ -176,29 +178,31 @@ def of_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
             first = sample.t if first is None else first
             now = start + sample.t - first
             assessment = detector.update(sample)
-            turn = governor.advance(assessment, engine_view(sample), now, results)
-            results = unknown_results(turn)
-            learned.observe(now, str(sample.epoch), revision, assessment, governor.growing())
+            turn = governor.advance(assessment, make_engine_view(sample), now, results)
+            results = make_unknown_results(turn)
+            learned.observe(
+                now, str(sample.epoch), revision, assessment, governor.list_growing_kinds()
+            )
     except TraceError as error:
         raise ValueError(str(error)) from None
     return learned, memory
 
 
-def of_series(path: Path, limit: int | None) -> LearnedBudgets:
-    """Return what a series of sizes teaches: lines of Unix seconds and bytes, in order of time.
+def learn_from_series(path: Path, limit: int | None) -> LearnedBudgets:
+    """Return what can be learned from a series: lines of Unix seconds and bytes, in order of time.
 
-    A line that is no pair of numbers, such as a heading, is left out. Growth is measured from the
-    least size in the first hour after each start. Raises OSError and ValueError.
+    Other lines, such as a heading, are skipped. Growth is measured from the smallest size in the
+    first hour after each start. Raises OSError and ValueError.
     """
     learned = LearnedBudgets()
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
-        points = list(_points(lines))
+        points = list(_parse_points(lines))
     if not points:
-        raise ValueError(f"{path}: no line has two numbers, Unix seconds and bytes")
+        raise ValueError(f"{path}: no line consists of two numbers, Unix seconds and bytes")
     begin, number = 0, 0
     for index, (_, size) in enumerate(points):
         after = points[index + 1][1] if index + 1 < len(points) else 0
-        if after >= RESTARTED * size and index + 1 < len(points):
+        if after >= RESTART_SHARE * size and index + 1 < len(points):
             continue
         life = points[begin : index + 1]
         base = min(one for at, one in life if at <= life[0][0] + HOUR_S)
@@ -211,10 +215,10 @@ def of_series(path: Path, limit: int | None) -> LearnedBudgets:
     return learned
 
 
-def _points(lines: Iterable[str]) -> Iterator[tuple[float, int]]:
+def _parse_points(lines: Iterable[str]) -> Iterator[tuple[float, int]]:
     last = -math.inf
     for number, row in enumerate(csv.reader(lines)):
-        if number >= MAX_SERIES:
+        if number >= MAX_SERIES_LINES:
             return
         try:
             at, size = float(row[0]), float(row[1])

@@ -1,7 +1,4 @@
-"""The output of the supervisor after each sample.
-
-``/state``, the history of the page, and the log.
-"""
+"""Publish the supervisor's state after each sample: ``/state``, the page's history, and the log."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Observation(NamedTuple):
-    """The view of the replica in one sample.
+    """State of the replica in one sample.
 
     ``out_of_service`` maps reasons to remaining seconds.
     """
@@ -39,7 +36,7 @@ class Observation(NamedTuple):
 
 
 class Display:
-    """The data that other threads read; ``state`` is replaced as a whole."""
+    """Data that other threads read; ``state`` is replaced as a whole."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -50,8 +47,8 @@ class Display:
         self, seen: Observation, events: list[Event], config: ConfigFile, governor: Governor,
         journal: JournalManager,
     ) -> None:  # fmt: skip
-        """Publish the result of one turn, after it was written to the journal."""
-        left, standing = governor.restarts_left(seen.now), governor.state
+        """Publish the result of one turn after it was written to the journal."""
+        left, standing = governor.count_restarts_left(seen.now), governor.state
         self._metrics.count_events(events)
         self._metrics.show_status(
             len(standing.incidents), left, journal.backlog, standing.exhausted
@@ -83,7 +80,7 @@ class Display:
 
 
 def log_event(event: Event) -> None:
-    """Log the change of an incident; as a warning unless it only advanced."""
+    """Log the change of an incident, as a warning unless it only advanced."""
     if event.type is EventType.ADVANCED:
         log.info("incident %s: %s", event.incident.name, event.incident.phase)
         return

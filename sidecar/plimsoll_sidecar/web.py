@@ -1,9 +1,9 @@
-"""A small HTTP/1.1 server that no client can block: one loop, few connections, deadlines.
+"""Serve HTTP/1.1 so that no client can block it: one loop, few connections, deadlines.
 
 Each connection has one request. A client that is too slow loses its connection at the deadline. It
 loses it earlier if a new client needs the place: the address with the most connections then loses
-its oldest. So a new client is always accepted, and a client that floods the port only displaces
-itself.
+its oldest. A new client is therefore always accepted, and a client that floods the port only
+displaces itself.
 
 No client is refused because of its address. The network plugin determines the address of the
 kubelet's probes: it may be the node's, the bridge's or a tunnel's. A list of addresses would take
@@ -27,12 +27,16 @@ MAX_HEAD_BYTES = 16 << 10
 REQUEST_TIMEOUT_S = 5.0
 """Seconds from the connection to the end of the request headers."""
 WRITE_TIMEOUT_S = 10.0
-"""Seconds from the start of the answer until the client has read it and closed the connection. The
-server does not close first, because that could destroy data that the client has not read."""
+"""Seconds from the start of the answer until the client has read it and closed the connection.
+
+The server does not close first, because that could destroy data that the client has not read.
+"""
 BACKLOG = 1024
 """Maximum number of connections that the kernel queues."""
 MAX_ACCEPTS = 16
-"""Maximum number of connections accepted per turn; existing ones are served in between."""
+"""Maximum number of connections that are accepted in one turn; existing ones are served between
+turns.
+"""
 NO_DESCRIPTOR_PAUSE_S = 0.05
 """Pause in seconds if no file descriptor is available."""
 REASONS = {
@@ -48,9 +52,9 @@ REASONS = {
 }
 TEXT = "text/plain; charset=utf-8"
 READING, WRITING, CLOSING = range(3)
-_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
+_LINGER_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
 """``struct linger`` that resets a connection when it is closed."""
-_EVICTED_FIRST = {CLOSING: 0, READING: 1, WRITING: 2}
+_EVICTION_ORDER = {CLOSING: 0, READING: 1, WRITING: 2}
 """Order in which the connections of one address are closed for a new client."""
 
 Answer = tuple[int, str, bytes]
@@ -58,7 +62,7 @@ Answer = tuple[int, str, bytes]
 
 
 class Request:
-    """A request. ``path`` has no query; ``host`` is the Host header, None if there is none."""
+    """A request. ``path`` has no query. ``host`` is the Host header; None if it is missing."""
 
     __slots__ = ("host", "method", "path")
 
@@ -111,15 +115,15 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The TCP port of the server, also if port 0 was requested."""
+        """TCP port of the server, also if port 0 was requested."""
         return int(self._listener.getsockname()[1])
 
     def watch(self, descriptor: int) -> None:
-        """Let a turn also end when ``descriptor`` is readable; the caller reads it."""
+        """Make a turn also end when ``descriptor`` is readable. The caller reads it."""
         self._poll.register(descriptor, select.POLLIN)
 
     def turn(self, wait_s: float) -> None:
-        """Wait for requests, at most ``wait_s`` seconds, and serve them."""
+        """Wait for requests at most ``wait_s`` seconds, and serve them."""
         until = time.monotonic() + wait_s
         until = min([until, *(c.deadline for c in self._connections.values())])
         ready = self._poll.poll(max(0.0, 1000 * (until - time.monotonic())))
@@ -232,7 +236,7 @@ class HttpServer:
             held.setdefault(connection.address, []).append(connection)
         if held:
             most = max(held.values(), key=len)
-            oldest = min(most, key=lambda c: (_EVICTED_FIRST[c.state], c.began))
+            oldest = min(most, key=lambda c: (_EVICTION_ORDER[c.state], c.began))
             self._drop(oldest, abort=oldest.state == WRITING)
 
     def _drop(self, connection: _Connection, abort: bool = False) -> None:
@@ -242,7 +246,7 @@ class HttpServer:
             self._poll.unregister(descriptor)
         with contextlib.suppress(OSError):
             if abort:
-                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
             connection.sock.close()
 
 

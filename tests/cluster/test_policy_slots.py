@@ -19,7 +19,7 @@ from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import render
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
-from plimsoll_sidecar.main import build, parser
+from plimsoll_sidecar.main import build_supervisor, create_parser
 from tests.cluster.test_supervisor_kube import SERVICE, Rig, _eventually, rig
 from tests.lab.kube import eventually
 
@@ -69,8 +69,10 @@ class Policy:
         monkeypatch.setenv("POD_NAME", pod)
         monkeypatch.setenv(POD_ENGINE_ENV, msgspec.json.encode(own).decode())
         folders = ("--run-dir", str(state), "--state-dir", str(state))
-        arguments = parser().parse_args(["--config", str(state / "supervisor.json"), *folders])
-        supervisor, _ = build(arguments, self._rig.kube)
+        arguments = create_parser().parse_args(
+            ["--config", str(state / "supervisor.json"), *folders]
+        )
+        supervisor, _ = build_supervisor(arguments, self._rig.kube)
         command = Command(
             verb=Verb.TAKE_SLOT,
             operation_id=f"{pod}-1",

@@ -27,15 +27,15 @@ from plimsoll_operator.fleet import slots
 from plimsoll_operator.render import objects
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
+from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
 from plimsoll_sidecar.act.service_exit import PodServices
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import Refusal
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.restart_budget import NONE
-from plimsoll_sidecar.main import new_detector
+from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS
+from plimsoll_sidecar.main import create_detector
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.signals.sampler import Sampler
@@ -163,7 +163,7 @@ def test_one_of_many_supervisors_gets_the_slot(rig: Rig) -> None:
 
     def contend(name: str, slots: LeaseSlots) -> None:
         barrier.wait(10)
-        answers[name] = slots.take(f"incident-{name}", POLICY)
+        answers[name] = slots.acquire(f"incident-{name}", POLICY)
 
     threads = [threading.Thread(target=contend, args=item) for item in contenders.items()]
     for thread in threads:
@@ -180,14 +180,14 @@ def test_one_of_many_supervisors_gets_the_slot(rig: Rig) -> None:
 
 def test_a_dead_holder_expires_by_the_clock_of_the_one_who_waits(rig: Rig) -> None:
     now = 0.0
-    assert rig.slots("dead").take("incident-1", POLICY) is None
+    assert rig.slots("dead").acquire("incident-1", POLICY) is None
     waiting = rig.slots("alive", lambda: now)
     held = Refusal(WaitReason.SLOT_HELD, f"{rig.slot} is held by dead")
-    assert waiting.take("incident-2", POLICY) == held
+    assert waiting.acquire("incident-2", POLICY) == held
     now = LEASE_DURATION_S - 1.0
-    assert waiting.take("incident-2", POLICY) == held
+    assert waiting.acquire("incident-2", POLICY) == held
     now = LEASE_DURATION_S + 1.0
-    assert waiting.take("incident-2", POLICY) is None
+    assert waiting.acquire("incident-2", POLICY) is None
     lease = rig.lease()
     assert lease["spec"]["holderIdentity"] == "alive"
     assert lease["spec"]["leaseTransitions"] == 2
@@ -196,9 +196,9 @@ def test_a_dead_holder_expires_by_the_clock_of_the_one_who_waits(rig: Rig) -> No
 def test_a_renewed_slot_does_not_expire(rig: Rig) -> None:
     now = 0.0
     holder, waiting = rig.slots("busy", lambda: now), rig.slots("other", lambda: now)
-    assert holder.take("incident-1", POLICY) is None
+    assert holder.acquire("incident-1", POLICY) is None
     for _ in range(5):
-        assert waiting.take("incident-2", POLICY) is not None
+        assert waiting.acquire("incident-2", POLICY) is not None
         now += LEASE_DURATION_S / 2
         assert holder.ensure_held("incident-1", POLICY) is None
 
@@ -206,12 +206,12 @@ def test_a_renewed_slot_does_not_expire(rig: Rig) -> None:
 def test_the_restarts_of_the_service_outlive_its_pods(rig: Rig) -> None:
     for number in range(POLICY.count):
         slots = rig.slots(f"pod-{number}")
-        assert slots.take(f"incident-{number}", POLICY) is None
-        assert slots.take(f"incident-{number}", POLICY) is None  # a repetition counts once
+        assert slots.acquire(f"incident-{number}", POLICY) is None
+        assert slots.acquire(f"incident-{number}", POLICY) is None  # a repetition counts once
         slots.release()
     counted = rig.lease()["metadata"]["annotations"][SERVICE_RESTARTS]
     assert counted.count("incident-") == POLICY.count
-    refusal = rig.slots("pod-9").take("incident-9", POLICY)
+    refusal = rig.slots("pod-9").acquire("incident-9", POLICY)
     assert refusal is not None
     assert refusal.reason is WaitReason.SERVICE_RESTART_BUDGET
     assert "the limit is 2" in refusal.message
@@ -222,7 +222,7 @@ def spend(rig: Rig, pod: str, uid: str) -> list[float]:
     times = [time.time() + number / 8 for number in range(POLICY.count)]
     for number, at in enumerate(times):
         slots = rig.slots(pod, uid=uid)
-        assert slots.take(f"{pod}-{number:08x}", WIDE, at) is None
+        assert slots.acquire(f"{pod}-{number:08x}", WIDE, at) is None
         slots.release()
     return times
 
@@ -230,20 +230,20 @@ def spend(rig: Rig, pod: str, uid: str) -> list[float]:
 def test_a_lost_journal_gives_no_restart_back(rig: Rig) -> None:
     times = spend(rig, "qwen-0", "uid-0")
     fresh = rig.slots("qwen-0", uid="uid-0")
-    assert list(fresh.read_stored().at) == times
+    assert list(fresh.read_stored_restarts().at) == times
     lease_counts_cleared(rig)
-    refusal = fresh.take("qwen-0-0000000f", POLICY, time.time())
+    refusal = fresh.acquire("qwen-0-0000000f", POLICY, time.time())
     assert refusal is not None
     assert refusal.reason is WaitReason.REPLICA_RESTART_BUDGET
     # Another pod, also one of the same name, begins at zero.
-    assert rig.slots("qwen-0", uid="uid-1").read_stored() == NONE
-    assert rig.slots("qwen-0", uid="uid-1").take("qwen-0-0000000e", POLICY, time.time()) is None
+    assert rig.slots("qwen-0", uid="uid-1").read_stored_restarts() == NO_RESTARTS
+    assert rig.slots("qwen-0", uid="uid-1").acquire("qwen-0-0000000e", POLICY, time.time()) is None
 
 
 def lease_counts_cleared(rig: Rig) -> None:
     """Forgets the service's restarts, so that the replica's own are what counts."""
     lease = rig.lease()
-    lease_counts.clear_service(lease)
+    lease_counts.clear_service_restarts(lease)
     rig.kube.put(rig.lease_path, lease)
 
 
@@ -263,7 +263,7 @@ def supervisor(rig: Rig, folder: Path) -> Supervisor:
     """A real one, on the journal in ``folder`` and the slot of the API server."""
     file = folder / "supervisor.json"
     file.write_bytes(encode(rig.config()))
-    adapter = adapter_for(rig.config().engine, folder / "token")
+    adapter = create_adapter(rig.config().engine, folder / "token")
 
     def actuator(frontend: Any) -> Actuator:
         slots = rig.slots("qwen-0", uid="uid-0")
@@ -272,8 +272,8 @@ def supervisor(rig: Rig, folder: Path) -> Supervisor:
         return made
 
     return Supervisor(
-        ConfigFile(file), cast(Sampler, Absent()), new_detector, actuator, None, Metrics(), folder,
-        "qwen-0",
+        ConfigFile(file), cast(Sampler, Absent()), create_detector, actuator, None, Metrics(),
+        folder, "qwen-0",
     )  # fmt: skip
 
 
@@ -301,11 +301,11 @@ def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
     folder.mkdir()
     spend(rig, "qwen-0", "uid-0")
     first = settled(supervisor(rig, folder))
-    assert first._governor.restarts_left(time.time()) == 0
+    assert first._governor.count_restarts_left(time.time()) == 0
     first._governor.state.exhausted = True
     first._write()
-    first._actuator.store_restarts(first._governor.counted())
-    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").read_stored().exhausted))
+    first._actuator.store_restarts(first._governor.copy_restarts())
+    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").read_stored_restarts().exhausted))
     end(first)
     journal = folder / "journal.sqlite"
     for file in (journal, Path(f"{journal}-wal"), Path(f"{journal}-shm")):
@@ -315,19 +315,23 @@ def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
             os.truncate(file, 0)
     second = settled(supervisor(rig, folder))
     assert second._governor.state.exhausted, "the hard stop holds until a person resets it"
-    assert second._governor.restarts_left(time.time()) == 0
+    assert second._governor.count_restarts_left(time.time()) == 0
 
     # What a person's resume does: the Leases at once, the journal within a sample.
     said = lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
     assert said == f"cleared {POLICY.count} restarts of this replica from the slot Leases"
     (folder / RESET_FILE).touch()
     second.tick(time.time())
-    assert second._governor.restarts_left(time.time()) == POLICY.count
-    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").read_stored() == NONE))
+    assert second._governor.count_restarts_left(time.time()) == POLICY.count
+    _eventually(
+        lambda: _check(rig.slots("qwen-0", uid="uid-0").read_stored_restarts() == NO_RESTARTS)
+    )
     assert rig.lease()["metadata"].get("annotations", {}) == {}
     end(second)
     third = settled(supervisor(rig, folder))
-    assert third._governor.restarts_left(time.time()) == POLICY.count, "in the journal as well"
+    assert third._governor.count_restarts_left(time.time()) == POLICY.count, (
+        "in the journal as well"
+    )
     end(third)
 
 
@@ -336,7 +340,7 @@ def test_a_slot_of_the_pod_before_is_given_back(rig: Rig, tmp_path: Path, holder
     """A StatefulSet gives the next pod the same name, and its journal is empty."""
     folder = tmp_path / "state"
     folder.mkdir()
-    assert rig.slots(holder, uid="before").take(f"{holder}-0000000f", POLICY, 1.0) is None
+    assert rig.slots(holder, uid="before").acquire(f"{holder}-0000000f", POLICY, 1.0) is None
     successor = settled(supervisor(rig, folder))
     kept = "" if holder == "qwen-0" else holder
     _eventually(lambda: _check(rig.lease()["spec"]["holderIdentity"] == kept))
@@ -350,11 +354,13 @@ def test_a_resume_clears_the_service_on_purpose_only(rig: Rig) -> None:
     assert said.startswith(f"cleared {POLICY.count} restarts of this replica from the slot Leases")
     assert "2 of 2 restarts of other replicas still count" in said
     assert "plimsoll resume --service" in said
-    assert rig.slots("qwen-0", uid="uid-0").take("qwen-0-0000000f", POLICY, 1.0) is not None
+    assert rig.slots("qwen-0", uid="uid-0").acquire("qwen-0-0000000f", POLICY, 1.0) is not None
     said = lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=True)
     assert said == f"cleared {POLICY.count} restarts of the service from the slot Leases"
-    assert rig.slots("qwen-0", uid="uid-0").take("qwen-0-0000000f", POLICY, 1.0) is None
-    assert rig.slots("qwen-1", uid="uid-1").read_stored().at, "the other replica's own count stays"
+    assert rig.slots("qwen-0", uid="uid-0").acquire("qwen-0-0000000f", POLICY, 1.0) is None
+    assert rig.slots("qwen-1", uid="uid-1").read_stored_restarts().at, (
+        "the other replica's own count stays"
+    )
 
 
 def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
@@ -362,19 +368,19 @@ def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
     forged = {REPLICA_RESTARTS: "[1]", SERVICE_RESTARTS: "x"}
     lease["metadata"]["annotations"] = forged
     rig.kube.put(rig.lease_path, lease)
-    with pytest.raises(lease_counts.UnreadableError, match="plimsoll resume POD --service"):
-        rig.slots("qwen-0").take("qwen-0-0000000f", POLICY, 1.0)
+    with pytest.raises(lease_counts.UnreadableCountError, match="plimsoll resume POD --service"):
+        rig.slots("qwen-0").acquire("qwen-0-0000000f", POLICY, 1.0)
     lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "qwen-0", whole_service=True)
-    assert rig.slots("qwen-0").take("qwen-0-0000000f", POLICY, 1.0) is None
+    assert rig.slots("qwen-0").acquire("qwen-0-0000000f", POLICY, 1.0) is None
 
 
 def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
-    assert rig.slots("qwen-1").take("incident-1", POLICY) is None
-    refusal = rig.slots("qwen-0").take("incident-2", POLICY)
+    assert rig.slots("qwen-1").acquire("incident-1", POLICY) is None
+    refusal = rig.slots("qwen-0").acquire("incident-2", POLICY)
     assert refusal == Refusal(WaitReason.SLOT_HELD, f"{rig.slot} is held by qwen-1")
     rig.slots("qwen-1").release()
-    assert rig.slots(OPERATOR).take("incident-3", POLICY) is None
-    refusal = rig.slots("qwen-0").take("incident-2", WIDE)
+    assert rig.slots(OPERATOR).acquire("incident-3", POLICY) is None
+    refusal = rig.slots("qwen-0").acquire("incident-2", WIDE)
     assert refusal is not None
     assert refusal.reason is WaitReason.CIRCUIT_BREAKER
     assert "circuit breaker" in refusal.message
@@ -382,7 +388,7 @@ def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
 
 
 def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:
-    assert lease_counts.pod_uid(rig.token) == "", "this one is bound to no pod"
+    assert lease_counts.read_pod_uid(rig.token) == "", "this one is bound to no pod"
     pods = f"/api/v1/namespaces/{rig.namespace}/pods"
     body = {
         "apiVersion": "v1",
@@ -403,7 +409,7 @@ def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:
     }
     token = rig.admin.create(f"{account}/token", request)["status"]["token"]
     rig.token.write_text(token)
-    assert lease_counts.pod_uid(rig.token) == pod["metadata"]["uid"]
+    assert lease_counts.read_pod_uid(rig.token) == pod["metadata"]["uid"]
 
 
 def test_each_phase_of_an_incident_has_one_event(rig: Rig) -> None:
@@ -509,17 +515,17 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
     first = PodServices(slices, "qwen-1", SERVICE)
     # A policy's supervisor does not know the Service: it finds those that route to its pod.
     found = PodServices(slices, "qwen-1")
-    assert found.readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
+    assert found.read_readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
     assert found.is_last_ready()
     assert not found.wait_until_left(0.0)
-    assert PodServices(slices, "qwen-9").readiness_by_service() == []
-    assert first.readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
+    assert PodServices(slices, "qwen-9").read_readiness_by_service() == []
+    assert first.read_readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
     assert first.is_last_ready()
     assert not first.wait_until_left(0.0)
     # A Service that publishes addresses that are not ready calls every pod ready.
     created["endpoints"][1]["conditions"] = {"ready": True, "serving": False}
     created = rig.admin.put(f"{path}/qwen-1", created)
-    assert found.readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
+    assert found.read_readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
     created["endpoints"][1]["conditions"] = {"ready": True, "serving": True}
     created["endpoints"][0]["conditions"]["ready"] = False
     created = rig.admin.put(f"{path}/qwen-1", created)
@@ -560,12 +566,12 @@ def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: R
     lease["metadata"]["annotations"] = annotation
     rig.admin.put(rig.lease_path, lease)
     slots = rig.slots("vllm-0")
-    assert slots.replicas() == [("vllm-0", "vllm-0-1"), ("vllm-1",)]
+    assert slots.list_replicas() == [("vllm-0", "vllm-0-1"), ("vllm-1",)]
     slices = EndpointSlices(rig.kube, rig.namespace)
-    leaving = PodServices(slices, "vllm-0", replicas=slots.replicas)
+    leaving = PodServices(slices, "vllm-0", replicas=slots.list_replicas)
     assert leaving.is_last_ready(), "its own group's other pod leaves with it"
     assert not PodServices(slices, "vllm-0").is_last_ready()
-    assert not PodServices(slices, "llama-0", replicas=slots.replicas).is_last_ready()
+    assert not PodServices(slices, "llama-0", replicas=slots.list_replicas).is_last_ready()
     created["endpoints"][2]["conditions"]["ready"] = True
     rig.admin.put(f"{path}/router", created)
     assert not leaving.is_last_ready()
@@ -574,11 +580,11 @@ def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: R
 def test_a_pod_without_a_slot_waits_for_the_operator(rig: Rig) -> None:
     """The operator sees a new pod a few seconds after its supervisor started."""
     absent = LeaseSlots(rig.kube, rig.namespace, ("engines.policy-vllm-1-restart-0",), "vllm-0")
-    refusal = absent.take("incident-1", POLICY, 1.0)
+    refusal = absent.acquire("incident-1", POLICY, 1.0)
     assert refusal is not None
     assert refusal.reason is WaitReason.NO_SLOT
     assert "the operator has no restart slot for this pod yet" in refusal.message
-    assert absent.replicas() == []
+    assert absent.list_replicas() == []
 
 
 def test_a_missing_permission_is_named(rig: Rig) -> None:

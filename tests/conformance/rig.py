@@ -33,11 +33,11 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
-    command_line,
-    descendants,
     environment,
+    find_descendants,
     identify,
     parents,
+    read_command_line,
 )
 from tests.conformance.peers import CHECKPOINT, Peer
 
@@ -169,7 +169,7 @@ class Rig:
         marked = {pid for pid in tree if environment(pid, CONTAINER_ENV) == self.container}
         alive = {p.pid for p in self._known if identify(p.pid) == p}
         found = marked | alive
-        found |= descendants(found, tree)
+        found |= find_descendants(found, tree)
         self._known = {p for pid in found if (p := identify(pid)) is not None}
         return {process.pid for process in self._known}
 
@@ -180,7 +180,9 @@ class Rig:
         else:
             title = self.peer.parts[role]
             found = [
-                p for p in self.processes() if command_line(p)[:1] and title in command_line(p)[0]
+                p
+                for p in self.processes()
+                if read_command_line(p)[:1] and title in read_command_line(p)[0]
             ]
             (pid,) = found
         known = identify(pid)

@@ -137,7 +137,7 @@ def _use(path: Path) -> None:
         for incident in journal.recent(20):
             object_of(incident, "pod-0-1", SERVICE, "pod-0", "engine")
             status_object_of(incident, "pod-0-1", SERVICE, 1)
-        for revision, incident in journal.unpublished():
+        for revision, incident in journal.read_unpublished():
             journal.mark_published(incident.name, revision)
         journal.write(GovernorState())
     except JournalError:

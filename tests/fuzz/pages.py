@@ -23,7 +23,7 @@ from plimsoll_operator.status.recommendation import recommendation
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
-from plimsoll_sidecar.clients.http import MAX_BYTES, HttpClient
+from plimsoll_sidecar.clients.http import MAX_BODY_BYTES, HttpClient
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import weigh_peers
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
@@ -73,7 +73,7 @@ class Page(HttpClient):
         path: str,
         timeout_s: float,
         body: bytes | None = None,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> tuple[int, bytes]:
         return 200, self.content
 
@@ -105,12 +105,12 @@ def _external(folder: Path) -> Target:
     def run(data: bytes) -> None:
         page.content = data
         for profile in (VLLM, SGLANG):
-            found = ExternalLoad(page, profile).newest()
+            found = ExternalLoad(page, profile).get_newest()
             if found is not None:
                 msgspec.json.encode(found[0])
                 _judge_load(found[0])
 
-    names = sorted({one.name for profile in (VLLM, SGLANG) for one in profile.series()})
+    names = sorted({one.name for profile in (VLLM, SGLANG) for one in profile.iterate_series()})
     return Target(run, (*NUMBERS, *(name + " " for name in names)), _large_pages)
 
 
@@ -236,7 +236,7 @@ def _peers(folder: Path) -> Target:
         path.unlink(missing_ok=True)
         file = PeersFile(path)
         path.write_bytes(data)
-        found = file.peers()
+        found = file.read_peers()
         sizes = [one.host.bytes for one in found if one.host]
         doubt = [
             Suspicion(kind=kind, segment=None, confidence=0.9, consumed_ratio=0.1, bytes=size)
@@ -274,8 +274,8 @@ def _learned(folder: Path) -> Target:
         budgets = LearnedBudgets()
         budgets.inherit(LearnedFile(path).read(None))
         budgets.observe(1.0, "1", "1", seen, ())
-        budgets.revise(1.0, memory)
-        found = budgets.in_force(memory).memory
+        budgets.update_budgets(1.0, memory)
+        found = budgets.resolve_budgets(memory).memory
         for one in (found.host, found.device):
             assert one is not None
             assert 0 < one.growth_bytes <= 6 << 30, "half of the room at most"

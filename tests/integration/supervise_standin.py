@@ -35,7 +35,7 @@ from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Checkpoint, Detector
-from plimsoll_sidecar.record.diagnostics import Diagnostics
+from plimsoll_sidecar.record.diagnostics import DiagnosticsWriter
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.process_table import ProcessId
@@ -156,13 +156,18 @@ def main() -> int:
     policy = config.current.supervision.restart_budget
 
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
-        diagnostics = Diagnostics(engine, arguments.state_dir, arguments.run_dir, frontend)
+        diagnostics = DiagnosticsWriter(engine, arguments.state_dir, arguments.run_dir, frontend)
         state_dir = arguments.state_dir
         return Actuator(engine, Slots(), None, diagnostics.save, state_dir, policy, frontend)
 
     wall = Wall()
     wall.step = arguments.wall
-    clock.SteadyClock.__init__.__defaults__ = (None, wall, clock.since_boot, clock.boot_id)
+    clock.SteadyClock.__init__.__defaults__ = (
+        None,
+        wall,
+        clock.seconds_since_boot,
+        clock.read_boot_id,
+    )
     supervisor = Supervisor(
         config,
         cast(Sampler, Source(engine)),

@@ -12,16 +12,16 @@ import pytest
 
 from plimsoll_api.supervisor_config import EXPORTER_PORT, NODE_IP
 from plimsoll_sidecar.signals.device_memory import (
-    NOT_CONFIGURED,
+    NOT_CONFIGURED_MESSAGES,
     SCRAPE_S,
     AmdExporter,
     Dcgm,
     DeviceBytes,
     Nvml,
-    Pod,
+    PodContainer,
     assigned_devices,
     explain_unused,
-    node_url,
+    make_node_url,
 )
 from plimsoll_sidecar.signals.device_sharing import SharingDetector
 
@@ -102,11 +102,11 @@ def test_the_environment_names_the_nodes_exporter(
 ) -> None:
     monkeypatch.setenv(NODE_IP, host)
     monkeypatch.setenv(EXPORTER_PORT, port)
-    assert node_url(os.environ[EXPORTER_PORT]) == url
+    assert make_node_url(os.environ[EXPORTER_PORT]) == url
     assert (Dcgm.from_environment() is None) == (url is None)
 
 
-MINE = Pod("models", "qwen-0", "engine")
+MINE = PodContainer("models", "qwen-0", "engine")
 
 
 def owned(pod: str, namespace: str = "models", container: str = "engine", more: str = "") -> str:
@@ -130,7 +130,7 @@ def test_the_page_names_everyone_who_has_a_device() -> None:
     two = line("USED", "GPU-a", "1", owned("qwen-0")) + line("USED", "GPU-a", "1", owned("qwen-1"))
     with exporter([(200, two.replace(',pod=""', ""))]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        assert dcgm.owners("GPU-a") == {MINE, Pod("models", "qwen-1", "engine")}
+        assert dcgm.owners("GPU-a") == {MINE, PodContainer("models", "qwen-1", "engine")}
         assert dcgm.owners("GPU-b") == set()
         assert (
             "dcgm reports that" in SharingDetector({"dcgm": dcgm}).reasons(["GPU-a"], list)["GPU-a"]
@@ -192,7 +192,7 @@ def test_why_a_source_is_not_in_use_is_said() -> None:
         told = explain_unused({"dcgm": dcgm}, None, ["GPU-a"])
     assert told[0] == "nvml: not tried"
     assert told[1] == "dcgm: GET /metrics: HTTP 500"
-    assert told[2] == f"amd: {NOT_CONFIGURED['amd']}"
+    assert told[2] == f"amd: {NOT_CONFIGURED_MESSAGES['amd']}"
     assert "names a device of the engine" in explain_unused({}, None, [])[0]
     with exporter([(200, PAGE)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)

@@ -24,7 +24,7 @@ from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.stall import StallWatch
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
-from plimsoll_sidecar.signals.process_table import command_line, identify
+from plimsoll_sidecar.signals.process_table import identify, read_command_line
 from plimsoll_sidecar.signals.sampler import Sampler
 from tests.unit.govern.governed import World, done
 
@@ -302,7 +302,7 @@ def killed_unseen(machine: Machine, folder: Path) -> list[int]:
 
     def lines() -> dict[int, list[str]]:
         pids = map(int, (folder / "cgroup.procs").read_text().split())
-        return {pid: command_line(pid) for pid in pids}
+        return {pid: read_command_line(pid) for pid in pids}
 
     def parts() -> list[int]:
         return [pid for pid, line in lines().items() if line[:1] and "VLLM::" in line[0]]
@@ -515,7 +515,7 @@ def test_an_engine_in_a_nested_pid_namespace_is_another_pods(
 
     def serves() -> bool:
         pids = (folder / "cgroup.procs").read_text().split()
-        return any(command_line(int(pid))[1:2] == [str(machine.program)] for pid in pids)
+        return any(read_command_line(int(pid))[1:2] == [str(machine.program)] for pid in pids)
 
     assert eventually(serves)
     assert machine.adapter().processes() == []

@@ -28,7 +28,7 @@ from plimsoll_api.supervisor_config import (
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.record.storage import read_learned
+from plimsoll_sidecar.record.storage import read_learned_budgets
 
 HERE = Path(__file__).parent
 LIMIT_S = 90.0
@@ -89,7 +89,7 @@ class Pod:
         command += [f"--port={self.ports[0]}", f"--log={self.log}", *self._arguments]
         command += [
             f"--sick={self.sick}",
-            f"--gate={self.state_dir / readiness.FOLDER / readiness.RESTART}",
+            f"--gate={self.state_dir / readiness.REASONS_FOLDER / readiness.RESTART}",
         ]
         environment = self._environment | {CONTAINER_ENV: self.container}
         while not self._ending.is_set():
@@ -197,7 +197,7 @@ def test_a_budget_that_sets_itself_reports_first_and_acts_once_it_has_learned(
         assert one.supervisor.wait(20) == 0
     finally:
         one.end()
-    learned = read_learned(one.state_dir / "journal.sqlite").host
+    learned = read_learned_budgets(one.state_dir / "journal.sqlite").host
     assert learned.budget == 128 << 20, "an eighth of the limit: no hour was healthy"
     assert learned.observed_s >= 40.0
     assert any(hour.incident for hour in learned.hours)

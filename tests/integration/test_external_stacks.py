@@ -16,13 +16,13 @@ from plimsoll_api.admin import Diagnostic, EngineState, Load, ProcessMemory, Rol
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_probe.install import install
-from plimsoll_sidecar.act.adapters.external_engine import collect_texts
+from plimsoll_sidecar.act.adapters.external_engine import collect_diagnostics
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Verb
-from plimsoll_sidecar.record.diagnostics import Diagnostics
+from plimsoll_sidecar.record.diagnostics import DiagnosticsWriter
 from plimsoll_sidecar.signals.probe_reports import query_all
 from plimsoll_sidecar.signals.probes import REPORT_REQUEST, Probes
-from plimsoll_sidecar.signals.stacks import handles_signal
+from plimsoll_sidecar.signals.stacks import has_signal_handler
 from tests.integration.test_external_adapters import Rig
 
 # As a call into CUDA that never returns and keeps Python's lock: a mutex that is locked twice.
@@ -133,13 +133,15 @@ def test_a_process_that_hangs_with_python_s_lock_has_stacks(
          ProcessMemory(Role.WORKER, worker, name="Worker")],
     )  # fmt: skip
     hang(process, sockets, worker)
-    text = (collect_texts(Diagnostic.STACKS, save(stalled=True), processes, probes) or b"").decode()
+    text = (
+        collect_diagnostics(Diagnostic.STACKS, save(stalled=True), processes, probes) or b""
+    ).decode()
     first, _, second = text.partition(f"==== EngineCore, process {core}\n")
     assert first.startswith(f"==== Worker, process {worker}, suspected\n")
     assert "in hangs_with_the_lock" in first
     assert "in waits_for_work" in second
     again = (
-        collect_texts(Diagnostic.STACKS, save(stalled=True), processes, probes) or b""
+        collect_diagnostics(Diagnostic.STACKS, save(stalled=True), processes, probes) or b""
     ).decode()
     assert again.count("in hangs_with_the_lock") == 1, "what was written before is not told again"
 
@@ -149,15 +151,15 @@ def test_the_signal_is_for_a_stall_and_for_whoever_handles_it(start: Start, sock
     process, worker = start(HANGS)
     other, bare = start(WAITS, probe=False)
     (sockets / f"{bare}.stacks").write_text("a file is no handler")
-    assert handles_signal(worker)
-    assert not handles_signal(bare)
+    assert has_signal_handler(worker)
+    assert not has_signal_handler(bare)
     probes = Probes(sockets)
     named = [ProcessMemory(Role.OTHER, pid, name="Worker") for pid in (worker, bare)]
     processes = seen_by(probes, named)
     hang(process, sockets, worker)
-    assert collect_texts(Diagnostic.STACKS, save(stalled=False), processes, probes) is None
+    assert collect_diagnostics(Diagnostic.STACKS, save(stalled=False), processes, probes) is None
     assert (sockets / f"{worker}.stacks").read_bytes() == b""
-    text = collect_texts(Diagnostic.STACKS, save(stalled=True), processes, probes) or b""
+    text = collect_diagnostics(Diagnostic.STACKS, save(stalled=True), processes, probes) or b""
     assert text.count(b"==== Worker") == 1
     assert (process.poll(), other.poll()) == (None, None)
 
@@ -167,10 +169,12 @@ def test_without_a_probe_py_spy_reads_them_where_it_is_there(start: Start, socke
     process, worker = start(HANGS, probe=False)
     hang(process, sockets, worker)
     processes = [ProcessMemory(Role.WORKER, worker, name="Worker")]
-    text = collect_texts(Diagnostic.STACKS, save(stalled=False), processes, Probes(None)) or b""
+    text = (
+        collect_diagnostics(Diagnostic.STACKS, save(stalled=False), processes, Probes(None)) or b""
+    )
     assert text.startswith(f"==== Worker, process {worker}, suspected\n".encode())
     assert b"hangs_with_the_lock" in text
-    assert collect_texts(Diagnostic.GC, save(stalled=False), processes, Probes(None)) is None
+    assert collect_diagnostics(Diagnostic.GC, save(stalled=False), processes, Probes(None)) is None
 
 
 @pytest.mark.usefixtures("py_spy")
@@ -183,7 +187,7 @@ def test_a_frontend_that_answers_nobody_leaves_its_stacks(tmp_path: Path) -> Non
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(EngineError):
             adapter.status()
-        saved = Diagnostics(adapter, tmp_path / "state", tmp_path, lambda: None).save(
+        saved = DiagnosticsWriter(adapter, tmp_path / "state", tmp_path, lambda: None).save(
             save(stalled=True, suspected="APIServer")
         )
         assert saved == ("diagnostics/i/stacks.txt",)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_sidecar.signals import gpu_identity
-from plimsoll_sidecar.signals.gpu_identity import SEARCH_S, GpuIdentity
+from plimsoll_sidecar.signals.gpu_identity import FIRST_SEARCH_PERIOD_S, GpuIdentity
 
 ONE, TWO = "GPU-11111111-1111-1111-1111-111111111111", "GPU-22222222-2222-2222-2222-222222222222"
 CAPS = 235
@@ -84,20 +84,20 @@ def holder(tmp_path: Path, proc: Path) -> Iterator[Holder]:
 def test_a_gpu_is_known_by_the_minor_of_its_open_file(holder: Holder, proc: Path) -> None:
     main = holder(("nvidiactl", 195, 255))
     worker = holder(("nvidiactl", 195, 255), ("nvidia1", 195, 1))
-    assert gpu_identity.open_devices([main], proc) == []
-    assert gpu_identity.open_devices([main, worker], proc) == [ONE]
+    assert gpu_identity.find_open_devices([main], proc) == []
+    assert gpu_identity.find_open_devices([main, worker], proc) == [ONE]
 
 
 def test_a_slice_is_known_by_its_capabilities(holder: Holder, proc: Path) -> None:
     pid = holder(("nvidia0", 195, 0), ("nvidia-cap39", CAPS, 39), ("nvidia-cap40", CAPS, 40))
-    assert gpu_identity.open_devices([pid], proc) == [f"MIG-{TWO}/2/0"]
+    assert gpu_identity.find_open_devices([pid], proc) == [f"MIG-{TWO}/2/0"]
 
 
 def test_a_file_that_is_only_called_so_is_no_gpu(
     holder: Holder, proc: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "nvidia1").touch()
-    assert gpu_identity.open_devices([holder(("nvidia1", 195, 1))], proc) == []
+    assert gpu_identity.find_open_devices([holder(("nvidia1", 195, 1))], proc) == []
 
 
 def test_it_is_looked_for_until_the_engine_has_opened_it(holder: Holder, proc: Path) -> None:
@@ -107,7 +107,7 @@ def test_it_is_looked_for_until_the_engine_has_opened_it(holder: Holder, proc: P
     assert identity.devices(main, [main]) == []
     worker = holder(("nvidia1", 195, 1))
     assert identity.devices(main, [main, worker]) == [], "asked for again in a while"
-    times[0] += SEARCH_S
+    times[0] += FIRST_SEARCH_PERIOD_S
     (device,) = identity.devices(main, [main, worker])
     assert (device.index, device.uuid, device.used) == (0, ONE, None)
     identity.reset()
@@ -119,4 +119,4 @@ def test_a_container_without_the_folder_knows_none(holder: Holder, tmp_path: Pat
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / str(pid)).symlink_to(f"/proc/{pid}")
-    assert gpu_identity.open_devices([pid], empty) == []
+    assert gpu_identity.find_open_devices([pid], empty) == []

@@ -15,9 +15,9 @@ from plimsoll_sidecar.act.sweep import HELPER_EXIT_S, SharedMemorySweep
 from plimsoll_sidecar.signals import shared_memory
 from plimsoll_sidecar.signals.process_table import identify
 from plimsoll_sidecar.signals.shared_memory import (
-    EARLIER_MIN_AGE_S,
-    MIN_AGE_S,
-    SCAN_S,
+    MIN_EARLIER_FILE_AGE_S,
+    MIN_FILE_AGE_S,
+    SCAN_PERIOD_S,
     OrphanedBytes,
     OrphanedMemory,
 )
@@ -111,11 +111,11 @@ def test_what_a_killed_process_had_mapped_is_nobodys(shm: Path, start: Start, po
     memory = OrphanedMemory(shm, at.clock, at.now, pod)
     assert memory.read(None) == OrphanedBytes(), "nothing is known before an engine was seen"
     assert memory.read(main.pid) == OrphanedBytes(0, 0)
-    at.later += MIN_AGE_S + 1
+    at.later += MIN_FILE_AGE_S + 1
     assert memory.read(main.pid) == OrphanedBytes(0, 0)
     kill(engine)
     assert memory.read(main.pid) == OrphanedBytes(0, 0), "the next scan is due in a minute"
-    at.later += SCAN_S
+    at.later += SCAN_PERIOD_S
     found = memory.read(main.pid)
     assert found.bytes is not None
     assert 8 * MIB <= found.bytes < 9 * MIB
@@ -137,10 +137,10 @@ def test_a_file_is_held_by_a_mapping_and_by_a_descriptor(
     path.write_bytes(bytes(4 * MIB))
     holder = start(program, path)
     listed = shared_memory.list_files(shm)
-    found = shared_memory.find_holders(listed, pod)
+    found = shared_memory.find_files_in_use(listed, pod)
     assert {file.id for file in listed} == found.files
     kill(holder)
-    assert not shared_memory.find_holders(listed, pod).files
+    assert not shared_memory.find_files_in_use(listed, pod).files
 
 
 def test_a_young_file_is_not_counted(shm: Path, start: Start, pod: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_young_file_is_not_counted(shm: Path, start: Start, pod: Path) -> None
     (shm / "young").write_bytes(bytes(MIB))
     memory = OrphanedMemory(shm, at.clock, at.now, pod)
     assert memory.read(main.pid) == OrphanedBytes(0, 0)
-    at.later += max(SCAN_S, MIN_AGE_S) + 1
+    at.later += max(SCAN_PERIOD_S, MIN_FILE_AGE_S) + 1
     found = memory.read(main.pid)
     assert found.bytes is not None
     assert found.bytes >= MIB
@@ -164,7 +164,7 @@ def test_what_an_engine_wrote_until_it_was_killed_is_seen_with_its_successor(
     memory = OrphanedMemory(shm, at.clock, at.now, pod)
     assert memory.read(first.pid) == OrphanedBytes(0, 0)
     kill(first)
-    at.later += EARLIER_MIN_AGE_S + 1
+    at.later += MIN_EARLIER_FILE_AGE_S + 1
     found = memory.read(start(OPENS, __file__).pid)
     assert found.bytes is not None
     assert found.bytes >= 8 * MIB
@@ -186,7 +186,7 @@ def test_too_many_files_are_unknown_and_it_says_so(
     for _ in range(2):
         assert memory.read(main.pid) == OrphanedBytes()
         assert memory.error == f"{shm} holds more than 3 files"
-        at.later += SCAN_S
+        at.later += SCAN_PERIOD_S
     assert caplog.text.count("holds more than 3 files") == 1, "once, not with every scan"
     (shm / "f3").unlink()
     assert memory.read(main.pid).bytes is not None
@@ -206,10 +206,10 @@ def test_each_bound_of_a_scan_says_which_it_was(
     ):
         with monkeypatch.context() as patched:
             patched.setattr(shared_memory, name, 0)
-            with pytest.raises(shared_memory.UnknownError, match=said):
-                shared_memory.find_holders(listed, pod)
-    shared_memory.find_holders(listed, pod)
-    with pytest.raises(shared_memory.UnknownError, match="No such file"):
+            with pytest.raises(shared_memory.UnknownUsersError, match=said):
+                shared_memory.find_files_in_use(listed, pod)
+    shared_memory.find_files_in_use(listed, pod)
+    with pytest.raises(shared_memory.UnknownUsersError, match="No such file"):
         shared_memory.list_files(shm / "absent")
 
 
@@ -263,10 +263,12 @@ def test_who_cannot_be_read_may_hold_what_he_may_open(shm: Path) -> None:
         (shm / name).touch()
         (shm / name).chmod(mode)
     listed = {Path(file.path).name: file for file in shared_memory.list_files(shm)}
-    strangers = shared_memory.Holders(frozenset(), has_unreadable=True)
-    assert strangers.may_hold(listed["open"])
-    assert not strangers.may_hold(listed["private"])
-    assert not shared_memory.Holders(frozenset(), has_unreadable=False).may_hold(listed["open"])
+    strangers = shared_memory.FilesInUse(frozenset(), has_unreadable=True)
+    assert strangers.may_include(listed["open"])
+    assert not strangers.may_include(listed["private"])
+    assert not shared_memory.FilesInUse(frozenset(), has_unreadable=False).may_include(
+        listed["open"]
+    )
 
 
 SYSV = """key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap
@@ -279,15 +281,15 @@ SYSV = """key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ct
 def test_segments_that_nobody_has_attached_for_a_minute(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/ipc").touch()
-    assert shared_memory.unattached_segment_bytes(60, 1000, tmp_path) == 0, (
+    assert shared_memory.sum_unattached_segment_bytes(60, 1000, tmp_path) == 0, (
         "a kernel without such segments"
     )
     (tmp_path / "sysvipc").mkdir()
     (tmp_path / "sysvipc/shm").write_text(SYSV)
-    assert shared_memory.unattached_segment_bytes(60, 1000, tmp_path) == (4 << 20) + 4096
+    assert shared_memory.sum_unattached_segment_bytes(60, 1000, tmp_path) == (4 << 20) + 4096
     (tmp_path / "sysvipc/shm").write_text("key shmid\n1 nonsense\n")
-    with pytest.raises(shared_memory.UnknownError, match="sysvipc/shm"):
-        shared_memory.unattached_segment_bytes(60, 1000, tmp_path)
+    with pytest.raises(shared_memory.UnknownUsersError, match="sysvipc/shm"):
+        shared_memory.sum_unattached_segment_bytes(60, 1000, tmp_path)
 
 
 def test_too_many_segments_are_unknown_not_a_part_of_them(
@@ -298,7 +300,7 @@ def test_too_many_segments_are_unknown_not_a_part_of_them(
     (tmp_path / "sysvipc").mkdir()
     (tmp_path / "sysvipc/shm").write_text(SYSV)
     monkeypatch.setattr(shared_memory, "MAX_FILES", 3)
-    assert shared_memory.unattached_segment_bytes(60, 1000, tmp_path) > 0
+    assert shared_memory.sum_unattached_segment_bytes(60, 1000, tmp_path) > 0
     monkeypatch.setattr(shared_memory, "MAX_FILES", 2)
-    with pytest.raises(shared_memory.UnknownError, match="more than 2 SysV segments"):
-        shared_memory.unattached_segment_bytes(60, 1000, tmp_path)
+    with pytest.raises(shared_memory.UnknownUsersError, match="more than 2 SysV segments"):
+        shared_memory.sum_unattached_segment_bytes(60, 1000, tmp_path)

@@ -15,7 +15,7 @@ import pytest
 from plimsoll_api.admin import ProcessMemory, Role
 from plimsoll_sidecar.signals import resident_memory
 from plimsoll_sidecar.signals.process_table import identify
-from plimsoll_sidecar.signals.resident_memory import Processes
+from plimsoll_sidecar.signals.resident_memory import EngineProcessTable
 
 MIB = 1 << 20
 PROGRAM = """
@@ -47,7 +47,7 @@ def engine() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_and_its_descendants_are_summed(engine: subprocess.Popen[bytes]) -> None:
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name([ProcessMemory(Role.FRONTEND, engine.pid)])
     host = processes.read()
     assert host.processes == 2
@@ -60,7 +60,7 @@ def test_a_process_and_its_descendants_are_summed(engine: subprocess.Popen[bytes
 
 
 def test_a_process_that_ended_is_not_read(engine: subprocess.Popen[bytes]) -> None:
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name([ProcessMemory(Role.WORKER, engine.pid)])
     engine.kill()
     engine.wait(10)
@@ -72,17 +72,17 @@ def test_processor_time_is_unknown_where_one_process_cannot_be_read(
     engine: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted as none, the engine would seem to rest."""
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name([ProcessMemory(Role.WORKER, engine.pid)])
     (child,) = set(processes.names()) - {engine.pid}
     monkeypatch.setattr(resident_memory, "cpu_s", lambda pid: 2.0 if pid == child else 3.0)
-    assert processes.helpers_cpu_s() == 5.0
+    assert processes.read_helpers_cpu_s() == 5.0
     monkeypatch.setattr(resident_memory, "cpu_s", lambda pid: None if pid == child else 3.0)
-    assert processes.helpers_cpu_s() is None
+    assert processes.read_helpers_cpu_s() is None
 
 
 def test_our_own_pid_named_by_an_engine_is_of_another_namespace() -> None:
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name([ProcessMemory(Role.FRONTEND, os.getpid()), ProcessMemory(Role.WORKER, 1)])
     assert processes.first is None
 

@@ -21,7 +21,7 @@ from plimsoll_sidecar.act.adapters import plimsoll_engine
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
-from plimsoll_sidecar.main import build, parser
+from plimsoll_sidecar.main import build_supervisor, create_parser
 
 SOUND = {
     "state": "serving", "epoch": "aa:1", "version": "1", "model": "m", "uptime_s": 1.0,
@@ -167,7 +167,9 @@ def test_a_supervisor_lives_on_it_and_sends_nothing(
         file.write_bytes(supervisor_config.encode(config))
         places = ["--config", str(file), "--run-dir", str(tmp_path), "--state-dir", str(tmp_path)]
         now = 0.0
-        supervisor, metrics = build(parser().parse_args(places), None, clock=lambda: now)
+        supervisor, metrics = build_supervisor(
+            create_parser().parse_args(places), None, clock=lambda: now
+        )
         for second in range(100):
             now = float(second)
             supervisor.tick(1_700_000_000.0 + now)

@@ -122,9 +122,9 @@ def test_a_pid_of_another_process_is_never_signalled(rig: Rig) -> None:
     process = identify(rig.process.pid)
     assert process is not None
     stranger = type(process)(process.pid, process.started + 1)
-    assert Terminator([stranger]).end(stranger).error is None
-    assert Terminator([process], lambda one: False).end(None).error is None
+    assert Terminator([stranger]).terminate(stranger).error is None
+    assert Terminator([process], lambda one: False).terminate(None).error is None
     assert rig.process.poll() is None
-    assert Terminator([process]).end(process).error is None
+    assert Terminator([process]).terminate(process).error is None
     assert rig.process.wait(5) == -15
     assert identify(rig.process.pid) is None

@@ -30,7 +30,7 @@ from plimsoll_sidecar import ask, manual
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.ask_server import AskServer
 from plimsoll_sidecar.govern.command import Outcome
-from plimsoll_sidecar.manual import FOLDER, Inbox
+from plimsoll_sidecar.manual import NOTES_FOLDER, NoteInbox
 
 
 class Replica:
@@ -107,12 +107,12 @@ def test_actions_are_fenced_by_the_epoch_that_was_seen(replica: Replica) -> None
 def test_an_action_leaves_a_note_of_how_it_ended(replica: Replica) -> None:
     epoch = replica.ask("status")[1].epoch
     replica.ask("restart", f"--expected-epoch={epoch}", "--deadline=1")
-    inbox = Inbox(replica.state)
+    inbox = NoteInbox(replica.state)
     (action,) = inbox.read()
     assert (action.action, action.epoch, action.outcome) == ("restart", epoch, Outcome.SUCCEEDED)
     assert inbox.read() == [], "an action that ended is given once"
     inbox.remove_read()
-    assert list((replica.state / FOLDER).iterdir()) == []
+    assert list((replica.state / NOTES_FOLDER).iterdir()) == []
 
 
 def test_a_command_that_was_cut_off_is_noted_as_unknown(tmp_path: Path) -> None:
@@ -122,17 +122,17 @@ def test_a_command_that_was_cut_off_is_noted_as_unknown(tmp_path: Path) -> None:
         " action='restart', epoch='a:1', at=1.0))"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    (action,) = Inbox(tmp_path).read()
+    (action,) = NoteInbox(tmp_path).read()
     assert action.outcome is Outcome.UNKNOWN
     for name, text in (("person-2.json", "{}"), ("person-3.json", "x" * 100_000)):
-        (tmp_path / FOLDER / name).write_text(text)
-    assert Inbox(tmp_path).read() == [action], "what is no action is removed"
-    assert [one.name for one in (tmp_path / FOLDER).iterdir()] == ["person-00000001.json"]
+        (tmp_path / NOTES_FOLDER / name).write_text(text)
+    assert NoteInbox(tmp_path).read() == [action], "what is no action is removed"
+    assert [one.name for one in (tmp_path / NOTES_FOLDER).iterdir()] == ["person-00000001.json"]
 
 
 def test_the_supervisor_that_runs_carries_it_out(replica: Replica) -> None:
     """``ask`` itself imports next to nothing then; a person waits for it on little CPU."""
-    server = AskServer(replica.state, manual.run)
+    server = AskServer(replica.state, manual.run_command)
     server.start()
     try:
         arguments = ["trim", "--expected-epoch=current", f"--config={replica.config}"]

@@ -271,10 +271,10 @@ def test_an_engine_serves_again_when_its_drain_by_hand_expires(tmp_path: Path) -
         assert engine.drain(drain).outcome is Outcome.SUCCEEDED
         with rig.supervisor():
             deadline = time.monotonic() + 30
-            while readiness.MANUAL in readiness.active_reasons(state_dir):
+            while readiness.MANUAL in readiness.read_active_reasons(state_dir):
                 assert engine.status().state is EngineState.DRAINED
                 time.sleep(0.1)
-            while readiness.ended_drains(state_dir):
+            while readiness.list_ended_drains(state_dir):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             assert engine.status().state is EngineState.SERVING

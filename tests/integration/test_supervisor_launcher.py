@@ -97,7 +97,7 @@ def test_a_drain_makes_it_unready_until_it_expires(launcher: Running) -> None:
     eventually(lambda: launcher.probe() == 200, 5.0)
     readiness.set_unready(str(launcher.state_dir), readiness.MANUAL, 60.0)
     assert launcher.probe() == 503
-    readiness.clear(str(launcher.state_dir), readiness.MANUAL)
+    readiness.clear_reasons(str(launcher.state_dir), readiness.MANUAL)
     assert launcher.probe() == 200
 
 

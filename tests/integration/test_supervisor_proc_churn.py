@@ -14,10 +14,10 @@ import pytest
 
 from plimsoll_api.admin import EngineState, Load, ProcessMemory, Role, Status
 from plimsoll_sidecar.record import diagnostics
-from plimsoll_sidecar.record.diagnostics import Diagnostics
+from plimsoll_sidecar.record.diagnostics import DiagnosticsWriter
 from plimsoll_sidecar.signals import cgroup, process_table, resident_memory, sampler
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
-from plimsoll_sidecar.signals.resident_memory import Processes
+from plimsoll_sidecar.signals.resident_memory import EngineProcessTable
 
 MIB = 1 << 20
 HELD_MIB = 32
@@ -99,7 +99,7 @@ def frontend(pid: int) -> list[ProcessMemory]:
 
 def test_a_sum_is_whole_or_unknown_while_processes_come_and_go(start: Start) -> None:
     churning, _ = start(CHURN)
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name(frontend(churning.pid))
     known = 0
     for _ in range(READINGS):
@@ -114,7 +114,7 @@ def test_no_reader_fails_on_a_process_that_vanishes(start: Start) -> None:
     churning, _ = start(CHURN)
     readers: list[Callable[[int], object]] = [
         resident_memory.read_resident, process_table.children, identify,
-        process_table.control_group_of, cgroup.Cgroup.of_process,
+        process_table.find_memory_group, cgroup.Cgroup.of_process,
     ]  # fmt: skip
     met = 0
     deadline = time.monotonic() + 60
@@ -129,7 +129,7 @@ def test_no_reader_fails_on_a_process_that_vanishes(start: Start) -> None:
 def test_a_zombie_that_nobody_reaps_does_not_hide_its_engine(start: Start) -> None:
     engine, child = start(ZOMBIE)
     assert identify(int(child)) is None
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name(frontend(engine.pid))
     host = processes.read()
     assert host.rss_anon is not None
@@ -142,10 +142,10 @@ def test_a_name_in_no_encoding_is_no_obstacle(start: Start) -> None:
     assert b"\xff\xfe" in Path(f"/proc/{odd.pid}/comm").read_bytes()
     known = identify(odd.pid)
     assert known is not None
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name(frontend(odd.pid))
     assert (processes.read().rss_anon or 0) > MIB
-    assert process_table.control_group_of(odd.pid) is not None
+    assert process_table.find_memory_group(odd.pid) is not None
 
 
 def test_more_processes_than_can_be_read_are_unknown(
@@ -153,7 +153,7 @@ def test_more_processes_than_can_be_read_are_unknown(
 ) -> None:
     engine, _ = start(ZOMBIE)
     monkeypatch.setattr(resident_memory, "MAX_PROCESSES", 1)
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name(frontend(engine.pid))
     host = processes.read()
     assert host.rss_anon is None
@@ -181,7 +181,7 @@ def test_a_pid_given_anew_is_another_process(start: Start, tmp_path: Path) -> No
     engine, _ = start(USR1)
     known = identify(engine.pid)
     assert known is not None
-    processes = Processes()
+    processes = EngineProcessTable()
     processes.name(frontend(engine.pid))
     assert processes.read().rss_anon
     engine.kill()
@@ -204,7 +204,7 @@ def test_a_pid_given_anew_is_another_process(start: Start, tmp_path: Path) -> No
 
 
 def asks(run_dir: Path, target: ProcessId) -> None:
-    saving = Diagnostics(None, run_dir, run_dir, lambda: target)  # type: ignore[arg-type]
+    saving = DiagnosticsWriter(None, run_dir, run_dir, lambda: target)  # type: ignore[arg-type]
     saving._signal_frontend()
 
 
@@ -232,7 +232,7 @@ def test_what_the_engine_leaves_in_its_folder_is_copied_within_bounds(tmp_path: 
     with (stacks / "e-huge.txt").open("wb") as huge:
         huge.truncate(1 << 30)
     (stacks / "f-stacks.txt").write_text("Thread 1")
-    saving = Diagnostics(None, tmp_path, tmp_path, lambda: None)  # type: ignore[arg-type]
+    saving = DiagnosticsWriter(None, tmp_path, tmp_path, lambda: None)  # type: ignore[arg-type]
     saved = saving._copy_stacks(target)
     assert [path.name for path in saved] == ["stacks-e-huge.txt", "stacks-f-stacks.txt"]
     assert saved[0].stat().st_size <= diagnostics.MAX_FILE_BYTES + diagnostics.CHUNK_BYTES

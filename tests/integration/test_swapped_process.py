@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.admin import ProcessMemory, Role
-from plimsoll_sidecar.signals.resident_memory import Processes
+from plimsoll_sidecar.signals.resident_memory import EngineProcessTable
 from tests.swap import swap_file
 
 MIB = 1 << 20
@@ -45,7 +45,7 @@ def test_a_process_that_is_swapped_out_is_as_large_as_before(swap: None) -> None
         assert process.stdout is not None
         try:
             process.stdout.readline()
-            processes = Processes()
+            processes = EngineProcessTable()
             processes.name([ProcessMemory(Role.WORKER, process.pid)])
             before = processes.read()
             process.stdin.write(b"\n")

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.names import ASK_SOCKET
 from plimsoll_sidecar import ask_server, background
-from plimsoll_sidecar.ask_server import BUSY, MAX_CONCURRENT, AskServer
+from plimsoll_sidecar.ask_server import BUSY_ANSWER, MAX_CONCURRENT_ACTIONS, AskServer
 
 
 def asked(state_dir: Path, words: str = "status") -> bytes:
@@ -44,7 +44,7 @@ def test_actions_without_a_thread_leave_room_for_later_ones(
     try:
         with monkeypatch.context() as patched:
             patched.setattr(ask_server, "run_in_thread", no_thread)
-            assert {asked(tmp_path) for _ in range(2 * MAX_CONCURRENT + 1)} == {b""}
+            assert {asked(tmp_path) for _ in range(2 * MAX_CONCURRENT_ACTIONS + 1)} == {b""}
         assert asked(tmp_path) == b"0\nstatus"
     finally:
         server.stop()
@@ -63,14 +63,15 @@ def test_a_resume_is_taken_while_drains_hold_every_other_place(tmp_path: Path) -
     server = AskServer(tmp_path, handle)
     server.start()
     try:
-        with ThreadPoolExecutor(MAX_CONCURRENT) as persons:
+        with ThreadPoolExecutor(MAX_CONCURRENT_ACTIONS) as persons:
             drains = [
-                persons.submit(asked, tmp_path, "drain --deadline 9") for _ in range(MAX_CONCURRENT)
+                persons.submit(asked, tmp_path, "drain --deadline 9")
+                for _ in range(MAX_CONCURRENT_ACTIONS)
             ]
-            assert all(begun.acquire(timeout=20.0) for _ in range(MAX_CONCURRENT))
-            assert asked(tmp_path, "trim") == BUSY
+            assert all(begun.acquire(timeout=20.0) for _ in range(MAX_CONCURRENT_ACTIONS))
+            assert asked(tmp_path, "trim") == BUSY_ANSWER
             assert asked(tmp_path, "resume") == b"0\nresume"
-            assert [one.result(20.0) for one in drains] == [b"0\ndrain"] * MAX_CONCURRENT
+            assert [one.result(20.0) for one in drains] == [b"0\ndrain"] * MAX_CONCURRENT_ACTIONS
     finally:
         server.stop()
 

@@ -17,7 +17,7 @@ from plimsoll_sidecar import background
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, Slots
-from plimsoll_sidecar.background import BackgroundThread, run_in_thread, thread_status
+from plimsoll_sidecar.background import BackgroundThread, read_thread_status, run_in_thread
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.record.metrics import Metrics
@@ -70,10 +70,10 @@ def test_a_part_that_raises_goes_on_and_shows_it(
 ) -> None:
     caplog.set_level(logging.INFO)
     work.again()
-    assert thread_status()["tested"]
+    assert read_thread_status()["tested"]
     work.raises = KeyError("metadata")
     work.again()
-    assert not thread_status()["tested"]
+    assert not read_thread_status()["tested"]
     assert b'plimsoll_supervisor_part_ok{part="tested"} 0.0' in Metrics().render()
     work.raises = None
     work.again()
@@ -93,9 +93,9 @@ def test_what_is_expected_has_no_traceback(
 
 def test_a_wish_of_the_server_is_followed_within_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     part = BackgroundThread("tested", lambda: None)
-    assert part._failed(KubeError(429, "wait", retry_after_s=7.0)) == 7.0
-    assert part._failed(KubeError(429, "wait", retry_after_s=86_400.0)) <= 300.0
-    pauses = [part._failed(ValueError()) for _ in range(2000)]
+    assert part._record_failure(KubeError(429, "wait", retry_after_s=7.0)) == 7.0
+    assert part._record_failure(KubeError(429, "wait", retry_after_s=86_400.0)) <= 300.0
+    pauses = [part._record_failure(ValueError()) for _ in range(2000)]
     assert max(pauses) <= background.MAX_PAUSE_S
 
 
@@ -103,7 +103,8 @@ def test_no_wish_of_the_server_costs_the_restart_slot(tmp_path: Path) -> None:
     adapter = cast(EngineAdapter, None)
     made = Actuator(adapter, Slots(), None, lambda _: (), tmp_path, RestartBudget(), lambda: None)
     assert (
-        made._slot_loop._failed(KubeError(429, "wait", retry_after_s=300.0)) <= LEASE_DURATION_S / 4
+        made._slot_loop._record_failure(KubeError(429, "wait", retry_after_s=300.0))
+        <= LEASE_DURATION_S / 4
     )
 
 
@@ -119,10 +120,10 @@ def test_a_trim_without_a_thread_has_failed(
         cast(EngineAdapter, None), Slots(), None, lambda _: (), tmp_path, RestartBudget(),
         lambda: None,
     )  # fmt: skip
-    made.send(Command(verb=Verb.TRIM, operation_id="1", incident="i", epoch="a:1"))
+    made.queue_command(Command(verb=Verb.TRIM, operation_id="1", incident="i", epoch="a:1"))
     monkeypatch.setattr(threading.Thread, "start", start)
-    made._next_command()
-    assert [result.outcome for result in made.results()] == [Outcome.FAILED]
+    made._run_next_command()
+    assert [result.outcome for result in made.take_results()] == [Outcome.FAILED]
 
 
 def test_a_part_sleeps_until_it_is_woken() -> None:
@@ -172,10 +173,10 @@ def test_an_answer_that_is_no_lease_does_not_end_the_renewal(
     )  # fmt: skip
     actuator.start()
     try:
-        eventually(lambda: thread_status().get("slot") is False)
+        eventually(lambda: read_thread_status().get("slot") is False)
         answers.append({"metadata": {"name": "slot-0"}})
-        eventually(lambda: thread_status()["slot"])
-        eventually(lambda: actuator.take_stored() is not None)
+        eventually(lambda: read_thread_status()["slot"])
+        eventually(lambda: actuator.take_stored_restarts() is not None)
     finally:
         actuator.stop()
 

@@ -15,7 +15,7 @@ from plimsoll_sidecar.act import readiness, service_exit
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
-from plimsoll_sidecar.manual import parser, perform
+from plimsoll_sidecar.manual import create_parser, perform_action
 
 CONFIG = SupervisorConfig(
     service=ServiceRef("vllm"), engine=EngineEndpoint(EngineType.VLLM, "", "")
@@ -72,7 +72,9 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
     monkeypatch.setenv("POD_NAME", "vllm-0")
     engine = Engine(tmp_path, finishes)
     arguments = ["restart", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    answer = perform(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
+    answer = perform_action(
+        create_parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG
+    )
     assert answer.outcome == finishes
     assert waited == [service_exit.LEAVE_TIMEOUT_S]
     assert engine.calls == [(name, False) for name in calls]
@@ -85,9 +87,9 @@ def test_a_drain_that_fails_leaves_an_earlier_one(tmp_path: Path, first: bool) -
     if first:
         readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    assert perform(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
-    assert list(readiness.active_reasons(str(tmp_path))) == ["manual"] * first
-    assert readiness.ended_drains(str(tmp_path)) == ["manual"] * (not first), (
+    assert perform_action(create_parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
+    assert list(readiness.read_active_reasons(str(tmp_path))) == ["manual"] * first
+    assert readiness.list_ended_drains(str(tmp_path)) == ["manual"] * (not first), (
         "the engine may be drained"
     )
 
@@ -101,18 +103,23 @@ def test_a_drain_that_still_waits_ends_with_the_resume(tmp_path: Path, first: bo
     )
     if first:
         readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
-    engine.while_draining = lambda: perform(
-        parser().parse_args(["resume", *flags]), adapter, CONFIG
+    engine.while_draining = lambda: perform_action(
+        create_parser().parse_args(["resume", *flags]), adapter, CONFIG
     )
-    assert perform(parser().parse_args(["drain", *flags]), adapter, CONFIG).outcome == "Refused"
+    assert (
+        perform_action(create_parser().parse_args(["drain", *flags]), adapter, CONFIG).outcome
+        == "Refused"
+    )
     assert readiness.is_ready(str(tmp_path)), "an earlier drain was ended as well"
 
 
 def test_a_drain_that_is_refused_began_nothing(tmp_path: Path) -> None:
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.REFUSED))
     arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    assert perform(parser().parse_args(arguments), engine, CONFIG).outcome == "Refused"
-    assert readiness.ended_drains(str(tmp_path)) == []
+    assert (
+        perform_action(create_parser().parse_args(arguments), engine, CONFIG).outcome == "Refused"
+    )
+    assert readiness.list_ended_drains(str(tmp_path)) == []
 
 
 def test_a_resume_that_fails_is_tried_again(
@@ -125,8 +132,8 @@ def test_a_resume_that_fails_is_tried_again(
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.SUCCEEDED))
     readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     arguments = ["resume", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    assert perform(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
-    assert readiness.ended_drains(str(tmp_path)) == ["manual"]
+    assert perform_action(create_parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
+    assert readiness.list_ended_drains(str(tmp_path)) == ["manual"]
 
 
 def test_a_resume_ends_every_reason(tmp_path: Path) -> None:
@@ -134,10 +141,12 @@ def test_a_resume_ends_every_reason(tmp_path: Path) -> None:
     for reason in readiness.REASONS:
         readiness.set_unready(str(tmp_path), reason, 60.0)
     arguments = ["resume", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    answer = perform(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
+    answer = perform_action(
+        create_parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG
+    )
     assert answer.outcome == "Succeeded"
     assert readiness.is_ready(str(tmp_path))
-    assert readiness.ended_drains(str(tmp_path)) == list(readiness.DRAINS), (
+    assert readiness.list_ended_drains(str(tmp_path)) == list(readiness.DRAIN_REASONS), (
         "the supervisor resumes it"
     )
 
@@ -146,14 +155,17 @@ def test_a_resume_ends_every_reason(tmp_path: Path) -> None:
 def test_a_drain_stands_until_a_person_ends_it(tmp_path: Path, deadline: str) -> None:
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.SUCCEEDED))
     flags = ["--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    asked = parser().parse_args(["drain", f"--deadline={deadline}", *flags])
-    assert perform(asked, engine, CONFIG).outcome == "Succeeded"
-    assert readiness.active_reasons(str(tmp_path))["manual"] > 7 * 86_400.0
-    assert perform(parser().parse_args(["resume", *flags]), engine, CONFIG).outcome == "Succeeded"
+    asked = create_parser().parse_args(["drain", f"--deadline={deadline}", *flags])
+    assert perform_action(asked, engine, CONFIG).outcome == "Succeeded"
+    assert readiness.read_active_reasons(str(tmp_path))["manual"] > 7 * 86_400.0
+    assert (
+        perform_action(create_parser().parse_args(["resume", *flags]), engine, CONFIG).outcome
+        == "Succeeded"
+    )
     assert readiness.is_ready(str(tmp_path))
 
 
 @pytest.mark.parametrize("deadline", ["nan", "inf", "-1", "1e9", "soon"])
 def test_a_deadline_that_never_comes_is_refused(deadline: str) -> None:
     with pytest.raises(ValueError, match="--deadline"):
-        parser().parse_args(["drain", f"--deadline={deadline}"])
+        create_parser().parse_args(["drain", f"--deadline={deadline}"])

@@ -28,8 +28,8 @@ from plimsoll_api.roles import PodRole
 from plimsoll_api.state import Signal, View
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.history import Band, History, growth_chart, segment_chart
-from plimsoll_sidecar.page import NO_STATE, current_rung, render_page
+from plimsoll_sidecar.history import History, MemoryBand, draw_growth_chart, draw_segment_chart
+from plimsoll_sidecar.page import EMPTY_STATE, find_current_rung, render_page
 
 MIB = 1 << 20
 
@@ -74,13 +74,13 @@ def test_unknown_stays_unknown_in_the_history() -> None:
     assert point.host_baseline is None
 
 
-def band(points: int, budget: int | None = 8 * MIB) -> Band:
-    return Band("Host", HOST_SEGMENTS, (4 * MIB,) * points, budget)
+def band(points: int, budget: int | None = 8 * MIB) -> MemoryBand:
+    return MemoryBand("Host", HOST_SEGMENTS, (4 * MIB,) * points, budget)
 
 
 def test_the_chart_is_well_formed_and_says_its_numbers() -> None:
     points = history(50).points()
-    root = ElementTree.fromstring(segment_chart(band(50), points))
+    root = ElementTree.fromstring(draw_segment_chart(band(50), points))
     text = ElementTree.tostring(root, encoding="unicode")
     assert root.attrib["role"] == "img"
     assert "Now 50.0 MiB, the budget's line is at 12.0 MiB" in text
@@ -95,13 +95,15 @@ def test_the_chart_is_well_formed_and_says_its_numbers() -> None:
 
 def test_no_chart_without_two_known_points() -> None:
     points = history(50).points()
-    assert segment_chart(band(1), points[:1]) == ""
-    assert segment_chart(Band("Device", DEVICE_SEGMENTS, (None,) * 50, None), points) == ""
-    assert "budget" not in segment_chart(band(50, None), points)
+    assert draw_segment_chart(band(1), points[:1]) == ""
+    assert (
+        draw_segment_chart(MemoryBand("Device", DEVICE_SEGMENTS, (None,) * 50, None), points) == ""
+    )
+    assert "budget" not in draw_segment_chart(band(50, None), points)
 
 
 def test_the_growth_alone_is_drawn_against_the_whole_budget() -> None:
-    drawn = growth_chart(
+    drawn = draw_growth_chart(
         "Host", [(0.0, None), (1.0, 0), (2.0, MIB), (3.0, None), (4.0, 5 * MIB)], 8 * MIB
     )
     root = ElementTree.fromstring(drawn)
@@ -111,7 +113,7 @@ def test_the_growth_alone_is_drawn_against_the_whole_budget() -> None:
     assert [len(points) for points in shapes] == [2], "a lone point is no line; unknown is a gap"
     heights = [float(pair.split(",")[1]) for pair in shapes[0]]
     assert heights[0] > heights[1] > 200, "an eighth of the budget is low in the picture"
-    assert growth_chart("Host", [(1.0, None), (2.0, 3)], 8 * MIB) == ""
+    assert draw_growth_chart("Host", [(1.0, None), (2.0, 3)], 8 * MIB) == ""
 
 
 def test_the_present_rung_is_the_heaviest_of_the_open_incidents() -> None:
@@ -125,11 +127,11 @@ def test_the_present_rung_is_the_heaviest_of_the_open_incidents() -> None:
             rung=rung,
         )
 
-    assert current_rung([]) == "Observe"
-    assert current_rung([at(IncidentPhase.OPEN)]) == "Observe"
-    assert current_rung([at(IncidentPhase.TRIMMING)]) == "Trim"
+    assert find_current_rung([]) == "Observe"
+    assert find_current_rung([at(IncidentPhase.OPEN)]) == "Observe"
+    assert find_current_rung([at(IncidentPhase.TRIMMING)]) == "Trim"
     both = [at(IncidentPhase.TRIMMING), at(IncidentPhase.RESTARTING, Action.WORKER_RESTART)]
-    assert current_rung(both) == "WorkerRestart"
+    assert find_current_rung(both) == "WorkerRestart"
 
 
 def state(**changes: object) -> bytes:
@@ -172,7 +174,7 @@ def test_what_comes_from_outside_is_escaped() -> None:
 
 
 def test_before_the_first_sample_the_page_says_so() -> None:
-    assert b"No sample yet" in render_page(NO_STATE, [])
+    assert b"No sample yet" in render_page(EMPTY_STATE, [])
 
 
 def test_the_memory_of_the_history_is_small() -> None:

@@ -24,8 +24,8 @@ from plimsoll_sidecar import tune
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.record.storage import read_learned
-from plimsoll_sidecar.replay import TraceWriter, given_budget
+from plimsoll_sidecar.record.storage import read_learned_budgets
+from plimsoll_sidecar.replay import TraceWriter, parse_budget
 
 DAY_M = 24 * 60
 BEGAN = 20_000 * 86_400
@@ -55,7 +55,7 @@ def test_a_journal_gives_level_proposal_and_what_each_day_would_have_caused(
     tmp_path: Path,
 ) -> None:
     file = journal(tmp_path / "journal.sqlite", learned(days=5, incident_on=4))
-    (host,) = tune.tunings(read_learned(file), MemoryPolicy(host=budget_of("Auto")))
+    (host,) = tune.make_tunings(read_learned_budgets(file), MemoryPolicy(host=budget_of("Auto")))
     assert host.level == {"1h": 200 * MIB, "6h": 200 * MIB, "24h": 200 * MIB}
     assert (host.proposal, host.limit, host.starts) == (300 * MIB, 8 * GIB, [GIB])
     assert [(day.date, day.incident) for day in host.days[:5]] == [
@@ -105,18 +105,18 @@ def test_a_series_is_measured_from_the_least_size_after_each_start(tmp_path: Pat
         grown = 100 * MIB * (minute % 60) // 59 + GIB * (minute % DAY_M > 300)
         lines.append(f"{BEGAN + minute * 60},{8 * GIB - start + grown}")
     file.write_text("\n".join(lines))
-    found = tune.of_series(file, 16 * GIB)
+    found = tune.learn_from_series(file, 16 * GIB)
     assert found.host.starts == [8 * GIB], "a fall by a third is no start"
     lines += [f"{BEGAN + (2 * DAY_M + minute) * 60},{GIB}" for minute in range(5)]
     file.write_text("\n".join(lines))
-    assert tune.of_series(file, 16 * GIB).host.starts == [8 * GIB, GIB]
+    assert tune.learn_from_series(file, 16 * GIB).host.starts == [8 * GIB, GIB]
 
 
 def test_budgets_that_do_not_fit_are_told() -> None:
     found = learned()
 
     def told(growth: int) -> list[str]:
-        return tune.misfits(found, MemoryPolicy(host=MemoryBudget(growth)))
+        return tune.explain_unsuitable_budgets(found, MemoryPolicy(host=MemoryBudget(growth)))
 
     assert told(GIB) == []
     (small,) = told(64 * MIB)
@@ -126,7 +126,7 @@ def test_budgets_that_do_not_fit_are_told() -> None:
     )
     (large,) = told(7 * GIB + 1)
     assert "is more than the 7.0 GiB below the memory limit after a start" in large
-    assert tune.misfits(found, MemoryPolicy(host=budget_of("Auto"))) == []
+    assert tune.explain_unsuitable_budgets(found, MemoryPolicy(host=budget_of("Auto"))) == []
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_budgets_that_do_not_fit_are_told() -> None:
     ],
 )
 def test_a_budget_is_a_size_and_a_window(text: str, found: MemoryBudget) -> None:
-    assert given_budget(text) == found
+    assert parse_budget(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "0", "auto", "2Gi/", "2Gi/soon", "2Gi/0s", "/1h", "Auto/"])
 def test_other_budgets_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"quantity|duration|more than 0"):
-        given_budget(text)
+        parse_budget(text)
 
 
 def leak(path: Path) -> Path:
@@ -173,8 +173,8 @@ def test_a_replay_tries_another_budget(tmp_path: Path, budget: str, restarts: bo
 
 
 def test_a_trace_teaches_what_the_supervisor_would_have_learned(tmp_path: Path) -> None:
-    found, memory = tune.of_trace(leak(tmp_path / "leak.jsonl"))
+    found, memory = tune.learn_from_trace(leak(tmp_path / "leak.jsonl"))
     assert memory.host is None
     (hour,) = found.host.hours
     assert hour.gains[0] > 400 * MIB
-    assert msgspec.json.encode(tune.tunings(found, memory))
+    assert msgspec.json.encode(tune.make_tunings(found, memory))

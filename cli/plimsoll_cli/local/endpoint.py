@@ -23,27 +23,27 @@ from plimsoll_api.units import whole_number
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local.plan import LOOPBACK
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES
-from plimsoll_sidecar.act.adapters.external_server import engine_type
+from plimsoll_sidecar.act.adapters.external_server import identify_engine_type
 from plimsoll_sidecar.clients.http import HttpClient
 from plimsoll_sidecar.signals.engine_processes import (
     WRAPPERS,
     EngineFinder,
-    EngineNotFound,
-    default_port,
+    EngineNotFoundError,
+    find_default_port,
+    find_port_option,
     has_helper_title,
     is_engine,
-    port_option,
 )
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
-    ancestors,
-    command_line,
-    command_name,
-    descendants,
+    find_descendants,
     identify,
+    iterate_ancestors,
     parents,
+    read_command_line,
+    read_command_name,
 )
-from plimsoll_sidecar.signals.tcp_sockets import listening_ports
+from plimsoll_sidecar.signals.tcp_sockets import find_listening_ports
 
 RUNTIMES = ("docker", "podman", "nerdctl")
 """Container runtimes with Docker's ``inspect`` format."""
@@ -117,14 +117,14 @@ def _by_url(target: str) -> FoundEngine:
         )
     try:
         main = EngineFinder(port, kind).find().main
-    except EngineNotFound:
+    except EngineNotFoundError:
         main = None
     if main is None:
         raise UsageError(
             f"{target}: cannot find the process that listens: run plimsoll as the engine's user or"
             " as root, or name its container"
         )
-    if command_name(main.pid) in PORT_PROXIES:
+    if read_command_name(main.pid) in PORT_PROXIES:
         raise UsageError(f"{target}: the port belongs to a container: name the container instead")
     return FoundEngine(_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
 
@@ -133,13 +133,13 @@ def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundE
     """Return the engine of process ``pid``; ``addresses`` are base URLs in order of preference."""
     main = _find_main_process(pid)
     tree = parents()
-    everyone = [main.pid, *sorted(descendants({main.pid}, tree))]
+    everyone = [main.pid, *sorted(find_descendants({main.pid}, tree))]
     if not os.access(f"/proc/{main.pid}/fd", os.R_OK):
         raise UsageError(
             f"{pid}: the process belongs to another user: run plimsoll as that user or as root"
         )
-    kind = _type_of_command(command_line(main.pid))
-    ports = listening_ports(everyone)
+    kind = _type_of_command(read_command_line(main.pid))
+    ports = find_listening_ports(everyone)
     if port is not None:
         ports = [port]
     if addresses:
@@ -150,21 +150,21 @@ def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundE
         urls = [f"http://{LOOPBACK}:{one}" for one in ports]
     url, kind = _find_serving_url(urls, kind)
     if not url and kind is not EngineType.CUSTOM:  # still starting
-        url = f"http://{LOOPBACK}:{_port_of_command(command_line(main.pid), kind)}"
+        url = f"http://{LOOPBACK}:{_port_of_command(read_command_line(main.pid), kind)}"
     endpoint = EngineEndpoint(
         kind, url, url, serves=bool(url), process=MainProcess(main.pid, main.started)
     )
-    return FoundEngine(_safe_name(f"{command_name(main.pid)}-{main.pid}"), endpoint)
+    return FoundEngine(_safe_name(f"{read_command_name(main.pid)}-{main.pid}"), endpoint)
 
 
 def _find_main_process(pid: int) -> ProcessId:
     """Return the main process of the engine that ``pid`` belongs to, or that it started."""
     tree = parents()
-    line = command_line(pid)
+    line = read_command_line(pid)
     if any(has_helper_title(line, kind) for kind in KNOWN):
-        above = list(ancestors(pid, tree))[1:]
-        pid = next((one for one in above if _type_of_command(command_line(one)) in KNOWN), pid)
-    while command_name(pid) in WRAPPERS:
+        above = list(iterate_ancestors(pid, tree))[1:]
+        pid = next((one for one in above if _type_of_command(read_command_line(one)) in KNOWN), pid)
+    while read_command_name(pid) in WRAPPERS:
         started = [child for child, parent in tree.items() if parent == pid]
         if len(started) != 1:
             break
@@ -172,7 +172,7 @@ def _find_main_process(pid: int) -> ProcessId:
     found = identify(pid)
     if found is None:
         raise UsageError(f"{pid}: the process does not exist")
-    if pid in ancestors(os.getpid(), tree):
+    if pid in iterate_ancestors(os.getpid(), tree):
         raise UsageError(f"{pid}: the process runs plimsoll itself")
     return found
 
@@ -192,10 +192,10 @@ def _find_serving_url(urls: Sequence[str], kind: EngineType) -> tuple[str, Engin
 def _type_of_server(url: str) -> EngineType | None:
     """Return the type of the server at ``url``: CUSTOM if unknown, None without an answer."""
     server = HttpClient(url)
-    kind = engine_type(server)
+    kind = identify_engine_type(server)
     if kind is not None:
         return kind
-    alive = server.has_answer(PROFILES[EngineType.CUSTOM].alive, ANSWER_S)
+    alive = server.has_answer(PROFILES[EngineType.CUSTOM].health_path, ANSWER_S)
     return EngineType.CUSTOM if alive else None
 
 
@@ -204,7 +204,7 @@ def _type_of_command(line: Sequence[str]) -> EngineType:
 
 
 def _port_of_command(line: Sequence[str], kind: EngineType) -> int | None:
-    return whole_number(port_option(line) or "") or default_port(kind)
+    return whole_number(find_port_option(line) or "") or find_default_port(kind)
 
 
 def _is_local_address(host: str) -> bool:

@@ -24,7 +24,7 @@ from plimsoll_cli.local import run_dir as folders
 from plimsoll_sidecar import replay as replaying
 from plimsoll_sidecar import tune
 from plimsoll_sidecar.detect.segments import HostSource
-from plimsoll_sidecar.record.storage import read_learned
+from plimsoll_sidecar.record.storage import read_learned_budgets
 from plimsoll_sidecar.tune import Day as Day
 from plimsoll_sidecar.tune import Tuning as Tuning
 
@@ -50,10 +50,10 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
 def replay(file: Path, mode: Mode, budget: str | None) -> int:
     """Print the supervisor's output for a trace; return the exit status."""
     try:
-        given = replaying.given_budget(budget) if budget is not None else None
+        given = replaying.parse_budget(budget) if budget is not None else None
     except ValueError as error:
         raise UsageError(f"--budget {budget}: {error}") from None
-    return replaying.run(file, mode, given)
+    return replaying.print_replay(file, mode, given)
 
 
 def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
@@ -61,20 +61,20 @@ def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[T
     file = Path(source)
     try:
         if source.endswith(trace.SUFFIXES):
-            learned, memory = tune.of_trace(file)
+            learned, memory = tune.learn_from_trace(file)
         elif file.suffix == ".csv":
-            learned, memory = tune.of_series(file, limit), MemoryPolicy()
+            learned, memory = tune.learn_from_series(file, limit), MemoryPolicy()
         elif file.is_file():
-            learned, memory = read_learned(file), MemoryPolicy()
+            learned, memory = read_learned_budgets(file), MemoryPolicy()
         else:
             folder = run_dir or folders.service_dir(source)
             memory = _config(folder / "etc" / CONFIG_FILE).memory
-            learned = read_learned(folder / "state" / JOURNAL_FILE)
+            learned = read_learned_budgets(folder / "state" / JOURNAL_FILE)
     except OSError as error:
         raise UsageError(f"{error.filename or source}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return tune.tunings(learned, memory)
+    return tune.make_tunings(learned, memory)
 
 
 def read(file: Path) -> tuple[float, list[Sample]]:

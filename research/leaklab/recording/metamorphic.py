@@ -28,7 +28,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Header, Sample
-from plimsoll_sidecar.replay import ReplayLine, memory_policy
+from plimsoll_sidecar.replay import ReplayLine, make_memory_policy
 from plimsoll_sidecar.replay import replay_samples as replayed
 
 LATER_S = 45.0
@@ -74,7 +74,7 @@ class Played:
     def of(cls, recording: Recording) -> Played:
         """Read all of a recording."""
         header, samples = trace.read(recording.trace)
-        memory = memory_policy(recording.trace, header)
+        memory = make_memory_policy(recording.trace, header)
         return cls(header, memory, tuple(samples), recording.labels)
 
     def outcome(

@@ -1,8 +1,8 @@
-"""Executes the governor's commands, one at a time, in a thread.
+"""Execute the governor's commands, one at a time, in a thread of its own.
 
-Sampling continues meanwhile. Only a trim runs in a separate thread, because it can hang together
-with the engine. Each command returns a result within a bounded time. Sending a command again after
-a restart of the supervisor does no harm (see the adapter).
+The supervisor continues to take samples meanwhile. A trim runs in a further thread, because it can
+hang together with the engine. Each command returns a result within a bounded time. After a restart
+of the supervisor, a command may safely be sent again (see the adapter).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.lease_counts import UnreadableError
+from plimsoll_sidecar.act.lease_counts import UnreadableCountError
 from plimsoll_sidecar.act.service_exit import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
@@ -32,14 +32,14 @@ from plimsoll_sidecar.signals.process_table import ProcessId
 
 log = logging.getLogger(__name__)
 
-LEASE_ERRORS = (KubeError, UnreadableError, SlotLostError)
-"""Errors because of which a slot Lease cannot be used."""
+SLOT_LEASE_ERRORS = (KubeError, UnreadableCountError, SlotLostError)
+"""Errors that make a slot Lease unusable."""
 EVICTION_S = 120.0
-"""Seconds within which the operator, if it runs, evicts a pod that has left its Services."""
+"""Seconds within which the operator evicts a pod that has left its Services."""
 
 RESUME_RETRY_S = 5.0
 """Seconds between two attempts to resume an engine after a drain."""
-NO_INCIDENT = SlotRequest(None)
+NO_SLOT_REQUEST = SlotRequest(None)
 Diagnose = Callable[[Command], tuple[str, ...]]
 
 
@@ -50,11 +50,11 @@ class _ResumeRequest(NamedTuple):
 
 
 class Actuator:
-    """Executor of commands and holder of the restart slot.
+    """Executor of commands, and holder of the restart slot.
 
     ``frontend`` returns the last known frontend process, for an engine that does not answer.
-    ``may_sweep`` is whether processes that an earlier engine left behind may be ended; the owner of
-    the configuration sets it.
+    ``may_end_leftovers`` allows the actuator to end processes that an earlier engine left behind;
+    the owner of the configuration sets it.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Actuator:
         self._diagnose, self._folder, self._frontend = diagnose, str(state_dir), frontend
         self.standby = StandbyLease(engine)
         self.policy = policy
-        self.may_sweep = False
+        self.may_end_leftovers = False
         self._commands: queue.Queue[Command | _ResumeRequest | None] = queue.Queue()
         self._resuming, self._resume_at = False, 0.0
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._command_loop = BackgroundThread("actuator", self._next_command)
+        self._command_loop = BackgroundThread("actuator", self._run_next_command)
         # A longer pause would lose the slot, even if the API server asks for one.
         self._slot_loop = BackgroundThread(
-            "slot", self._maintain_slot, LEASE_ERRORS, RENEW_S / 2, RENEW_S
+            "slot", self._maintain_slot, SLOT_LEASE_ERRORS, RENEW_S / 2, RENEW_S
         )
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
         self._has_loaded = self._is_merged = False
@@ -89,20 +89,20 @@ class Actuator:
         self._slot_loop.start()
 
     def stop(self) -> None:
-        """Stop after the current command; an unfinished command is in the journal."""
+        """Stop after the current command. The journal keeps a command that is not finished."""
         self._command_loop.stop()
         self._commands.put(None)
         self._slot_loop.stop()
         self.standby.stop()
 
-    def send(self, command: Command) -> None:
+    def queue_command(self, command: Command) -> None:
         """Queue a command that the journal has recorded.
 
-        Its result arrives later in ``results``.
+        :meth:`take_results` returns its result later.
         """
         self._commands.put(command)
 
-    def results(self) -> list[Result]:
+    def take_results(self) -> list[Result]:
         """Return the results that have arrived since the last call."""
         found = []
         while not self._results.empty():
@@ -112,43 +112,46 @@ class Actuator:
     def set_slot_request(self, request: SlotRequest) -> None:
         """Set which incident needs a slot, according to the journal.
 
-        Must be called before the command that takes the slot is sent.
+        Call this before sending the command that takes the slot.
         """
-        if request == self._slots.wanted:
+        if request == self._slots.slot_request:
             return
-        self._slots.wanted = request
-        if request == NO_INCIDENT:
-            # If it cannot be written, the drain ends at its deadline.
+        self._slots.slot_request = request
+        if request == NO_SLOT_REQUEST:
+            # If the file cannot be written, the drain ends at its deadline.
             with contextlib.suppress(OSError):
                 readiness.end_drain(self._folder, readiness.DRAIN)
         self._slot_loop.wake()
 
     def end_drains(self, epoch: str) -> None:
-        """Resume the engine in ``epoch`` if a drain has ended. Does not block.
+        """Resume the engine in ``epoch`` if a drain has ended, without blocking.
 
         Call this only while no command is running, because a drain can be part of a command.
         """
         if self._resuming or time.monotonic() < self._resume_at:
             return
-        if readiness.ended_drains(self._folder) and readiness.is_ready(self._folder):
+        if readiness.list_ended_drains(self._folder) and readiness.is_ready(self._folder):
             self._resuming = True
             self._commands.put(_ResumeRequest(epoch))
 
-    def take_stored(self) -> ReplicaRestarts | None:
-        """Return the restarts of this replica stored outside its journal, once they are read.
+    def take_stored_restarts(self) -> ReplicaRestarts | None:
+        """Return the restarts of this replica that are stored outside its journal.
 
-        Returns them once, and None before and afterwards.
+        Returns them once, after they were read, and None before and afterwards.
         """
         return None if self._stored.empty() else self._stored.get_nowait()
 
     def store_restarts(self, known: ReplicaRestarts) -> None:
-        """Start storing the journal's restart counts outside the journal as well; do not wait."""
+        """Start to store the journal's restart counts outside the journal as well.
+
+        Does not block.
+        """
         self._is_merged = True
-        if known != self._slots.known:
-            self._slots.known = known
+        if known != self._slots.known_restarts:
+            self._slots.known_restarts = known
             self._slot_loop.wake()
 
-    def _next_command(self) -> float:
+    def _run_next_command(self) -> float:
         command = self._commands.get()
         if command is None:
             return 0.0
@@ -159,7 +162,7 @@ class Actuator:
             try:
                 run_in_thread("trim", lambda: self._execute_and_report(command))
             except RuntimeError as error:  # no thread could be started
-                self._results.put(command.result(Outcome.FAILED, str(error)))
+                self._results.put(command.make_result(Outcome.FAILED, str(error)))
         else:
             self._execute_and_report(command)
         return 0.0
@@ -172,7 +175,7 @@ class Actuator:
         try:
             if readiness.is_ready(self._folder):
                 self._engine.resume(epoch)
-                readiness.clear(self._folder, *readiness.ended_drains(self._folder))
+                readiness.clear_reasons(self._folder, *readiness.list_ended_drains(self._folder))
                 log.info("resumed the engine after a drain")
         except (EngineError, OSError) as error:
             log.warning("cannot resume the engine after a drain: %s", error)
@@ -185,7 +188,12 @@ class Actuator:
         If a step fails, the others still run; the first error is raised afterwards.
         """
         failed: Exception | None = None
-        for step in (self._renew_slot, self._load_stored, self._store_restarts, self._sweep):
+        for step in (
+            self._renew_slot,
+            self._load_stored_restarts,
+            self._store_restarts,
+            self._end_leftover_processes,
+        ):
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - it is raised below
@@ -194,22 +202,22 @@ class Actuator:
             raise failed
         return RENEW_S / 2
 
-    def _load_stored(self) -> None:
+    def _load_stored_restarts(self) -> None:
         if not self._has_loaded:
-            self._stored.put(self._slots.read_stored())
+            self._stored.put(self._slots.read_stored_restarts())
             self._has_loaded = True
 
     def _store_restarts(self) -> None:
-        """Store the restart count, once the journal was merged with what is stored."""
+        """Store the restart count after the journal has been merged with the stored count."""
         if self._is_merged:
-            self._slots.store(self.policy)
+            self._slots.store_restarts(self.policy)
 
     def _renew_slot(self) -> None:
         self._slots.reconcile(self.policy)
 
-    def _sweep(self) -> None:
+    def _end_leftover_processes(self) -> None:
         """End processes of an earlier engine that are still running next to the current one."""
-        if self.may_sweep and (summary := self._engine.sweep()):
+        if self.may_end_leftovers and (summary := self._engine.sweep()):
             log.warning("ended processes of an earlier engine: %s", summary)
 
     def execute(self, command: Command) -> Result:
@@ -217,11 +225,11 @@ class Actuator:
         log.info("%s started (%s, epoch %s)", command.verb, command.operation_id, command.epoch)
         try:
             result = self._dispatch(command)
-        except (EngineError, KubeError, UnreadableError, OSError) as error:
-            result = command.result(Outcome.FAILED, str(error))
+        except (EngineError, KubeError, UnreadableCountError, OSError) as error:
+            result = command.make_result(Outcome.FAILED, str(error))
         except Exception as error:  # a bug here must not leave the governor waiting
             log.exception("%s failed", command.verb)
-            result = command.result(Outcome.FAILED, f"{type(error).__name__}: {error}")
+            result = command.make_result(Outcome.FAILED, f"{type(error).__name__}: {error}")
         log.info("%s: %s %s", command.verb, result.outcome, result.message)
         return result
 
@@ -236,9 +244,9 @@ class Actuator:
             case Verb.TRIM:
                 return self._engine.trim(command)
             case Verb.TAKE_SLOT:
-                refusal = self._take_slot(command)
+                refusal = self._acquire_slot(command)
                 if refusal is None:
-                    return command.result(Outcome.SUCCEEDED)
+                    return command.make_result(Outcome.SUCCEEDED)
                 return Result(
                     operation_id=command.operation_id,
                     outcome=Outcome.REFUSED,
@@ -246,16 +254,16 @@ class Actuator:
                     waits=refusal.reason,
                 )
             case Verb.LEAVE:
-                return self._with_slot(command, self._leave)
+                return self._run_with_slot(command, self._leave_services)
             case Verb.DRAIN:
-                return self._with_slot(command, self._drain)
+                return self._run_with_slot(command, self._drain)
             case Verb.RESTART_WORKER:
-                return self._with_slot(command, self._engine.restart_worker)
+                return self._run_with_slot(command, self._engine.restart_worker)
             case Verb.RESTART_ENGINE:
-                return self._with_slot(command, self._restart_engine)
+                return self._run_with_slot(command, self._restart_engine)
 
-    def _take_slot(self, command: Command) -> Refusal | None:
-        """Acquire a restart slot. Return why that is not possible, or None if a slot is held."""
+    def _acquire_slot(self, command: Command) -> Refusal | None:
+        """Acquire a restart slot. Return None, or the reason why no slot was acquired."""
 
         def take() -> Refusal | None:
             endpoints = self._endpoints
@@ -263,23 +271,23 @@ class Actuator:
                 return Refusal(
                     WaitReason.LAST_READY_REPLICA, "this is the last ready replica of the service"
                 )
-            return self._slots.take(command.incident, self.policy, command.at)
+            return self._slots.acquire(command.incident, self.policy, command.at)
 
         return _check_slot(command, take)
 
-    def _with_slot(self, command: Command, act: Callable[[Command], Result]) -> Result:
+    def _run_with_slot(self, command: Command, act: Callable[[Command], Result]) -> Result:
         refusal = _check_slot(
             command, lambda: self._slots.ensure_held(command.incident, self.policy)
         )
         if refusal is not None:
             message = f"the restart slot was lost: {refusal.message}"
-            return command.result(Outcome.REFUSED, message)
+            return command.make_result(Outcome.REFUSED, message)
         return act(command)
 
-    def _leave(self, command: Command) -> Result:
+    def _leave_services(self, command: Command) -> Result:
         """Remove the pod from the endpoints before its eviction, and finish the running requests.
 
-        If it is not evicted, it becomes ready again after :data:`EVICTION_S`.
+        A pod that is not evicted becomes ready again after :data:`EVICTION_S`.
         """
         readiness.set_unready(
             self._folder, readiness.DRAIN, command.deadline_s + LEAVE_TIMEOUT_S + EVICTION_S
@@ -296,30 +304,31 @@ class Actuator:
             wait_until_left(self._endpoints)
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
-            readiness.clear(self._folder, readiness.DRAIN)
+            readiness.clear_reasons(self._folder, readiness.DRAIN)
         return result
 
     def _restart_engine(self, command: Command) -> Result:
-        return readiness.run_unready(self._folder, lambda: self._end_engine(command))
+        return readiness.run_unready(self._folder, lambda: self._terminate_engine(command))
 
-    def _end_engine(self, command: Command) -> Result:
+    def _terminate_engine(self, command: Command) -> Result:
         try:
             self._engine.status()
         except EngineError as silence:
             frontend = self._frontend()
             if frontend is None and not self._engine.processes():
-                return command.result(
+                return command.make_result(
                     Outcome.FAILED,
-                    f"the engine does not answer, and its main process is unknown: {silence}",
+                    "the engine does not answer, and the PID of its main process is unknown: "
+                    f"{silence}",
                 )
             ending = self._engine.end(frontend)
             if ending.error is not None:
-                return command.result(Outcome.FAILED, ending.error)
-            message = f"the engine did not answer and was stopped with signals: {ending.summary}"
-            result = command.result(Outcome.SUCCEEDED, f"{message} ({silence})")
+                return command.make_result(Outcome.FAILED, ending.error)
+            message = f"the engine did not answer, so it was stopped with signals: {ending.summary}"
+            result = command.make_result(Outcome.SUCCEEDED, f"{message} ({silence})")
         else:
             result = self._engine.restart_engine(command)
-        drained = readiness.MANUAL in readiness.active_reasons(self._folder)
+        drained = readiness.MANUAL in readiness.read_active_reasons(self._folder)
         if result.outcome is Outcome.REFUSED and not command.stalled and not drained:
             with contextlib.suppress(EngineError):  # retried later: the drain has ended
                 self._engine.resume(command.epoch)
@@ -327,14 +336,14 @@ class Actuator:
 
 
 def _check_slot(command: Command, ask: Callable[[], Refusal | None]) -> Refusal | None:
-    """Return the refusal from ``ask``, or the one for Leases that cannot be used now."""
+    """Return the refusal from ``ask``, or a refusal because Leases cannot be used now."""
     try:
         return ask()
-    except UnreadableError as error:
+    except UnreadableCountError as error:
         return Refusal(WaitReason.COUNT_UNREADABLE, str(error))
     except KubeError as error:
         if not error.is_transient:
             raise
-        # The text of the error differs each time, for example in its port.
+        # The error's text differs each time, for example in its port.
         log.warning("%s: %s", command.verb, error)
         return Refusal(WaitReason.API_SERVER_UNREACHABLE, "the API server does not answer")

@@ -1,12 +1,12 @@
-"""The restart counts in the annotations of a slot Lease, and their manual reset.
+"""Read and write the restart counts in the annotations of slot Leases.
 
 ``plimsoll.dev/restarts`` counts the restarts of all replicas of the service.
 ``plimsoll.dev/replica-restarts`` stores the restart count of each replica's journal by pod UID. It
-outlives the journal and ends with the pod. Any client that may update the Lease can write both. So
-their size is limited, and an unreadable count is an exhausted budget, never zero.
+outlives the journal and ends with the pod. Any client that may update the Lease can write both.
+Their size is therefore limited, and an unreadable count is an exhausted budget, never zero.
 
-``now`` is always the API server's time, which counts the service's restarts. The restarts of a
-replica have the time of its node, which may be wrong.
+``estimate_server_time`` is always the API server's time, which also dates the restarts of the
+service. The restarts of a replica carry the time of its node, which may be wrong.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar.clients.kube import Conflict, KubeClient, Object
-from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 MAX_RESTARTS = 1000
 """Maximum number of stored restarts of the service; ``restartBudget.count`` cannot be larger."""
 MAX_RESTARTS_PER_REPLICA = 64
-"""Maximum number of stored restarts of one replica; the newest are kept."""
+"""Maximum number of stored restarts of one replica; older ones are dropped."""
 MAX_REPLICAS = 64
-"""Maximum number of replicas on one Lease; those that restarted last are kept. Together they need
-less than 96 KiB of the 256 KiB that annotations may have."""
-MAX_BYTES = 1 << 17
+"""Maximum number of replicas on one Lease; those that restarted last are kept.
+
+Together they need less than 96 KiB of the 256 KiB that annotations may have.
+"""
+MAX_ANNOTATION_BYTES = 1 << 17
 MAX_CLOCK_SKEW_S = 86_400.0
-"""Maximum error of a node's clock in seconds: the counts of a replica are kept for this long after
-the window."""
+"""Maximum error of a node's clock, in seconds.
+
+The counts of a replica are kept this long beyond the window.
+"""
 
 
 class ServiceRestart(msgspec.Struct):
@@ -49,38 +53,41 @@ _Restarts = Annotated[list[ServiceRestart], msgspec.Meta(max_length=MAX_RESTARTS
 _Replicas = Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_REPLICAS)]
 
 
-class UnreadableError(ValueError):
-    """An annotation is not a valid count; the message names the Lease and says what to do."""
+class UnreadableCountError(ValueError):
+    """Error for an annotation that is not a valid count.
+
+    The message names the Lease and says what to do.
+    """
 
 
-def service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
+def read_service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
     """Return the service's restarts within the window. Raises UnreadableError."""
-    found = _read(lease, SERVICE_RESTARTS, _Restarts, b"[]")
+    found = _read_annotation(lease, SERVICE_RESTARTS, _Restarts, b"[]")
     return [restart for restart in found if now - restart.at < window_s]
 
 
-def count_service(lease: Object, incident: str, window_s: float, now: float) -> None:
+def count_service_restart(lease: Object, incident: str, window_s: float, now: float) -> None:
     """Count a restart of the service, once per incident. Raises UnreadableError."""
-    restarts = service_restarts(lease, window_s, now)
+    restarts = read_service_restarts(lease, window_s, now)
     if all(restart.incident != incident for restart in restarts):
         restarts.append(ServiceRestart(now, incident))
-    _write(lease, SERVICE_RESTARTS, restarts[-MAX_RESTARTS:])
+    _write_annotation(lease, SERVICE_RESTARTS, restarts[-MAX_RESTARTS:])
 
 
-def replica_restarts(lease: Object, uid: str) -> ReplicaRestarts:
+def read_replica_restarts(lease: Object, uid: str) -> ReplicaRestarts:
     """Return the stored restarts of the replica. Raises UnreadableError."""
-    known: dict[str, ReplicaRestarts] = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
-    return known.get(uid, NONE)
+    known: dict[str, ReplicaRestarts] = _read_annotation(lease, REPLICA_RESTARTS, _Replicas, b"{}")
+    return known.get(uid, NO_RESTARTS)
 
 
-def store_replica(
+def store_replica_restarts(
     lease: Object, uid: str, restarts: ReplicaRestarts, window_s: float, now: float
 ) -> None:
     """Store the restarts of one replica, and remove replicas whose restarts no longer count.
 
     Raises UnreadableError.
     """
-    known = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
+    known = _read_annotation(lease, REPLICA_RESTARTS, _Replicas, b"{}")
     known[uid] = ReplicaRestarts(restarts.at[-MAX_RESTARTS_PER_REPLICA:], restarts.exhausted)
     living = {
         name: one
@@ -88,73 +95,75 @@ def store_replica(
         if one.exhausted or one.within(window_s + MAX_CLOCK_SKEW_S, now)
     }
     newest = sorted(living, key=lambda name: (name == uid, max(living[name].at, default=0.0)))
-    _write(lease, REPLICA_RESTARTS, {name: living[name] for name in newest[-MAX_REPLICAS:]})
+    _write_annotation(
+        lease, REPLICA_RESTARTS, {name: living[name] for name in newest[-MAX_REPLICAS:]}
+    )
 
 
-def clear_replica(lease: Object, uid: str, pod: str) -> int:
-    """Remove the restarts of a replica; return how many of the service's restarts were its own.
+def clear_replica_restarts(lease: Object, uid: str, pod: str) -> int:
+    """Remove the restarts of a replica, and return how many of the service's restarts it caused.
 
-    An unreadable annotation is removed completely, because a person asked for the reset.
+    An unreadable annotation is removed completely, because a person requested the reset.
     """
     try:
-        known = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
+        known = _read_annotation(lease, REPLICA_RESTARTS, _Replicas, b"{}")
         known.pop(uid, None)
-    except UnreadableError:
+    except UnreadableCountError:
         known = {}
-    _write(lease, REPLICA_RESTARTS, known)
+    _write_annotation(lease, REPLICA_RESTARTS, known)
     try:
-        restarts = _read(lease, SERVICE_RESTARTS, _Restarts, b"[]")
-    except UnreadableError:
+        restarts = _read_annotation(lease, SERVICE_RESTARTS, _Restarts, b"[]")
+    except UnreadableCountError:
         restarts = []
     others = [one for one in restarts if one.incident.rpartition("-")[0] != pod]
-    _write(lease, SERVICE_RESTARTS, others)
+    _write_annotation(lease, SERVICE_RESTARTS, others)
     return len(restarts) - len(others)
 
 
-def clear_service(lease: Object) -> int:
-    """Remove all restarts of the service; return their number, 0 if it is unreadable."""
+def clear_service_restarts(lease: Object) -> int:
+    """Remove all restarts of the service, and return their number; 0 if it is unreadable."""
     try:
-        count = len(_read(lease, SERVICE_RESTARTS, _Restarts, b"[]"))
-    except UnreadableError:
+        count = len(_read_annotation(lease, SERVICE_RESTARTS, _Restarts, b"[]"))
+    except UnreadableCountError:
         count = 0
-    _write(lease, SERVICE_RESTARTS, [])
+    _write_annotation(lease, SERVICE_RESTARTS, [])
     return count
 
 
-def _annotations(lease: Object) -> dict[str, str]:
+def _get_annotations(lease: Object) -> dict[str, str]:
     found = lease["metadata"].get("annotations")
     return found if isinstance(found, dict) else {}
 
 
-def _read(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
-    text = _annotations(lease).get(name, "").encode() or empty
+def _read_annotation(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
+    text = _get_annotations(lease).get(name, "").encode() or empty
     try:
-        if len(text) > MAX_BYTES:
-            raise Malformed(f"it is larger than {MAX_BYTES >> 10} KiB")
+        if len(text) > MAX_ANNOTATION_BYTES:
+            raise Malformed(f"larger than {MAX_ANNOTATION_BYTES >> 10} KiB")
         return decode(text, kind)
     except Malformed as error:
-        raise UnreadableError(
-            f"Lease {lease['metadata']['name']}: annotation {name} cannot be read ({error}):"
-            " clear it with plimsoll resume POD --service"
+        raise UnreadableCountError(
+            f"cannot read the annotation {name} of Lease {lease['metadata']['name']} ({error}): "
+            "clear it with plimsoll resume POD --service"
         ) from error
 
 
-def _write(lease: Object, name: str, value: object) -> None:
+def _write_annotation(lease: Object, name: str, value: object) -> None:
     """Set the annotation, or remove it if ``value`` is empty."""
-    annotations = dict(_annotations(lease))
+    annotations = dict(_get_annotations(lease))
     annotations.pop(name, None)
     if value:
         annotations[name] = msgspec.json.encode(value).decode()
     lease["metadata"]["annotations"] = annotations
 
 
-MAX_TRIES = 5
-"""Attempts to update a Lease that others update at the same time."""
-PAUSE_S = 0.1
+MAX_ATTEMPTS = 5
+"""Maximum number of attempts to update a Lease that others update at the same time."""
+RETRY_PAUSE_S = 0.1
 
 
-def pod_uid(token_file: Path) -> str:
-    """Return this pod's UID from its service account token; empty if that fails.
+def read_pod_uid(token_file: Path) -> str:
+    """Return this pod's UID from its service account token; empty if it cannot be read.
 
     The token is not verified, because it is the pod's own.
     """
@@ -171,33 +180,35 @@ def pod_uid(token_file: Path) -> str:
 def reset_counts(
     kube: KubeClient, config: SupervisorConfig, pod: str, uid: str, whole_service: bool
 ) -> str:
-    """Clear restart counts on the Leases; return what was cleared and what still counts.
+    """Clear restart counts on the Leases. Return a text about the cleared and remaining counts.
 
-    Clears the restarts of this replica, or with ``whole_service`` all of them. Raises KubeError.
+    Clears the restarts of this replica, or all of them with ``whole_service``. Raises KubeError.
     """
     cleared, left = 0, 0
     for name in config.slots:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{config.service.namespace}/leases/{name}"
-        cleared += _update(kube, path, lambda lease: _clear(lease, uid or pod, pod, whole_service))
+        cleared += _update_lease(
+            kube, path, lambda lease: _clear_restarts(lease, uid or pod, pod, whole_service)
+        )
         window_s = config.supervision.restart_budget.window_s
-        left += len(service_restarts(kube.get(path), window_s, kube.now()))
+        left += len(read_service_restarts(kube.get(path), window_s, kube.estimate_server_time()))
     limit = config.supervision.restart_budget.count * len(config.slots)
     whose = "of the service" if whole_service else "of this replica"
     text = f"cleared {cleared} restarts {whose} from the slot Leases"
     if left:
         text += f"; {left} of {limit} restarts of other replicas still count"
     if left >= limit:
-        text += ", so no replica may restart: plimsoll resume --service clears them too"
+        text += ", so no replica may restart: clear them as well with plimsoll resume --service"
     return text
 
 
-def _clear(lease: Object, uid: str, pod: str, whole_service: bool) -> int:
-    count = clear_replica(lease, uid, pod)
-    return count + (clear_service(lease) if whole_service else 0)
+def _clear_restarts(lease: Object, uid: str, pod: str, whole_service: bool) -> int:
+    count = clear_replica_restarts(lease, uid, pod)
+    return count + (clear_service_restarts(lease) if whole_service else 0)
 
 
-def _update(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int:
-    for is_last in (*[False] * (MAX_TRIES - 1), True):
+def _update_lease(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int:
+    for is_last in (*[False] * (MAX_ATTEMPTS - 1), True):
         lease = kube.get(path)
         count = change(lease)
         try:
@@ -205,7 +216,7 @@ def _update(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int
         except Conflict:
             if is_last:
                 raise
-            time.sleep(PAUSE_S)
+            time.sleep(RETRY_PAUSE_S)
         else:
             return count
-    raise AssertionError("the last attempt returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")

@@ -1,4 +1,4 @@
-"""Removes a pod from the endpoints of its Services, and finds out if other replicas are ready."""
+"""Remove a pod from its Services' endpoints, and find out whether other replicas are ready."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.5
+ENDPOINTS_POLL_S = 0.5
 LEAVE_TIMEOUT_S = 30.0
-"""Seconds within which endpoints follow an unready pod: the probe period and kube-proxy's sync."""
-UNKNOWN_LEAVE_S = 10.0
-"""Seconds to wait if the endpoints are unknown; longer than they usually need."""
+"""Seconds within which endpoints follow an unready pod: the probe's period plus kube-proxy's sync.
+"""
+UNKNOWN_ENDPOINTS_WAIT_S = 10.0
+"""Seconds to wait if the endpoints are unknown. Endpoints are usually updated in less."""
 
 
 class ServiceExit:
-    """Exit from the Services of a pod whose EndpointSlices cannot be read.
+    """Exit of a pod from its Services if their EndpointSlices cannot be read.
 
-    It is then unknown which other replicas are ready, and leaving takes a fixed time.
+    It is then unknown which other replicas are ready, and the exit takes a fixed time.
     """
 
     def is_last_ready(self, planned: bool = False) -> bool:
@@ -35,17 +36,17 @@ class ServiceExit:
         return planned
 
     def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
-        """Wait until this pod is in no endpoints; return False after ``timeout_s``."""
-        time.sleep(min(timeout_s, UNKNOWN_LEAVE_S))
+        """Wait until no Service routes to this pod; return False after ``timeout_s``."""
+        time.sleep(min(timeout_s, UNKNOWN_ENDPOINTS_WAIT_S))
         return True
 
 
 class PodServices(ServiceExit):
-    """The Services that route to a pod, read from EndpointSlices.
+    """Services that route to a pod, as its EndpointSlices show.
 
-    ``service`` is the name of its Service. It is None for a pod of a SupervisionPolicy; then its
-    Services are looked up. ``replicas`` returns the pods of its workload, grouped by replica.
-    ``unused`` is the name of a Service that routes no requests, empty for none. The methods raise
+    ``service`` is the name of its Service, or None for a pod of a SupervisionPolicy, whose Services
+    are looked up. ``replicas`` returns the pods of its workload, grouped by replica. ``unused`` is
+    the name of a Service that routes no requests; empty if there is none. The methods raise
     :class:`~plimsoll_sidecar.clients.kube.KubeError`.
     """
 
@@ -60,18 +61,18 @@ class PodServices(ServiceExit):
         self._slices, self._pod, self._service = slices, pod, service
         self._replicas, self._apart = replicas, unused
 
-    def readiness_by_service(self) -> list[dict[str, bool]]:
+    def read_readiness_by_service(self) -> list[dict[str, bool]]:
         """Return the readiness of each pod by name, for each Service that routes to this pod."""
-        return self._read_readiness(self._service_names())
+        return self._read_readiness(self._find_service_names())
 
-    def _service_names(self) -> set[str]:
+    def _find_service_names(self) -> set[str]:
         if self._service is not None:
             return {self._service}
-        return self._slices.services_of(self._pod) - {self._apart}
+        return self._slices.find_services(self._pod) - {self._apart}
 
     def _read_readiness(self, names: set[str]) -> list[dict[str, bool]]:
         found: dict[str, dict[str, bool]] = {name: {} for name in names}
-        for one in self._slices.endpoints_of(names):
+        for one in self._slices.iterate_endpoints(names):
             pods = found.setdefault(one.service, {})
             pods[one.pod] = pods.get(one.pod, False) or one.ready
         return list(found.values())
@@ -87,46 +88,46 @@ class PodServices(ServiceExit):
         replicas = self._replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
         siblings = {name for pods in replicas for name in pods}
-        services = self.readiness_by_service()
+        services = self.read_readiness_by_service()
         for pods in services:
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
-            if _no_other_ready(pods, own, planned) or _no_other_ready(of_workload, own):
+            if _is_no_other_ready(pods, own, planned) or _is_no_other_ready(of_workload, own):
                 return True
         return planned and not services
 
     def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
         """Wait until the pod is not ready in any Service; return False on timeout.
 
-        If no Service routes to the pod, its clients know its address from elsewhere, so wait a
+        If no Service routes to the pod, its clients found its address in another way, so wait a
         fixed time.
         """
-        names = self._service_names()
+        names = self._find_service_names()
         if not names:
             return ServiceExit().wait_until_left(timeout_s)
         deadline = time.monotonic() + timeout_s
         while any(pods.get(self._pod, False) for pods in self._read_readiness(names)):
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(POLL_S)
+            time.sleep(ENDPOINTS_POLL_S)
         return True
 
 
 def wait_until_left(found: ServiceExit) -> None:
-    """Wait until the pod has left its endpoints, or a fixed time if they are unknown."""
+    """Wait until the pod has left its endpoints, or a fixed time if its endpoints are unknown."""
     try:
         found.wait_until_left()
     except KubeError as error:
-        log.warning("cannot read the endpoints of the pod: %s", error)
+        log.warning("cannot read the pod's endpoints, waiting a fixed time: %s", error)
         ServiceExit().wait_until_left()
 
 
-def endpoints_of_pod(
+def create_service_exit(
     kube: KubeClient | None,
     service: ServiceRef,
     pod: str,
     replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
 ) -> ServiceExit:
-    """Return how ``pod`` leaves the Services that route to it.
+    """Return the exit of ``pod`` from the Services that route to it.
 
     ``service`` is its service or policy. ``replicas`` returns the pods of its workload, grouped by
     replica.
@@ -137,13 +138,13 @@ def endpoints_of_pod(
     if service.kind != POLICY_KIND:
         return PodServices(slices, pod, service.name)
     member, workload = service.group, service.workload
-    # The Service that the operator created for a RayCluster has no clients.
+    # No client uses the Service that the operator created for a RayCluster.
     of_ray = workload is not None and workload.kind == RAY_KIND
     unused = member.subdomain if member is not None and of_ray else ""
     return PodServices(slices, pod, replicas=replicas, unused=unused)
 
 
-def _no_other_ready(pods: dict[str, bool], own: set[str], planned: bool = False) -> bool:
+def _is_no_other_ready(pods: dict[str, bool], own: set[str], planned: bool = False) -> bool:
     """Report whether there are pods other than ``own`` and none of them is ready.
 
     If ``planned``, there need not be any.

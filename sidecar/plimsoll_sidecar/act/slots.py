@@ -1,12 +1,12 @@
-"""Restart slots: Leases that limit how many replicas of a service restart at the same time.
+"""Hold restart slots: Leases that limit how many replicas of a service restart at the same time.
 
 The operator creates the Leases. A supervisor takes, renews and releases them by PUT with the
 resource version that it read, so only one of two concurrent writers succeeds. A holder has expired
 if the spec of its Lease did not change for its duration, measured by this node's clock: clocks of
 different nodes are never compared. Counts use the API server's time.
 
-The desired state of the Leases is stored in the journal only, as ``wanted``: the incident that
-needs a slot, or none. :meth:`Slots.reconcile` applies it every few seconds.
+Only the journal stores the desired state of the Leases, as a :class:`SlotRequest`: the incident
+that needs a slot, or none. :meth:`Slots.reconcile` applies it every few seconds.
 
 The PUT that takes a slot also updates the restart counts in the annotations (see
 :mod:`plimsoll_sidecar.act.lease_counts`), so every restart is counted.
@@ -33,51 +33,56 @@ from plimsoll_sidecar.clients.kube import (
     Object,
 )
 from plimsoll_sidecar.govern.command import Refusal, SlotRequest
-from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 LEASE_DURATION_S = 60
-"""Seconds without a renewal after which a holder has expired: its container restarts in seconds."""
+"""Seconds without a renewal after which a holder has expired.
+
+A container restarts within seconds.
+"""
 RENEW_S = 15.0
-NOT_CREATED = (Forbidden, NotFound)
-"""Errors if the operator has not created the slot, or has not yet given this pod access to it."""
+NOT_CREATED_ERRORS = (Forbidden, NotFound)
+"""Errors that occur until the operator has created the slot and granted this pod access to it."""
 
 
 class SlotLostError(Exception):
-    """Another replica holds the slot of a restart that is in progress."""
+    """Error if another replica holds the slot of a restart that is in progress."""
 
 
 class Slots:
-    """Restart slots without a cluster: there is one replica, and it may always restart.
+    """Restart slots without a cluster: the only replica may always restart.
 
-    ``known`` and ``wanted`` come from the journal of this replica; the owner of the journal sets
-    them. ``known`` are its restarts. ``wanted`` is the incident that needs a slot; None until the
-    journal has been read.
+    The owner of this replica's journal sets ``known_restarts`` and ``slot_request`` from it.
+    ``known_restarts`` are the replica's restarts. ``slot_request`` is the incident that needs a
+    slot; None until the journal has been read.
     """
 
-    known = NONE
-    wanted: SlotRequest | None = None
+    known_restarts = NO_RESTARTS
+    slot_request: SlotRequest | None = None
 
-    def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
-        """Acquire a slot. Return None if one is held, otherwise the reason.
+    def acquire(
+        self, incident: str, policy: RestartBudget, at: float | None = None
+    ) -> Refusal | None:
+        """Acquire a slot. Return None if this replica holds one, or else the reason.
 
         ``at`` counts a restart of this replica at that time, in Unix seconds, if its budget allows
-        it. With None, a slot that was lost is taken again.
+        it. With None, a lost slot is acquired again.
         """
         return None
 
     def ensure_held(self, incident: str, policy: RestartBudget) -> Refusal | None:
-        """Renew the slot or take it again; return None if it is held, else why not."""
+        """Renew the slot or acquire it again. Return None if it is held, or else the reason."""
         return None
 
     def reconcile(self, policy: RestartBudget) -> None:
-        """Renew or release the slot, as ``wanted`` says."""
+        """Renew the slot if ``slot_request`` requests it, or else release it."""
 
-    def read_stored(self) -> ReplicaRestarts:
-        """Return the restarts of this replica that are stored outside of its journal."""
-        return NONE
+    def read_stored_restarts(self) -> ReplicaRestarts:
+        """Return the restarts of this replica that are stored outside its journal."""
+        return NO_RESTARTS
 
-    def store(self, policy: RestartBudget) -> None:
-        """Store ``known`` outside of the journal, if it has changed."""
+    def store_restarts(self, policy: RestartBudget) -> None:
+        """Store ``known_restarts`` outside the journal if it has changed."""
 
 
 class LeaseSlots(Slots):
@@ -103,45 +108,47 @@ class LeaseSlots(Slots):
         self._held_name: str | None = None
         self._renewed = 0.0
         self._holds_none = False
-        """True once all slots were released, also those that an earlier process took."""
+        """True once all slots were released, including those that an earlier process acquired."""
         self._last_stored: ReplicaRestarts | None = None
         self._lock = threading.RLock()
 
-    def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
+    def acquire(
+        self, incident: str, policy: RestartBudget, at: float | None = None
+    ) -> Refusal | None:
         """Acquire the slot that this replica already holds, or one that is free or expired.
 
-        Return None if a slot is held, otherwise the reason.
+        Return None if a slot is held, or else the reason.
         """
         with self._lock:
             try:
-                return self._take(incident, policy, at)
-            except NOT_CREATED as error:
-                text = f"the operator has no restart slot for this pod yet: {error}"
+                return self._take_any(incident, policy, at)
+            except NOT_CREATED_ERRORS as error:
+                text = f"the operator has not created a restart slot for this pod yet: {error}"
                 return Refusal(WaitReason.NO_SLOT, text)
 
-    def replicas(self) -> list[tuple[str, ...]]:
+    def list_replicas(self) -> list[tuple[str, ...]]:
         """Return the pods that may take this slot, grouped by replica. Raises KubeError.
 
-        Empty if the Lease names none or does not exist yet.
+        Empty if the Lease names no pods or does not exist yet.
         """
         try:
             lease = self._kube.get(f"{self._path}/{self._names[0]}")
-        except NOT_CREATED:
+        except NOT_CREATED_ERRORS:
             return []
         return parse_replicas((lease["metadata"].get("annotations") or {}).get(SLOT_REPLICAS, ""))
 
-    def _take(self, incident: str, policy: RestartBudget, at: float | None) -> Refusal | None:
-        leases = self._leases()
+    def _take_any(self, incident: str, policy: RestartBudget, at: float | None) -> Refusal | None:
+        leases = self._read_leases()
         for lease in leases:
-            if _holder(lease) == self._holder:
-                return self._acquire(lease, leases, incident, policy, at)
-        spent = self._exhausted_budget(leases, policy, at)
+            if _get_holder(lease) == self._holder:
+                return self._acquire_lease(lease, leases, incident, policy, at)
+        spent = self._check_budgets(leases, policy, at)
         if spent is not None:
             return spent
         refusals = []
         for lease in leases:
-            refusal = self._reason_not_free(lease)
-            refusal = refusal or self._acquire(lease, leases, incident, policy, at)
+            refusal = self._explain_not_free(lease)
+            refusal = refusal or self._acquire_lease(lease, leases, incident, policy, at)
             if refusal is None:
                 return None
             refusals.append(refusal)
@@ -150,12 +157,12 @@ class LeaseSlots(Slots):
         return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
     def ensure_held(self, incident: str, policy: RestartBudget) -> Refusal | None:
-        """Renew the slot if that is due, or take it again.
+        """Renew the slot if that is due, or acquire it again.
 
-        Return None if it is held, else why not.
+        Return None if it is held, or else the reason.
         """
         with self._lock:
-            return None if self._renew_if_due() else self.take(incident, policy)
+            return None if self._renew_if_due() else self.acquire(incident, policy)
 
     def reconcile(self, policy: RestartBudget) -> None:
         """Renew the slot while it is wanted, and release it afterwards.
@@ -163,8 +170,8 @@ class LeaseSlots(Slots):
         Raises SlotLostError if another replica has taken it.
         """
         with self._lock:
-            # Read under the lock: ``wanted`` is set before the command that takes a slot.
-            wanted = self.wanted
+            # Read under the lock: ``slot_request`` is set before the command that takes a slot.
+            wanted = self.slot_request
             if wanted is None or wanted.taking:
                 return
             if wanted.incident is None:
@@ -173,7 +180,7 @@ class LeaseSlots(Slots):
                 raise SlotLostError(f"the restart slot was lost: {refusal.message}")
 
     def _renew_if_due(self) -> bool:
-        """Report whether this replica still holds its slot, and renew it if that is due."""
+        """Renew the slot if that is due, and report whether this replica still holds it."""
         if self._held_name is None:
             return False
         age = self._clock() - self._renewed
@@ -181,8 +188,8 @@ class LeaseSlots(Slots):
             return True
         try:
             lease = self._kube.get(f"{self._path}/{self._held_name}")
-            if _holder(lease) == self._holder:
-                lease["spec"]["renewTime"] = self._now()
+            if _get_holder(lease) == self._holder:
+                lease["spec"]["renewTime"] = self._format_server_time()
                 self._kube.put(f"{self._path}/{self._held_name}", lease)
                 self._renewed = self._clock()
                 return True
@@ -193,67 +200,75 @@ class LeaseSlots(Slots):
         return False
 
     def release(self) -> None:
-        """Release all slots of this replica, also those that an earlier process took."""
+        """Release all slots of this replica, including those that an earlier process acquired."""
         with self._lock:
             if self._holds_none:
                 return
-            for lease in self._leases():
-                if _holder(lease) == self._holder:
+            for lease in self._read_leases():
+                if _get_holder(lease) == self._holder:
                     spec = lease["spec"]
-                    spec.update(holderIdentity="", renewTime=self._now(), leaseDurationSeconds=1)
-                    self._kube.put(self._url(lease), lease)
+                    spec.update(
+                        holderIdentity="",
+                        renewTime=self._format_server_time(),
+                        leaseDurationSeconds=1,
+                    )
+                    self._kube.put(self._make_path(lease), lease)
             self._held_name, self._holds_none = None, True
 
-    def read_stored(self) -> ReplicaRestarts:
-        """Return the restarts of this replica on the Leases; they outlive its journal."""
+    def read_stored_restarts(self) -> ReplicaRestarts:
+        """Return the restarts of this replica that the Leases store."""
         with self._lock:
-            found = self._sum_stored(self._leases())
+            found = self._merge_stored_restarts(self._read_leases())
             self._last_stored = found
             return found
 
-    def store(self, policy: RestartBudget) -> None:
-        """Store a count that changed without a slot: after a crash, a manual restart or a reset."""
+    def store_restarts(self, policy: RestartBudget) -> None:
+        """Store a count that changed without a slot, for example after a crash or a reset."""
         with self._lock:
-            known = self.known
+            known = self.known_restarts
             if known == self._last_stored:
                 return
-            for number, lease in enumerate(self._leases()):
-                kept = known if number == 0 else NONE
-                if lease_counts.replica_restarts(lease, self._uid) != kept:
-                    now = self._kube.now()
-                    lease_counts.store_replica(lease, self._uid, kept, policy.window_s, now)
-                    self._kube.put(self._url(lease), lease)
+            for number, lease in enumerate(self._read_leases()):
+                kept = known if number == 0 else NO_RESTARTS
+                if lease_counts.read_replica_restarts(lease, self._uid) != kept:
+                    now = self._kube.estimate_server_time()
+                    lease_counts.store_replica_restarts(
+                        lease, self._uid, kept, policy.window_s, now
+                    )
+                    self._kube.put(self._make_path(lease), lease)
             self._last_stored = known
 
-    def _now(self) -> str:
+    def _format_server_time(self) -> str:
         """Return the API server's time as a MicroTime."""
-        return rfc3339_micro(self._kube.now())
+        return rfc3339_micro(self._kube.estimate_server_time())
 
-    def _leases(self) -> list[Object]:
+    def _read_leases(self) -> list[Object]:
         return [self._kube.get(f"{self._path}/{name}") for name in self._names]
 
-    def _url(self, lease: Object) -> str:
+    def _make_path(self, lease: Object) -> str:
         return f"{self._path}/{lease['metadata']['name']}"
 
-    def _sum_stored(self, leases: list[Object]) -> ReplicaRestarts:
-        found = NONE
+    def _merge_stored_restarts(self, leases: list[Object]) -> ReplicaRestarts:
+        found = NO_RESTARTS
         for lease in leases:
-            found = found.merge(lease_counts.replica_restarts(lease, self._uid))
+            found = found.merge(lease_counts.read_replica_restarts(lease, self._uid))
         return found
 
-    def _exhausted_budget(
+    def _check_budgets(
         self, leases: list[Object], policy: RestartBudget, at: float | None
     ) -> Refusal | None:
         """Return a refusal if the restart budget of the service or of this replica is exhausted."""
-        now, within = self._kube.now(), f"within {policy.window_s:.0f} s"
-        counts = [len(lease_counts.service_restarts(one, policy.window_s, now)) for one in leases]
+        now, within = self._kube.estimate_server_time(), f"within {policy.window_s:.0f} s"
+        counts = [
+            len(lease_counts.read_service_restarts(one, policy.window_s, now)) for one in leases
+        ]
         limit = policy.count * len(leases)
         if sum(counts) >= limit:
             return Refusal(
                 WaitReason.SERVICE_RESTART_BUDGET,
                 f"the service had {sum(counts)} restarts {within}; the limit is {limit}",
             )
-        mine = self._sum_stored(leases).merge(self.known)
+        mine = self._merge_stored_restarts(leases).merge(self.known_restarts)
         # The clock of this replica's journal counted them.
         count = 0 if at is None else len(mine.within(policy.window_s, at))
         if at is None or at in mine.at or not (mine.exhausted or count >= policy.count):
@@ -263,47 +278,52 @@ class LeaseSlots(Slots):
             f"this replica had {count} restarts {within}; the limit is {policy.count}",
         )
 
-    def _reason_not_free(self, lease: Object) -> Refusal | None:
-        """Return why this slot is not free; None if it is."""
+    def _explain_not_free(self, lease: Object) -> Refusal | None:
+        """Return None if this slot is free, or else the reason."""
         name, spec, now = lease["metadata"]["name"], lease.get("spec") or {}, self._clock()
         known, since = self._seen_specs.get(name, ({}, now))
         if known != spec:
-            # Others write the metadata, too: only the spec shows that the holder is alive.
+            # Others write the metadata, too, so only a change of the spec shows that the holder is
+            # alive.
             self._seen_specs[name] = (spec, now)
             since = now
-        holder = _holder(lease)
+        holder = _get_holder(lease)
         if not holder or now - since > (spec.get("leaseDurationSeconds") or LEASE_DURATION_S):
             return None
         if holder == OPERATOR:
             return Refusal(
                 WaitReason.CIRCUIT_BREAKER,
-                f"the circuit breaker holds {name}: as many replicas as the operator"
-                " allows are restarting",
+                f"the circuit breaker holds {name}, because as many replicas are restarting as "
+                "the operator allows",
             )
-        return Refusal(WaitReason.SLOT_HELD, f"{name} is held by {holder}")
+        return Refusal(WaitReason.SLOT_HELD, f"{holder} holds {name}")
 
-    def _acquire(
+    def _acquire_lease(
         self, lease: Object, leases: list[Object], incident: str, policy: RestartBudget,
         at: float | None,
     ) -> Refusal | None:  # fmt: skip
-        metadata, spec, now = lease["metadata"], lease.get("spec") or {}, self._kube.now()
+        metadata, spec, now = (
+            lease["metadata"],
+            lease.get("spec") or {},
+            self._kube.estimate_server_time(),
+        )
         if spec.get("holderIdentity") != self._holder:
             spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
-            spec["acquireTime"] = self._now()
+            spec["acquireTime"] = self._format_server_time()
         spec.update(
             holderIdentity=self._holder,
-            renewTime=self._now(),
+            renewTime=self._format_server_time(),
             leaseDurationSeconds=LEASE_DURATION_S,
         )
         lease["spec"] = spec
-        lease_counts.count_service(lease, incident, policy.window_s, now)
-        mine = self._sum_stored(leases).merge(self.known)
+        lease_counts.count_service_restart(lease, incident, policy.window_s, now)
+        mine = self._merge_stored_restarts(leases).merge(self.known_restarts)
         if at is not None:
             mine = mine.merge(ReplicaRestarts((at,)))
-        lease_counts.store_replica(lease, self._uid, mine, policy.window_s, now)
+        lease_counts.store_replica_restarts(lease, self._uid, mine, policy.window_s, now)
         self._holds_none = False  # a request without a response may have succeeded
         try:
-            self._kube.put(self._url(lease), lease)
+            self._kube.put(self._make_path(lease), lease)
         except Conflict:
             return Refusal(
                 WaitReason.SLOT_CONFLICT,
@@ -313,5 +333,5 @@ class LeaseSlots(Slots):
         return None
 
 
-def _holder(lease: Object) -> str:
+def _get_holder(lease: Object) -> str:
     return (lease.get("spec") or {}).get("holderIdentity") or ""

@@ -1,7 +1,7 @@
-"""Leases the engine's standby worker while one is wanted, in a thread.
+"""Lease the engine's standby worker while it is needed, in a thread of its own.
 
 If the supervisor disappears, the lease ends and the engine stops the standby. Nothing depends on
-it: without a lease, the next restart is slower.
+the lease: without it, the next restart is slower.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
 """Seconds that a lease lasts after its last renewal."""
-RENEWAL_S = 15.0
+RENEW_PERIOD_S = 15.0
 MAX_ERROR_CHARS = 500
 """Maximum number of characters of the engine's error in the log."""
 
 
 class StandbyLease:
-    """The lease on the standby worker of ``engine``, renewed while it is wanted."""
+    """Lease on the standby worker of ``engine``, renewed while the worker is wanted."""
 
     def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
         self._wanted = ("", False)
-        """The current epoch, and whether a standby is wanted in it."""
+        """Current epoch, and whether a standby is wanted in it."""
         self._part: BackgroundThread | None = None
         self._leased_epoch: str | None = None
-        """The epoch of the lease; None if it was released or has ended."""
+        """Epoch of the lease; None if it was released or has ended."""
         self._ends_at = 0.0
         self._logged = ""
 
@@ -45,27 +45,27 @@ class StandbyLease:
         if self._part is not None:
             self._part.wake()
         elif wanted:
-            self._part = BackgroundThread("standby", self._turn)
+            self._part = BackgroundThread("standby", self._renew_in_turn)
             self._part.start()
 
     def stop(self) -> None:
-        """Stop renewing. The lease is not released: the next supervisor may continue it."""
+        """Stop renewing, but keep the lease, so that the next supervisor can continue it."""
         if self._part is not None:
             self._part.stop()
 
-    def _turn(self) -> float | None:
-        self.renew()
+    def _renew_in_turn(self) -> float | None:
+        self.renew_or_release()
         _, wanted = self._wanted
         idle = not wanted and self._leased_epoch is None
-        return None if idle else RENEWAL_S
+        return None if idle else RENEW_PERIOD_S
 
-    def renew(self) -> None:
-        """Renew the lease if a standby is wanted; release it otherwise."""
+    def renew_or_release(self) -> None:
+        """Renew the lease if a standby is wanted, or else release it."""
         epoch, wanted = self._wanted
         if not wanted:
             if self._leased_epoch not in (None, epoch):
                 self._leased_epoch = None
-                self._log_change("the lease ended with its epoch")
+                self._log_change("the lease ended together with its epoch")
             elif self._clock() >= self._ends_at:
                 self._leased_epoch = None  # the lease has expired
             if self._leased_epoch is None:
@@ -73,7 +73,11 @@ class StandbyLease:
         try:
             standby = self._engine.standby(epoch, LEASE_S if wanted else 0.0)
         except EngineError as error:
-            self._log_change(f"cannot lease: {error}" if wanted else f"cannot release: {error}")
+            self._log_change(
+                f"cannot lease the standby worker: {error}"
+                if wanted
+                else f"cannot release the standby worker: {error}"
+            )
             return
         if wanted:
             self._leased_epoch, self._ends_at = epoch, self._clock() + LEASE_S

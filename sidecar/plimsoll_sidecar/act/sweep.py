@@ -1,8 +1,8 @@
-"""Removes files that an engine left behind in ``/dev/shm``, if that is enabled.
+"""Remove files that an engine left behind in ``/dev/shm``, if the configuration allows it.
 
-A file is removed only if all of this is true. It was written while engines of this pod were
-running, and before the last one ended. It belongs to this user. No running process has it mapped or
-open. If a process holds a file nevertheless, only its name is removed: its memory stays mapped.
+A file is removed only if all of this is true: it was written while engines of this pod were
+running, before the last one ended; it belongs to this user; no running process has it mapped or
+open. If a process nevertheless uses the file, its memory stays mapped and only the name disappears.
 """
 
 from __future__ import annotations
@@ -16,17 +16,25 @@ from pathlib import Path
 
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.signals import shared_memory
-from plimsoll_sidecar.signals.process_table import ProcessId, age_s, is_running
-from plimsoll_sidecar.signals.shared_memory import SHM, SharedFile, UnknownError, has_private_shm
+from plimsoll_sidecar.signals.process_table import ProcessId, compute_age_s, is_running
+from plimsoll_sidecar.signals.shared_memory import (
+    SHM,
+    SharedFile,
+    UnknownUsersError,
+    has_private_shm,
+)
 
 log = logging.getLogger(__name__)
 
 HELPER_EXIT_S = 15.0
-"""Seconds for which helper processes may outlive the main process and hold its files."""
+"""Seconds for which helper processes may outlive the main process and use its files."""
 
 
 class SharedMemorySweep:
-    """Remover of files in ``root``, the pod's tmpfs; ``proc`` shows the pod's processes."""
+    """Remover of leftover files in ``root``, the pod's tmpfs.
+
+    ``proc`` shows the pod's processes.
+    """
 
     def __init__(
         self,
@@ -41,47 +49,47 @@ class SharedMemorySweep:
         self._ended_at: float | None = None
 
     @classmethod
-    def for_this_pod(cls) -> SharedMemorySweep | None:
-        """Return the sweep for this pod; None if ``/dev/shm`` is not the pod's own."""
+    def create_for_this_pod(cls) -> SharedMemorySweep | None:
+        """Return the sweep for this pod; None if ``/dev/shm`` belongs to the node."""
         return cls() if has_private_shm() else None
 
     def update(self, main: ProcessId | None, enabled: bool) -> int:
-        """Record the engine's last known main process; return the bytes that were removed.
+        """Record the engine's last known main process, and return the number of removed bytes.
 
         If ``enabled``, files are removed for :data:`HELPER_EXIT_S` after that process has ended.
         """
         now = self._now()
         alive = main is not None and is_running(main)
         if self._main is not None and (not alive or main != self._main):
-            # Files written after the last look may belong to the next engine.
+            # Files written after the last update may belong to the next engine.
             self._ended_at, self._until = self._alive_at, now + HELPER_EXIT_S
             self._main = None
         if main is not None and alive:
             if self._first_started_at is None:
-                self._first_started_at = now - age_s(main)
+                self._first_started_at = now - compute_age_s(main)
             self._main, self._alive_at = main, now
         if not enabled or self._ended_at is None or now >= self._until:
             return 0
-        return self._sweep(self._ended_at)
+        return self._remove_leftover_files(self._ended_at)
 
-    def _sweep(self, ended_at: float) -> int:
+    def _remove_leftover_files(self, ended_at: float) -> int:
         try:
             listed = shared_memory.list_files(self._root)
             left = [file for file in listed if self._was_left_by_engine(file, ended_at)]
-            holders = shared_memory.find_holders(left, self._proc)
-        except UnknownError as error:
-            log.warning("cannot clean up %s: %s", self._root, error)
+            holders = shared_memory.find_files_in_use(left, self._proc)
+        except UnknownUsersError as error:
+            log.warning("cannot clean up the shared memory in %s: %s", self._root, error)
             return 0
         removed = 0
         for file in left:
-            if holders.may_hold(file) or shared_memory.read_file(file.path) != file:
+            if holders.may_include(file) or shared_memory.read_file(file.path) != file:
                 continue
             with contextlib.suppress(OSError):
                 os.unlink(file.path)
                 removed += file.bytes
         if removed:
             log.warning(
-                "removed %s of files that an earlier engine left in %s",
+                "removed %s of files that an earlier engine had left in %s",
                 format_bytes(removed),
                 self._root,
             )

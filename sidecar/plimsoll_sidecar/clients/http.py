@@ -1,6 +1,6 @@
-"""HTTP requests with a limit on the total time, and on the size of the head and of the body.
+"""Send HTTP requests with a limit on the total time, and on the size of the head and body.
 
-The timeout of urllib3 is for one read of the socket. So a server that sends a byte from time to
+The timeout of urllib3 applies to one read of the socket, so a server that sends a byte from time to
 time can block its caller forever. Here, the limits include each read: status line, headers, chunks
 and body. All clients in the supervisor use :func:`request`.
 """
@@ -24,15 +24,15 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 # urllib3 would warn on each call. HttpClient explains why it does not verify certificates.
 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
-MAX_BYTES = 4 << 20
-"""Maximum size of a body by default; pages of known engines have less than 1 MiB."""
+MAX_BODY_BYTES = 4 << 20
+"""Default maximum size of a body; pages of known engines have less than 1 MiB."""
 MAX_HEAD_BYTES = 64 << 10
 """Maximum size of status line and headers, and of the framing of a body."""
 CHUNK_BYTES = 1 << 16
-MAX_MESSAGE = 500
+MAX_MESSAGE_CHARS = 500
 """Maximum number of characters of an error, which can quote a line that is not HTTP."""
 LOOPBACK = "127.0.0.1"
-"""Host in a URL that means this pod, whichever of its addresses the engine listens on."""
+"""Host in a URL that stands for every address of this pod on which the engine may listen."""
 
 
 class NoAnswer(Exception):
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def pod_addresses() -> Iterator[str]:
+def iterate_pod_addresses() -> Iterator[str]:
     """Yield the addresses on which an engine of this pod may listen, loopback first.
 
     An engine may listen only on its pod's address, or only on one address family. Connecting a UDP
@@ -72,7 +72,7 @@ def pod_addresses() -> Iterator[str]:
 
 
 class _BoundedStream(io.RawIOBase):
-    """The bytes of one answer as they arrive, up to a deadline and a maximum size."""
+    """Bytes of one answer, read as they arrive up to a deadline and a maximum size."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
         self._raw, self._sock, self._deadline = raw, sock, deadline
@@ -84,9 +84,9 @@ class _BoundedStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
-            raise TimeoutError("the answer did not end in time")
+            raise TimeoutError("the answer did not end within the timeout")
         if self.left <= 0:
-            raise http.client.HTTPException("the head or the framing is too long")
+            raise http.client.HTTPException("the head or the framing of the answer is too long")
         self._sock.settimeout(seconds)
         count = self._raw.readinto(buffer)
         self.left -= count or 0
@@ -98,7 +98,7 @@ class _BoundedStream(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response that is read through :class:`_BoundedStream`."""
+    """Response that is read through :class:`_BoundedStream`."""
 
     def __init__(self, sock: socket.socket, *args: Any, deadline: float, **options: Any) -> None:
         super().__init__(sock, *args, **options)
@@ -108,20 +108,20 @@ class _Response(http.client.HTTPResponse):
     def begin(self) -> None:
         super().begin()
         # _read_body() has a limit and a message of its own for the body.
-        self._wire.left = 2 * MAX_BYTES
+        self._wire.left = 2 * MAX_BODY_BYTES
 
 
 class _BoundedConnection:
-    """A connection whose response ends within the rest of the request's total time."""
+    """Connection whose response must end within the rest of the request's total time."""
 
     host: str
     timeout: float | None
     response_class: Any
 
     def _new_conn(self) -> socket.socket:
-        """Connect; for the loopback host, to the first address of this pod that accepts."""
+        """Connect to the host. For the loopback host, try all addresses of this pod in turn."""
         asked, failed = self.host, None
-        addresses = pod_addresses() if asked == LOOPBACK else iter((asked,))
+        addresses = iterate_pod_addresses() if asked == LOOPBACK else iter((asked,))
         try:
             for address in addresses:
                 self.host = address
@@ -156,8 +156,8 @@ class _TlsPool(HTTPSConnectionPool):
     ConnectionCls = _TlsConnection
 
 
-def pool(**options: Any) -> urllib3.PoolManager:
-    """Return a pool of bounded connections; ``options`` are those of urllib3."""
+def create_pool(**options: Any) -> urllib3.PoolManager:
+    """Return a pool of bounded connections with urllib3's ``options``."""
     found = urllib3.PoolManager(retries=False, **options)
     found.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
     return found
@@ -170,7 +170,7 @@ def request(
     timeout_s: float,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_BODY_BYTES,
     head_only: bool = False,
 ) -> Answer:
     """Send a request and return the whole answer, or only its head. Raises :class:`NoAnswer`.
@@ -193,20 +193,20 @@ def request(
         data = b"" if head_only else _read_body(answer, max_bytes)
         return Answer(answer.status, answer.headers, data)
     except urllib3.exceptions.ReadTimeoutError as error:
-        raise NoAnswer("the answer did not end in time") from error
+        raise NoAnswer("the answer did not end within the timeout") from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         # ValueError: http.client rejects a header, such as a token with line breaks.
-        raise NoAnswer(str(error)[:MAX_MESSAGE]) from error
+        raise NoAnswer(str(error)[:MAX_MESSAGE_CHARS]) from error
 
 
 def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    """Return the whole body; its connection returns to the pool only after the last byte."""
+    """Return the whole body, after whose last byte the connection returns to the pool."""
     pieces, size = [], 0
     try:
         while piece := answer.read1(CHUNK_BYTES):
             size += len(piece)
             if size > limit:
-                raise TooLong(f"the answer has more than {limit / (1 << 20):g} MiB")
+                raise TooLong(f"the answer is larger than {limit / (1 << 20):g} MiB")
             pieces.append(piece)
     except BaseException:
         answer.close()
@@ -216,10 +216,10 @@ def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 
 
 class HttpClient:
-    """A client of an engine's server; ``url`` has no path. Thread-safe.
+    """Client of an engine's server; ``url`` has no path. Thread-safe.
 
-    Each request uses a new connection. An open one would count as a client's during a drain, and
-    one that the server closes in between would look like a failure.
+    Each request uses a new connection: an open one would count as a client's during a drain, and
+    one that the server closes between two requests would appear as a failure.
 
     Certificates of ``https`` URLs are not verified: the server is on the pod's own loopback
     interface, its certificate names the Service, and no secret is sent.
@@ -228,11 +228,11 @@ class HttpClient:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
-    def _pool(self) -> urllib3.PoolManager:
+    def _create_pool(self) -> urllib3.PoolManager:
         if not self._url.startswith("https://"):
             # urllib3 2.2 passes assert_hostname to plain connections, which reject it.
-            return pool()
-        return pool(cert_reqs=ssl.CERT_NONE, assert_hostname=False)
+            return create_pool()
+        return create_pool(cert_reqs=ssl.CERT_NONE, assert_hostname=False)
 
     def call(
         self,
@@ -240,7 +240,7 @@ class HttpClient:
         path: str,
         timeout_s: float,
         body: bytes | None = None,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> tuple[int, bytes]:
         """Send a request; return status and body. Raises EngineError."""
         headers = {"Connection": "close"}
@@ -248,7 +248,7 @@ class HttpClient:
             headers["Content-Type"] = "application/json"
         url = self._url + path
         try:
-            with self._pool() as connections:
+            with self._create_pool() as connections:
                 found = request(connections, method, url, timeout_s, body, headers, max_bytes)
         except NoAnswer as error:
             raise EngineError(f"{method} {path}: {error}") from error
@@ -257,7 +257,7 @@ class HttpClient:
     def has_answer(self, path: str, timeout_s: float) -> bool:
         """Report whether a GET of ``path`` gets any answer, even an error."""
         try:
-            with self._pool() as connections:
+            with self._create_pool() as connections:
                 request(connections, "GET", self._url + path, timeout_s, head_only=True)
         except NoAnswer:
             return False

@@ -1,8 +1,8 @@
-"""A small Kubernetes client for the supervisor, with limits on time and size.
+"""Access the Kubernetes API from the supervisor, with limits on time and size.
 
-It reads single objects, and EndpointSlices page by page.
+The client reads single objects, and EndpointSlices page by page.
 
-The projected token is read for each request, because the kubelet renews it.
+It reads the projected token for each request, because the kubelet renews the token.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.units import MAX_DIGITS, whole_number
-from plimsoll_sidecar.clients.http import Answer, NoAnswer, TooLong, pool, request
+from plimsoll_sidecar.clients.http import Answer, NoAnswer, TooLong, create_pool, request
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder of the pod's service account."""
 TIMEOUT_S = 10.0
-"""Seconds that one request may take."""
+"""Timeout in seconds of one request."""
 FIELD_MANAGER = "plimsoll-supervisor"
 PAGE_OBJECTS = 64
-"""Objects per page; fewer if they do not fit into one answer."""
+"""Number of objects in one page; halved until a page fits into one answer."""
 MAX_PAGES = 1000
 LIST_TIMEOUT_S = 60.0
-"""Seconds that all pages of a collection may take."""
+"""Timeout in seconds for all pages of a collection."""
 MAX_RETRY_AFTER_S = 600.0
 """Longest pause in seconds that a server may request."""
-MAX_MESSAGE = 500
+MAX_MESSAGE_CHARS = 500
 """Maximum number of characters of the server's message, which may come from a webhook."""
 
 Object = dict[str, Any]
@@ -80,10 +80,10 @@ class TooLarge(KubeError):
 
 
 class UnexpectedAnswer(KubeError):
-    """A success without an object: it came from a proxy in front of the API server."""
+    """The server reported success without an object: a proxy may have answered for it."""
 
 
-_BY_STATUS = {403: Forbidden, 404: NotFound, 409: Conflict, 429: TooManyRequests}
+_ERROR_BY_STATUS = {403: Forbidden, 404: NotFound, 409: Conflict, 429: TooManyRequests}
 
 
 class _ListMeta(msgspec.Struct):
@@ -96,9 +96,9 @@ class _Page(msgspec.Struct, Generic[T]):
 
 
 class KubeClient:
-    """A client of one API server. Thread-safe.
+    """Client of one API server. Thread-safe.
 
-    Outside of a cluster, it can use a client certificate.
+    Outside a cluster, it can use a client certificate.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class KubeClient:
         self._token_file = token_file
         self._answered: tuple[float, float] | None = None
         """The server's time in its newest answer, and the monotonic time of that answer."""
-        self._http = pool(
+        self._http = create_pool(
             maxsize=4,
-            ssl_context=_tls_context(own_ca=ca_file is not None),
+            ssl_context=_create_tls_context(own_ca=ca_file is not None),
             ca_certs=str(ca_file) if ca_file else None,
             cert_file=str(cert_file) if cert_file else None,
             key_file=str(key_file) if key_file else None,
@@ -123,16 +123,20 @@ class KubeClient:
 
     @classmethod
     def in_cluster(cls) -> KubeClient | None:
-        """Return the client with this pod's service account; None outside a cluster."""
+        """Return a client with this pod's service account; None outside a cluster."""
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if not host:
             return None
         port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         host = f"[{host}]" if ":" in host else host
-        return cls(f"https://{host}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")
+        return cls(
+            f"https://{host}:{port}",
+            SERVICE_ACCOUNT_FOLDER / "token",
+            SERVICE_ACCOUNT_FOLDER / "ca.crt",
+        )
 
-    def now(self) -> float:
-        """Return the server's time in Unix seconds, or this node's before its first answer.
+    def estimate_server_time(self) -> float:
+        """Return the server's time in Unix seconds, or this node's time before the first answer.
 
         Times that pods on different nodes compare must come from one clock.
         """
@@ -146,22 +150,24 @@ class KubeClient:
         return _decode_object("GET", path, self._call("GET", path))
 
     def list_items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
-        """Yield the objects of the collection at ``path``, page by page, each as a ``kind``.
+        """Yield the objects of the collection at ``path`` as ``kind``, page by page.
 
-        Raises KubeError, also after :data:`MAX_PAGES` pages or :data:`LIST_TIMEOUT_S`.
+        Raises KubeError, for example after :data:`MAX_PAGES` pages or :data:`LIST_TIMEOUT_S`.
         """
         limit, following, deadline = PAGE_OBJECTS, "", time.monotonic() + LIST_TIMEOUT_S
         for _ in range(MAX_PAGES):
             if time.monotonic() > deadline:
                 raise KubeError(
-                    0, f"GET {path}: the list did not end within {LIST_TIMEOUT_S:.0f} s"
+                    0, f"GET {path}: not all pages were read within {LIST_TIMEOUT_S:.0f} s"
                 )
             asked = query | {"limit": str(limit)} | ({"continue": following} if following else {})
             try:
                 answer = self._call("GET", path, query=asked)
                 found: _Page[T] = decode(answer.body, _Page[kind])  # type: ignore[valid-type]
             except Malformed as error:
-                raise UnexpectedAnswer(0, f"GET {path}: not a list: {error}") from error
+                raise UnexpectedAnswer(
+                    0, f"GET {path}: the answer is not a list: {error}"
+                ) from error
             except TooLarge:
                 if limit == 1:
                     raise
@@ -171,10 +177,12 @@ class KubeClient:
             following = found.metadata.next or ""
             if not following:
                 return
-        raise KubeError(0, f"GET {path}: more than {MAX_PAGES} pages of {limit} objects")
+        raise KubeError(
+            0, f"GET {path}: the list has more than {MAX_PAGES} pages of {limit} objects"
+        )
 
     def put(self, path: str, body: Object) -> Object:
-        """Replace an object; raises Conflict if its ``resourceVersion`` is not the newest."""
+        """Replace an object. Raises Conflict if its ``resourceVersion`` is not the newest."""
         return _decode_object("PUT", path, self._call("PUT", path, body))
 
     def create(self, path: str, body: Object) -> Object:
@@ -198,13 +206,13 @@ class KubeClient:
         query: dict[str, str] | None = None,
         content: str = "application/json",
     ) -> Answer:
-        """Return a successful answer. Raises KubeError."""
+        """Send a request and return the answer. Raises KubeError unless it succeeded."""
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
         if self._token_file is not None:
             try:
                 headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
             except (OSError, UnicodeError) as error:
-                message = f"service account token {self._token_file}: {error}"
+                message = f"cannot read the service account token {self._token_file}: {error}"
                 raise KubeError(0, message) from error
         data = None
         if body is not None:
@@ -215,17 +223,17 @@ class KubeClient:
         except NoAnswer as error:
             failed = TooLarge if isinstance(error, TooLong) else KubeError
             raise failed(0, f"{method} {path}: {error}") from error
-        date = _answered_at(answer)
+        date = _read_answer_time(answer)
         if date is not None:
             self._answered = date, time.monotonic()
         if answer.status < 300:
             return answer
-        message = f"{method} {path}: {_error_message(answer)}"
-        kind = _BY_STATUS.get(answer.status, KubeError)
-        raise kind(answer.status, message, _retry_after_s(answer))
+        message = f"{method} {path}: {_read_error_message(answer)}"
+        kind = _ERROR_BY_STATUS.get(answer.status, KubeError)
+        raise kind(answer.status, message, _read_retry_after_s(answer))
 
 
-def _tls_context(own_ca: bool) -> ssl.SSLContext:
+def _create_tls_context(own_ca: bool) -> ssl.SSLContext:
     """Return a TLS context that verifies certificates as kubectl does.
 
     Python 3.13 also requires key identifiers, which the CAs of many clusters lack, for example EKS.
@@ -242,9 +250,13 @@ def _decode_object(method: str, path: str, answer: Answer) -> Object:
     try:
         found = decode(answer.body, Object)
     except Malformed as error:
-        raise UnexpectedAnswer(0, f"{method} {path}: not an object: {error}") from error
+        raise UnexpectedAnswer(
+            0, f"{method} {path}: the answer is not an object: {error}"
+        ) from error
     if not isinstance(found.get("metadata"), dict):
-        raise UnexpectedAnswer(0, f"{method} {path}: not an object: it has no metadata")
+        raise UnexpectedAnswer(
+            0, f"{method} {path}: the answer is not an object: it has no metadata"
+        )
     return found
 
 
@@ -252,29 +264,29 @@ class _Status(msgspec.Struct):
     message: str | None = None
 
 
-def _error_message(answer: Answer) -> str:
+def _read_error_message(answer: Answer) -> str:
     try:
         message = decode(answer.body, _Status).message
     except Malformed:
         message = None
-    return message[:MAX_MESSAGE] if message else f"HTTP {answer.status}"
+    return message[:MAX_MESSAGE_CHARS] if message else f"HTTP {answer.status}"
 
 
-def _answered_at(answer: Answer) -> float | None:
-    """Return the time of the answer in Unix seconds; None if it has none."""
+def _read_answer_time(answer: Answer) -> float | None:
+    """Return the time of the answer in Unix seconds; None if the answer has no date."""
     try:
         return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
     except (ValueError, TypeError, OverflowError):
         return None
 
 
-def _retry_after_s(answer: Answer) -> float | None:
-    """Return the seconds in the header; None if it is missing or a date."""
+def _read_retry_after_s(answer: Answer) -> float | None:
+    """Return the seconds of the Retry-After header; None if it is missing or a date."""
     seconds = whole_number(answer.headers.get("Retry-After", "")[:MAX_DIGITS])
     return None if seconds is None else min(float(seconds), MAX_RETRY_AFTER_S)
 
 
-SERVICE_NAME = "kubernetes.io/service-name"
+SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 10_000
 """Maximum number of endpoints of all Services; each takes about 200 bytes of memory."""
 
@@ -304,11 +316,11 @@ class _Slice(msgspec.Struct):
 
     @property
     def service(self) -> str:
-        return (self.metadata.labels or {}).get(SERVICE_NAME, "")
+        return (self.metadata.labels or {}).get(SERVICE_NAME_LABEL, "")
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """An endpoint of a Service; ``pod`` is empty if it is not a pod."""
+    """Endpoint of a Service; ``pod`` is empty if the endpoint is not a pod."""
 
     service: str
     pod: str
@@ -317,44 +329,44 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class EndpointSlices:
-    """The EndpointSlices of one namespace. All methods raise KubeError."""
+    """EndpointSlices of one namespace. All methods raise KubeError."""
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
         self._kube = kube
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
-    def endpoints_of(self, services: Iterable[str]) -> Iterator[Endpoint]:
+    def iterate_endpoints(self, services: Iterable[str]) -> Iterator[Endpoint]:
         """Yield the endpoints of the Services with these names."""
         names = ",".join(sorted(services))
         count = 0
         if not names:
             return
-        for piece in self._read(labelSelector=f"{SERVICE_NAME} in ({names})"):
+        for piece in self._iterate_slices(labelSelector=f"{SERVICE_NAME_LABEL} in ({names})"):
             for one in piece.endpoints or ():
                 count += 1
                 if count > MAX_ENDPOINTS:
-                    raise KubeError(0, f"Services {names}: more than {MAX_ENDPOINTS} endpoints")
+                    raise KubeError(0, f"Services {names} have more than {MAX_ENDPOINTS} endpoints")
                 yield _make_endpoint(piece.service, one)
 
-    def services_of(self, pod: str) -> set[str]:
-        """Return the names of the Services that route to ``pod``; reads the whole namespace."""
+    def find_services(self, pod: str) -> set[str]:
+        """Return the names of the Services that route to ``pod``, from the whole namespace."""
         return {
             piece.service
-            for piece in self._read()
+            for piece in self._iterate_slices()
             if any(
                 one.target is not None and one.target.name == pod for one in piece.endpoints or ()
             )
         } - {""}
 
-    def _read(self, **query: str) -> Iterator[_Slice]:
+    def _iterate_slices(self, **query: str) -> Iterator[_Slice]:
         return self._kube.list_items(self._path, _Slice, **query)
 
 
 def _make_endpoint(service: str, one: _Endpoint) -> Endpoint:
-    """Return an endpoint; an absent condition is true, as in the API.
+    """Return an endpoint. An absent condition counts as true, as in the API.
 
     A Service with ``publishNotReadyAddresses`` reports all pods as ready; the condition ``serving``
-    is the readiness of the pod itself.
+    then shows whether the pod itself is ready.
     """
     conditions = one.conditions or _Conditions()
     return Endpoint(

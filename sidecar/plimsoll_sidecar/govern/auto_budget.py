@@ -1,13 +1,13 @@
-"""Budgets with ``growthBudget: Auto``, learned from the growth of healthy replicas. Pure.
+"""Learn budgets with ``growthBudget: Auto`` from the growth of healthy replicas, without I/O.
 
 Each hour has a level: the largest unexplained growth over the 1, 6 and 24 hours that end in it. The
 budget is 1.5 times the 99th percentile of the levels for its window. It is at least 3 % of the
 memory limit, and at most half of the room that the largest start leaves. An hour within a day of a
-confirmed incident does not count, because a leak would raise its own budget. For the same reason a
-budget rises by at most a quarter a day. It falls by a tenth a day: a busy week after a quiet one
-must not raise an alarm. ``minimum`` is set by the owner and applies at once.
+confirmed incident does not count, because a leak would raise its own budget. For the same reason, a
+budget rises by at most a quarter a day. It falls by a tenth a day, so that a busy week after a
+quiet one raises no alarm. The owner sets ``minimum``, which applies at once.
 
-The factors are choices, not fits. On 1,480 h of production containers, budgets learned in twelve
+The factors were chosen, not fitted. On 1,480 h of production containers, budgets learned in twelve
 hours would have caused 15 suspicions, and those learned in one hour 25.
 """
 
@@ -35,26 +35,27 @@ from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, 
 
 HOUR_S = 3600.0
 DAY_H = 24
-KEPT_STARTS = 8
+MAX_STARTS = 8
 MAX_GAP_S = 60.0
-"""Longest time between two samples that counts as observed."""
-MARGIN = 1.5
-PERCENTILE = 0.99
+"""Longest time in seconds between two samples that counts as observed."""
+BUDGET_MARGIN = 1.5
+LEVEL_QUANTILE = 0.99
 FLOOR_SHARE = 0.03
 FLOOR_BYTES = 64 << 20
-"""The minimum budget where no limit is known: 3 % of 2 GiB."""
+"""Minimum budget in bytes if no limit is known: 3 % of 2 GiB."""
 ROOM_SHARE = 0.5
-CHANGED = 0.05
-"""A budget changes only by more than this share, because the detector then restarts its trends."""
-MAX_REVISION = 200
-GROWTH = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH}
+MIN_CHANGE_SHARE = 0.05
+"""Smallest relative change of a budget. The detector restarts its trends after each change."""
+MAX_REVISION_CHARS = 200
+GROWTH_KINDS = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH}
 
 
 class Hour(msgspec.Struct, array_like=True):
-    """The growth in one hour. ``at`` counts hours since 1970, ``gains`` are for :data:`WINDOWS_H`.
+    """Growth in one hour.
 
-    ``incident`` states that a confirmed incident of this memory was open or in its cooldown, and
-    ``most`` is the largest size of the memory.
+    ``at`` counts hours since 1970. ``gains`` are the bytes for each of :data:`WINDOWS_H`.
+    ``incident`` is whether a confirmed incident of this memory was open or in its cooldown.
+    ``most`` is the largest size of the memory in bytes.
     """
 
     at: int
@@ -64,14 +65,14 @@ class Hour(msgspec.Struct, array_like=True):
     most: int = 0
 
 
-class Learned(msgspec.Struct, omit_defaults=True):
-    """The history of one memory of one replica, and its budget in force.
+class LearnedHistory(msgspec.Struct, omit_defaults=True):
+    """History of one memory of one replica, and its budget in force.
 
-    ``lows`` is the lowest growth of each hour of the ``epoch``, and ``starts`` the memory after its
+    ``lows`` is the lowest growth of each hour of the ``epoch``. ``starts`` is the memory after the
     newest warm-ups. ``limit`` is the newest known limit. ``budget`` is None before the first one,
     and ``budget_at`` the hour in which it was set. ``observed_s`` is the time of observation in
-    this and earlier revisions. ``inherited`` is what other replicas of the workload had learned
-    when this one started.
+    this and earlier revisions. ``inherited`` is what the workload's other replicas had learned when
+    this replica started.
     """
 
     revision: str = ""
@@ -95,10 +96,10 @@ class Learned(msgspec.Struct, omit_defaults=True):
             # The next revision starts with the budget in force.
             if self.revision:
                 self.inherited = None
-            self.revision, self.hours, self.starts = revision[:MAX_REVISION], [], []
+            self.revision, self.hours, self.starts = revision[:MAX_REVISION_CHARS], [], []
         began = epoch != self.epoch
         if began:
-            self.epoch, self.lows = epoch[:MAX_REVISION], []
+            self.epoch, self.lows = epoch[:MAX_REVISION_CHARS], []
         if not self.hours or self.hours[-1].at != at:
             self.lows = [low for low in self.lows if at - DAY_H <= low[0] <= at]
             self.hours = [one for one in self.hours if at - KEPT_H < one.at <= at]
@@ -112,7 +113,7 @@ class Learned(msgspec.Struct, omit_defaults=True):
         if state is None or grown is None:
             return
         if not self.lows and state.baseline is not None:
-            self.starts = [*self.starts, state.baseline][-KEPT_STARTS:]
+            self.starts = [*self.starts, state.baseline][-MAX_STARTS:]
         self.limit = state.limit if state.limit is not None else self.limit
         passed = now - self.seen_at
         self.seen_at = now
@@ -124,20 +125,24 @@ class Learned(msgspec.Struct, omit_defaults=True):
         else:
             grown_least = grown
         self.lows.append((at, grown_least))
-        gains = (grown - lowest(self.lows, at - window) for window in WINDOWS_H)
+        gains = (grown - find_lowest_growth(self.lows, at - window) for window in WINDOWS_H)
         first, second, third = map(max, hour.gains, gains)
         hour.gains = (first, second, third)
         hour.most = max(hour.most, state.current or 0)
 
-    def revise(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
-        """Update the budget in force once an hour, and return whether it may have changed."""
+    def update_budget(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
+        """Update the budget in force once an hour. Return whether it may have changed."""
         at = int(now // HOUR_S)
         if self.budget is None:
             if not self.is_known(auto):
                 return False
-            self.budget = self._first_budget(budget)
+            self.budget = self._compute_first_budget(budget)
         elif at > self.budget_at:
-            wanted = proposal(self, budget) if healthy_s(self.hours) >= auto.learning_s else None
+            wanted = (
+                propose_budget(self, budget)
+                if sum_healthy_s(self.hours) >= auto.learning_s
+                else None
+            )
             days = (at - self.budget_at) / DAY_H if self.budget_at else 0.0
             if wanted is not None:
                 self.budget = stepped(self.budget, wanted, days)
@@ -147,7 +152,7 @@ class Learned(msgspec.Struct, omit_defaults=True):
         return True
 
     def is_known(self, auto: AutoBudgets) -> bool:
-        """Report whether the replica was observed for long enough to act on its growth."""
+        """Report whether the replica was observed long enough to act on its growth."""
         seen_s = self.observed_s
         if self.inherited is not None:
             if self.inherited.budget is not None:
@@ -155,39 +160,39 @@ class Learned(msgspec.Struct, omit_defaults=True):
             seen_s += self.inherited.seen_s
         return self.budget is not None or seen_s >= auto.learning_s
 
-    def _first_budget(self, budget: MemoryBudget) -> int:
+    def _compute_first_budget(self, budget: MemoryBudget) -> int:
         """Return the budget at the end of the learning time, in bytes."""
-        limit = self.room_limit(budget)
+        limit = self.find_room_limit(budget)
         if self.inherited is not None and self.inherited.budget is not None:
             start = max(self.starts, default=self.inherited.start)
-            return bounded(self.inherited.budget, limit, start)
-        wanted = proposal(self, budget)
+            return limit_budget(self.inherited.budget, limit, start)
+        wanted = propose_budget(self, budget)
         return provisional(limit) if wanted is None else wanted
 
     def inherit(self, known: LearnedMemory | None) -> None:
-        """Adopt the lessons of other replicas, until this one has learned a budget."""
+        """Adopt what other replicas have learned, until this replica has learned a budget."""
         if known is None or self.budget is not None or known == self.inherited:
             return
         if not self.hours:
             self.inherited = known
         elif known.budget is not None:
-            # Their growth may include that of this replica, which must not count twice.
+            # Their growth may include this replica's own, which must not count twice.
             self.inherited = LearnedMemory(start=known.start, budget=known.budget)
 
-    def experience(self) -> list[Hour]:
-        """Return the healthy hours; those of other replicas count as one more."""
-        found = healthy(self.hours)
+    def list_healthy_hours(self) -> list[Hour]:
+        """Return the healthy hours of this replica and of the replicas that it inherited from."""
+        found = select_healthy_hours(self.hours)
         if self.inherited is not None and self.inherited.seen_s:
             found.append(Hour(0, float(self.inherited.seen_s), self.inherited.gains))
         return found
 
-    def level(self) -> int | None:
-        """Return the most that the healthy memory of this revision held, in bytes."""
-        return max((one.most for one in healthy(self.hours)), default=0) or None
+    def compute_gain_quantile(self) -> int | None:
+        """Return the largest size in bytes of this revision's healthy memory."""
+        return max((one.most for one in select_healthy_hours(self.hours)), default=0) or None
 
-    def report(self, auto: AutoBudgets) -> LearnedMemory | None:
-        """Return what other replicas may take from this one; None before the first hour."""
-        hours = self.experience()
+    def make_report(self, auto: AutoBudgets) -> LearnedMemory | None:
+        """Return what other replicas may inherit from this one; None before the first hour."""
+        hours = self.list_healthy_hours()
         seen_s = sum(one.seen_s for one in hours)
         if not hours or not self.hours:
             return None
@@ -199,18 +204,18 @@ class Learned(msgspec.Struct, omit_defaults=True):
             budget=self.budget if seen_s >= auto.learning_s else None,
         )
 
-    def room_limit(self, budget: MemoryBudget) -> int | None:
-        """Return the limit by which the budget's floor and room are measured, in bytes."""
+    def find_room_limit(self, budget: MemoryBudget) -> int | None:
+        """Return the limit in bytes from which the budget's floor and room are computed."""
         return budget.limit_bytes if budget.limit_bytes is not None else self.limit
 
 
-def lowest(lows: Sequence[tuple[int, int]], since: int) -> int:
-    """Return the smallest growth of the hours from ``since`` on."""
+def find_lowest_growth(lows: Sequence[tuple[int, int]], since: int) -> int:
+    """Return the smallest growth of the hours from ``since`` onwards."""
     return min(low for at, low in lows if at >= since)
 
 
-def healthy(hours: Sequence[Hour]) -> list[Hour]:
-    """Return the hours from which a level may be learned: none within a day of an incident."""
+def select_healthy_hours(hours: Sequence[Hour]) -> list[Hour]:
+    """Return the hours that are not within a day of an incident."""
     struck = [one.at for one in hours if one.incident]
     return [
         one for one in hours
@@ -218,21 +223,22 @@ def healthy(hours: Sequence[Hour]) -> list[Hour]:
     ]  # fmt: skip
 
 
-def healthy_s(hours: Sequence[Hour]) -> float:
-    """Return for how long healthy memory was observed, in seconds."""
-    return sum(one.seen_s for one in healthy(hours))
+def sum_healthy_s(hours: Sequence[Hour]) -> float:
+    """Return the seconds for which healthy memory was observed."""
+    return sum(one.seen_s for one in select_healthy_hours(hours))
 
 
-def level(gains: Iterable[int], share: float = PERCENTILE) -> int | None:
-    """Return the ``share`` quantile of ``gains`` by nearest rank; None of no gains."""
+def level(gains: Iterable[int], share: float = LEVEL_QUANTILE) -> int | None:
+    """Return the ``share`` quantile of ``gains`` by nearest rank; None if there are no gains."""
     ordered = sorted(gains)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-def gains_within(hours: Iterable[Hour], window_s: float) -> list[int]:
+def list_gains_within(hours: Iterable[Hour], window_s: float) -> list[int]:
     """Return each hour's gain within a window of ``window_s``.
 
-    It is that of the next longer window of :data:`WINDOWS_H`; several days gain as much as each.
+    The gain is that of the next longer window of :data:`WINDOWS_H`. For a window of several days,
+    it is that of one day.
     """
     window_h = window_s / HOUR_S
     index = next((i for i, most in enumerate(WINDOWS_H) if window_h <= most), len(WINDOWS_H) - 1)
@@ -240,17 +246,17 @@ def gains_within(hours: Iterable[Hour], window_s: float) -> list[int]:
     return [one.gains[index] * days for one in hours]
 
 
-def proposal(learned: Learned, budget: MemoryBudget) -> int | None:
-    """Return the budget in bytes that follows from what was learned, or None without a level."""
-    found = level(gains_within(learned.experience(), budget.window_s))
+def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
+    """Return the budget in bytes that the learned levels suggest; None without a level."""
+    found = level(list_gains_within(learned.list_healthy_hours(), budget.window_s))
     if found is None:
         return None
     start = max(learned.starts, default=learned.inherited.start if learned.inherited else 0)
-    return bounded(int(MARGIN * found), learned.room_limit(budget), start)
+    return limit_budget(int(BUDGET_MARGIN * found), learned.find_room_limit(budget), start)
 
 
-def bounded(wanted: int, limit: int | None, start: int) -> int:
-    """Return ``wanted`` within the floor and half of the room above a ``start``; in bytes."""
+def limit_budget(wanted: int, limit: int | None, start: int) -> int:
+    """Limit ``wanted`` to between the floor and half of the room above a ``start``, in bytes."""
     if limit is None:
         return max(wanted, FLOOR_BYTES)
     most = max(1, int(ROOM_SHARE * max(0, limit - start)))
@@ -258,17 +264,17 @@ def bounded(wanted: int, limit: int | None, start: int) -> int:
 
 
 class BudgetsInForce(NamedTuple):
-    """The budgets in force. Incidents of the ``learning`` kinds are only reported."""
+    """Budgets in force. Incidents of the ``learning`` kinds are only reported."""
 
     memory: MemoryPolicy
     learning: frozenset[IncidentKind] = frozenset()
 
 
 class LearnedBudgets(msgspec.Struct, omit_defaults=True):
-    """The learned budgets of both memories of one replica: a row of the journal."""
+    """Learned budgets of both memories of one replica, stored as a row of the journal."""
 
-    host: Learned = msgspec.field(default_factory=Learned)
-    device: Learned = msgspec.field(default_factory=Learned)
+    host: LearnedHistory = msgspec.field(default_factory=LearnedHistory)
+    device: LearnedHistory = msgspec.field(default_factory=LearnedHistory)
 
     def observe(
         self,
@@ -279,61 +285,67 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         incidents: Collection[IncidentKind],
     ) -> None:
         """Add an assessment. ``incidents`` are the kinds of open incidents."""
-        self.host.observe(now, epoch, revision, assessment.host, GROWTH["host"] in incidents)
-        self.device.observe(now, epoch, revision, assessment.device, GROWTH["device"] in incidents)
+        self.host.observe(now, epoch, revision, assessment.host, GROWTH_KINDS["host"] in incidents)
+        self.device.observe(
+            now, epoch, revision, assessment.device, GROWTH_KINDS["device"] in incidents
+        )
 
-    def needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
+    def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
         """Return the needs of each memory whose healthy level is known."""
         return {
             name: needs_of(name, found, one.limit, ledger)
             for name, one in (("host", self.host), ("device", self.device))
-            if (found := one.level()) is not None
+            if (found := one.compute_gain_quantile()) is not None
         }
 
     def lacks_budget(self, memory: MemoryPolicy) -> bool:
-        """Report whether an ``Auto`` budget is not known yet."""
+        """Report whether an ``Auto`` budget has not been learned yet."""
         pairs = ((self.host, memory.host), (self.device, memory.device))
         return any(b is not None and b.auto and one.budget is None for one, b in pairs)
 
     def inherit(self, known: LearnedWorkload | None) -> None:
-        """Adopt the lessons of the other replicas of the workload."""
+        """Adopt what the other replicas of the workload have learned."""
         if known is not None:
             self.host.inherit(known.host)
             self.device.inherit(known.device)
 
-    def reports(self, auto: AutoBudgets) -> dict[str, LearnedMemory]:
-        """Return what other replicas may take from this one, by memory."""
-        found = {"host": self.host.report(auto), "device": self.device.report(auto)}
+    def make_reports(self, auto: AutoBudgets) -> dict[str, LearnedMemory]:
+        """Return what other replicas may inherit from this one, by memory."""
+        found = {"host": self.host.make_report(auto), "device": self.device.make_report(auto)}
         return {name: one for name, one in found.items() if one is not None}
 
-    def revise(self, now: float, memory: MemoryPolicy) -> bool:
-        """Update the budgets in force, and return whether one may have changed."""
+    def update_budgets(self, now: float, memory: MemoryPolicy) -> bool:
+        """Update the budgets in force. Return whether any of them may have changed."""
         changed = [
-            learned.revise(now, budget, memory.auto)
+            learned.update_budget(now, budget, memory.auto)
             for learned, budget in ((self.host, memory.host), (self.device, memory.device))
             if budget is not None and budget.auto
         ]
         return any(changed)
 
-    def next_budgets(
+    def find_changed_budgets(
         self, now: float, memory: MemoryPolicy, standing: BudgetsInForce
     ) -> BudgetsInForce | None:
-        """Return the budgets to go by from ``now`` on; None if the ``standing`` ones stay."""
-        self.revise(now, memory)
-        found = self.in_force(memory)
-        same = found.learning == standing.learning and not differs(standing.memory, found.memory)
+        """Return the budgets that apply from now on; None if the ``standing`` ones still apply."""
+        self.update_budgets(now, memory)
+        found = self.resolve_budgets(memory)
+        same = found.learning == standing.learning and not has_budget_changed(
+            standing.memory, found.memory
+        )
         return None if same else found
 
-    def in_force(self, memory: MemoryPolicy) -> BudgetsInForce:
-        """Return the policy with sizes for ``Auto`` budgets, and the kinds not yet learned."""
+    def resolve_budgets(self, memory: MemoryPolicy) -> BudgetsInForce:
+        """Return the policy with a size for each ``Auto`` budget, and the kinds not yet learned."""
         learning: set[IncidentKind] = set()
 
-        def resolved(name: str, budget: MemoryBudget | None, one: Learned) -> MemoryBudget | None:
+        def resolved(
+            name: str, budget: MemoryBudget | None, one: LearnedHistory
+        ) -> MemoryBudget | None:
             if budget is None or not budget.auto:
                 return budget
-            limit = one.room_limit(budget)
+            limit = one.find_room_limit(budget)
             if not one.is_known(memory.auto):
-                learning.add(GROWTH[name])
+                learning.add(GROWTH_KINDS[name])
             size = provisional(limit) if one.budget is None else one.budget
             size = max(size, budget.minimum_bytes or 1)
             return msgspec.structs.replace(budget, growth_bytes=size)
@@ -345,11 +357,11 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         )
 
 
-def differs(one: MemoryPolicy, other: MemoryPolicy) -> bool:
-    """Report whether a budget differs by more than :data:`CHANGED`."""
+def has_budget_changed(one: MemoryPolicy, other: MemoryPolicy) -> bool:
+    """Report whether a budget differs by more than :data:`MIN_CHANGE_SHARE`."""
     pairs = ((one.host, other.host), (one.device, other.device))
     return any(
         a is not None and b is not None
-        and abs(a.growth_bytes - b.growth_bytes) > CHANGED * a.growth_bytes
+        and abs(a.growth_bytes - b.growth_bytes) > MIN_CHANGE_SHARE * a.growth_bytes
         for a, b in pairs
     )  # fmt: skip

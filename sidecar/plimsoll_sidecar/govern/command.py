@@ -1,4 +1,4 @@
-"""Commands of the governor, their results, and the events of a turn."""
+"""Define the governor's commands, their results, and the events of a turn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     deadline_s: float = 0.0
     at: float | None = None
 
-    def result(self, outcome: Outcome, message: str = "") -> Result:
+    def make_result(self, outcome: Outcome, message: str = "") -> Result:
         """Return a result of this command."""
         return Result(operation_id=self.operation_id, outcome=outcome, message=message)
 
@@ -58,9 +58,9 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class SlotRequest(msgspec.Struct, frozen=True):
-    """The incident that the restart slot is for by the journal; None without one.
+    """Request for a restart slot by an incident, according to the journal; None without one.
 
-    While a command is ``taking`` a slot, that command decides.
+    While ``taking`` is true, a command is taking the slot and decides about it.
     """
 
     incident: str | None
@@ -68,9 +68,9 @@ class SlotRequest(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The reason for which a restart slot was refused.
+    """Reason why a restart slot was refused.
 
-    ``message`` is for people, and does not change between attempts unless the reason does.
+    ``message`` is for people, and differs between attempts only if the reason differs.
     """
 
     reason: WaitReason
@@ -80,7 +80,8 @@ class Refusal(msgspec.Struct, frozen=True):
 class Outcome(StrEnum):
     """Outcome of a command.
 
-    ``Refused``: nothing was started, assess again. ``Unknown``: the effect is unknown (a replay).
+    ``Refused`` means that nothing was started; assess again. ``Unknown`` means that the effect is
+    not known, for example in a replay.
     """
 
     SUCCEEDED = "Succeeded"
@@ -92,7 +93,7 @@ class Outcome(StrEnum):
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Result of a command.
 
-    ``diagnostics`` are the files that were saved, ``waits`` is the reason for a refused slot.
+    ``diagnostics`` lists the files that were saved. ``waits`` is the reason for a refused slot.
     """
 
     operation_id: str
@@ -103,7 +104,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EngineProcess(msgspec.Struct, frozen=True):
-    """One process of the engine: its role, or the engine's own name for it, and its PID."""
+    """One process of the engine: its PID, and its role or the engine's own name for it."""
 
     role: str
     pid: int
@@ -131,12 +132,12 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def answers(self) -> bool:
-        """Whether the engine reported its status, and so its epoch."""
+        """Whether the engine reported its status, and therefore its epoch."""
         return self.epoch is not None
 
 
 class EventType(StrEnum):
-    """Changes that the log, the metrics and Kubernetes report. The values are reasons of Events."""
+    """Changes that the log, the metrics and Kubernetes report. The values are Event reasons."""
 
     OPENED = "Opened"
     CONFIRMED = "Confirmed"
@@ -147,7 +148,7 @@ class EventType(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of an incident. ``action`` is set for ``Remediation``: it starts now."""
+    """A change of an incident. ``action`` is set for ``Remediation``, when the action starts."""
 
     type: EventType
     at: float
@@ -156,9 +157,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct):
-    """The output of one turn of the governor: at most one new command, and the events.
+    """Output of one turn of the governor: at most one new command, and the events.
 
-    ``changed`` states that the journal must store the state before the command is sent.
+    ``changed`` is whether the journal must store the state before the command is sent.
     """
 
     command: Command | None = None

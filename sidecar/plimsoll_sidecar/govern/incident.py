@@ -1,8 +1,8 @@
-"""An incident and its life cycle, as the governor keeps it and the journal stores it.
+"""Define an incident and its life cycle, as the governor uses it and the journal stores it.
 
 ::
 
-    Open -> Trimming -> Confirmed -> AwaitingSlot -> [Draining] -> Restarting -> Verifying -> ended
+Open -> Trimming -> Confirmed -> AwaitingSlot -> [Draining] -> Restarting -> Verifying -> ended
 
 A new epoch leads from any phase to Verifying. A suspicion that ends before anything disruptive
 started ends the incident. A restart that was refused or returned too little leads back to
@@ -22,16 +22,21 @@ from plimsoll_api.incidents import IncidentPhase as P
 from plimsoll_api.supervision import Action
 
 ROUND_S = 4.5
-"""A round: five assessments, about a second apart."""
-EVEN, SUBSIDED_S = 0.5, 30.0
-"""Confirmed growth has subsided once its odds were below even for this long. A trend that pauses
-between two bursts takes them below even for seconds."""
+"""Length of a round in seconds: five assessments, about a second apart."""
+EVEN_ODDS, SUBSIDED_S = 0.5, 30.0
+"""Odds below which, and seconds after which, confirmed growth has subsided.
+
+A trend that pauses between two bursts falls below even odds only for seconds.
+"""
 MAX_STEPS = 64
-"""Steps kept per incident: the first and the newest. A ladder needs about twenty."""
+"""Maximum number of steps kept per incident: the first and the newest ones.
+
+A ladder needs about twenty.
+"""
 
 
-DISRUPTING = frozenset({P.DRAINING, P.RESTARTING, P.VERIFYING})
-"""Phases of an incident in which no other may start anything disruptive."""
+DISRUPTING_PHASES = frozenset({P.DRAINING, P.RESTARTING, P.VERIFYING})
+"""Phases of an incident in which no other incident may start anything disruptive."""
 
 
 class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
@@ -57,25 +62,25 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     sent: int = 0
 
     def budget(self, assessment: Assessment) -> BudgetState | None:
-        """Return the leak budget that this incident consumes, or None for kinds without one."""
-        return budget_of(self.kind, self.attribution.segment, assessment)
+        """Return the leak budget that this incident consumes; None for kinds without a budget."""
+        return find_budget(self.kind, self.attribution.segment, assessment)
 
     @property
     def owner(self) -> str | None:
-        """The role of the process that holds the memory, or the segment if no process does."""
+        """Role of the process that holds the memory, or the segment if no process holds it."""
         segment = self.attribution.segment
         return segment if segment == Segment.SHARED_ORPHAN else self.attribution.process
 
     @property
-    def subsided(self) -> bool:
+    def has_subsided(self) -> bool:
         """Whether the odds of a confirmed leak have been low for :data:`SUBSIDED_S`."""
         growth = self.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
         return growth and self.doubted_s >= SUBSIDED_S
 
     @property
-    def disrupts(self) -> bool:
-        """Whether an action of this incident disrupts the engine, or is about to."""
-        return self.phase in DISRUPTING and self.rung is not Action.POD_REPLACE
+    def is_disrupting(self) -> bool:
+        """Whether an action of this incident is disrupting the engine, or is about to."""
+        return self.phase in DISRUPTING_PHASES and self.rung is not Action.POD_REPLACE
 
     @property
     def needs_slot(self) -> bool:
@@ -85,19 +90,19 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     @property
     def short_id(self) -> str:
-        """The last part of the name, short enough for an operation id."""
+        """Last part of the name, short enough for an operation ID."""
         return self.name.rpartition("-")[2]
 
-    def next_operation(self, verb: str) -> str:
-        """Return an id for the next step that this incident has never used.
+    def make_operation_id(self, verb: str) -> str:
+        """Return an ID for the next step that this incident has never used.
 
         The count is separate from the timeline, which drops steps. An older journal has no count.
         """
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"
 
-    def note(self, step: StepRecord) -> None:
-        """Add a step to the timeline. If it is full, drop one from its middle."""
+    def add_step(self, step: StepRecord) -> None:
+        """Add a step to the timeline. If the timeline is full, drop a step from its middle."""
         self.timeline.append(step)
         if len(self.timeline) > MAX_STEPS:
             del self.timeline[MAX_STEPS // 2]
@@ -105,7 +110,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def enter(self, phase: P, now: float) -> None:
         """Start ``phase`` at ``now``, and count its rounds from zero.
 
-        Do nothing if it is the present phase.
+        Do nothing if the incident is already in this phase.
         """
         if phase is not self.phase:
             self.phase, self.phase_since, self.seen_s, self.missed_s = phase, now, 0.0, 0.0
@@ -114,15 +119,15 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def observe(self, suspicion: Suspicion, counted_s: float) -> None:
         """Update the incident from a suspicion that counts as ``counted_s`` seconds.
 
-        The largest growth stays on record. The attribution stays the same once a restart has
-        started: samples then mix the old and the new engine.
+        The largest growth stays on record. The attribution no longer changes once a restart has
+        started, because samples then mix the old and the new engine.
         """
         self.seen_s, self.missed_s = self.seen_s + counted_s, 0.0
-        self.doubted_s = self.doubted_s + counted_s if suspicion.confidence < EVEN else 0.0
+        self.doubted_s = self.doubted_s + counted_s if suspicion.confidence < EVEN_ODDS else 0.0
         self.growth_bytes = suspicion.bytes
         self.unconfirmed = suspicion.unconfirmed is not None
         self.consumed_ratio = max(self.consumed_ratio, suspicion.consumed_ratio)
-        if self.phase in DISRUPTING:
+        if self.phase in DISRUPTING_PHASES:
             return
         self.attribution = Attribution(
             segment=suspicion.segment.value if suspicion.segment else None,
@@ -133,24 +138,24 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             bytes_per_request=suspicion.bytes_per_request,
             confidence=suspicion.confidence,
             trigger=suspicion.trigger or self.attribution.trigger,
-            evidence=[*suspicion.evidence, *self._unconfirmed(suspicion)],
+            evidence=[*suspicion.evidence, *self._explain_unconfirmed(suspicion)],
         )
 
-    def _unconfirmed(self, suspicion: Suspicion) -> list[str]:
+    def _explain_unconfirmed(self, suspicion: Suspicion) -> list[str]:
         if suspicion.unconfirmed is None or self.confirmed_at is not None:
             return []
         return [f"not confirmed yet: {suspicion.unconfirmed}"]
 
 
 def counted_s(elapsed_s: float) -> float:
-    """Return the seconds that an assessment counts, ``elapsed_s`` after the previous one.
+    """Return the seconds for which an assessment counts, ``elapsed_s`` after the previous one.
 
-    A round takes at least two assessments, however far apart, and at most five.
+    A round consists of at least two assessments, however far apart, and at most five.
     """
     return min(max(ROUND_S / 5, elapsed_s), ROUND_S / 2)
 
 
-def incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float) -> str:
+def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float) -> str:
     """Return ``REPLICA-ID``, which stays the same after a restart of the supervisor.
 
     Names of Kubernetes objects have at most 253 characters.
@@ -159,12 +164,12 @@ def incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float
     return f"{replica[:244]}-{digest[:8]}"
 
 
-def budget_of(
+def find_budget(
     kind: IncidentKind, segment: str | None, assessment: Assessment
 ) -> BudgetState | None:
-    """Return the leak budget that growth of ``segment`` consumes, or None for kinds without one.
+    """Return the leak budget that growth of ``segment`` consumes; None for kinds without one.
 
-    Device memory that the allocator keeps unused has a separate state.
+    Device memory that the allocator keeps unused has a separate budget.
     """
     if kind is IncidentKind.HOST_GROWTH:
         return assessment.host
@@ -175,7 +180,7 @@ def budget_of(
     return None
 
 
-FOLLOWS: dict[P, frozenset[P]] = {
+NEXT_PHASES: dict[P, frozenset[P]] = {
     P.OPEN: frozenset({P.TRIMMING, P.CONFIRMED, P.VERIFYING, P.RESOLVED}),
     P.TRIMMING: frozenset({P.CONFIRMED, P.VERIFYING, P.RESOLVED}),
     P.CONFIRMED: frozenset({P.AWAITING_SLOT, P.VERIFYING, *ENDED}),
@@ -190,16 +195,16 @@ FOLLOWS: dict[P, frozenset[P]] = {
 
 
 class IllegalPhaseChange(Exception):
-    """A phase that cannot follow the present one, which is a bug of the governor."""
+    """Error for a phase that cannot follow the present one, which is a bug in the governor."""
 
 
-def move(incident: Incident, phase: P, now: float) -> None:
+def move_to_phase(incident: Incident, phase: P, now: float) -> None:
     """Move ``incident`` to ``phase`` at ``now`` (Unix seconds).
 
-    Raises :class:`IllegalPhaseChange` if :data:`FOLLOWS` does not allow it.
+    Raises :class:`IllegalPhaseChange` if :data:`NEXT_PHASES` does not allow it.
     """
-    if phase is not incident.phase and phase not in FOLLOWS[incident.phase]:
+    if phase is not incident.phase and phase not in NEXT_PHASES[incident.phase]:
         raise IllegalPhaseChange(
-            f"incident {incident.name} is {incident.phase} and cannot become {phase}"
+            f"incident {incident.name} cannot move from {incident.phase} to {phase}"
         )
     incident.enter(phase, now)

@@ -1,6 +1,6 @@
-"""The remediation ladder: allowed rungs for an incident, and reasons against the others.
+"""Choose the rungs of the remediation ladder that an incident may use, and explain the others.
 
-It also decides whether the engine should prepare a standby worker.
+This module also decides whether the engine should prepare a standby worker.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.incident import Incident
 
-NEEDS = {
+REQUIRED_CAPABILITIES = {
     Action.TRIM: Capability.TRIM,
     Action.WORKER_RESTART: Capability.RESTART_WORKER,
     Action.ENGINE_RESTART: Capability.RESTART_ENGINE,
 }
-CURABLE = frozenset(
+CURABLE_KINDS = frozenset(
     {
         IncidentKind.HOST_GROWTH,
         IncidentKind.DEVICE_GROWTH,
@@ -34,38 +34,40 @@ CURABLE = frozenset(
 def reason_to_skip(
     action: Action, incident: Incident, policy: Supervision, engine: EngineView
 ) -> str | None:
-    """Return the reason for skipping this rung, for the timeline, or None if it is allowed.
+    """Return the reason for skipping this rung, for the timeline; None if it is allowed.
 
-    A new worker frees the worker's memory only. Memory that outlives the container needs a new pod,
+    A new worker frees only the worker's memory. Memory that outlives the container needs a new pod,
     unless the supervisor sweeps it between two engines. An engine that does not answer can still be
     restarted by signals, and its pod replaced. A restart of the multi-node group frees the memory
     of all its pods.
     """
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
-        return "not in this service's ladder"
-    if kind not in CURABLE:
-        return f"no action of the supervisor fixes {kind.value}"
+        return "the action is not in spec.supervision.ladder"
+    if kind not in CURABLE_KINDS:
+        return f"no action of the supervisor cures {kind.value}"
     if action is Action.POD_REPLACE:
-        return None if engine.replaceable else "pods can only be replaced in a cluster"
+        return None if engine.replaceable else "pods can be replaced only in a cluster"
     if pod is not None and action in (Action.TRIM, Action.WORKER_RESTART):
-        return f"pod {pod} of the group holds the memory; only a restart of the group releases it"
+        return (
+            f"pod {pod} of the group holds the memory, which only a restart of the group releases"
+        )
     swept = policy.sweep_shared_memory and action is Action.ENGINE_RESTART
     if owner == Segment.SHARED_ORPHAN and not swept:
-        return "no process holds this shared memory; only a new pod releases it"
+        return "no process holds this shared memory, which only a new pod releases"
     if action is Action.ENGINE_RESTART and not engine.answers:
         return None
-    if NEEDS[action] not in engine.capabilities:
-        return "the engine does not support it"
+    if REQUIRED_CAPABILITIES[action] not in engine.capabilities:
+        return "the engine does not support this action"
     if action is Action.WORKER_RESTART and owner == Role.FRONTEND:
-        return "the frontend holds the memory; a new worker would not release it"
+        return "the frontend holds the memory, which a new worker would not release"
     if not engine.answers:
         return "the engine's frontend does not answer"
     return None
 
 
-def next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:
-    """Return the least disruptive action that is allowed and untried, or None."""
+def choose_next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:
+    """Return the least disruptive allowed action that was not tried yet; None if there is none."""
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if (
             action not in incident.tried
@@ -75,7 +77,7 @@ def next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Ac
     return None
 
 
-BEFORE = frozenset(
+PHASES_BEFORE_RESTART = frozenset(
     {
         IncidentPhase.OPEN,
         IncidentPhase.TRIMMING,
@@ -89,7 +91,7 @@ BEFORE = frozenset(
 def wants_standby(
     incidents: Iterable[Incident], policy: Supervision, engine: EngineView, exhausted: bool
 ) -> bool:
-    """Return whether an incident may lead to a restart of the worker, or does so now.
+    """Report whether an incident is restarting the worker, or may do so soon.
 
     False if the engine supports no standby, or if no restart is allowed.
     """
@@ -97,12 +99,15 @@ def wants_standby(
         return False
     if policy.mode is Mode.OBSERVE or exhausted:
         return False
-    return any(_restarts_worker(incident, policy, engine) for incident in incidents)
+    return any(_may_restart_worker(incident, policy, engine) for incident in incidents)
 
 
-def _restarts_worker(incident: Incident, policy: Supervision, engine: EngineView) -> bool:
+def _may_restart_worker(incident: Incident, policy: Supervision, engine: EngineView) -> bool:
     if incident.phase is IncidentPhase.RESTARTING:
-        # The pending restart uses the standby. In the next epoch the worker is new, even if the
+        # The pending restart uses the standby. In the next epoch, the worker is new, even if the
         # result of the command is not known yet.
         return incident.rung is Action.WORKER_RESTART and engine.epoch == incident.fenced_epoch
-    return incident.phase in BEFORE and next_rung(incident, policy, engine) is Action.WORKER_RESTART
+    return (
+        incident.phase in PHASES_BEFORE_RESTART
+        and choose_next_rung(incident, policy, engine) is Action.WORKER_RESTART
+    )

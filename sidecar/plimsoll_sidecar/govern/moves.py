@@ -1,4 +1,4 @@
-"""Changes of an incident: steps that several phases share, and results of its commands."""
+"""Change an incident: steps that several phases share, and the results of its commands."""
 
 from __future__ import annotations
 
@@ -9,68 +9,76 @@ from plimsoll_api.units import format_bytes, format_duration
 from plimsoll_sidecar.detect.losses import SPENT_RATIO
 from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
-from plimsoll_sidecar.govern.context import EXHAUSTED, TurnContext
+from plimsoll_sidecar.govern.context import EXHAUSTED_MESSAGE, TurnContext
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
-from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, SLOT_RETRY_S
-from plimsoll_sidecar.govern.verification import RETURNED_ENOUGH
+from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_RETRY_S
+from plimsoll_sidecar.govern.verification import CURED_SHARE
 
-WITHIN_BUDGET = "deferred: the leak budget is not spent, and memory will outlast a drain"
-NOT_GROWING = "deferred: the leak budget is spent, but memory does not grow at present"
-LIMIT_FAR = "deferred: the leak budget is spent, but memory does not reach a known limit within"
-MANUALLY_DRAINED = "a person drained this replica: no restart until plimsoll resume"
-WITHDRAWN = "PodReplaceWithdrawn"
+WITHIN_BUDGET_MESSAGE = (
+    "deferred: the leak budget is not spent, and a drain would end before memory does"
+)
+NOT_GROWING_MESSAGE = "deferred: the leak budget is spent, but memory is not growing at present"
+LIMIT_FAR_MESSAGE = (
+    "deferred: the leak budget is spent, but memory does not reach a known limit within"
+)
+MANUALLY_DRAINED_MESSAGE = "a person drained this replica: no restart until plimsoll resume"
+WITHDRAWN_STEP = "PodReplaceWithdrawn"
 
 
 def confirm(context: TurnContext, incident: Incident) -> None:
     """Confirm the incident, so that the ladder may act on it."""
     incident.confirmed_at = context.now
-    context.enter(incident, IncidentPhase.CONFIRMED)
-    context.emit(EventType.CONFIRMED, incident)
+    context.enter_phase(incident, IncidentPhase.CONFIRMED)
+    context.emit_event(EventType.CONFIRMED, incident)
 
 
 def escalate(context: TurnContext, incident: Incident, message: str) -> None:
-    """Mark the present rung as tried, and return to the choice of the next one."""
+    """Mark the present rung as tried, so that the next one is chosen."""
     if incident.rung is not None:
         incident.tried.append(incident.rung)
     incident.rung, incident.escalated, incident.message = None, True, message
-    context.enter(incident, IncidentPhase.CONFIRMED)
+    context.enter_phase(incident, IncidentPhase.CONFIRMED)
 
 
 def request_replacement(context: TurnContext, incident: Incident) -> None:
-    """Request the eviction of the pod from the operator, which reads the newest step."""
+    """Ask the operator to evict the pod, through the incident's newest step."""
     incident.tried.append(Action.POD_REPLACE)
     text = "waiting for the operator to evict the pod"
-    step = context.step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
+    step = context.make_step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
     step.before_bytes = incident.before_bytes
-    incident.note(step)
+    incident.add_step(step)
 
 
-def leave_to_person(context: TurnContext, incident: Incident) -> bool:
-    """Return whether a person drained the replica, which prevents all restarts until its resume.
+def has_person_drained(context: TurnContext, incident: Incident) -> bool:
+    """Report whether a person drained the replica, which prevents all restarts until a resume.
 
-    Withdraw requests and preparations for a restart. They do not count as refused.
+    If so, withdraw requests and preparations for a restart. They do not count as refused.
     """
     if not context.engine.manually_drained:
         return False
     if incident.phase in (IncidentPhase.DRAINING, IncidentPhase.RESTARTING):
-        restart_budget.withdraw(context.state.restarts, incident.fenced_epoch or "")
+        restart_budget.withdraw_restart(context.state.restarts, incident.fenced_epoch or "")
     if incident.phase is not IncidentPhase.CONFIRMED:
         newest = incident.timeline[-1] if incident.timeline else None
         if newest is not None and newest.outcome is StepOutcome.REQUESTED:
             incident.tried.remove(Action.POD_REPLACE)
-            incident.note(context.step(WITHDRAWN, StepOutcome.SUCCEEDED, MANUALLY_DRAINED))
+            incident.add_step(
+                context.make_step(WITHDRAWN_STEP, StepOutcome.SUCCEEDED, MANUALLY_DRAINED_MESSAGE)
+            )
         incident.rung = None
-        context.enter(incident, IncidentPhase.CONFIRMED)
-    wait(context, incident, WaitReason.MANUALLY_DRAINED, MANUALLY_DRAINED)
+        context.enter_phase(incident, IncidentPhase.CONFIRMED)
+    set_wait_reason(context, incident, WaitReason.MANUALLY_DRAINED, MANUALLY_DRAINED_MESSAGE)
     return True
 
 
-def wait(context: TurnContext, incident: Incident, reason: WaitReason | None, message: str) -> bool:
-    """Record the reason for which the incident waits. Return whether it has changed."""
+def set_wait_reason(
+    context: TurnContext, incident: Incident, reason: WaitReason | None, message: str
+) -> bool:
+    """Record the reason why the incident waits. Return whether it has changed."""
     if (incident.waits, incident.message) == (reason, message):
         return False
     incident.waits, incident.message = reason, message
-    context.emit(EventType.ADVANCED, incident)
+    context.emit_event(EventType.ADVANCED, incident)
     return True
 
 
@@ -79,9 +87,9 @@ def return_to_confirmed(context: TurnContext, incident: Incident, message: str) 
     incident.refusals += 1
     incident.rung = None
     if incident.refusals >= MAX_REFUSALS:
-        context.end(incident, IncidentPhase.UNRESOLVED, Reason.REFUSED, message)
+        context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.REFUSED, message)
     else:
-        context.enter(incident, IncidentPhase.CONFIRMED)
+        context.enter_phase(incident, IncidentPhase.CONFIRMED)
 
 
 def stop_restarting(context: TurnContext, incident: Incident) -> None:
@@ -90,34 +98,40 @@ def stop_restarting(context: TurnContext, incident: Incident) -> None:
     A planned restart must not stop those of leaks.
     """
     if incident.kind is IncidentKind.RECYCLE:
-        context.end(incident, IncidentPhase.RESOLVED, Reason.CLEARED, "no restart is left for it")
+        context.end_incident(
+            incident, IncidentPhase.RESOLVED, Reason.CLEARED, "no restart is left for it"
+        )
         return
     context.state.exhausted = True
-    context.end(incident, IncidentPhase.UNRESOLVED, Reason.RESTART_BUDGET_EXHAUSTED, EXHAUSTED)
+    context.end_incident(
+        incident, IncidentPhase.UNRESOLVED, Reason.RESTART_BUDGET_EXHAUSTED, EXHAUSTED_MESSAGE
+    )
 
 
 def end_if_gone(context: TurnContext, incident: Incident) -> bool:
     """End the incident if its suspicion was absent for a round. Return whether it ended."""
     if incident.escalated or incident.missed_s < ROUND_S:
         return False
-    returned = max(0, incident.growth_at_trim - context.growth(incident))
+    returned = max(0, incident.growth_at_trim - context.read_growth_bytes(incident))
     if incident.trimmed and returned * 2 >= incident.growth_at_trim > 0:
         incident.returned_bytes = returned
-        message = f"the trim returned {format_bytes(returned)}"
-        context.end(incident, IncidentPhase.RESOLVED, Reason.TRIM, message)
+        message = f"the trim freed {format_bytes(returned)}"
+        context.end_incident(incident, IncidentPhase.RESOLVED, Reason.TRIM, message)
     elif incident.trimmed and incident.kind is IncidentKind.CAPACITY_LOSS:
-        context.end(incident, IncidentPhase.RESOLVED, Reason.TRIM, "the trim returned the capacity")
+        context.end_incident(
+            incident, IncidentPhase.RESOLVED, Reason.TRIM, "the trim restored the capacity"
+        )
     else:
-        message = "no longer suspected"
-        context.end(incident, IncidentPhase.RESOLVED, Reason.CLEARED, message)
+        message = "the problem is no longer suspected"
+        context.end_incident(incident, IncidentPhase.RESOLVED, Reason.CLEARED, message)
     return True
 
 
 def end_if_returned(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if its memory came back after restarts that did not help.
+    """End the incident if its memory was freed after restarts that did not help.
 
-    Return whether it ended. The engine has a new baseline after a restart, so that the detector
-    suspects nothing. Compare memory with its size before the restart instead.
+    Return whether it ended. After a restart, the engine has a new baseline, so the detector
+    suspects nothing. Memory is therefore compared with its size before the restart.
     """
     if not incident.escalated or incident.missed_s < ROUND_S:
         return False
@@ -128,13 +142,13 @@ def end_if_returned(context: TurnContext, incident: Incident) -> bool:
         if budget is None or budget.current is None:
             return False
         returned = before - (budget.current - (budget.explained or 0))
-        if returned < RETURNED_ENOUGH * max(before - base, 1):
+        if returned < CURED_SHARE * max(before - base, 1):
             return False
         incident.returned_bytes = returned
     elif not context.engine.answers:
         return False
-    text = "no longer suspected while it waited for another pod"
-    context.end(incident, IncidentPhase.RESOLVED, Reason.CLEARED, text)
+    text = "the problem was no longer suspected while the incident waited for another pod"
+    context.end_incident(incident, IncidentPhase.RESOLVED, Reason.CLEARED, text)
     return True
 
 
@@ -145,53 +159,53 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
     """
     if incident.kind is IncidentKind.RECYCLE:
         return True
-    if incident.diagnosed or context.hold or context.reason_to_observe(incident) is not None:
+    if incident.diagnosed or context.hold or context.explain_observe_only(incident) is not None:
         return True
     if context.is_free:
-        context.send(incident, Verb.DIAGNOSE, "Diagnostics")
+        context.set_pending_command(incident, Verb.DIAGNOSE, "Diagnostics")
     return False
 
 
 def waits_for_window(context: TurnContext, incident: Incident) -> bool:
-    """Return whether a restart waits for the maintenance window.
+    """Report whether a restart must wait for the maintenance window.
 
-    It does not if memory would end sooner, or if the time until then is unknown.
+    It need not wait if memory would end sooner, or if the time until the limit is unknown.
     """
-    window, left = context.policy.maintenance_window, context.time_to_limit_s(incident)
+    window, left = context.policy.maintenance_window, context.estimate_time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:
         return False
     opens_s = window.opens_in(context.now)
     if not opens_s or left <= opens_s + context.policy.drain.deadline_s:
         return False
     message = f"waiting for the maintenance window at {window.opens_at}"
-    if wait(context, incident, WaitReason.MAINTENANCE_WINDOW, message):
-        incident.note(context.step("MaintenanceWindow", StepOutcome.SKIPPED, message))
+    if set_wait_reason(context, incident, WaitReason.MAINTENANCE_WINDOW, message):
+        incident.add_step(context.make_step("MaintenanceWindow", StepOutcome.SKIPPED, message))
     return True
 
 
 def defer_restart(context: TurnContext, incident: Incident) -> None:
-    """Record why a confirmed incident causes no restart: one would cost more than it gains."""
-    if incident.subsided:
+    """Record why a confirmed incident causes no restart: it would cost more than it gains."""
+    if incident.has_subsided:
         if incident.waits is not WaitReason.SUBSIDED:  # the probability changes with every sample
             chance = incident.attribution.confidence
-            message = f"deferred: the probability of a leak has fallen to {chance:.0%}"
-            wait(context, incident, WaitReason.SUBSIDED, message)
+            message = f"deferred: the probability of a leak has decreased to {chance:.0%}"
+            set_wait_reason(context, incident, WaitReason.SUBSIDED, message)
         return
     suspicion = context.suspicions.get(incident.kind)
     spent = suspicion is not None and suspicion.over_budget
-    message = NOT_GROWING if spent else WITHIN_BUDGET
+    message = NOT_GROWING_MESSAGE if spent else WITHIN_BUDGET_MESSAGE
     if suspicion is not None and spent and suspicion.growing:
         hours = context.memory.auto.limit_within_s
-        message = f"{LIMIT_FAR} {format_duration(hours)} (spec.memory.auto.limitWithin)"
+        message = f"{LIMIT_FAR_MESSAGE} {format_duration(hours)} (spec.memory.auto.limitWithin)"
     if incident.kind is IncidentKind.CAPACITY_LOSS:
-        message = f"no restart until {SPENT_RATIO:.0%} of the capacity is lost"
-    wait(context, incident, None, message)
+        message = f"deferred: no restart until {SPENT_RATIO:.0%} of the capacity is lost"
+    set_wait_reason(context, incident, None, message)
 
 
 def release_slot(context: TurnContext) -> None:
-    """Release the slot: the actuator then releases the Lease.
+    """Release the slot, so that the actuator releases the Lease.
 
-    The incident that held it asks again later, so that others can come first.
+    The incident that held the slot requests it again later, after others.
     """
     for incident in context.state.incidents:
         if incident.name == context.state.slot_holder:
@@ -210,7 +224,7 @@ def give_up_trim(context: TurnContext) -> None:
         for step in other.timeline:
             if step.operation_id == pending.operation_id:
                 step.outcome, step.finished_at = StepOutcome.UNKNOWN, context.now
-                step.message = "abandoned: the engine completes no step"
+                step.message = "abandoned: the engine is stalled"
 
 
 def judge_trim(context: TurnContext, incident: Incident) -> None:
@@ -223,16 +237,16 @@ def judge_trim(context: TurnContext, incident: Incident) -> None:
         step.outcome = StepOutcome.UNKNOWN
     else:
         returned = step.before_bytes - step.after_bytes
-        enough = returned >= MIN_TRIMMED * incident.growth_at_trim
+        enough = returned >= MIN_TRIMMED_SHARE * incident.growth_at_trim
         step.outcome = StepOutcome.SUCCEEDED if enough else StepOutcome.FAILED
         if not enough:
-            nothing = f"too little memory came back: {format_bytes(max(0, returned))}"
+            nothing = f"the trim freed too little memory: {format_bytes(max(0, returned))}"
             step.message = "; ".join(filter(None, (step.message, nothing)))
-    context.emit(EventType.ADVANCED, incident)
+    context.emit_event(EventType.ADVANCED, incident)
 
 
 def is_unmeasured_trim(step: StepRecord) -> bool:
-    """Return whether the step is a trim that ended and has not been measured yet."""
+    """Report whether the step is a trim that ended and has not been measured yet."""
     ended = step.outcome is StepOutcome.BEGUN and step.finished_at is not None
     return ended and step.step == Action.TRIM.value
 
@@ -252,7 +266,7 @@ def apply_result(
     incident.diagnostics.extend(result.diagnostics)
     ok = result.outcome is Outcome.SUCCEEDED
     if command.verb is not Verb.TAKE_SLOT:
-        context.emit(EventType.ADVANCED, incident)
+        context.emit_event(EventType.ADVANCED, incident)
     match command.verb:
         case Verb.DIAGNOSE:
             incident.diagnosed = True
@@ -271,11 +285,13 @@ def apply_slot_result(
 ) -> None:
     """Apply the result of an attempt to take the slot.
 
-    Merge repeated refusals for the same reason into one step: attempts may last half an hour.
+    Repeated refusals for the same reason become one step, because attempts may last half an hour.
     """
     incident.retry_at = context.now + SLOT_RETRY_S
-    if len({_key(step) for step in incident.timeline[-2:]}) == len(incident.timeline[-2:]):
-        context.emit(EventType.ADVANCED, incident)
+    if len({_make_step_key(step) for step in incident.timeline[-2:]}) == len(
+        incident.timeline[-2:]
+    ):
+        context.emit_event(EventType.ADVANCED, incident)
     else:
         newest = incident.timeline.pop()
         incident.timeline[-1].finished_at = newest.finished_at
@@ -287,34 +303,34 @@ def apply_slot_result(
 def apply_restart_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of a drain or restart: verify it after success, else escalate."""
+    """Apply the result of a drain or restart: verify it after success, or else escalate."""
     if incident.phase is IncidentPhase.VERIFYING:
         return
     if context.state.epoch != command.epoch:
         # The fenced epoch has ended, whatever the result is.
-        context.enter(incident, IncidentPhase.VERIFYING)
+        context.enter_phase(incident, IncidentPhase.VERIFYING)
     elif result.outcome is Outcome.UNKNOWN:
-        context.end(incident, IncidentPhase.UNRESOLVED, Reason.EFFECT_UNKNOWN)
+        context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.EFFECT_UNKNOWN)
     elif result.outcome is Outcome.REFUSED:
-        restart_budget.withdraw(context.state.restarts, command.epoch)
+        restart_budget.withdraw_restart(context.state.restarts, command.epoch)
         return_to_confirmed(context, incident, result.message)
-    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and leave_to_person(context, incident):
+    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and has_person_drained(context, incident):
         return
     elif command.verb is Verb.LEAVE:
-        context.enter(incident, IncidentPhase.RESTARTING)
+        context.enter_phase(incident, IncidentPhase.RESTARTING)
         request_replacement(context, incident)
     elif command.verb is Verb.DRAIN:
         # The restart also follows a drain that missed its deadline.
-        context.enter(incident, IncidentPhase.RESTARTING)
-        context.send(incident, Verb.RESTART_ENGINE, Action.ENGINE_RESTART.value)
+        context.enter_phase(incident, IncidentPhase.RESTARTING)
+        context.set_pending_command(incident, Verb.RESTART_ENGINE, Action.ENGINE_RESTART.value)
     elif result.outcome is Outcome.SUCCEEDED:
-        context.enter(incident, IncidentPhase.VERIFYING)
+        context.enter_phase(incident, IncidentPhase.VERIFYING)
     else:
         escalate(context, incident, result.message)
 
 
 def follow_new_epoch(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
-    """Apply a new epoch that this incident's own command did not cause."""
+    """Apply a new epoch that no command of this incident caused."""
     if incident.phase is IncidentPhase.VERIFYING and incident.fenced_epoch == ended_epoch:
         return
     for step in filter(is_unmeasured_trim, incident.timeline):
@@ -322,11 +338,15 @@ def follow_new_epoch(context: TurnContext, incident: Incident, ended_epoch: str)
     if incident.phase is not IncidentPhase.VERIFYING:
         incident.rung, incident.fenced_epoch = None, ended_epoch
     incident.warm_at, incident.least_bytes = None, None
-    incident.note(context.step("NewEpoch", StepOutcome.SUCCEEDED, "the engine restarted"))
-    context.enter(incident, IncidentPhase.VERIFYING)
+    incident.add_step(
+        context.make_step(
+            "NewEpoch", StepOutcome.SUCCEEDED, "the engine restarted for another reason"
+        )
+    )
+    context.enter_phase(incident, IncidentPhase.VERIFYING)
 
 
-def _key(step: StepRecord) -> tuple[str, StepOutcome, str]:
+def _make_step_key(step: StepRecord) -> tuple[str, StepOutcome, str]:
     return step.step, step.outcome, step.message
 
 

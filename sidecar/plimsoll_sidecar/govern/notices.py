@@ -1,8 +1,9 @@
-"""Incidents that only record an event: a crash, or a manual action.
+"""Create incidents that only record an event: a crash, or a manual action.
 
-They open and end in one turn. A crash is an end of the engine or its worker that was not requested,
-which a new epoch shows. Only a supervisor that saw the old epoch alive reports it. After a time
-without a supervisor the cause is unknown: the node may have restarted, or a person the service.
+They open and end in one turn. A crash is an unrequested end of the engine or its worker, which a
+new epoch shows. Only a supervisor that saw the old epoch alive reports it. After a time without a
+supervisor, the cause is unknown: the node may have restarted, or a person may have restarted the
+service.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from plimsoll_api.incident_record import Attribution, Reason, StepOutcome, StepR
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.govern.command import EngineProcess, EngineView, Outcome
-from plimsoll_sidecar.govern.incident import Incident, incident_name
-from plimsoll_sidecar.govern.verification import boot_of
+from plimsoll_sidecar.govern.incident import Incident, make_incident_name
+from plimsoll_sidecar.govern.verification import find_boot
 
-ENDING = frozenset({EngineState.STOPPING, EngineState.STOPPED})
-HEALTHY = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
+ENDING_STATES = frozenset({EngineState.STOPPING, EngineState.STOPPED})
+HEALTHY_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
 """States in which the engine has all its processes and their memory."""
 
 
-class LastSeen(msgspec.Struct, frozen=True):
-    """The last healthy state of an epoch, or its fullest if it was never healthy.
+class LastHealthyState(msgspec.Struct, frozen=True):
+    """Last healthy state of an epoch, or its largest state if it was never healthy.
 
     Sizes are in bytes, None if unknown. ``at`` is in Unix seconds.
     """
@@ -40,18 +41,18 @@ class LastSeen(msgspec.Struct, frozen=True):
     ending: bool = False
     oom_killed: bool = False
 
-    def updated(self, view: EngineView, assessment: Assessment, now: float) -> LastSeen:
-        """Return this state updated by a sample.
+    def update(self, view: EngineView, assessment: Assessment, now: float) -> LastHealthyState:
+        """Return this state with the data of a sample.
 
-        A kill by the kernel (``oom_killed``) is a separate incident.
+        A kill by the kernel (``oom_killed``) has an incident of its own.
         """
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
         )
-        ending = self.ending or view.state in ENDING
+        ending = self.ending or view.state in ENDING_STATES
         flagged = msgspec.structs.replace(self, oom_killed=oom_killed, ending=ending)
-        healthy = view.state in HEALTHY
-        # The fullest sample shows an engine that loses a process before it serves.
+        healthy = view.state in HEALTHY_STATES
+        # The largest sample shows an engine that loses a process before it serves.
         fuller = not self.healthy and len(view.processes) >= len(self.processes)
         if view.epoch != self.epoch or not (healthy or fuller):
             return flagged
@@ -66,24 +67,27 @@ class LastSeen(msgspec.Struct, frozen=True):
         )
 
 
-def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None,
-          now: float) -> Incident:  # fmt: skip
-    """Return the record of an epoch that ended by itself. ``view`` is of the next epoch."""
-    engine = boot_of(seen.epoch) != boot_of(view.epoch or "")
+def make_crash_record(
+    seen: LastHealthyState, view: EngineView, replica: str, host_limit: int | None, now: float
+) -> Incident:
+    """Return the record of an epoch that ended unrequested. ``view`` is of the next epoch."""
+    engine = find_boot(seen.epoch) != find_boot(view.epoch or "")
     lost = [one for one in seen.processes if one not in view.processes]
-    process = _ended(seen.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER)
+    process = _find_ended_process(
+        seen.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER
+    )
     what = "the engine ended unexpectedly" if engine else "the engine's worker ended unexpectedly"
     if seen.ending:
-        what = "a signal from outside stopped the engine (for example a failed probe)"
+        what = "a signal from outside stopped the engine, for example after a failed probe"
     names = ", ".join(f"{one.role} (PID {one.pid})" for one in lost) or "unknown"
     evidence = [
         f"the epoch changed from {seen.epoch} to {view.epoch} without a planned restart",
-        f"lost processes: {names}",
-        f"memory before: {_memory(seen, host_limit)}",
-        f"last seen healthy {now - seen.at:.0f} s earlier",
+        f"processes that ended: {names}",
+        f"memory before: {_format_memory(seen, host_limit)}",
+        f"the engine was last healthy {now - seen.at:.0f} s earlier",
     ]
     return Incident(
-        name=incident_name(replica, IncidentKind.ENGINE_CRASH, seen.epoch, seen.at),
+        name=make_incident_name(replica, IncidentKind.ENGINE_CRASH, seen.epoch, seen.at),
         kind=IncidentKind.ENGINE_CRASH,
         epoch=seen.epoch,
         opened_at=seen.at,
@@ -96,7 +100,7 @@ def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None
                 step="NewEpoch",
                 outcome=StepOutcome.SUCCEEDED,
                 before_bytes=seen.host_bytes,
-                message="its container restarted"
+                message="the engine's container restarted"
                 if engine
                 else "the frontend started a new worker",
             )
@@ -107,27 +111,34 @@ def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None
     )
 
 
-def _ended(processes: Sequence[EngineProcess], role: Role) -> str:
-    """Return the process of this role, or the first: names of external engines differ."""
+def _find_ended_process(processes: Sequence[EngineProcess], role: Role) -> str:
+    """Return the process of this role, or else the first one.
+
+    Names of external engines' processes differ from Plimsoll's roles.
+    """
     names = [one.role for one in processes]
     return role.value if role in names or not names else names[0]
 
 
-def _memory(seen: LastSeen, host_limit: int | None) -> str:
-    host = "host unknown" if seen.host_bytes is None else f"host {format_bytes(seen.host_bytes)}"
+def _format_memory(seen: LastHealthyState, host_limit: int | None) -> str:
+    host = (
+        "unknown host memory"
+        if seen.host_bytes is None
+        else f"host {format_bytes(seen.host_bytes)}"
+    )
     if host_limit is not None:
         host += f" of {format_bytes(host_limit)}"
     device = "" if seen.device_bytes is None else f", device {format_bytes(seen.device_bytes)}"
     return host + device
 
 
-ACTIONS = {
+REASON_BY_ACTION = {
     "trim": Reason.MANUAL_TRIM,
     "drain": Reason.MANUAL_DRAIN,
     "restart": Reason.MANUAL_RESTART,
     "resume": Reason.MANUAL_RESUME,
 }
-FAILURES = {
+REASON_BY_FAILURE = {
     Outcome.REFUSED: Reason.REFUSED,
     Outcome.FAILED: Reason.FAILED,
     Outcome.UNKNOWN: Reason.EFFECT_UNKNOWN,
@@ -135,7 +146,7 @@ FAILURES = {
 
 
 class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One manual action. Its ``outcome`` is None while it is in progress.
+    """A manual action. ``outcome`` is None while it is in progress.
 
     Times are in Unix seconds.
     """
@@ -154,14 +165,14 @@ class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.action == "restart" and self.outcome in (None, Outcome.SUCCEEDED)
 
 
-def manual_action(action: ManualAction, replica: str, now: float) -> Incident:
-    """Return the record of an ended action. Its name contains the action's id."""
+def make_manual_action_record(action: ManualAction, replica: str, now: float) -> Incident:
+    """Return the record of an ended action. Its name contains the action's ID."""
     outcome = action.outcome or Outcome.UNKNOWN
     ended = action.finished_at or now
-    reason = FAILURES.get(outcome, ACTIONS[action.action])
+    reason = REASON_BY_FAILURE.get(outcome, REASON_BY_ACTION[action.action])
     step = StepRecord(
         time=action.at,
-        step=ACTIONS[action.action].value,
+        step=REASON_BY_ACTION[action.action].value,
         outcome=StepOutcome(outcome.value),
         operation_id=action.id,
         finished_at=ended,

@@ -1,4 +1,4 @@
-"""The phases of an incident: a handler for each in :data:`PHASES`.
+"""Handle each phase of an incident, with the functions in :data:`PHASE_HANDLERS`.
 
 A handler advances the incident until it needs the result of a command.
 :mod:`plimsoll_sidecar.govern.moves` applies the results, and
@@ -25,7 +25,7 @@ from plimsoll_sidecar.govern.context import (
 )
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.moves import (
-    WITHDRAWN,
+    WITHDRAWN_STEP,
     collect_diagnostics,
     confirm,
     defer_restart,
@@ -33,8 +33,8 @@ from plimsoll_sidecar.govern.moves import (
     end_if_returned,
     escalate,
     give_up_trim,
+    has_person_drained,
     judge_trim,
-    leave_to_person,
     release_slot,
     request_replacement,
     return_to_confirmed,
@@ -43,13 +43,13 @@ from plimsoll_sidecar.govern.moves import (
 )
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import CONFIRM_S, SLOT_WAIT_S
-from plimsoll_sidecar.govern.verification import Verdict, verdict
+from plimsoll_sidecar.govern.verification import Verdict, judge_restart
 
-RESTART = {
+RESTART_VERBS = {
     Action.WORKER_RESTART: Verb.RESTART_WORKER,
     Action.ENGINE_RESTART: Verb.RESTART_ENGINE,
 }
-TAKE_SLOT = "TakeSlot"
+TAKE_SLOT_STEP = "TakeSlot"
 UNTRIMMED = (IncidentKind.STALL, IncidentKind.RECYCLE)
 """Kinds that a trim cannot cure, and that need no second look."""
 
@@ -59,11 +59,11 @@ def advance(context: TurnContext, incident: Incident) -> None:
     pending = context.state.pending
     if pending is not None and pending.incident == incident.name:
         return
-    PHASES[incident.phase](context, incident)
+    PHASE_HANDLERS[incident.phase](context, incident)
 
 
-def on_interrupted(context: TurnContext, incident: Incident) -> None:
-    """Try again: the pending command was lost with an old journal."""
+def retry_rung(context: TurnContext, incident: Incident) -> None:
+    """Try the rung again, because the pending command was lost with an old journal."""
     return_to_confirmed(context, incident, "interrupted")
 
 
@@ -72,7 +72,7 @@ def on_restarting(context: TurnContext, incident: Incident) -> None:
     if incident.rung is Action.POD_REPLACE:
         await_replacement(context, incident)
     else:
-        on_interrupted(context, incident)
+        retry_rung(context, incident)
 
 
 def on_ended(context: TurnContext, incident: Incident) -> None:
@@ -89,18 +89,18 @@ def on_open(context: TurnContext, incident: Incident) -> None:
         confirm(context, incident)
         return
     if context.assessment.in_long_step:
-        return  # an engine within a step cannot trim
+        return  # an engine that is executing a step cannot trim
     skipped = reason_to_skip(context, Action.TRIM, incident)
     if skipped is None and not context.is_free:
         return
     incident.growth_at_trim = incident.growth_bytes
-    context.enter(incident, IncidentPhase.TRIMMING)
+    context.enter_phase(incident, IncidentPhase.TRIMMING)
     if skipped is None:
-        incident.before_bytes = context.current(incident)
-        context.emit(EventType.REMEDIATION, incident, Action.TRIM)
-        context.send(incident, Verb.TRIM, Action.TRIM.value)
+        incident.before_bytes = context.read_current_bytes(incident)
+        context.emit_event(EventType.REMEDIATION, incident, Action.TRIM)
+        context.set_pending_command(incident, Verb.TRIM, Action.TRIM.value)
     else:
-        incident.note(context.step(Action.TRIM.value, *skipped))
+        incident.add_step(context.make_step(Action.TRIM.value, *skipped))
 
 
 def on_trimming(context: TurnContext, incident: Incident) -> None:
@@ -110,7 +110,7 @@ def on_trimming(context: TurnContext, incident: Incident) -> None:
     if end_if_gone(context, incident) or incident.seen_s < CONFIRM_S:
         return
     if incident.trimmed and incident.growth_bytes * 2 < incident.growth_at_trim:
-        # The trim returned most of the growth. Confirm the rest again.
+        # The trim freed most of the growth. Confirm the rest again.
         incident.growth_at_trim, incident.seen_s = incident.growth_bytes, 0.0
         return
     if not incident.unconfirmed:
@@ -126,13 +126,13 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
         return
     if not collect_diagnostics(context, incident):
         return
-    rung = ladder.next_rung(incident, context.policy, context.engine)
+    rung = ladder.choose_next_rung(incident, context.policy, context.engine)
     if rung is None:
-        context.end(incident, IncidentPhase.UNRESOLVED, Reason.LADDER_EXHAUSTED)
-    elif (observes := context.reason_to_observe(incident)) is not None:
-        incident.note(context.step(rung.value, StepOutcome.WOULD, observes))
-        context.end(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
-    elif leave_to_person(context, incident):
+        context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.LADDER_EXHAUSTED)
+    elif (observes := context.explain_observe_only(incident)) is not None:
+        incident.add_step(context.make_step(rung.value, StepOutcome.WOULD, observes))
+        context.end_incident(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
+    elif has_person_drained(context, incident):
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
@@ -140,7 +140,7 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
         return
     elif context.hold is None:
         incident.rung, incident.message = rung, ""
-        context.enter(incident, IncidentPhase.AWAITING_SLOT)
+        context.enter_phase(incident, IncidentPhase.AWAITING_SLOT)
         on_awaiting_slot(context, incident)
 
 
@@ -148,10 +148,10 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     """Request a slot until one is free. Return to Confirmed if the policy changed the rung."""
     if end_if_gone(context, incident):
         return
-    wanted = ladder.next_rung(incident, context.policy, context.engine)
-    if context.reason_to_observe(incident) is not None or incident.rung != wanted:
-        context.enter(incident, IncidentPhase.CONFIRMED)
-    elif leave_to_person(context, incident):
+    wanted = ladder.choose_next_rung(incident, context.policy, context.engine)
+    if context.explain_observe_only(incident) is not None or incident.rung != wanted:
+        context.enter_phase(incident, IncidentPhase.CONFIRMED)
+    elif has_person_drained(context, incident):
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
@@ -160,7 +160,9 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
         and context.now - incident.phase_since > SLOT_WAIT_S
     ):
         waits = incident.waits
-        context.end(incident, IncidentPhase.UNRESOLVED, Reason.SLOT_TIMEOUT, incident.message)
+        context.end_incident(
+            incident, IncidentPhase.UNRESOLVED, Reason.SLOT_TIMEOUT, incident.message
+        )
         incident.waits = waits
     elif (
         is_disrupted(context, incident)
@@ -171,20 +173,20 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
         return
     elif context.state.slot_holder != incident.name:
         if context.now >= incident.retry_at:
-            context.send(incident, Verb.TAKE_SLOT, TAKE_SLOT)
+            context.set_pending_command(incident, Verb.TAKE_SLOT, TAKE_SLOT_STEP)
     elif not is_restart_due(context, incident):
-        context.enter(incident, IncidentPhase.CONFIRMED)  # memory stopped growing meanwhile
+        context.enter_phase(incident, IncidentPhase.CONFIRMED)  # memory stopped growing meanwhile
     else:
         start_rung(context, incident)
 
 
 def start_rung(context: TurnContext, incident: Incident) -> None:
-    """Send the first disruptive command of the rung. Count the restart before it is sent."""
+    """Send the first disruptive command of the rung, and count the restart before that."""
     assert incident.rung is not None
     assert context.state.epoch is not None
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
     if not incident.escalated:
-        incident.before_bytes = context.current(incident) or incident.before_bytes
+        incident.before_bytes = context.read_current_bytes(incident) or incident.before_bytes
     serves = (
         incident.kind is not IncidentKind.STALL
         and context.engine.answers
@@ -194,19 +196,19 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
     drains = serves and incident.rung is Action.ENGINE_RESTART
     leaves = serves and replaces and context.engine.abrupt
     first = drains or leaves
-    context.enter(incident, IncidentPhase.DRAINING if first else IncidentPhase.RESTARTING)
-    context.emit(EventType.REMEDIATION, incident, incident.rung)
+    context.enter_phase(incident, IncidentPhase.DRAINING if first else IncidentPhase.RESTARTING)
+    context.emit_event(EventType.REMEDIATION, incident, incident.rung)
     operation: str | None = None
     if leaves:
-        operation = context.send(incident, Verb.LEAVE, "Drain").operation_id
+        operation = context.set_pending_command(incident, Verb.LEAVE, "Drain").operation_id
     elif replaces:
         request_replacement(context, incident)
     elif drains:
-        operation = context.send(incident, Verb.DRAIN, "Drain").operation_id
+        operation = context.set_pending_command(incident, Verb.DRAIN, "Drain").operation_id
     else:
-        verb = RESTART[incident.rung]
-        operation = context.send(incident, verb, incident.rung.value).operation_id
-    restart_budget.record(
+        verb = RESTART_VERBS[incident.rung]
+        operation = context.set_pending_command(incident, verb, incident.rung.value).operation_id
+    restart_budget.record_restart(
         context.state.restarts,
         # With the time in the slot's Lease, the same restart never counts twice.
         Restart(
@@ -220,19 +222,23 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
 
 
 def await_replacement(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator to evict the pod. The operator may be down.
+    """Wait for the operator, which may be down, to evict the pod.
 
-    Release the slot after the time that others would wait for it: the eviction respects the
-    disruption budget in any case.
+    Release the slot after :data:`SLOT_WAIT_S`, because others wait for it that long. The eviction
+    respects the disruption budget in any case.
     """
     if context.policy.mode is Mode.OBSERVE or Action.POD_REPLACE not in context.policy.ladder:
-        restart_budget.withdraw(context.state.restarts, incident.fenced_epoch or "")
-        incident.note(context.step(WITHDRAWN, StepOutcome.SUCCEEDED, "no longer allowed"))
-        return_to_confirmed(context, incident, "no longer allowed")
+        restart_budget.withdraw_restart(context.state.restarts, incident.fenced_epoch or "")
+        incident.add_step(
+            context.make_step(
+                WITHDRAWN_STEP, StepOutcome.SUCCEEDED, "the policy no longer allows it"
+            )
+        )
+        return_to_confirmed(context, incident, "the policy no longer allows it")
         return
     if end_if_gone(context, incident) or end_if_returned(context, incident):
         return
-    if leave_to_person(context, incident):
+    if has_person_drained(context, incident):
         return
     late = context.now - incident.phase_since > SLOT_WAIT_S
     holds = context.state.slot_holder == incident.name
@@ -241,13 +247,15 @@ def await_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def on_verifying(context: TurnContext, incident: Incident) -> None:
-    """Judge the restart once the new epoch is warm: resolved, next rung, or wait."""
+    """Judge the restart once the new epoch is warm: resolve, choose the next rung, or wait."""
     starts, warmup_s = context.state.starts, context.memory.warmup_s
-    answer = verdict(incident, context.assessment, context.engine, starts, warmup_s, context.now)
+    answer = judge_restart(
+        incident, context.assessment, context.engine, starts, warmup_s, context.now
+    )
     if answer is Verdict.WAIT:
         return
     if answer is not Verdict.CURED:
-        starts.skip()
+        starts.discard_start()
     for step in incident.timeline[::-1]:
         if step.step == Action.ENGINE_RESTART.value and step.finished_at is not None:
             # The process that was restarted has ended. This is the memory of its successor.
@@ -255,19 +263,19 @@ def on_verifying(context: TurnContext, incident: Incident) -> None:
             break
     if answer is Verdict.CURED:
         cause = Reason(incident.rung.value) if incident.rung else Reason.NEW_EPOCH
-        context.end(incident, IncidentPhase.RESOLVED, cause)
+        context.end_incident(incident, IncidentPhase.RESOLVED, cause)
     elif answer is Verdict.PARTLY or incident.rung is None:
-        context.end(incident, IncidentPhase.UNRESOLVED, Reason.PARTLY_RETURNED)
+        context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.PARTLY_RETURNED)
     else:
-        escalate(context, incident, "returned less than half of the growth")
+        escalate(context, incident, "the restart freed less than half of the growth")
 
 
-PHASES: dict[IncidentPhase, Callable[[TurnContext, Incident], None]] = {
+PHASE_HANDLERS: dict[IncidentPhase, Callable[[TurnContext, Incident], None]] = {
     IncidentPhase.OPEN: on_open,
     IncidentPhase.TRIMMING: on_trimming,
     IncidentPhase.CONFIRMED: on_confirmed,
     IncidentPhase.AWAITING_SLOT: on_awaiting_slot,
-    IncidentPhase.DRAINING: on_interrupted,
+    IncidentPhase.DRAINING: retry_rung,
     IncidentPhase.RESTARTING: on_restarting,
     IncidentPhase.VERIFYING: on_verifying,
     IncidentPhase.RESOLVED: on_ended,

@@ -1,4 +1,4 @@
-"""State of the governor that survives a restart of the supervisor, and its constants."""
+"""Store the governor's state, which survives a restart of the supervisor, with its constants."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.verification import Starts
 
 CONFIRM_S = 2 * ROUND_S
-"""Time for which a suspicion must persist after the trim to be confirmed."""
+"""Seconds for which a suspicion must persist after the trim to be confirmed."""
 SLOT_RETRY_S = 5.0
-"""Pause between two attempts to take a restart slot. Slots are held for about a minute."""
+"""Seconds between two attempts to take a restart slot. Slots are held for about a minute."""
 SLOT_WAIT_S = 1800.0
-"""Longest wait for a slot. The incident then ends, and may open again after its back-off."""
-KEPT_BY_HAND = 8
+"""Longest wait in seconds for a slot.
+
+The incident then ends, and may open again after its back-off.
+"""
+MAX_MANUAL_EPOCHS = 8
 BACK_OFF_S = 300.0
 BACK_OFF_MAX_S = 3600.0
 MAX_REFUSALS = 3
-MIN_TRIMMED = 0.1
-"""Minimum share of the growth that an effective trim returns. Less is noise of a busy engine."""
+MIN_TRIMMED_SHARE = 0.1
+"""Minimum share of the growth that an effective trim frees.
+
+A busy engine's memory varies by less without a trim.
+"""
 
 
 class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A time in which no new incident of a kind opens.
+    """A time during which no new incident of a kind opens.
 
     The first condition that is met ends it: a time, another epoch, or a round without suspicion.
     Without conditions, only a reset ends it.
@@ -39,7 +45,7 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     absent_s: float = 0.0
 
     def has_ended(self, suspected: bool, epoch: str | None, now: float, counted_s: float) -> bool:
-        """Return whether the suspicion may open an incident again."""
+        """Report whether the suspicion may open an incident again."""
         self.absent_s = 0.0 if suspected else self.absent_s + counted_s
         if self.until is not None and now >= self.until:
             return True
@@ -73,15 +79,14 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def slot_request(self) -> SlotRequest:
-        """The incident that the restart slot is for."""
+        """Request for the restart slot, from the incident that holds or needs it."""
         pending = self.pending
         return SlotRequest(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
 
-    def bound(self, now: float) -> None:
+    def limit_waits(self, now: float) -> None:
         """Limit every wait to its original length.
 
-        The clock may have been set back while the supervisor was down, which would leave every time
-        in the future.
+        If the clock was set back while the supervisor was down, all times would be in the future.
         """
         for incident in self.incidents:
             incident.phase_since = min(incident.phase_since, now)
@@ -95,8 +100,8 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
                 quiet.until = min(quiet.until, now + BACK_OFF_MAX_S)
 
 
-def shift(state: GovernorState, step_s: float) -> None:
-    """Keep the length of windows and back-offs after the clock was moved by ``step_s``.
+def shift_times(state: GovernorState, step_s: float) -> None:
+    """Shift all times after the clock was moved by ``step_s``, so that waits keep their length.
 
     A clock that was set forward must not give restarts back. Call this while no incident is open.
     Ended incidents keep their times.
@@ -110,17 +115,17 @@ def shift(state: GovernorState, step_s: float) -> None:
             quiet.until = max(0.0, quiet.until + step_s)
 
 
-UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
+REASONS_UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
 
 
 def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None:
-    """Start the cooldown of an ended incident's kind, if nothing more can be done now."""
+    """Start the cooldown of an ended incident's kind if nothing more can be done now."""
     kind = incident.kind
     if incident.reason is Reason.CLEARED:
         return  # a suspicion that ended proves nothing about earlier actions
     if incident.phase is IncidentPhase.RESOLVED:
         state.failures.pop(kind, None)
-    elif incident.reason in UNTIL_CHANGE or kind not in ladder.CURABLE:
+    elif incident.reason in REASONS_UNTIL_CHANGE or kind not in ladder.CURABLE_KINDS:
         state.quiet[kind] = Cooldown(while_suspected=True, epoch=state.epoch)
     elif incident.reason is Reason.RESTART_BUDGET_EXHAUSTED:
         state.quiet[kind] = Cooldown()

@@ -1,4 +1,4 @@
-"""The verdict on a restart, after the start of the engine's new epoch.
+"""Judge a restart after the start of the engine's new epoch.
 
 A restart is judged by the memory that the next start needs, compared with the one before. Starts
 differ without any leak, because of allocators, caches and the order of the first requests. The
@@ -18,21 +18,25 @@ from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 
-SETTLE_S = 60.0
-"""Time after the new epoch's warm-up in which memory may still fall."""
-START_S = 900.0
-"""Longest start of an engine, to which the warm-up is added: loading large weights takes minutes
-(Kubernetes' own default for a Deployment's progress deadline is 600 s)."""
-RETURNED_ENOUGH = 0.9
-"""Share of the growth that a remediation must return to count as a cure."""
-RETURNED_SOME = 0.5
-"""Below this share the next rung is tried."""
+MEMORY_SETTLE_S = 60.0
+"""Seconds after the new epoch's warm-up during which memory may still fall."""
+MAX_START_S = 900.0
+"""Longest start of an engine in seconds, to which the warm-up is added.
+
+Loading large weights takes minutes. 600 s is Kubernetes' default for a Deployment's progress
+deadline.
+"""
+CURED_SHARE = 0.9
+"""Share of the growth that a remediation must free to count as a cure."""
+PARTLY_CURED_SHARE = 0.5
+"""Share of the growth below which the next rung is tried."""
 
 
 class Verdict(Enum):
-    """The effect of a restart.
+    """Effect of a restart.
 
-    ``PARTLY``: some memory came back. ``USELESS``: too little did, or no engine was healthy.
+    ``PARTLY`` means that some memory was freed. ``USELESS`` means that too little was freed, or
+    that no engine was healthy.
     """
 
     WAIT = auto()
@@ -41,7 +45,7 @@ class Verdict(Enum):
     USELESS = auto()
 
 
-def verdict(
+def judge_restart(
     incident: Incident,
     assessment: Assessment,
     engine: EngineView,
@@ -51,9 +55,10 @@ def verdict(
 ) -> Verdict:
     """Judge the memory of the new epoch by the incident's baseline.
 
-    Stores the minimum memory in ``incident``, because load may return before the verdict.
+    Stores the minimum memory in ``incident``, because the load may increase again before the
+    verdict.
     """
-    late = now - incident.phase_since > START_S + warmup_s
+    late = now - incident.phase_since > MAX_START_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch
     if not renewed:
         return Verdict.USELESS if late else Verdict.WAIT
@@ -62,30 +67,31 @@ def verdict(
     if incident.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH):
         measured = assessment.warm and current is not None
         if incident.attribution.segment == Segment.SHARED_ORPHAN and not incident.missed_s:
-            # Each new baseline includes it. Only a missing suspicion proves that it is gone.
+            # Each new baseline includes the lost memory. Only a missing suspicion proves that it is
+            # gone.
             measured = False
         if incident.baseline_bytes is not None and incident.before_bytes is not None:
             if not measured:
                 return Verdict.USELESS if late else Verdict.WAIT
             unexplained = (current or 0) - ((budget and budget.explained) or 0)
-            return _by_bytes(incident, unexplained, _noise(incident, starts), now)
+            return _judge_by_bytes(incident, unexplained, _estimate_noise(incident, starts), now)
     healthy = engine.state is EngineState.SERVING and incident.missed_s >= ROUND_S
     if healthy and (assessment.warm or incident.kind is IncidentKind.STALL):
         return Verdict.CURED
     return Verdict.USELESS if late else Verdict.WAIT
 
 
-def _noise(incident: Incident, starts: Starts) -> float:
-    """Return by how many bytes two starts of the same engine may differ.
+def _estimate_noise(incident: Incident, starts: Starts) -> float:
+    """Return the bytes by which two starts of the same engine may differ.
 
     A new worker with the same frontend differs by less.
     """
     if incident.rung is Action.WORKER_RESTART or incident.baseline_bytes is None:
         return 0.0
-    return starts.noise(incident.kind, incident.baseline_bytes)
+    return starts.estimate_noise(incident.kind, incident.baseline_bytes)
 
 
-def _by_bytes(incident: Incident, unexplained: int, noise: float, now: float) -> Verdict:
+def _judge_by_bytes(incident: Incident, unexplained: int, noise: float, now: float) -> Verdict:
     assert incident.before_bytes is not None and incident.baseline_bytes is not None  # noqa: PT018
     if incident.warm_at is None:
         incident.warm_at = now
@@ -94,26 +100,35 @@ def _by_bytes(incident: Incident, unexplained: int, noise: float, now: float) ->
     growth = max(incident.before_bytes - incident.baseline_bytes, 1)
     returned = incident.before_bytes - incident.least_bytes
     incident.returned_bytes = max(returned, 0)
-    if returned >= min(RETURNED_ENOUGH * growth, max(1, growth - noise)):
+    if returned >= min(CURED_SHARE * growth, max(1, growth - noise)):
         return Verdict.CURED
-    if now - incident.warm_at < SETTLE_S:
+    if now - incident.warm_at < MEMORY_SETTLE_S:
         return Verdict.WAIT
-    return Verdict.PARTLY if returned >= RETURNED_SOME * growth else Verdict.USELESS
+    return Verdict.PARTLY if returned >= PARTLY_CURED_SHARE * growth else Verdict.USELESS
 
 
-PRIOR_SHARE = 0.04
-"""Noise as a share of an engine's memory until two of its starts were seen. Measured on vLLM 0.32
-with 2.75 GB: two starts differ by 1 %, and by 3.3 % more in the first two minutes of load."""
+PRIOR_NOISE_SHARE = 0.04
+"""Noise as a share of an engine's memory, until two of its starts were seen.
+
+Measured on vLLM 0.32 with 2.75 GB: two starts differ by 1 %, and by 3.3 % more in the first two
+minutes of load.
+"""
 MIN_SHARE, MAX_SHARE = 0.01, 0.10
-"""Bounds of the learned noise. Two equal starts prove little, and a start that differs by more than
-the upper bound is another engine, or one that has leaked."""
-KEPT = 8
+"""Bounds of the learned noise, as shares of memory.
+
+Two equal starts prove little. A start that differs by more than the upper bound is another engine,
+or one that has leaked.
+"""
+MAX_STARTS = 8
 LEARNING_ASSESSMENTS = 60
-"""Assessments after the warm-up from which the minimum memory is taken, as verification does."""
+"""Number of assessments after the warm-up from which the minimum memory is taken.
+
+Verification uses as many.
+"""
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The memory of one start in bytes.
+    """Memory of one start in bytes.
 
     ``base`` is the baseline, and ``least`` the minimum of unexplained memory after the warm-up.
     """
@@ -125,8 +140,8 @@ class Start(msgspec.Struct, frozen=True):
 class Starts(msgspec.Struct, omit_defaults=True):
     """The newest starts, oldest first.
 
-    ``boot`` is the current one, or None. It is added after :data:`LEARNING_ASSESSMENTS`, which
-    ``assessments`` counts.
+    ``boot`` identifies the current start, or is None. The start is added after
+    :data:`LEARNING_ASSESSMENTS`, which ``assessments`` counts.
     """
 
     host: list[Start] = []
@@ -136,50 +151,50 @@ class Starts(msgspec.Struct, omit_defaults=True):
     current_host: Start | None = msgspec.field(default=None, name="begun_host")
     current_device: Start | None = msgspec.field(default=None, name="begun_device")
 
-    def start(self, epoch: str) -> None:
+    def begin_start(self, epoch: str) -> None:
         """Start to observe ``epoch``, unless it is a new worker of the same engine."""
-        boot = boot_of(epoch)
+        boot = find_boot(epoch)
         if boot != self.boot:
             self.boot, self.assessments = boot, 0
             self.current_host = self.current_device = None
 
-    def skip(self) -> None:
-        """Learn nothing from the current start: it did not return the memory that it should."""
+    def discard_start(self) -> None:
+        """Discard the current start, because it did not free the memory that it should have."""
         self.assessments = LEARNING_ASSESSMENTS
 
-    def observe(self, assessment: Assessment) -> bool:
-        """Add an assessment of the current start, and return whether it completed the start."""
+    def add_assessment(self, assessment: Assessment) -> bool:
+        """Add an assessment of the current start. Return whether it completed the start."""
         if self.boot is None or self.assessments >= LEARNING_ASSESSMENTS:
             return False
         if not assessment.warm:
             self.assessments, self.current_host, self.current_device = 0, None, None
             return False
-        self.current_host = _lower(self.current_host, assessment.host)
-        self.current_device = _lower(self.current_device, assessment.device)
+        self.current_host = _take_lower(self.current_host, assessment.host)
+        self.current_device = _take_lower(self.current_device, assessment.device)
         self.assessments += 1
         if self.assessments < LEARNING_ASSESSMENTS:
             return False
         self.host, self.device = (
-            _with(self.host, self.current_host),
-            _with(self.device, self.current_device),
+            _append_start(self.host, self.current_host),
+            _append_start(self.device, self.current_device),
         )
         return True
 
-    def noise(self, kind: IncidentKind, base: int) -> float:
-        """Return by how many bytes a start may differ from one with ``base`` bytes.
+    def estimate_noise(self, kind: IncidentKind, base: int) -> float:
+        """Return the bytes by which a start may differ from one with ``base`` bytes.
 
-        The range of a few starts is less than that of many. It counts double with two starts, and
-        little more than once with many.
+        A few starts vary less than many. The range of two starts therefore counts double, and that
+        of many little more than once.
         """
         seen = self.host if kind is IncidentKind.HOST_GROWTH else self.device
         if len(seen) < 2:
-            return PRIOR_SHARE * base
+            return PRIOR_NOISE_SHARE * base
         differ = max(one.least for one in seen) - min(one.base for one in seen)
         learned = differ * len(seen) / (len(seen) - 1)
         return min(max(learned, MIN_SHARE * base), MAX_SHARE * base)
 
 
-def boot_of(epoch: str) -> str:
+def find_boot(epoch: str) -> str:
     """Return the part of ``epoch`` that all workers of one engine process share."""
     try:
         return Epoch.parse(epoch).boot_id
@@ -187,7 +202,7 @@ def boot_of(epoch: str) -> str:
         return epoch
 
 
-def _lower(before: Start | None, state: BudgetState | None) -> Start | None:
+def _take_lower(before: Start | None, state: BudgetState | None) -> Start | None:
     if state is None or state.current is None or state.baseline is None:
         return before
     level = state.current - (state.explained or 0)
@@ -196,9 +211,9 @@ def _lower(before: Start | None, state: BudgetState | None) -> Start | None:
     return Start(before.base, min(before.least, level))
 
 
-def _with(seen: list[Start], one: Start | None) -> list[Start]:
+def _append_start(seen: list[Start], one: Start | None) -> list[Start]:
     if one is None:
         return seen
     if seen and abs(one.base - seen[-1].base) > MAX_SHARE * seen[-1].base:
         return [one]
-    return [*seen, one][-KEPT:]
+    return [*seen, one][-MAX_STARTS:]

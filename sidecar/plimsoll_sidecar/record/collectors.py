@@ -1,4 +1,4 @@
-"""Prometheus collectors that need more than one value, and a counter of growth."""
+"""Export metrics that consist of more than one value, and count growth."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from plimsoll_api.trace import OpenFiles
-from plimsoll_sidecar.background import SamplingWatchdog, thread_status
+from plimsoll_sidecar.background import SamplingWatchdog, read_thread_status
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 CGROUP_PREFIX = "plimsoll_cgroup_memory"
-KINDS = (
+CGROUP_KINDS = (
     "current", "anon", "shmem", "file", "slab", "kernel", "sock", "other", "reclaimable", "swap",
     "limit",
 )  # fmt: skip
@@ -20,7 +20,7 @@ KINDS = (
 
 
 class CgroupCollector(Collector):
-    """Memory of the engine's control group; ``newest`` returns its newest reading."""
+    """Memory of the engine's cgroup; ``newest`` returns its newest reading."""
 
     def __init__(self, newest: Callable[[], CgroupMemory]) -> None:
         self._newest = newest
@@ -29,39 +29,39 @@ class CgroupCollector(Collector):
         """Yield sizes in bytes, event counts and stall seconds, as of the newest sample."""
         group = self._newest()
         sizes = GaugeMetricFamily(
-            f"{CGROUP_PREFIX}_bytes", "Memory of the engine's control group.", labels=("kind",)
+            f"{CGROUP_PREFIX}_bytes", "Memory of the engine's cgroup by kind.", labels=("kind",)
         )
-        for kind in KINDS:
-            _add_known(sizes, kind, getattr(group, kind))
+        for kind in CGROUP_KINDS:
+            _add_if_known(sizes, kind, getattr(group, kind))
         yield sizes
         share = GaugeMetricFamily(
             f"{CGROUP_PREFIX}_limit_ratio",
-            "Share of the group's limit that is in use and not reclaimable.",
+            "Share of the cgroup's limit that is in use and not reclaimable.",
         )
         if group.limit_ratio is not None:
             share.add_metric([], group.limit_ratio)
         yield share
         events = CounterMetricFamily(
             f"{CGROUP_PREFIX}_events",
-            "Events of the group: throttled above memory.high, out of memory, process killed.",
+            "Events of the cgroup: throttled above memory.high, out of memory, process killed.",
             labels=("event",),
         )
-        _add_known(events, "high", group.throttled)
-        _add_known(events, "oom", group.ooms)
-        _add_known(events, "oom_kill", group.oom_kills)
+        _add_if_known(events, "high", group.throttled)
+        _add_if_known(events, "oom", group.ooms)
+        _add_if_known(events, "oom_kill", group.oom_kills)
         yield events
         stalled = CounterMetricFamily(
             f"{CGROUP_PREFIX}_stalled_seconds",
-            "Time that some or all tasks of the group waited for memory (PSI).",
+            "Time that some or all tasks of the cgroup waited for memory (PSI).",
             labels=("share",),
         )
-        _add_known(stalled, "some", group.stalled_some_s)
-        _add_known(stalled, "full", group.stalled_full_s)
+        _add_if_known(stalled, "some", group.stalled_some_s)
+        _add_if_known(stalled, "full", group.stalled_full_s)
         yield stalled
 
 
 class ThreadCollector(Collector):
-    """Whether the newest turn of each of the supervisor's threads succeeded."""
+    """Results of the newest turns of the supervisor's threads."""
 
     def __init__(self, sampling: SamplingWatchdog) -> None:
         self._sampling = sampling
@@ -73,7 +73,9 @@ class ThreadCollector(Collector):
             "1 if the newest turn of this thread of the supervisor succeeded, 0 if it failed.",
             labels=("part",),
         )
-        for part, ok in sorted({**thread_status(), "sampling": self._sampling.is_ok()}.items()):
+        for part, ok in sorted(
+            {**read_thread_status(), "sampling": self._sampling.is_ok()}.items()
+        ):
             family.add_metric((part,), int(ok))
         yield family
 
@@ -85,13 +87,14 @@ class OpenFilesCollector(Collector):
         self.newest: OpenFiles | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """Return the count and the limit; without samples if they are unknown."""
+        """Yield the count and the limit, without samples if they are unknown."""
         count = GaugeMetricFamily(
             "plimsoll_engine_open_fds",
             "Open file descriptors of the engine's process that is nearest to its limit.",
         )
         limit = GaugeMetricFamily(
-            "plimsoll_engine_max_fds", "Limit of open file descriptors of that process."
+            "plimsoll_engine_max_fds",
+            "Limit of open file descriptors of the engine's process that is nearest to it.",
         )
         if self.newest is not None:
             count.add_metric([], self.newest.open)
@@ -99,30 +102,31 @@ class OpenFilesCollector(Collector):
         return count, limit
 
 
-def _add_known(
+def _add_if_known(
     family: GaugeMetricFamily | CounterMetricFamily, label: str, value: float | None
 ) -> None:
     if value is not None:
         family.add_metric((label,), value)
 
 
-MIN_BAND_BYTES = 2 << 20
-"""Minimum dead band."""
-BAND_RATIO = 0.01
+MIN_DEAD_BAND_BYTES = 2 << 20
+"""Minimum dead band in bytes."""
+DEAD_BAND_RATIO = 0.01
 """Dead band as a share of the leak budget."""
 
 
-def dead_band_bytes(budget_bytes: int | None) -> int:
-    """Return the dead band of a leak budget, in bytes: smaller changes are noise."""
-    return max(MIN_BAND_BYTES, int(BAND_RATIO * (budget_bytes or 0)))
+def compute_dead_band_bytes(budget_bytes: int | None) -> int:
+    """Return the dead band of a leak budget in bytes. Smaller changes are noise."""
+    return max(MIN_DEAD_BAND_BYTES, int(DEAD_BAND_RATIO * (budget_bytes or 0)))
 
 
 class GrowthCounter:
     """Counter made from a noisy gauge of growth, which restarts in each epoch.
 
     Burn rates need a counter, for ``increase()`` over any range and across restarts. Summing each
-    rise of a noisy gauge would also sum its noise. So a rise counts only above the highest level so
-    far. That level follows the gauge down to at most ``band`` above it, as in a thermostat.
+    rise of a noisy gauge would also sum its noise. A rise therefore counts only above the highest
+    level so far. That level follows the gauge down to at most ``band`` above it, as in a
+    thermostat.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Saves evidence before a remediation: once per incident, in a directory of limited size."""
+"""Save evidence before a remediation: once per incident, in a directory of limited size."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from plimsoll_sidecar.signals.process_table import ProcessId, list_names, send_s
 
 log = logging.getLogger(__name__)
 
-DIRECTORY = "diagnostics"
-"""Folder in the state directory."""
+DIAGNOSTICS_FOLDER = "diagnostics"
+"""Folder in the state directory that holds the diagnostics."""
 STACKS_WAIT_S = 0.5
-"""Seconds to wait for the stacks; faulthandler needs milliseconds, wherever the process hangs."""
+"""Seconds to wait for the stacks. faulthandler needs milliseconds, wherever the process hangs."""
 MAX_FILES = 16
 """Maximum number of files of one kind per incident; an engine has a handful of processes."""
 MAX_LISTED = 1024
-"""Maximum number of names read from the engine's folder."""
-MAX_BYTES = 64 << 20
-"""Maximum size of all diagnostics."""
+"""Maximum number of names that are read from the engine's folder."""
+MAX_TOTAL_BYTES = 64 << 20
+"""Maximum size of all diagnostics in bytes."""
 MAX_FILE_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
 STALL_KINDS = (Diagnostic.STACKS,)
-"""Diagnostics of a stalled engine."""
+"""Diagnostics that are saved for a stalled engine."""
 GROWTH_KINDS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.TORCH)
-"""Diagnostics of a growing engine."""
+"""Diagnostics that are saved for a growing engine."""
 
 
-class Diagnostics:
+class DiagnosticsWriter:
     """Writer of ``<state-dir>/diagnostics/<incident>/``.
 
-    The oldest incidents are deleted for new ones.
+    It deletes the oldest incidents to make room for new ones.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class Diagnostics:
         run_dir: Path,
         frontend: Callable[[], ProcessId | None],
     ) -> None:
-        self._engine, self._root, self._run_dir = engine, state_dir / DIRECTORY, run_dir
+        self._engine, self._root, self._run_dir = engine, state_dir / DIAGNOSTICS_FOLDER, run_dir
         self._frontend = frontend
 
     def save(self, command: Command) -> tuple[str, ...]:
-        """Save all available diagnostics; return their paths relative to the state directory.
+        """Save all available diagnostics. Return their paths relative to the state directory.
 
-        Omits what the engine does not provide and what does not fit on the volume. If a supervisor
-        that has ended began with this incident, its files are all there is: diagnostics cost the
-        engine time, and two supervisors may not take it twice. Raises OSError if the folder cannot
-        be created.
+        Diagnostics that the engine does not provide, or that do not fit on the volume, are left
+        out. If an earlier supervisor already started to save this incident, only its files are
+        returned: diagnostics cost the engine time and must not be collected twice. Raises OSError
+        if the folder cannot be created.
         """
         folder = self._root / command.incident
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            return tuple(str(path.relative_to(self._root.parent)) for path in _files(folder))
+            return tuple(str(path.relative_to(self._root.parent)) for path in _list_files(folder))
         self._make_room(folder)
         try:
             status = self._engine.status()
         except EngineError as error:
-            log.info("cannot request diagnostics, the engine does not answer: %s", error)
+            log.info("cannot save diagnostics, because the engine does not answer: %s", error)
             self._signal_frontend()
             saved = self._copy_stacks(folder) + self._save_stacks(folder, command)
         else:
@@ -90,27 +90,27 @@ class Diagnostics:
         for kind in kinds:
             try:
                 text = self._engine.diagnostics(kind, command)
-                saved.append(_write(folder / f"{kind.value}.txt", text))
+                saved.append(_write_file(folder / f"{kind.value}.txt", text))
             except (EngineError, OSError) as error:
-                log.warning("cannot save diagnostic %s: %s", kind.value, error)
+                log.warning("cannot save the diagnostic %s: %s", kind.value, error)
         return saved
 
     def _save_stacks(self, folder: Path, command: Command) -> list[Path]:
-        """Save the stacks that the adapter can read although the engine does not answer."""
+        """Save the stacks that the adapter can read even if the engine does not answer."""
         text = self._engine.stacks(command)
         if text is None:
             return []
         try:
-            return [_write(folder / f"{Diagnostic.STACKS.value}.txt", text)]
+            return [_write_file(folder / f"{Diagnostic.STACKS.value}.txt", text)]
         except OSError as error:
             log.warning("cannot save stacks: %s", error)
             return []
 
     def _signal_frontend(self) -> None:
-        """Make a frontend that hangs write its stacks, with SIGUSR1.
+        """Make a hanging frontend write its stacks, with SIGUSR1.
 
-        Its file exists from the start. Without the file, no handler is installed, and the signal
-        would end the process.
+        A frontend with a signal handler has a file for the stacks from its start. Without the file,
+        the signal would end the process.
         """
         frontend = self._frontend()
         if frontend is None:
@@ -120,7 +120,7 @@ class Diagnostics:
         try:
             send_signal(frontend, signal.SIGUSR1)
         except OSError as error:
-            log.info("cannot signal the frontend for its stacks: %s", error.strerror)
+            log.info("cannot signal the frontend to write its stacks: %s", error.strerror)
         time.sleep(STACKS_WAIT_S)
 
     def _copy_stacks(self, folder: Path) -> list[Path]:
@@ -134,7 +134,7 @@ class Diagnostics:
         for source in [stacks / name for name in sorted(names)[:MAX_FILES]]:
             target = folder / f"stacks-{source.name}"
             try:
-                if _copy(source, target):
+                if _copy_file(source, target):
                     found.append(target)
             except OSError as error:
                 log.info("cannot copy stacks from %s: %s", source, error.strerror)
@@ -145,10 +145,10 @@ class Diagnostics:
             (path for path in self._root.iterdir() if path.is_dir()),
             key=lambda path: path.stat().st_mtime,
         )
-        sizes = {path: _folder_bytes(path) for path in folders}
+        sizes = {path: _sum_folder_bytes(path) for path in folders}
         total = sum(sizes.values())
         for path in folders:
-            if total <= MAX_BYTES or path == keep:
+            if total <= MAX_TOTAL_BYTES or path == keep:
                 continue
             shutil.rmtree(path, ignore_errors=True)
             total -= sizes[path]
@@ -157,24 +157,24 @@ class Diagnostics:
 def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
     """Copy ``smaps_rollup`` of each process.
 
-    It is exact, but costs milliseconds of kernel time, so it is read only once per incident.
+    It is exact, but costs milliseconds of kernel time, so it is copied only once per incident.
     """
     saved = []
     for member in processes[:MAX_FILES]:
         target = folder / f"smaps_rollup-{member.label}-{member.pid}.txt"
         try:
-            if _copy(Path(f"/proc/{member.pid}/smaps_rollup"), target):
+            if _copy_file(Path(f"/proc/{member.pid}/smaps_rollup"), target):
                 saved.append(target)
         except OSError as error:
             log.info("cannot copy smaps_rollup of %s: %s", member.label, error.strerror)
     return saved
 
 
-def _copy(source: Path, target: Path) -> bool:
-    """Copy a file of the engine; return False if it is empty or not a regular file.
+def _copy_file(source: Path, target: Path) -> bool:
+    """Copy a file of the engine. Return False if it is empty or not a regular file.
 
-    Copies at most :data:`MAX_FILE_BYTES`. The engine may have replaced the file with a link or a
-    pipe. Raises OSError; a partial copy is deleted.
+    At most :data:`MAX_FILE_BYTES` are copied. The engine may have replaced the file with a link or
+    a pipe. Raises OSError; a partial copy is deleted.
     """
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as taken:
@@ -189,7 +189,7 @@ def _copy(source: Path, target: Path) -> bool:
     return size > 0
 
 
-def _write(path: Path, data: bytes) -> Path:
+def _write_file(path: Path, data: bytes) -> Path:
     with _new_file(path) as out:
         out.write(data[:MAX_FILE_BYTES])
     return path
@@ -206,9 +206,9 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in _files(folder))
+def _sum_folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in _list_files(folder))

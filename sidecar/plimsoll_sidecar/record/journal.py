@@ -1,11 +1,11 @@
-"""The journal: the supervisor's state on disk in SQLite, written before any action starts.
+"""Keep the supervisor's state on disk in SQLite, written before any action starts.
 
 One transaction contains the whole state of the governor, with the next command, and all incidents
 that changed. With ``synchronous=FULL`` in WAL mode, a committed transaction survives a crash of the
 node.
 
-Damaged data is set aside and never stops the rest: either a row, or the whole file, which the next
-write then replaces. A volume that is not writable is an error.
+Damaged data never prevents the use of the rest. A damaged row, or a whole damaged file, is moved to
+``set-aside``, and the next write replaces it. A volume that is not writable is an error.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from plimsoll_sidecar.clock import Reading
+from plimsoll_sidecar.clock import ClockReading
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record import storage
 from plimsoll_sidecar.record.storage import (
     RESTARTS_FILE,
-    SET_ASIDE,
-    Damaged,
+    SET_ASIDE_FOLDER,
     DamagedParts,
+    DamagedRowError,
     LastKnownEngine,
     RestartCopy,
 )
@@ -35,14 +35,16 @@ log = logging.getLogger(__name__)
 MAX_INCIDENTS = 200
 """Maximum number of incidents in the journal."""
 MAX_UNPUBLISHED = 1000
-"""Maximum number of incidents while they cannot be published; beyond it, the oldest ended ones are
-deleted."""
-MAX_OFFERED = 64
-"""Maximum number of incidents read at once for publishing, the newest first."""
+"""Maximum number of incidents while they cannot be published.
+
+Beyond this number, the oldest ended ones are deleted.
+"""
+MAX_READ_UNPUBLISHED = 64
+"""Maximum number of incidents that are read at once for publishing, the newest first."""
 BUSY_TIMEOUT_S = 5.0
-"""Seconds to wait for another process that has locked the file."""
-CACHE_KIB = 64
-"""Size of SQLite's page cache in KiB; its default is 2 MiB."""
+"""Seconds to wait while another process locks the file."""
+PAGE_CACHE_KIB = 64
+"""Size of SQLite's page cache in KiB. SQLite's default is 2 MiB."""
 ROW, FILE = "row", "file"
 """Parts of a journal that can be damaged."""
 _SCHEMA = """
@@ -52,14 +54,13 @@ CREATE TABLE IF NOT EXISTS incidents (
     revision INTEGER NOT NULL, published INTEGER NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID;
 """
-_DELETE_OLD = (
+_DELETE_OLD_INCIDENTS = (
     "DELETE FROM incidents WHERE ended AND (published = revision OR NOT ?)"
     " AND name NOT IN (SELECT name FROM incidents ORDER BY opened_at DESC LIMIT ?)"
 )
-"""Deletes ended incidents beyond a limit, except unpublished ones."""
+"""Delete ended incidents beyond a limit, except unpublished ones."""
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""Errors of SQLite. The text of an error can quote the damaged file, so decoding it may fail,
-too."""
+"""Errors of SQLite. An error's text can quote the damaged file, so decoding it may fail, too."""
 _SCHEMA_CHECKS = (
     "SELECT key, body, checksum FROM state LIMIT 0",
     "SELECT name, opened_at, ended, revision, published, body, checksum FROM incidents LIMIT 0",
@@ -72,14 +73,14 @@ _VOLUME_ERRORS = frozenset(
         sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT,
     )
 )  # fmt: skip
-"""Result codes of a failing volume or a locked file; all others mean a damaged file."""
+"""Result codes of a failing volume or a locked file. All others mean a damaged file."""
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written; the message names the file and says what to do."""
+    """Error in reading or writing the journal. The message names the file and says what to do."""
 
 
-def _ignore(part: str) -> None:
+def _ignore_damage(part: str) -> None:
     return
 
 
@@ -87,7 +88,7 @@ class Journal:
     """The journal, for use by one thread. A write is on disk when the call returns."""
 
     def __init__(
-        self, path: Path, publishes: bool = False, damaged: Callable[[str], None] = _ignore
+        self, path: Path, publishes: bool = False, damaged: Callable[[str], None] = _ignore_damage
     ) -> None:
         """Open the journal, or create it. Raises :class:`JournalError`.
 
@@ -95,26 +96,26 @@ class Journal:
         called with ``row`` or ``file`` for each part that is lost.
         """
         self.path, self._publishes, self._damaged = path, publishes, damaged
-        self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE))
+        self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE_FOLDER))
         self._restarts = RestartCopy(path.with_name(RESTARTS_FILE))
         self._unreadable: set[bytes] = set()
-        self.clock: Reading | None = None
-        """The clock reading that was written with the loaded state."""
+        self.clock: ClockReading | None = None
+        """Clock reading that was written with the loaded state."""
         self.learned = LearnedBudgets()
-        """The learned budgets at the time of the loaded state."""
+        """Learned budgets that were written with the loaded state."""
         self._damage: Exception | None = None
-        if self._restarts.exists and _file_bytes(path) == 0:
+        if self._restarts.exists and _read_file_bytes(path) == 0:
             self._report_lost("the file was empty or missing")
         try:
             self._db = _connect(path)
         except SQLITE_ERRORS as error:
-            if not _is_damage(error):
-                raise self._error(error) from error
+            if not _means_damage(error):
+                raise self._make_error(error) from error
             self._db = self._replace_file(error)
         self._inode = _inode(path)
 
     def close(self) -> None:
-        """Close the file; everything is already on disk."""
+        """Close the file, to which everything has already been written."""
         self._db.close()
 
     @property
@@ -127,24 +128,24 @@ class Journal:
         try:
             found = self._db.execute("SELECT key, body, checksum FROM state").fetchall()
         except SQLITE_ERRORS as error:
-            raise self._read_error(error) from error
+            raise self._make_read_error(error) from error
         state, engine = GovernorState(), LastKnownEngine()
         for key, body, checksum in found:
             try:
                 if key == b"governor":
-                    state = storage.decode(body, checksum, GovernorState)
+                    state = storage.decode_row(body, checksum, GovernorState)
                 elif key == b"engine":
-                    engine = storage.decode(body, checksum, LastKnownEngine)
+                    engine = storage.decode_row(body, checksum, LastKnownEngine)
                 elif key == b"learned":
-                    self.learned = storage.decode(body, checksum, LearnedBudgets)
+                    self.learned = storage.decode_row(body, checksum, LearnedBudgets)
                 elif key == b"clock":
-                    self.clock = storage.decode(body, checksum, Reading)
-            except Damaged as error:
-                self._set_row_aside("state", "key", key, body, error)
-        lacking = self._restarts.merge_into(state)
+                    self.clock = storage.decode_row(body, checksum, ClockReading)
+            except DamagedRowError as error:
+                self._move_row_aside("state", "key", key, body, error)
+        lacking = self._restarts.add_missing_restarts(state)
         if lacking:
             log.warning(
-                "%d restarts are missing in the journal; using those in %s", lacking, RESTARTS_FILE
+                "the journal lacks %d restarts: using the restarts in %s", lacking, RESTARTS_FILE
             )
         return state, engine
 
@@ -153,19 +154,19 @@ class Journal:
         state: GovernorState,
         incidents: Iterable[Incident] = (),
         engine: LastKnownEngine | None = None,
-        clock: Reading | None = None,
+        clock: ClockReading | None = None,
         learned: LearnedBudgets | None = None,
     ) -> None:
         """Write the state and the changed incidents in one transaction.
 
-        ``clock`` is the clock that their times come from, and ``learned`` what has become known of
-        the budgets. Raises :class:`JournalError`.
+        ``clock`` is the reading of the clock that their times come from. ``learned`` is the newest
+        state of the learned budgets. Raises :class:`JournalError`.
         """
         changed = {incident.name: incident for incident in incidents}
         try:
             self._restarts.write(state)
         except OSError as error:
-            raise self._error(error) from error
+            raise self._make_error(error) from error
         if self._damage is None and _inode(self.path) != self._inode:
             self._report_lost("the file was emptied or replaced while in use")
             self._damage = sqlite3.DatabaseError("the file was replaced")
@@ -174,10 +175,10 @@ class Journal:
                 self._write_transaction(state, changed.values(), engine, clock, learned)
                 return
             except SQLITE_ERRORS as error:
-                if error_code(error) == sqlite3.SQLITE_READONLY:
+                if get_error_code(error) == sqlite3.SQLITE_READONLY:
                     self._reconnect()
-                if not _is_damage(error):
-                    raise self._error(error) from error
+                if not _means_damage(error):
+                    raise self._make_error(error) from error
                 self._damage = error
         self._db.close()
         self._db = self._replace_file(self._damage)
@@ -186,16 +187,16 @@ class Journal:
         try:
             self._write_transaction(state, every.values(), engine, clock, learned)
         except SQLITE_ERRORS as error:
-            raise self._error(error) from error
+            raise self._make_error(error) from error
 
-    def unpublished(self) -> list[tuple[int, Incident]]:
+    def read_unpublished(self) -> list[tuple[int, Incident]]:
         """Return the newest incidents whose last revision has not been published.
 
-        Returns at most :data:`MAX_OFFERED`, open ones first. The others follow once these are
-        published.
+        Returns at most :data:`MAX_READ_UNPUBLISHED`, open ones first. The others follow once these
+        are published.
         """
         found = self._select_incidents(
-            "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_OFFERED,)
+            "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_READ_UNPUBLISHED,)
         )
         return found[::-1]
 
@@ -213,14 +214,14 @@ class Journal:
                     (revision, name),
                 )
         except SQLITE_ERRORS as error:
-            raise self._read_error(error) from error
+            raise self._make_read_error(error) from error
 
     def _write_transaction(
         self,
         state: GovernorState,
         incidents: Iterable[Incident],
         engine: LastKnownEngine | None,
-        clock: Reading | None,
+        clock: ClockReading | None,
         learned: LearnedBudgets | None,
     ) -> None:
         with self._db:
@@ -239,15 +240,20 @@ class Journal:
                     " VALUES (?, ?, ?, 1, 0, ?, ?) ON CONFLICT (name) DO"
                     " UPDATE SET ended = excluded.ended, body = excluded.body,"
                     " checksum = excluded.checksum, revision = revision + 1",
-                    (incident.name, incident.opened_at, incident.ended, *storage.encode(incident)),
+                    (
+                        incident.name,
+                        incident.opened_at,
+                        incident.ended,
+                        *storage.encode_row(incident),
+                    ),
                 )
-            self._db.execute(_DELETE_OLD, (self._publishes, MAX_INCIDENTS))
-            self._db.execute(_DELETE_OLD, (False, MAX_UNPUBLISHED))
+            self._db.execute(_DELETE_OLD_INCIDENTS, (self._publishes, MAX_INCIDENTS))
+            self._db.execute(_DELETE_OLD_INCIDENTS, (False, MAX_UNPUBLISHED))
 
     def _put_state(self, key: str, value: storage.Row) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO state (key, body, checksum) VALUES (?, ?, ?)",
-            (key, *storage.encode(value)),
+            (key, *storage.encode_row(value)),
         )
 
     def _select_incidents(self, where: str, values: tuple[int, ...]) -> list[tuple[int, Incident]]:
@@ -257,27 +263,27 @@ class Journal:
                 values,
             ).fetchall()
         except SQLITE_ERRORS as error:
-            raise self._read_error(error) from error
+            raise self._make_read_error(error) from error
         read = []
         for name, revision, body, checksum in found:
             try:
-                incident = storage.decode(body, checksum, Incident)
+                incident = storage.decode_row(body, checksum, Incident)
                 if incident.name.encode() != name or not isinstance(revision, int):
-                    raise Damaged("the name or revision does not match the incident")
-            except Damaged as error:
-                self._set_row_aside("incidents", "name", name, body, error)
+                    raise DamagedRowError("the name or revision differs from the incident's")
+            except DamagedRowError as error:
+                self._move_row_aside("incidents", "name", name, body, error)
             else:
                 read.append((revision, incident))
         return read
 
     # ---- damage
 
-    def _set_row_aside(
-        self, table: str, column: str, key: object, body: object, why: Damaged
+    def _move_row_aside(
+        self, table: str, column: str, key: object, body: object, why: DamagedRowError
     ) -> None:
         """Move a damaged row to a file.
 
-        On a full volume, ignore the row and leave it where it is.
+        If the volume is full, skip the row and leave it in the journal.
         """
         name = key if isinstance(key, bytes) else repr(key).encode()
         if name in self._unreadable:
@@ -295,29 +301,35 @@ class Journal:
                 )
         except (OSError, *SQLITE_ERRORS) as error:
             self._unreadable.add(name)
-            log.error("journal %s: row %s cannot be read (%s): skipped", self.path, what, why)
+            log.error(
+                "skipped a row of journal %s: row %s cannot be read (%s)", self.path, what, why
+            )
             log.info("cannot move the row to set-aside: %s", error)
         else:
             log.error(
-                "journal %s: row %s cannot be read (%s): kept as %s", self.path, what, why, kept
+                "moved a row out of journal %s: row %s cannot be read (%s); its content is in %s",
+                self.path,
+                what,
+                why,
+                kept,
             )
 
     def _replace_file(self, why: Exception) -> sqlite3.Connection:
         """Replace a damaged file with a new one. Raises :class:`JournalError`."""
         try:
-            if _file_bytes(self.path):
-                kept = self._damaged_parts.move(self.path, ("-wal",))
-                log.error("journal %s is damaged (%s): kept as %s", self.path, why, kept)
+            if _read_file_bytes(self.path):
+                kept = self._damaged_parts.move_file(self.path, ("-wal",))
+                log.error("journal %s is damaged (%s): moved it to %s", self.path, why, kept)
                 self._damaged(FILE)
             for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             return _connect(self.path)
         except (OSError, *SQLITE_ERRORS) as error:
-            raise self._error(error) from error
+            raise self._make_error(error) from error
 
     def _report_lost(self, why: str) -> None:
-        """Log that the file is lost, and leave a note in ``set-aside``."""
-        log.error("journal %s is lost: %s; past incidents are no longer listed", self.path, why)
+        """Log the loss of the file, and leave a note in ``set-aside``."""
+        log.error("journal %s was lost: %s; earlier incidents are no longer listed", self.path, why)
         self._damaged(FILE)
         with contextlib.suppress(OSError):
             self._damaged_parts.store("journal-lost.txt", f"{self.path}: {why}\n".encode())
@@ -325,39 +337,40 @@ class Journal:
     def _reconnect(self) -> None:
         """Open the file again.
 
-        A file that was opened on a read-only volume stays read-only, even if the volume does not.
+        A file that was opened on a read-only volume stays read-only, even after the volume has
+        become writable.
         """
         with contextlib.suppress(*SQLITE_ERRORS):
             again = _connect(self.path)
             self._db.close()
             self._db, self._inode = again, _inode(self.path)
 
-    def _read_error(self, error: Exception) -> JournalError:
-        """Return the error for a failed read; the next write replaces a damaged file."""
-        if not _is_damage(error):
-            return self._error(error)
+    def _make_read_error(self, error: Exception) -> JournalError:
+        """Return the error for a failed read. The next write replaces a damaged file."""
+        if not _means_damage(error):
+            return self._make_error(error)
         self._damage = error
         return JournalError(f"journal {self.path} is damaged ({error}); the next write replaces it")
 
-    def _error(self, error: Exception) -> JournalError:
+    def _make_error(self, error: Exception) -> JournalError:
         return JournalError(
-            f"journal {self.path}: {error}; free space on its volume or make it writable:"
-            " until then the supervisor takes no action"
+            f"cannot use journal {self.path}: {error}; free space on its volume or make it "
+            "writable: until then, the supervisor takes no action"
         )
 
 
-def error_code(error: Exception) -> int | None:
-    """Return SQLite's primary result code; None for an error of the Python module itself."""
+def get_error_code(error: Exception) -> int | None:
+    """Return SQLite's primary result code; None for an error of Python's own module."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
-def _is_damage(error: Exception) -> bool:
-    return error_code(error) not in _VOLUME_ERRORS
+def _means_damage(error: Exception) -> bool:
+    return get_error_code(error) not in _VOLUME_ERRORS
 
 
 def _inode(path: Path) -> int | None:
-    """Return the inode of the file; None if there is none or it is empty."""
+    """Return the inode of the file; None if the file is missing or empty."""
     try:
         found = path.stat()
     except OSError:
@@ -365,7 +378,7 @@ def _inode(path: Path) -> int | None:
     return found.st_ino if found.st_size else None
 
 
-def _file_bytes(path: Path) -> int:
+def _read_file_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
@@ -380,7 +393,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         db.text_factory = bytes  # damaged text may not be valid UTF-8
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
-        db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        db.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != b"ok":
             raise sqlite3.DatabaseError(verdict.decode(errors="replace"))

@@ -1,7 +1,7 @@
-"""Writes the journal and publishes its incidents. Nothing is sent to the engine if it cannot.
+"""Write the journal and publish its incidents.
 
-A journal that cannot be opened or written is tried again every few seconds. Until then,
-:attr:`JournalManager.hold` is the reason why nothing is sent to the engine.
+If the journal cannot be opened or written, this is tried again every few seconds. Until then,
+nothing is sent to the engine, for the reason in :attr:`JournalManager.hold`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from plimsoll_api.incident_record import JOURNAL_FILE
-from plimsoll_sidecar.clock import Reading
+from plimsoll_sidecar.clock import ClockReading
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
@@ -24,8 +24,11 @@ from plimsoll_sidecar.record.storage import LastKnownEngine
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-LEARNED_S = 300.0
-"""Seconds between two writes of what is learned about budgets; a crash loses as much of it."""
+LEARNED_WRITE_PERIOD_S = 300.0
+"""Seconds between two writes of what has been learned about budgets.
+
+A crash loses at most what was learned in this time.
+"""
 SHOWN_INCIDENTS = 20
 """Maximum number of past incidents on the page."""
 
@@ -33,8 +36,8 @@ SHOWN_INCIDENTS = 20
 class JournalManager:
     """The journal in ``state_dir``, and the incidents that have not been written yet.
 
-    ``elsewhere`` returns whether another pod publishes an incident: the leader of a group does so
-    for all its pods.
+    ``elsewhere`` returns whether another pod publishes an incident: the leader of a group publishes
+    those of all its pods.
     """
 
     def __init__(
@@ -51,9 +54,9 @@ class JournalManager:
         self.unwritten: dict[str, Incident] = {}
         self.hold: str | None = None
         self.engine = LastKnownEngine()
-        """State of the engine to write with the next state."""
+        """State of the engine, to be written together with the governor's next state."""
         self.learned = LearnedBudgets()
-        """The learned budgets, to be written when :attr:`learned_is_due`."""
+        """Learned budgets, to be written when :attr:`is_learned_due`."""
         self._learned_at = time.monotonic()
         self.recent: list[Incident] = []
 
@@ -63,7 +66,7 @@ class JournalManager:
         return self._journal is not None
 
     @property
-    def clock(self) -> Reading | None:
+    def clock(self) -> ClockReading | None:
         """The last clock reading in the journal; None if there is none."""
         return self._journal.clock if self._journal is not None else None
 
@@ -78,9 +81,9 @@ class JournalManager:
         return self.hold is None or time.monotonic() >= self._retry_at
 
     @property
-    def learned_is_due(self) -> bool:
+    def is_learned_due(self) -> bool:
         """Whether what was learned about the budgets must be written again."""
-        return time.monotonic() - self._learned_at >= LEARNED_S
+        return time.monotonic() - self._learned_at >= LEARNED_WRITE_PERIOD_S
 
     @property
     def backlog(self) -> int:
@@ -88,7 +91,7 @@ class JournalManager:
         return self._publisher.backlog if self._publisher is not None else 0
 
     def open(self) -> GovernorState:
-        """Open and read the journal; on failure, return an empty state and set ``hold``."""
+        """Open and read the journal. On failure, return an empty state and set ``hold``."""
         self._retry_at = time.monotonic() + RETRY_S
         try:
             journal = Journal(
@@ -112,15 +115,15 @@ class JournalManager:
         ended = [incident for incident in self.unwritten.values() if incident.ended]
         self.unwritten = {incident.name: incident for incident in (*ended, *newer)}
 
-    def write(self, state: GovernorState, clock: Reading, last: bool = False) -> bool:
-        """Write the state and the changed incidents; return whether that succeeded.
+    def write(self, state: GovernorState, clock: ClockReading, last: bool = False) -> bool:
+        """Write the state and the changed incidents, and return whether that succeeded.
 
         The ``last`` write of the process includes what was learned.
         """
         if self._journal is None:
             return False
         try:
-            learned = self.learned if last or self.learned_is_due else None
+            learned = self.learned if last or self.is_learned_due else None
             unwritten = list(self.unwritten.values())
             self._journal.write(state, unwritten, self.engine, clock, learned)
             if learned is not None:
@@ -141,7 +144,7 @@ class JournalManager:
         try:
             self.recent = self._journal.recent(SHOWN_INCIDENTS)
             if self._publisher is not None:
-                for revision, incident in self._journal.unpublished():
+                for revision, incident in self._journal.read_unpublished():
                     if self._is_published_elsewhere(incident):
                         self._journal.mark_published(incident.name, revision)
                     else:
@@ -149,7 +152,7 @@ class JournalManager:
         except JournalError as error:
             self._set_hold(str(error))
 
-    def acknowledge(self) -> None:
+    def mark_acknowledged(self) -> None:
         """Record in the journal which incidents have been published."""
         if self._publisher is None or self._journal is None:
             return
@@ -158,7 +161,9 @@ class JournalManager:
             try:
                 self._journal.mark_published(name, revision)
             except JournalError as error:
-                log.warning("%s", error)  # after a restart it is published again, which is harmless
+                log.warning(
+                    "%s", error
+                )  # after a restart, it is published again, which is harmless
         if arrived:
             self.publish()  # incidents that exceeded the limit so far
 

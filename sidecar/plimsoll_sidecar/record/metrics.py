@@ -1,7 +1,7 @@
-"""The supervisor's Prometheus metrics. An unknown value has no series; it is never zero.
+"""Export the supervisor's Prometheus metrics.
 
-Namespace, pod and service are labels of the scrape target. No label contains a request, a process
-id or an incident.
+An unknown value has no series; it is never zero. Namespace, pod and service are labels of the
+scrape target. No label contains a request, a PID or an incident.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from plimsoll_sidecar.record.collectors import (
     GrowthCounter,
     OpenFilesCollector,
     ThreadCollector,
-    dead_band_bytes,
+    compute_dead_band_bytes,
 )
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.resident_memory import read_resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-REMEDIATIONS = frozenset(action.value for action in Action)
+REMEDIATION_STEPS = frozenset(action.value for action in Action)
 MEMORY_KINDS = {
     IncidentKind.HOST_GROWTH: "host",
     IncidentKind.DEVICE_GROWTH: "device",
     IncidentKind.ORPHAN_DEVICE_MEMORY: "device",
     IncidentKind.CAPACITY_LOSS: "device",
 }
-"""The kind of memory in which the bytes of an incident are counted."""
+"""Kind of memory to which an incident's freed bytes are added."""
 DURATION_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 """Histogram buckets of the duration of an action, in seconds."""
 WAIT_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0)
 """Histogram buckets of the wait for a restart slot, in seconds."""
 GAUGES: dict[str, tuple[str, ...]] = {
     "memory_segment_bytes": ("Size of a memory segment.", "segment", "kind"),
-    "memory_unexplained_bytes": ("Growth that no ledger explains.", "kind"),
+    "memory_unexplained_bytes": ("Memory growth that no ledger explains.", "kind"),
     "memory_baseline_bytes": ("Memory after warm-up in this epoch.", "kind"),
     "memory_baseline_age_seconds": (
-        "Time since the end of the warm-up, from which growth counts.",
+        "Time since the end of the warm-up, since which growth counts.",
         "kind",
     ),
-    "memory_baseline_requests": ("Requests answered since the warm-up.", "kind"),
+    "memory_baseline_requests": ("Requests answered since the warm-up ended.", "kind"),
     "memory_budget_bytes": (
         "Unexplained growth that the leak budget allows within its window.",
         "kind",
@@ -80,26 +80,29 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "Time until the leak budget is spent; absent while nothing grows.",
         "kind",
     ),
-    "memory_needed_bytes": ("Most healthy memory of this revision.", "kind"),
+    "memory_needed_bytes": ("Largest size of healthy memory in this revision.", "kind"),
     "memory_declared_bytes": ("Sum of the bounds in the engine's ledger.", "kind"),
     "memory_declared_unfilled_bytes": ("Memory that the declared pools may still take.", "kind"),
     "memory_limit_bytes": ("Memory limit of the container, or size of the devices.", "kind"),
     "memory_learned_seconds": (
-        "For how long healthy memory was observed, in this and earlier pods of the workload.",
+        "Time for which healthy memory was observed, in this and earlier pods of the workload.",
         "kind",
     ),
     "memory_learned_growth_bytes": (
-        "Growth of healthy memory within a window: its 99th percentile.",
+        "99th percentile of the growth of healthy memory within a window.",
         "kind",
         "window",
     ),
-    "memory_learned_start_bytes": ("Most memory after a warm-up of this revision.", "kind"),
+    "memory_learned_start_bytes": (
+        "Largest size of memory after a warm-up in this revision.",
+        "kind",
+    ),
     "memory_learned_budget_bytes": (
-        "Leak budget that was learned; absent while it is learned.",
+        "Leak budget that was learned; absent until one has been learned.",
         "kind",
     ),
     "memory_slow_leak": (
-        "1 while there is a slow leak, 0 if there is none; absent until known.",
+        "1 while there is a slow leak, 0 if there is none; absent while that is unknown.",
         "kind",
     ),
     "memory_slow_leak_bytes_per_second": (
@@ -108,8 +111,8 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "segment",
     ),
     "memory_slow_leak_limit_seconds": (
-        "Time until the slow leak reaches the memory limit, at its present rate; "
-        "absent while there is none, or no limit is known.",
+        "Time until the slow leak reaches the memory limit at its present rate; absent if there "
+        "is no slow leak or no known limit.",
         "kind",
     ),
     "pod_info": (
@@ -124,21 +127,23 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "signal",
     ),
     "restart_budget_remaining": ("Restarts that the restart budget still allows.",),
-    "restart_budget_exhausted": ("1 while the restart budget is spent, until a person resets it.",),
+    "restart_budget_exhausted": (
+        "1 while the restart budget is exhausted, until a person resets it.",
+    ),
     "engine_stalled": ("1 while requests wait and no step completes.",),
-    "supervisor_resident_memory_bytes": ("Resident memory.", "process"),
+    "supervisor_resident_memory_bytes": ("Resident memory of the supervisor.", "process"),
     "supervisor_sample_seconds": ("Duration of the newest sample.",),
     "supervisor_journal_writable": ("0 while the supervisor cannot write its journal.",),
     "supervisor_config_valid": (
         "0 while the supervisor has no configuration, or does not use the newest one.",
     ),
     "supervisor_out_of_service": (
-        "1 while the supervisor keeps the pod unready: a person drained it (manual), "
-        "an incident drains it (drain), or its engine restarts (restart).",
+        "1 while the supervisor keeps the pod unready: a person drained it (manual), an incident "
+        "drains it (drain), or its engine restarts (restart).",
         "reason",
     ),
     "supervisor_signal_ok": (
-        "1 while this signal of the engine is available, else 0.",
+        "1 while this signal of the engine is available, 0 while it is not.",
         "signal",
     ),
     "supervisor_signal_missing": (
@@ -148,7 +153,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
     ),
     "supervisor_publish_backlog": ("Incidents that wait to be published to the API server.",),
 }
-"""Gauges: name without prefix, and description and labels."""
+"""Gauges: name without prefix, then description and labels."""
 COUNTERS: dict[str, tuple[str, ...]] = {
     "memory_unexplained_growth_bytes": (
         "Unexplained growth, summed over epochs, for burn rates.",
@@ -163,7 +168,7 @@ COUNTERS: dict[str, tuple[str, ...]] = {
         "kind",
     ),
     "shared_memory_swept_bytes": (
-        "Size of deleted files in /dev/shm that a terminated engine left behind.",
+        "Size of deleted files in /dev/shm that a terminated engine had left behind.",
     ),
     "signal_unknown_samples": ("Samples in which the signal was unknown.", "signal"),
     "supervisor_cpu_seconds": ("CPU time of the supervisor.",),
@@ -185,16 +190,16 @@ HISTOGRAMS: dict[str, tuple[Any, ...]] = {
         "Time that incidents waited for the service's restart slot.",
     ),
 }
-"""Histograms: name without prefix, and buckets, description and labels."""
-# Otherwise each series has a second sample that nothing reads.
+"""Histograms: name without prefix, then buckets, description and labels."""
+# Otherwise, each series would have a second sample that nothing reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The metrics registry of one supervisor.
+    """Metrics registry of one supervisor.
 
     :meth:`observe` is called once for each assessment. ``group`` returns the newest reading of the
-    engine's control group.
+    engine's cgroup.
     """
 
     def __init__(self, group: Callable[[], CgroupMemory] = CgroupMemory) -> None:
@@ -218,7 +223,10 @@ class Metrics:
         }
         self._growth_counters = {"host": GrowthCounter(), "device": GrowthCounter()}
         self._shared_device = False
-        self._dead_bands = {"host": dead_band_bytes(None), "device": dead_band_bytes(None)}
+        self._dead_bands = {
+            "host": compute_dead_band_bytes(None),
+            "device": compute_dead_band_bytes(None),
+        }
         self._counted: set[str] = set()
         self._awaiting: dict[str, float] = {}
         self._known_at: dict[str, float] = {}
@@ -231,10 +239,10 @@ class Metrics:
         self.show_unready(())
 
     def _create_zero_counters(self) -> None:
-        """Create counters at zero: the first event of a new series has no increase."""
+        """Create counters at zero, because the first event of a new series is not an increase."""
         for kind in sorted(set(IncidentKind) - OPERATOR_ONLY):
             self._counters["incidents"].labels(kind.value)
-        for action in sorted(REMEDIATIONS):
+        for action in sorted(REMEDIATION_STEPS):
             asked = action == Action.POD_REPLACE
             ends = (
                 (StepOutcome.REQUESTED,) if asked else (StepOutcome.SUCCEEDED, StepOutcome.FAILED)
@@ -256,9 +264,9 @@ class Metrics:
         """Export the leak budgets; call at the start and after a change of the configuration."""
         for kind, budget in (("host", memory.host), ("device", memory.device)):
             growth, window_s = (budget.growth_bytes, budget.window_s) if budget else (None, None)
-            self._dead_bands[kind] = dead_band_bytes(growth)
-            self._set("memory_budget_bytes", kind, growth)
-            self._set("memory_budget_window_seconds", kind, window_s)
+            self._dead_bands[kind] = compute_dead_band_bytes(growth)
+            self._set_or_remove("memory_budget_bytes", kind, growth)
+            self._set_or_remove("memory_budget_window_seconds", kind, window_s)
         self._gauges["memory_device_shared"].set(int(memory.shared_device))
 
     def show_learned(
@@ -268,14 +276,16 @@ class Metrics:
         gains = {}
         for kind in ("host", "device"):
             one = learned.get(kind)
-            self._set("memory_learned_seconds", kind, one.seen_s if one else None)
-            self._set("memory_learned_start_bytes", kind, one.start if one else None)
-            self._set("memory_learned_budget_bytes", kind, one.budget if one else None)
+            self._set_or_remove("memory_learned_seconds", kind, one.seen_s if one else None)
+            self._set_or_remove("memory_learned_start_bytes", kind, one.start if one else None)
+            self._set_or_remove("memory_learned_budget_bytes", kind, one.budget if one else None)
             need = needs.get(kind)
-            self._set("memory_needed_bytes", kind, need.level if need else None)
-            self._set("memory_declared_bytes", kind, need.pools if need else None)
-            self._set("memory_declared_unfilled_bytes", kind, need.unfilled if need else None)
-            self._set("memory_limit_bytes", kind, need.limit if need else None)
+            self._set_or_remove("memory_needed_bytes", kind, need.level if need else None)
+            self._set_or_remove("memory_declared_bytes", kind, need.pools if need else None)
+            self._set_or_remove(
+                "memory_declared_unfilled_bytes", kind, need.unfilled if need else None
+            )
+            self._set_or_remove("memory_limit_bytes", kind, need.limit if need else None)
             for hours, gain in zip(WINDOWS_H, one.gains if one else (), strict=False):
                 gains[kind, f"{hours}h"] = gain
         self._learned = _replace_series(
@@ -316,7 +326,7 @@ class Metrics:
             self._count_wait(event)
             self._count_steps(incident)
             if event.type in (EventType.ENDED, EventType.CLEARED):
-                self._count_end(incident)
+                self._count_ended_incident(incident)
         # After the loop: all events of a turn share one incident, which may end in that turn.
         for event in events:
             if event.incident.ended:
@@ -340,10 +350,10 @@ class Metrics:
         )
 
     def show_open_files(self, files: OpenFiles | None) -> None:
-        """Export the newest count of the engine's open files; None is unknown."""
+        """Export the newest count of the engine's open files; None if it is unknown."""
         self._open_files.newest = files
 
-    def count_swept(self, size: int) -> None:
+    def count_swept_bytes(self, size: int) -> None:
         """Count ``size`` bytes of deleted shared memory."""
         self._counters["shared_memory_swept_bytes"].inc(size)
 
@@ -376,7 +386,7 @@ class Metrics:
             is_known = known.get(signal, False)  # a removed device has no signal
             self._gauges["supervisor_signal_ok"].labels(signal).set(int(is_known))
             self._counters["signal_unknown_samples"].labels(signal).inc(int(not is_known))
-            # If it was never known, its age counts from the first sample.
+            # If the signal was never known, its age counts from the first sample.
             since = self._known_at.setdefault(signal, now)
             if is_known:
                 self._known_at[signal] = since = now
@@ -384,12 +394,12 @@ class Metrics:
 
     def _observe_budget(self, kind: str, budget: BudgetState | None, epoch: int) -> None:
         state = budget or BudgetState()
-        self._set("memory_unexplained_bytes", kind, state.unexplained)
-        self._set("memory_baseline_bytes", kind, state.baseline)
-        self._set("memory_baseline_age_seconds", kind, state.age_s)
-        self._set("memory_baseline_requests", kind, state.requests)
-        self._set("memory_budget_consumed_ratio", kind, state.consumed_ratio)
-        self._set("memory_budget_exhaustion_seconds", kind, state.exhaustion_s)
+        self._set_or_remove("memory_unexplained_bytes", kind, state.unexplained)
+        self._set_or_remove("memory_baseline_bytes", kind, state.baseline)
+        self._set_or_remove("memory_baseline_age_seconds", kind, state.age_s)
+        self._set_or_remove("memory_baseline_requests", kind, state.requests)
+        self._set_or_remove("memory_budget_consumed_ratio", kind, state.consumed_ratio)
+        self._set_or_remove("memory_budget_exhaustion_seconds", kind, state.exhaustion_s)
         if state.unexplained is not None:
             risen = self._growth_counters[kind].count_new(
                 state.unexplained, epoch, self._dead_bands[kind]
@@ -400,8 +410,12 @@ class Metrics:
         rates = {}
         for kind in ("host", "device"):
             slow = assessment.slow.get(kind)
-            self._set("memory_slow_leak", kind, None if slow is None else int(slow.slow_leak))
-            self._set("memory_slow_leak_limit_seconds", kind, slow.limit_s if slow else None)
+            self._set_or_remove(
+                "memory_slow_leak", kind, None if slow is None else int(slow.slow_leak)
+            )
+            self._set_or_remove(
+                "memory_slow_leak_limit_seconds", kind, slow.limit_s if slow else None
+            )
             if slow is not None and slow.bytes_per_s is not None:
                 segment = slow.segment.value if slow.segment is not None else ""
                 rates[kind, segment] = slow.bytes_per_s
@@ -412,7 +426,7 @@ class Metrics:
     def _observe_own_cost(self) -> None:
         for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
             size = read_resident(pid)
-            self._set(
+            self._set_or_remove(
                 "supervisor_resident_memory_bytes",
                 process,
                 size.total if size is not None else None,
@@ -421,7 +435,7 @@ class Metrics:
         self._counters["supervisor_cpu_seconds"].inc(max(0.0, spent - self._cpu_seen))
         self._cpu_seen = spent
 
-    def _set(self, name: str, label: str, value: float | None) -> None:
+    def _set_or_remove(self, name: str, label: str, value: float | None) -> None:
         """Set a series, or remove it if its value is unknown."""
         if value is not None:
             self._gauges[name].labels(label).set(value)
@@ -442,7 +456,7 @@ class Metrics:
 
     def _count_steps(self, incident: Incident) -> None:
         for step in incident.timeline:
-            if step.step not in REMEDIATIONS or step.outcome is StepOutcome.BEGUN:
+            if step.step not in REMEDIATION_STEPS or step.outcome is StepOutcome.BEGUN:
                 continue
             key = f"{incident.name}/{step.operation_id or step.step}"
             if key in self._counted:
@@ -454,7 +468,7 @@ class Metrics:
                     max(0.0, step.finished_at - step.time)
                 )
 
-    def _count_end(self, incident: Incident) -> None:
+    def _count_ended_incident(self, incident: Incident) -> None:
         outcome = incident.reason.value if incident.reason else ""
         self._counters["incidents_ended"].labels(
             incident.kind.value, incident.phase.value, outcome
@@ -467,7 +481,7 @@ class Metrics:
 
 
 def _larger_growth(device: BudgetState | None, reserved: BudgetState | None) -> BudgetState | None:
-    """Return the budget that grew more: memory in use, or including unused reserved memory."""
+    """Return the budget with the larger growth: memory in use, or including reserved memory."""
     known = [one for one in (device, reserved) if one is not None]
     return max(known, key=lambda one: one.unexplained or 0, default=None)
 

@@ -1,12 +1,12 @@
-"""Publishes the journal's incidents in Kubernetes, as LeakIncident objects and Events.
+"""Publish the journal's incidents in Kubernetes, as LeakIncident objects and Events.
 
-It runs in a thread, so an API server that is down for hours blocks nothing. It holds only the
-newest state of each incident. The journal keeps those that have not been published, so a restart
-loses nothing.
+The publisher runs in a thread, so an API server that is down for hours blocks nothing. It holds
+only the newest state of each incident. The journal keeps those that have not been published, so a
+restart loses nothing.
 
 The cluster limits what a pod may write (``plimsoll_api.leakincident``): the objects of a pod have a
-few names, which are reused, and each status has a maximum number of writes. So changes within a
-phase are published at growing intervals.
+few names, which are reused, and each status has a maximum number of writes. Changes within a phase
+are therefore published at growing intervals.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from plimsoll_sidecar.govern.incident import Incident
 
 log = logging.getLogger(__name__)
 
-WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
+WARNING_PHASES = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 """Phases whose Event is a warning."""
 MAX_PROMPT_WRITES = 60
-"""Number of writes of one incident up to which a change of its phase is published at once."""
+"""Number of writes of one incident up to which a phase change is published at once."""
 MAX_POD_NAME_CHARS = 230
 """Maximum number of characters of the pod's name in an Event's name, which may have 253."""
-NEVER = float("inf")
-"""Delay of an incident whose end alone will be published."""
+NEVER_S = float("inf")
+"""Delay of an incident of which only the end will be published."""
 
 
 class PublishedObject(NamedTuple):
-    """The published object of an incident; ``at`` is the monotonic time of the last write, or 0."""
+    """Published object of an incident. ``at`` is the monotonic time of the last write, or 0."""
 
     name: str
     uid: str
@@ -51,7 +51,9 @@ class PublishedObject(NamedTuple):
     at: float = 0.0
 
 
-def publish_delay_s(incident: Incident, written: PublishedObject | None, now: float) -> float:
+def compute_publish_delay_s(
+    incident: Incident, written: PublishedObject | None, now: float
+) -> float:
     """Return the seconds until ``incident`` may be written; NEVER if only its end may be.
 
     Write number n waits n²/5 s after the previous one, so all but the last take half a day.
@@ -59,7 +61,7 @@ def publish_delay_s(incident: Incident, written: PublishedObject | None, now: fl
     if written is None or incident.ended:
         return 0.0
     if written.revision >= MAX_WRITES - 1:
-        return NEVER
+        return NEVER_S
     if incident.phase.value != written.phase and written.revision < MAX_PROMPT_WRITES:
         return 0.0
     return max(0.0, written.at + written.revision**2 / 5 - now) if written.at else 0.0
@@ -68,7 +70,7 @@ def publish_delay_s(incident: Incident, written: PublishedObject | None, now: fl
 class Publisher:
     """Publisher of incidents, in a thread.
 
-    :meth:`offer` and :meth:`take_acknowledged` are called by the journal's thread and never block.
+    The journal's thread calls :meth:`offer` and :meth:`take_acknowledged`, which never block.
     """
 
     def __init__(
@@ -79,20 +81,20 @@ class Publisher:
         self._written: dict[str, PublishedObject] = {}
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._part = BackgroundThread("publisher", self._turn, expected=(KubeError,))
+        self._part = BackgroundThread("publisher", self._publish_next, expected=(KubeError,))
 
     def start(self) -> None:
         """Start publishing, in a thread that ends with the process."""
         self._part.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the thread; incidents that are not published remain in the journal."""
+        """Stop the thread. Unpublished incidents remain in the journal."""
         self._part.stop()
         if self._part.is_alive():
             self._part.join(timeout_s)
 
     def offer(self, revision: int, incident: Incident) -> None:
-        """Queue a state for publishing; ``incident`` must not be changed afterwards."""
+        """Queue a state for publishing. The caller must not change ``incident`` afterwards."""
         with self._lock:
             self._latest[incident.name] = (revision, incident)
         self._part.wake()
@@ -110,11 +112,11 @@ class Publisher:
         with self._lock:
             return len(self._latest)
 
-    def _turn(self) -> float | None:
-        """Publish one incident; return the seconds until the next one, None if there is none."""
+    def _publish_next(self) -> float | None:
+        """Publish one incident. Return the seconds until the next one, None if there is none."""
         item, due_s = self._take_next()
         if item is None:
-            return None if due_s == NEVER else due_s
+            return None if due_s == NEVER_S else due_s
         revision, incident = item
         try:
             self.publish(incident)
@@ -126,11 +128,14 @@ class Publisher:
         return 0.0
 
     def publish(self, incident: Incident) -> None:
-        """Write the object, its status and an Event; each can be repeated. Raises KubeError."""
+        """Write the object, its status and an Event. Each step can be repeated.
+
+        Raises KubeError.
+        """
         namespace = self._service.namespace
         known = self._written.get(incident.name) or self._find_or_create(incident)
-        if known.revision >= MAX_WRITES:  # another client with this pod's token wrote it, too
-            log.error("incident %s: all of its %d writes are used; the operator will end it",
+        if known.revision >= MAX_WRITES:  # another client with this pod's token also wrote it
+            log.error("incident %s has used all of its %d writes; the operator will end it",
                       known.name, MAX_WRITES)  # fmt: skip
             return
         self._written[incident.name] = known
@@ -139,7 +144,7 @@ class Publisher:
         try:
             self._kube.apply(path_of(namespace, known.name, "status"), status)
         except KubeError:
-            # The object was deleted, or written by a request without an answer: read it again.
+            # The object was deleted, or a request without an answer wrote it: read it again.
             del self._written[incident.name]
             raise
         known = known._replace(revision=revision, phase=incident.phase.value, at=time.monotonic())
@@ -149,7 +154,7 @@ class Publisher:
             del self._written[incident.name]
 
     def _find_or_create(self, incident: Incident) -> PublishedObject:
-        """Return the object of the incident; create it under a free name if there is none."""
+        """Return the object of the incident. Create it under a free name if it does not exist."""
         namespace = self._service.namespace
         for name in names_of(incident, self._pod):
             try:
@@ -165,12 +170,14 @@ class Publisher:
                 )  # fmt: skip
         raise KubeError(
             409,
-            f"pod {self._pod} has {MAX_OF_POD} LeakIncidents, which is the maximum. The operator "
+            f"pod {self._pod} has {MAX_OF_POD} LeakIncidents, which is the maximum; the operator "
             "deletes the oldest ones: check that it is running",
         )
 
     def _create_event(self, incident: Incident, written: PublishedObject) -> None:
-        """Create one Event per phase, with a name from both, so that repeating it has no effect.
+        """Create one Event per phase.
+
+        Its name is made from the incident and the phase, so a repetition has no effect.
 
         The cluster allows a pod only these names, which limits the number of its Events.
         """
@@ -191,7 +198,7 @@ class Publisher:
             },
             "reason": incident.phase.value,
             "message": story_of_record(incident).sentence[:1024],
-            "type": "Warning" if incident.phase in WARNINGS else "Normal",
+            "type": "Warning" if incident.phase in WARNING_PHASES else "Normal",
             "source": {"component": "plimsoll-supervisor", "host": self._pod},
             "firstTimestamp": at,
             "lastTimestamp": at,
@@ -200,7 +207,7 @@ class Publisher:
         try:
             self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
         except Conflict:
-            return  # it already exists
+            return  # the Event already exists
         except KubeError as error:
             if error.is_transient:
                 raise
@@ -210,14 +217,15 @@ class Publisher:
 
     def _take_next(self) -> tuple[tuple[int, Incident] | None, float]:
         """Return the next incident to send, or None, and the seconds to wait."""
-        due_s, now = NEVER, time.monotonic()
+        due_s, now = NEVER_S, time.monotonic()
         with self._lock:
             for name, (revision, incident) in list(self._latest.items()):
-                wait = publish_delay_s(incident, self._written.get(name), now)
+                wait = compute_publish_delay_s(incident, self._written.get(name), now)
                 if wait == 0.0:
                     return self._latest.pop(name), 0.0
-                if wait == NEVER:
-                    log.warning("incident %s: only its end will be published, after %d changes",
+                if wait == NEVER_S:
+                    log.warning(
+                        "incident %s has changed %d times; only its end will still be published",
                                 name, MAX_WRITES - 1)  # fmt: skip
                     del self._latest[name]
                     self._arrived.put((name, revision))

@@ -1,4 +1,4 @@
-"""Serves ``/metrics`` for Prometheus, ``/state`` for the terminal view, and a page; read-only."""
+"""Serve ``/metrics`` for Prometheus, ``/state`` for the terminal view, and a page; read-only."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 HEADERS = f"Content-Security-Policy: {SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
 CACHE_S = 0.5
 """Seconds for which a page is cached, so that many clients cost no more than one."""
-IDLE_S = 60.0
+MAX_TURN_WAIT_S = 60.0
 """Longest wait of one turn, in seconds."""
 
 
 class StateServer:
     """Server of the callables' results, in a thread.
 
-    ``page`` is called with whether the page reloads itself. Raises OSError with host and port if
-    the port is in use.
+    ``page`` takes whether the page reloads itself. Raises OSError with host and port if the port is
+    in use.
     """
 
     def __init__(
@@ -52,14 +52,16 @@ class StateServer:
         try:
             self._server = web.HttpServer(host, port, self._respond, HEADERS)
         except OSError as error:
-            raise OSError(f"metrics port {host}:{port}: {error.strerror}") from error
+            raise OSError(
+                f"cannot listen on metrics port {host}:{port}: {error.strerror}"
+            ) from error
         self._wake, self._wake_write = os.pipe()
         self._server.watch(self._wake)
-        self._part = BackgroundThread("state-server", self._turn)
+        self._part = BackgroundThread("state-server", self._serve_turn)
 
     @property
     def port(self) -> int:
-        """The TCP port of the server, also if port 0 was requested."""
+        """TCP port of the server, also if port 0 was requested."""
         return self._server.port
 
     def start(self) -> None:
@@ -75,8 +77,8 @@ class StateServer:
         os.close(self._wake)
         os.close(self._wake_write)
 
-    def _turn(self) -> float:
-        self._server.turn(IDLE_S)
+    def _serve_turn(self) -> float:
+        self._server.turn(MAX_TURN_WAIT_S)
         return 0.0
 
     def _respond(self, request: web.Request) -> web.Answer:
@@ -85,7 +87,7 @@ class StateServer:
             return 403, web.TEXT, f"{refused}\n".encode()
         found = self._pages.get(request.path)
         if found is None:
-            return 404, web.TEXT, f"not found; this server has {', '.join(self._pages)}\n".encode()
+            return 404, web.TEXT, f"not found: this server has {', '.join(self._pages)}\n".encode()
         content, make = found
         return 200, content, make()
 
@@ -105,13 +107,13 @@ def cache_briefly(make: Callable[[], bytes]) -> Callable[[], bytes]:
 
 
 ALLOWED_HOSTS_ENV = "PLIMSOLL_ALLOWED_HOSTS"
-"""Environment variable with more allowed host names, such as an ingress, separated by commas."""
+"""Environment variable with further allowed host names, such as an ingress, separated by commas."""
 RESOLV_CONF = Path("/etc/resolv.conf")
 LOCALHOST = "localhost"
 
 
 class AllowedHosts:
-    """The Host headers that are answered, so that no web site can read the page through a browser.
+    """Host headers that the server accepts, so that no website can read the page through a browser.
 
     IP addresses are always allowed: Prometheus and the operator use the pod's address.
     """
@@ -124,7 +126,7 @@ class AllowedHosts:
         domains: Iterable[str] = (),
         configured: Iterable[str] = (),
     ) -> None:
-        """Allow the names of the pod and the service; ``domains`` are those of the cluster."""
+        """Allow the names of the pod and the service within ``domains``, those of the cluster."""
         parents = ["", f".{namespace}", f".{namespace}.svc"]
         parents += [f".{namespace}.svc.{domain}" for domain in domains]
         own = {f"{base}{parent}" for base in (pod, service) for parent in parents if base}
@@ -134,15 +136,15 @@ class AllowedHosts:
         self._example = f"{service}.{namespace}.svc"
 
     @classmethod
-    def for_pod(cls, pod: str, service: str, namespace: str) -> AllowedHosts:
-        """Return the hosts for a pod, with the domains in the resolver's search list."""
+    def create_for_pod(cls, pod: str, service: str, namespace: str) -> AllowedHosts:
+        """Return the allowed hosts of a pod, with the domains in the resolver's search list."""
         configured = os.environ.get(ALLOWED_HOSTS_ENV, "").split(",")
-        return cls(pod, service, namespace, cluster_domains(), configured)
+        return cls(pod, service, namespace, read_cluster_domains(), configured)
 
     def refusal(self, host: str | None) -> str | None:
         """Return why a request with this Host header is refused; None if it is allowed.
 
-        HTTP/1.0 has no such header, and no browser uses it.
+        A request without the header is allowed: it is HTTP/1.0, which no browser uses.
         """
         if host is None:
             return None
@@ -150,14 +152,14 @@ class AllowedHosts:
         if name in self._names or name.endswith(f".{LOCALHOST}") or is_ip_address(name):
             return None
         return (
-            f"This supervisor does not serve host {host[:253]!r}. Use its IP address,"
-            f" {LOCALHOST} or {self._example}, or add the name to {ALLOWED_HOSTS_ENV} in the"
-            " environment of the supervisor's container."
+            f"this supervisor does not serve the host {host[:253]!r}: use its IP address, "
+            f"{LOCALHOST} or {self._example}, or add the name to {ALLOWED_HOSTS_ENV} in the "
+            "environment of the supervisor's container"
         )
 
 
-def cluster_domains(file: Path = RESOLV_CONF) -> list[str]:
-    """Return each DOMAIN with ``svc.DOMAIN`` in the search list; empty outside a cluster."""
+def read_cluster_domains(file: Path = RESOLV_CONF) -> list[str]:
+    """Return each DOMAIN of ``svc.DOMAIN`` in the search list; empty outside a cluster."""
     try:
         lines = file.read_bytes().decode(errors="replace").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""The journal's rows and their checksums, and the files that survive a damaged journal.
+"""Encode the journal's rows with checksums, and keep the files that outlive a damaged journal.
 
 A row is JSON with a checksum. SQLite checks the structure of its file, but not the content of a
-row: a flipped bit may leave a number that is only wrong. :class:`Damaged` is raised for a row that
-is not what was written.
+row: a flipped bit may change a number without any other sign. :class:`DamagedRowError` is raised
+for a row that differs from what was written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from plimsoll_api import decoding
 from plimsoll_api.open_enum import unknown_words
 from plimsoll_api.times import LAST_TIME
-from plimsoll_sidecar.clock import Reading
+from plimsoll_sidecar.clock import ClockReading
 from plimsoll_sidecar.detect.detector import Checkpoint
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.incident import Incident
@@ -34,58 +34,60 @@ _RENAMED_KEYS = {
     b'"remembered":': b'"checkpoint":',
     b'"verb":"release-slot"': b'"verb":"take-slot"',  # without an incident, it releases the slot
 }
-"""Keys and commands of earlier versions. JSON escapes quotes in strings, so no string contains
-them."""
+"""Keys and commands of earlier versions.
+
+JSON escapes quotes, so none of these occurs in a string.
+"""
 
 
-class Damaged(Exception):
-    """A row cannot be read; the message says why."""
+class DamagedRowError(Exception):
+    """Error for a row that cannot be read; the message says why."""
 
 
 class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last known state of the engine, because it may not answer after a supervisor restart."""
+    """Last known state of the engine, which may not answer after a supervisor restart."""
 
     capabilities: frozenset[str] = frozenset()
     frontend_pid: int | None = None
     frontend_started: int | None = None
     epoch: str | None = None
-    """The epoch of ``checkpoint``."""
+    """Epoch of ``checkpoint``."""
     checkpoint: Checkpoint = Checkpoint()
 
 
-_T = TypeVar("_T", Incident, GovernorState, LastKnownEngine, LearnedBudgets, Reading)
-Row = Incident | GovernorState | LastKnownEngine | LearnedBudgets | Reading
+_T = TypeVar("_T", Incident, GovernorState, LastKnownEngine, LearnedBudgets, ClockReading)
+Row = Incident | GovernorState | LastKnownEngine | LearnedBudgets | ClockReading
 
 
-def encode(value: Row) -> tuple[bytes, int]:
+def encode_row(value: Row) -> tuple[bytes, int]:
     """Return the JSON body of a row and its checksum."""
     body = msgspec.json.encode(value)
     return body, zlib.crc32(body)
 
 
-def decode(body: object, checksum: object, kind: type[_T]) -> _T:
-    """Return the value of a row; raise :class:`Damaged`.
+def decode_row(body: object, checksum: object, kind: type[_T]) -> _T:
+    """Return the value of a row. Raises :class:`DamagedRowError`.
 
     Rows of early versions have no checksum.
     """
     if not isinstance(body, bytes):
-        raise Damaged(f"the row's body must be of type bytes, not {type(body).__name__}")
+        raise DamagedRowError(f"the row's body must be of type bytes, not {type(body).__name__}")
     if checksum is not None and checksum != zlib.crc32(body):
-        raise Damaged("the checksum is wrong")
+        raise DamagedRowError("the checksum does not match the row")
     for old, new in _RENAMED_KEYS.items():
         body = body.replace(old, new)
     try:
         value = decoding.decode(body, kind)
     except decoding.Malformed as error:
-        raise Damaged(str(error)) from error
+        raise DamagedRowError(str(error)) from error
     word = next(unknown_words(value), None)
     if word is not None:
-        raise Damaged(f"{type(word).__name__} {word.value} is from a later version")
+        raise DamagedRowError(f"{type(word).__name__} {word.value} comes from a later version")
     if not _has_valid_numbers(msgspec.to_builtins(value)):
-        raise Damaged("a number is out of range")
+        raise DamagedRowError("a number is out of range")
     times = _collect_times(value)
     if any(time is not None and not 0 <= time <= LAST_TIME for time in times):
-        raise Damaged("a time is out of range")
+        raise DamagedRowError("a time is out of range")
     return value
 
 
@@ -110,10 +112,10 @@ def _collect_times(value: Row) -> list[float | None]:
         return found + [t for step in value.timeline for t in (step.time, step.finished_at)]
     if isinstance(value, LearnedBudgets):
         return [one.seen_at for one in (value.host, value.device)]
-    return [value.time] if isinstance(value, Reading) else []
+    return [value.time] if isinstance(value, ClockReading) else []
 
 
-SET_ASIDE = "set-aside"
+SET_ASIDE_FOLDER = "set-aside"
 """Folder in the state directory for damaged parts of the journal."""
 MAX_PARTS = 12
 """Maximum number of files in the folder."""
@@ -127,20 +129,20 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 class DamagedParts:
     """Damaged parts of the journal, kept for diagnosis in a folder of limited size.
 
-    The files are named ``NNNN-NAME`` and numbered in order, independent of the clock.
+    The files are named ``NNNN-NAME`` and numbered in order, independently of the clock.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def store(self, name: str, body: bytes) -> Path:
-        """Write a part, at most :data:`MAX_PART_BYTES` of it. Raises OSError."""
+        """Write at most :data:`MAX_PART_BYTES` of a part, and return the file. Raises OSError."""
         path = self._next_path(name)
         path.write_bytes(body[:MAX_PART_BYTES])
         self._delete_oldest()
         return path
 
-    def move(self, source: Path, beside: tuple[str, ...] = ()) -> Path:
+    def move_file(self, source: Path, beside: tuple[str, ...] = ()) -> Path:
         """Move a whole file, and its companions with these suffixes. Raises OSError."""
         path = self._next_path(source.name)
         os.replace(source, path)
@@ -173,18 +175,18 @@ class DamagedParts:
 
 
 RESTARTS_FILE = "restarts.json"
-"""File in the state directory with the copy of the restart budget."""
+"""File in the state directory that holds the copy of the restart budget."""
 
 
 class SpentBudget(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of the governor's state that must not be lost."""
+    """Part of the governor's state that must not be lost."""
 
     restarts: tuple[Restart, ...] = ()
     exhausted: bool = False
 
 
 class RestartCopy:
-    """A second copy of the restart budget, because a lost journal must not refill it.
+    """Second copy of the restart budget, because a lost journal must not refill it.
 
     It is written before the journal, so no restart that has started is missing. In a cluster, the
     slot Leases also count the service's restarts. In local mode, this file is the only other count.
@@ -196,11 +198,11 @@ class RestartCopy:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a copy; without one, a new journal belongs to a new replica."""
+        """Whether there is a copy. Without one, a new journal belongs to a new replica."""
         return self._path.exists()
 
     def write(self, state: GovernorState) -> None:
-        """Write the copy if it has changed; it is on disk when the call returns. Raises OSError."""
+        """Write the copy if it has changed. It is on disk when the call returns. Raises OSError."""
         spent = SpentBudget(
             tuple(msgspec.structs.replace(r) for r in state.restarts), state.exhausted
         )
@@ -214,12 +216,12 @@ class RestartCopy:
         os.replace(temporary, self._path)
         self._written = spent
 
-    def merge_into(self, state: GovernorState) -> int:
-        """Add missing restarts to ``state``; return how many there were."""
+    def add_missing_restarts(self, state: GovernorState) -> int:
+        """Add missing restarts to ``state``, and return their number."""
         try:
             spent = decoding.decode(self._path.read_bytes(), SpentBudget)
         except (OSError, decoding.Malformed):
-            return 0  # the next state writes it again
+            return 0  # the next write of the state repairs the file
         known = {restart.epoch for restart in state.restarts}
         lacking = [restart for restart in spent.restarts if restart.epoch not in known]
         state.restarts = sorted([*state.restarts, *lacking], key=lambda restart: restart.at)
@@ -227,8 +229,8 @@ class RestartCopy:
         return len(lacking)
 
 
-def read_learned(path: Path) -> LearnedBudgets:
-    """Return the learned budgets of a journal, without changing it.
+def read_learned_budgets(path: Path) -> LearnedBudgets:
+    """Return the learned budgets in a journal, without changing it.
 
     Raises OSError and ValueError.
     """
@@ -241,9 +243,9 @@ def read_learned(path: Path) -> LearnedBudgets:
         if row is None:
             return LearnedBudgets()
         body, checksum = row
-        return decode(body, checksum, LearnedBudgets)
-    except (sqlite3.Error, Damaged) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        return decode_row(body, checksum, LearnedBudgets)
+    except (sqlite3.Error, DamagedRowError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
     finally:
         if db is not None:
             db.close()

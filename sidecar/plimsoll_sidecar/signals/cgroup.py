@@ -1,9 +1,9 @@
-"""Memory of the engine's control group (cgroup), version 1 or 2.
+"""Read the memory of the engine's cgroup, version 1 or 2.
 
-In a pod, the engine runs in another container. Its cgroup is what the engine itself sees at
-``/sys/fs/cgroup``, which is reached through ``/proc/PID/root`` (this needs the same UID). Outside
-of containers, the path in ``/proc/PID/cgroup`` leads to it. A cgroup that the engine shares with
-the supervisor says nothing about the engine, so it counts as unknown. So does one with other
+In a pod, the engine runs in another container. The engine sees its cgroup at ``/sys/fs/cgroup``,
+which the supervisor reaches through ``/proc/PID/root`` (this needs the same UID). Outside
+containers, the path is in ``/proc/PID/cgroup``. A cgroup that the engine shares with the supervisor
+says nothing about the engine, so it counts as unknown. The same is true of a cgroup with other
 processes, such as the session of a terminal. Missing files and missing values are unknown, too.
 """
 
@@ -19,22 +19,22 @@ import msgspec
 from plimsoll_api.units import whole_number
 from plimsoll_sidecar.signals.engine_processes import WRAPPERS
 from plimsoll_sidecar.signals.process_table import (
-    ancestors,
-    command_name,
-    control_group_of,
-    descendants,
+    find_descendants,
+    find_memory_group,
+    iterate_ancestors,
     parents,
+    read_command_name,
 )
 
-ROOT = Path("/sys/fs/cgroup")
-MAX_BYTES = 1 << 16
-"""Maximum number of bytes read from one file; memory.stat has about 2 KiB."""
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+MAX_FILE_BYTES = 1 << 16
+"""Maximum number of bytes that are read from one file; memory.stat has about 2 KiB."""
 UNLIMITED_BYTES = 1 << 60
-"""Bytes from which a version 1 limit means "no limit": the kernel writes almost 2**63."""
+"""Size in bytes from which a version 1 limit means "no limit": the kernel writes almost 2**63."""
 
 
 class CgroupMemory(msgspec.Struct, frozen=True):
-    """Memory of a control group, in bytes; None is unknown.
+    """Memory of a cgroup in bytes; None if unknown.
 
     ``oom_kills`` counts the processes of the group that the kernel killed. ``ooms`` counts how
     often the group ran out of memory, and ``throttled`` how often it exceeded ``memory.high``.
@@ -47,10 +47,10 @@ class CgroupMemory(msgspec.Struct, frozen=True):
     nearly all of them are anonymous.
 
     ``file`` excludes shared memory. ``kernel`` excludes reclaimable memory, which version 1 does
-    not report. ``sock`` is the size of socket buffers. ``other`` is charged to the group but is in
-    no figure of the kernel, such as the unmapped parts of transparent huge pages. ``reclaimable``
-    is what the kernel frees before it kills a process. ``limit`` is the lowest limit of the group
-    and of its visible ancestors.
+    not report. ``sock`` is the size of socket buffers. ``other`` is memory that is charged to the
+    group but appears in none of the kernel's counters, such as the unmapped parts of transparent
+    huge pages. ``reclaimable`` is what the kernel frees before it kills a process. ``limit`` is the
+    lowest limit of the group and of its visible ancestors.
     """
 
     current: int | None = None
@@ -72,14 +72,14 @@ class CgroupMemory(msgspec.Struct, frozen=True):
 
     @property
     def limit_ratio(self) -> float | None:
-        """Share of the limit that is in use and not reclaimable; None if unknown."""
+        """Share of the limit that is in use and not reclaimable; None if it is unknown."""
         if self.current is None or self.reclaimable is None or not self.limit:
             return None
         return max(0, self.current - self.reclaimable) / self.limit
 
 
 class Cgroup:
-    """The memory files of the control group of one process."""
+    """Memory files of the cgroup of one process."""
 
     def __init__(self, folder: Path, version: int, root: Path | None = None) -> None:
         """Initialize with the group's folder; ``root`` is its highest visible ancestor.
@@ -93,18 +93,18 @@ class Cgroup:
 
     @classmethod
     def of_process(cls, pid: int) -> Cgroup | None:
-        """Return the group of ``pid``.
+        """Return the cgroup of ``pid``.
 
         None if it is not visible or also contains other processes.
         """
-        theirs, ours = control_group_of(pid), control_group_of(os.getpid())
+        theirs, ours = find_memory_group(pid), find_memory_group(os.getpid())
         if theirs is None:
             return None
         version, path = theirs
         in_container = _has_other_root(pid)
         if in_container is None or (not in_container and theirs == ours):
             return None
-        root = Path(f"/proc/{pid}/root{ROOT}") if in_container else ROOT
+        root = Path(f"/proc/{pid}/root{CGROUP_ROOT}") if in_container else CGROUP_ROOT
         if version == 1:
             root = root / "memory"
         folder = root if in_container else root / path.lstrip("/")
@@ -114,7 +114,7 @@ class Cgroup:
         return group if group.read().current is not None else None
 
     def read(self) -> CgroupMemory:
-        """Read the files of the group now; values that cannot be read are None."""
+        """Read the files of the cgroup now. Values that cannot be read are None."""
         if self.version == 1:
             return _read_v1(self.folder)  # memory.stat has the lowest limit of all ancestors
         found = _read_v2(self.folder)
@@ -123,19 +123,19 @@ class Cgroup:
 
 
 def _has_others(folder: Path, pid: int) -> bool:
-    """Report whether the group has processes that ``pid`` did not start, except shells around it.
+    """Report whether the cgroup has processes that ``pid`` did not start, except shells around it.
 
     True if the list cannot be read.
     """
     members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
     tree = parents()
-    others = members - {pid} - descendants({pid}, tree)
-    shells = {one for one in ancestors(pid, tree) if command_name(one) in WRAPPERS}
+    others = members - {pid} - find_descendants({pid}, tree)
+    shells = {one for one in iterate_ancestors(pid, tree) if read_command_name(one) in WRAPPERS}
     return not members or not others <= shells
 
 
 def _has_other_root(pid: int) -> bool | None:
-    """Report whether the process has another root file system; None if that is not readable."""
+    """Report whether the process has another root file system; None if this cannot be read."""
     try:
         theirs, ours = os.stat(f"/proc/{pid}/root/"), os.stat("/")
     except OSError:
@@ -152,22 +152,22 @@ def _read_v2(folder: Path) -> CgroupMemory:
         stat.get("shmem"),
     )
     parts = ("slab", "kernel_stack", "pagetables", "percpu")
-    kernel = stat.get("kernel", _sum(stat.get(one) for one in parts))  # since Linux 5.18
+    kernel = stat.get("kernel", _sum_known(stat.get(one) for one in parts))  # since Linux 5.18
     freed = stat.get("slab_reclaimable")
     # Only some mount options charge hugetlb pages to the group.
-    known = _sum((stat.get("anon"), cache, kernel, stat.get("sock"), stat.get("hugetlb", 0)))
+    known = _sum_known((stat.get("anon"), cache, kernel, stat.get("sock"), stat.get("hugetlb", 0)))
     return CgroupMemory(
         current=current,
         anon=stat.get("anon"),
         shmem=shmem,
-        file=_difference(cache, shmem),
+        file=_subtract(cache, shmem),
         slab=stat.get("slab"),
-        kernel=_difference(kernel, freed),
+        kernel=_subtract(kernel, freed),
         sock=stat.get("sock"),
-        other=_difference(current, known),
-        reclaimable=_sum((stat.get("active_file"), stat.get("inactive_file"), freed)),
-        # A page that was read back keeps its swap slot, and counts in both.
-        swap=_difference(_read_number(folder / "memory.swap.current"), stat.get("swapcached", 0)),
+        other=_subtract(current, known),
+        reclaimable=_sum_known((stat.get("active_file"), stat.get("inactive_file"), freed)),
+        # A page that was read back keeps its swap slot, so it counts in both.
+        swap=_subtract(_read_number(folder / "memory.swap.current"), stat.get("swapcached", 0)),
         limit=_read_number(folder / "memory.max"),
         oom_kills=events.get("oom_kill"),
         ooms=events.get("oom"),
@@ -178,7 +178,7 @@ def _read_v2(folder: Path) -> CgroupMemory:
 
 
 def _read_v1(folder: Path) -> CgroupMemory:
-    """Read a version 1 group.
+    """Read a version 1 cgroup.
 
     ``total_*`` includes child groups, ``cache`` includes shared memory.
     """
@@ -192,18 +192,20 @@ def _read_v1(folder: Path) -> CgroupMemory:
         current=current,
         anon=stat.get("total_rss"),
         shmem=shmem,
-        file=_difference(cache, shmem),
-        sock=_read_number(folder / "memory.kmem.tcp.usage_in_bytes"),  # not a part of ``current``
-        other=_difference(current, _sum((stat.get("total_rss"), cache, kernel))),
-        reclaimable=_sum((stat.get("total_active_file"), stat.get("total_inactive_file"))),
-        swap=_difference(_read_number(folder / "memory.memsw.usage_in_bytes"), current),
+        file=_subtract(cache, shmem),
+        sock=_read_number(
+            folder / "memory.kmem.tcp.usage_in_bytes"
+        ),  # ``current`` does not include this
+        other=_subtract(current, _sum_known((stat.get("total_rss"), cache, kernel))),
+        reclaimable=_sum_known((stat.get("total_active_file"), stat.get("total_inactive_file"))),
+        swap=_subtract(_read_number(folder / "memory.memsw.usage_in_bytes"), current),
         limit=limit if limit is not None and limit < UNLIMITED_BYTES else None,
         oom_kills=_read_table(folder / "memory.oom_control").get("oom_kill"),
     )
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of the file, or an empty text if it cannot be read.
+    """Return the text of the file; empty if it cannot be read.
 
     The folder is in the engine's mount namespace: the engine can put a pipe there, which would
     block the reader, or a file of any size.
@@ -213,7 +215,7 @@ def _read_text(path: Path) -> str:
         with open(descriptor, "rb", buffering=0) as file:
             if not S_ISREG(os.fstat(descriptor).st_mode):
                 return ""
-            return (file.read(MAX_BYTES) or b"").decode(errors="replace")
+            return (file.read(MAX_FILE_BYTES) or b"").decode(errors="replace")
     except OSError:
         return ""
 
@@ -222,8 +224,8 @@ def _read_number(path: Path) -> int | None:
     return whole_number(_read_text(path).strip())
 
 
-def _sum(parts: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if any part is unknown."""
+def _sum_known(parts: Iterable[int | None]) -> int | None:
+    """Return the sum; None if any part is unknown."""
     known = list(parts)
     return None if None in known else sum(one for one in known if one is not None)
 
@@ -232,8 +234,8 @@ def _min_known(limits: Iterable[int | None]) -> int | None:
     return min((one for one in limits if one is not None), default=None)
 
 
-def _difference(whole: int | None, part: int | None) -> int | None:
-    """Return the difference, at least 0: the two files are not read at the same instant."""
+def _subtract(whole: int | None, part: int | None) -> int | None:
+    """Return the difference, at least 0 because the two files are not read at the same instant."""
     return None if whole is None or part is None else max(0, whole - part)
 
 

@@ -1,10 +1,10 @@
-"""Device memory, measured from outside the engine: through NVML or a metrics exporter.
+"""Measure device memory from outside the engine: through NVML or a metrics exporter.
 
 NVML lists only the processes of its caller's PID namespace (driver 580, H100). Earlier drivers
-listed all processes, by their PIDs on the host. So NVML provides totals for each device, and hints
-about its other users. Devices are matched by UUID, because NVML and CUDA order them differently.
-Missing data is unknown, never an error. An exporter's page has one sample per device, and labels
-that name the pod which the device is assigned to.
+listed all processes, by their PIDs on the host. NVML therefore provides totals for each device, and
+hints about its other users. Devices are matched by UUID, because NVML and CUDA order them
+differently. Missing data is unknown, never an error. An exporter's page has one sample per device,
+with labels that name the pod to which the device is assigned.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ import msgspec
 from plimsoll_api.admin import DeviceMemory
 from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.metrics_page import MAX_VALUE, sample_reader
+from plimsoll_sidecar.signals.metrics_page import MAX_VALUE, make_sample_reader
 
 log = logging.getLogger(__name__)
 
 SCRAPE_S = 10.0
-"""Seconds between scrapes; the exporters themselves collect every 30 s by default."""
+"""Seconds between two scrapes. The exporters themselves collect every 30 s by default."""
 TIMEOUT_S = 2.0
 MAX_ROWS = 4096
 MIB = 1 << 20
 NVML_RETRY_S, NVML_MAX_RETRY_S = 5.0, 300.0
-"""Seconds until NVML is initialized again after a failure: at first, and at most."""
-MEMORY_CALL = "nvmlDeviceGetMemoryInfo"
+"""Seconds until NVML is initialized again after a failure: first and longest pause."""
+NVML_MEMORY_CALL = "nvmlDeviceGetMemoryInfo"
 """Name of the NVML function that returns the memory of a device."""
-DEVICE_ERRORS = (2, 3, 4, 6)
-"""NVML errors that concern one device and not the driver: invalid argument, not supported, no
-permission, not found (nvml.h)."""
-LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*+)"')
+NVML_DEVICE_ERRORS = (2, 3, 4, 6)
+"""NVML errors that concern one device and not the driver.
+
+They are: invalid argument, not supported, no permission, not found (nvml.h).
+"""
+LABEL_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*+)"')
 
 
 class DeviceBytes(msgspec.Struct, frozen=True):
-    """The memory of a whole device, in bytes."""
+    """Memory of a whole device in bytes."""
 
     used: int
     total: int
 
 
 class DeviceUsers(msgspec.Struct, frozen=True):
-    """The users of a device, as far as the driver reports them in this PID namespace.
+    """Users of a device that the driver reports in this PID namespace.
 
     ``processes`` maps PIDs to bytes, None if unknown. ``other_bytes`` is the rest of the used
     memory: the driver's own, and that of processes in other PID namespaces. ``mps_clients`` is the
@@ -64,41 +66,41 @@ class DeviceUsers(msgspec.Struct, frozen=True):
 
 
 class DeviceSource(Protocol):
-    """A source of device memory: NVML or an exporter."""
+    """Source of device memory: NVML or an exporter."""
 
     def memory(self, uuid: str) -> DeviceBytes | None:
         """Return the memory of the device ``uuid`` (``GPU-…`` or ``MIG-…``); None if unknown."""
 
     @property
     def error(self) -> str | None:
-        """The reason for missing figures; None if the source has figures or was not queried."""
+        """Reason for missing values; None if the source has values or was not queried."""
 
 
 @runtime_checkable
 class AssignmentSource(Protocol):
-    """A source that also knows which devices are assigned to the pod."""
+    """Source that also knows which devices are assigned to the pod."""
 
     def assigned_devices(self) -> list[str]:
         """Return the devices that are assigned to this pod, as names for ``memory``."""
 
 
-NOT_CONFIGURED = {
-    "dcgm": "no port is set (dcgmExporterPort, or --dcgm-exporter-port of plimsoll inject)",
-    "amd": "no port is set (amdExporterPort, or --amd-exporter-port of plimsoll inject)",
+NOT_CONFIGURED_MESSAGES = {
+    "dcgm": "no port is configured (set dcgmExporterPort, or plimsoll inject --dcgm-exporter-port)",
+    "amd": "no port is configured (set amdExporterPort, or plimsoll inject --amd-exporter-port)",
 }
-"""Instructions to configure each exporter that is not in use."""
+"""How to configure each exporter that is not in use."""
 
 
-def available_sources(
+def select_available_sources(
     nvml: DeviceSource, dcgm: DeviceSource | None, amd: DeviceSource | None
 ) -> dict[str, DeviceSource]:
-    """Return the sources that exist by name, the preferred one first."""
+    """Return the existing sources by name, the preferred one first."""
     found = {"nvml": nvml, "dcgm": dcgm, "amd": amd}
     return {name: source for name, source in found.items() if source is not None}
 
 
 def assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
-    """Return the devices that are assigned to this pod, from the first exporter that names any."""
+    """Return this pod's devices from the first exporter that names any."""
     for source in sources:
         names = source.assigned_devices() if isinstance(source, AssignmentSource) else []
         if names:
@@ -121,22 +123,24 @@ def explain_unused(
         if name == in_use:
             continue
         if source is None:
-            found.append(f"{name}: {NOT_CONFIGURED.get(name, 'not tried')}")
+            found.append(f"{name}: {NOT_CONFIGURED_MESSAGES.get(name, 'not tried')}")
             continue
         unknown = [device for device in devices if source.memory(device) is None]
         if source.error is not None:
             found.append(f"{name}: {source.error}")
         elif unknown:
-            found.append(f"{name}: does not report the memory of {', '.join(unknown[:4])}")
+            found.append(
+                f"{name}: the source does not report the memory of {', '.join(unknown[:4])}"
+            )
     return found
 
 
 class Nvml:
     """NVML, loaded on first use.
 
-    The driver can start after the supervisor, and it can be reloaded while the supervisor runs. So
-    NVML is initialized again after each failure, first after seconds and later every few minutes.
-    ``error`` is the reason of the current failure. Each change is logged once.
+    The driver can start after the supervisor, and it can be reloaded while the supervisor runs.
+    NVML is therefore initialized again after each failure, first after seconds and later every few
+    minutes. ``error`` is the reason of the current failure. Each change is logged once.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -149,10 +153,10 @@ class Nvml:
 
     def memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes of the whole device ``uuid`` (``GPU-…`` or ``MIG-…``)."""
-        info = self._query(uuid, MEMORY_CALL)
+        info = self._query(uuid, NVML_MEMORY_CALL)
         return None if info is None else DeviceBytes(used=int(info.used), total=int(info.total))
 
-    def users(self, uuid: str) -> DeviceUsers | None:
+    def read_users(self, uuid: str) -> DeviceUsers | None:
         """Return the users of the device; None if the driver does not report them."""
         before = self.memory(uuid)
         found = self._query(uuid, "nvmlDeviceGetComputeRunningProcesses")
@@ -168,7 +172,7 @@ class Nvml:
 
     def describe(self) -> str:
         """Return the driver version and the number of devices, or why NVML is not available."""
-        if not self._load():
+        if not self._initialize():
             return str(self.error)
         library = self._library
         try:
@@ -178,7 +182,7 @@ class Nvml:
         return f"NVML: driver {driver}, {count} devices"
 
     def _query(self, uuid: str, question: str) -> Any:
-        if not self._load():
+        if not self._initialize():
             return None
         library = self._library
         try:
@@ -188,18 +192,18 @@ class Nvml:
             answer = getattr(library, question)(handle)
         except library.NVMLError as error:
             self._handles.pop(uuid, None)
-            if getattr(error, "value", None) in DEVICE_ERRORS:
-                self.error = str(error) if question == MEMORY_CALL else self.error
+            if getattr(error, "value", None) in NVML_DEVICE_ERRORS:
+                self.error = str(error) if question == NVML_MEMORY_CALL else self.error
             else:
                 with contextlib.suppress(library.NVMLError):
                     library.nvmlShutdown()
                 self._record_failure(f"NVML: {error}")
             return None
-        self.error = None if question == MEMORY_CALL else self.error
+        self.error = None if question == NVML_MEMORY_CALL else self.error
         self._back_off = NVML_RETRY_S
         return answer
 
-    def _load(self) -> bool:
+    def _initialize(self) -> bool:
         if self._library is not None:
             return True
         if self._clock() < self._next:
@@ -215,38 +219,38 @@ class Nvml:
             self._record_failure(f"NVML: {error}")
             return False
         if self.error is not None:
-            log.info("NVML works again; the last error was: %s", self.error)
+            log.info("NVML has recovered; the last error was: %s", self.error)
         self._library, self.error = pynvml, None
         return True
 
     def _record_failure(self, error: str) -> None:
         if error != self.error:
-            log.info("%s; retrying every few minutes", error)
+            log.info("%s: retrying every few minutes", error)
         self.error = error
         self._library, self._handles = None, {}
         self._next = self._clock() + self._back_off
         self._back_off = min(2 * self._back_off, NVML_MAX_RETRY_S)
 
 
-class Pod(NamedTuple):
-    """A pod and optionally one of its containers; an empty container means any of them."""
+class PodContainer(NamedTuple):
+    """A pod and optionally one of its containers. An empty container stands for all of them."""
 
     namespace: str
     name: str
     container: str = ""
 
     @classmethod
-    def from_environment(cls, container: str = "") -> Pod | None:
-        """Return the pod of this process; None outside of a pod."""
+    def from_environment(cls, container: str = "") -> PodContainer | None:
+        """Return the pod of this process; None outside a pod."""
         name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
         return cls(namespace, name, container) if name and namespace else None
 
     @classmethod
-    def from_labels(cls, labels: dict[str, str]) -> Pod:
-        """Return the pod and container that the labels of a sample name."""
+    def from_labels(cls, labels: dict[str, str]) -> PodContainer:
+        """Return the pod and container that a sample's labels name."""
         return cls(labels.get("namespace", ""), labels.get("pod", ""), labels.get("container", ""))
 
-    def is_same(self, other: Pod) -> bool:
+    def is_same(self, other: PodContainer) -> bool:
         """Report whether both are the same container of the same pod.
 
         If one of them names no container, only the pods are compared.
@@ -271,7 +275,7 @@ class ExporterSample(NamedTuple):
     value: float
 
 
-def node_url(port: str | None) -> str | None:
+def make_node_url(port: str | None) -> str | None:
     """Return the URL of ``port`` on the pod's node; None if the node or the port is unknown."""
     host = os.environ.get(NODE_IP)
     if not host or not port:
@@ -282,8 +286,8 @@ def node_url(port: str | None) -> str | None:
 class Exporter(ABC):
     """A metrics exporter at ``url``, which has no path.
 
-    If its page cannot be read, all devices are unknown, and ``error`` says why. ``pod`` is the pod
-    whose devices are looked for; None means that any owner is accepted.
+    If its page cannot be read, all devices are unknown, and ``error`` gives the reason. ``pod`` is
+    the pod whose devices are searched for; None accepts any owner.
     """
 
     PORT: ClassVar[str]
@@ -291,18 +295,18 @@ class Exporter(ABC):
     METRICS: ClassVar[tuple[str, ...]]
 
     def __init__(
-        self, url: str, clock: Callable[[], float] = time.monotonic, pod: Pod | None = None
+        self, url: str, clock: Callable[[], float] = time.monotonic, pod: PodContainer | None = None
     ) -> None:
         self._server, self._clock, self._pod = HttpClient(url), clock, pod
-        self._samples = sample_reader(self.METRICS)
+        self._samples = make_sample_reader(self.METRICS)
         self._next = 0.0
         self._rows: list[ExporterSample] = []
         self.error: str | None = None
 
     @classmethod
-    def from_environment(cls, pod: Pod | None = None) -> Self | None:
+    def from_environment(cls, pod: PodContainer | None = None) -> Self | None:
         """Return the exporter on this node; None if the environment names no port for it."""
-        url = node_url(os.environ.get(cls.PORT))
+        url = make_node_url(os.environ.get(cls.PORT))
         return cls(url, pod=pod) if url is not None else None
 
     def rows(self) -> list[ExporterSample]:
@@ -321,7 +325,7 @@ class Exporter(ABC):
                 return self._rows
             self._rows = list(self._parse(page))
             if not self._rows:
-                self.error = "its metrics contain no device memory"
+                self.error = "the page has no device memory"
         return self._rows
 
     def _parse(self, page: bytes) -> Iterator[ExporterSample]:
@@ -330,18 +334,18 @@ class Exporter(ABC):
                 return
             if labels is not None and math.isfinite(value) and 0 <= value < MAX_VALUE:
                 yield ExporterSample(
-                    metric, dict(LABEL.findall(labels.decode(errors="replace"))), value
+                    metric, dict(LABEL_PATTERN.findall(labels.decode(errors="replace"))), value
                 )
 
     def values(self, uuid: str) -> dict[str, float]:
-        """Return the metrics of the device, by metric name.
+        """Return the metrics of the device by metric name.
 
-        A device that several pods share has one sample for each pod, all with the figures of the
+        A device that several pods share has one sample for each pod, all with the values of the
         whole device.
         """
         found: dict[str, float] = {}
         for row in self.rows():
-            if self.device_name(row.labels) == uuid:
+            if self.get_device_name(row.labels) == uuid:
                 found[row.metric] = max(row.value, found.get(row.metric, 0.0))
         return found
 
@@ -350,31 +354,31 @@ class Exporter(ABC):
         if self._pod is None:
             return []
         rows = [row.labels for row in self.rows()]
-        mine = [labels for labels in rows if self._pod.is_same(Pod.from_labels(labels))]
-        return sorted({name for labels in mine if (name := self.device_name(labels))})
+        mine = [labels for labels in rows if self._pod.is_same(PodContainer.from_labels(labels))]
+        return sorted({name for labels in mine if (name := self.get_device_name(labels))})
 
-    def owners(self, uuid: str) -> set[Pod]:
-        """Return the containers that the device is assigned to; empty if the page names none.
+    def owners(self, uuid: str) -> set[PodContainer]:
+        """Return the containers to which the device is assigned; empty if the page names none.
 
         Some exporters name only one of several containers that share a device.
         """
-        labels = [row.labels for row in self.rows() if self.device_name(row.labels) == uuid]
-        return {Pod.from_labels(one) for one in labels if one.get("pod")}
+        labels = [row.labels for row in self.rows() if self.get_device_name(row.labels) == uuid]
+        return {PodContainer.from_labels(one) for one in labels if one.get("pod")}
 
-    def is_mine(self, owner: Pod) -> bool:
-        """Report whether ``owner`` is the container whose devices are looked for."""
+    def is_own_container(self, owner: PodContainer) -> bool:
+        """Report whether ``owner`` is the container whose devices are searched for."""
         return self._pod is None or self._pod.is_same(owner)
 
     @staticmethod
     @abstractmethod
-    def device_name(labels: dict[str, str]) -> str:
-        """Return the device that the labels name, as a name for ``memory``."""
+    def get_device_name(labels: dict[str, str]) -> str:
+        """Return the name of the device in the labels, in the form that ``read_memory`` takes."""
 
 
 class Dcgm(Exporter):
     """The DCGM exporter, which reports MiB by UUID.
 
-    The samples of a MIG slice have the UUID of the whole device and the id of the GPU instance.
+    The samples of a MIG slice have the UUID of the whole device and the ID of the GPU instance.
     With the exporter's Kubernetes mapping, the labels also name the pod of each device.
     """
 
@@ -394,14 +398,14 @@ class Dcgm(Exporter):
         return DeviceBytes(used=int(used * MIB), total=int(whole * MIB))
 
     @staticmethod
-    def device_name(labels: dict[str, str]) -> str:
+    def get_device_name(labels: dict[str, str]) -> str:
         """Return ``GPU-…``, or ``MIG-GPU-…/GI`` for a MIG slice."""
         uuid, part = labels.get("UUID", ""), labels.get("GPU_I_ID", "")
         return f"MIG-{uuid}/{part}" if part else uuid
 
 
 class AmdExporter(Exporter):
-    """AMD's device-metrics-exporter, which reports MiB by the number of the device on its node.
+    """AMD's device-metrics-exporter, which reports MiB by a device's number on its node.
 
     Its metric names can be configured to have a prefix. The labels ``pod``, ``namespace`` and
     ``container`` are always present, so they always show which devices are assigned to the pod.
@@ -421,7 +425,7 @@ class AmdExporter(Exporter):
         return DeviceBytes(used=int(used * MIB), total=int(total * MIB))
 
     @staticmethod
-    def device_name(labels: dict[str, str]) -> str:
+    def get_device_name(labels: dict[str, str]) -> str:
         """Return ``AMD-`` and the number of the device; empty if the labels have none."""
         number = labels.get("gpu_id", "")
         return f"AMD-{number}" if number else ""

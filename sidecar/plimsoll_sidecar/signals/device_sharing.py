@@ -1,4 +1,4 @@
-"""Detects devices that other pods use as well: the growth of such a device may not be the engine's.
+"""Detect devices that other pods also use, because their growth may not be the engine's.
 
 The resource name in the pod does not show this, because a device plugin can assign one GPU to
 several pods (time-slicing). There are three other signs: an exporter names another owner, the
@@ -20,11 +20,15 @@ log = logging.getLogger(__name__)
 CHECK_S = 10.0
 """Seconds between two checks."""
 OWNER_CONFIRM_S = 45.0
-"""Seconds for which another owner must be reported. An exporter collects every 30 s, so until then
-its page may still name the device's previous pod."""
+"""Seconds for which another owner must be reported.
+
+An exporter collects every 30 s, so until then its page may still name the device's previous pod.
+"""
 MIN_GROWTH_BYTES = 512 << 20
-"""Growth of other processes' memory that shows a shared device. The driver's own part is about 500
-MiB on a large device, and is there from the start."""
+"""Growth of other processes' memory, in bytes, that shows a shared device.
+
+The driver's own part is about 500 MiB on a large device, and is there from the start.
+"""
 SHARING_VARIABLES = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
@@ -32,12 +36,14 @@ SHARING_VARIABLES = (
     "CUDA_DEVICE_MEMORY_LIMIT_0",
     "CUDA_DEVICE_SM_LIMIT",
 )
-"""Environment variables of CUDA MPS clients and of HAMi's device slices; an empty variable counts
-as not set."""
+"""Environment variables of CUDA MPS clients and of HAMi's device slices.
+
+An empty variable counts as not set.
+"""
 
 
 class SharingDetector:
-    """Detector of shared devices; a detected one stays shared until :meth:`reset`."""
+    """Detector of shared devices. A detected device stays shared until :meth:`reset`."""
 
     def __init__(
         self,
@@ -48,7 +54,7 @@ class SharingDetector:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all findings: the next engine may use other devices."""
+        """Forget all findings, because the next engine may use other devices."""
         self._next = 0.0
         self._found: dict[str, str] = {}
         self._other_owner_since: dict[str, float] = {}
@@ -56,7 +62,7 @@ class SharingDetector:
         self._growing: set[str] = set()
 
     def reasons(self, uuids: Iterable[str], pids: Callable[[], list[int]]) -> dict[str, str]:
-        """Return why each shared device counts as shared, by UUID.
+        """Return the reason why each shared device counts as shared, by UUID.
 
         Checks at most every :data:`CHECK_S`. ``pids`` returns the engine's processes, the main one
         first.
@@ -74,7 +80,7 @@ class SharingDetector:
                 if reason is not None:
                     self._found[uuid] = reason
                     log.info(
-                        "device %s is shared, so only the engine's own memory counts: %s",
+                        "device %s is shared, so only the memory of the engine itself counts: %s",
                         uuid,
                         reason,
                     )
@@ -91,32 +97,32 @@ class SharingDetector:
             if not isinstance(source, Exporter):
                 continue
             owners = source.owners(uuid)
-            others = sorted(str(one) for one in owners if not source.is_mine(one))
+            others = sorted(str(one) for one in owners if not source.is_own_container(one))
             if not others:
                 continue
             since = self._other_owner_since.setdefault(uuid, now)
             if len(owners) > 1 or now - since >= OWNER_CONFIRM_S:
-                return f"{name} reports that it is also assigned to {others[0]}"
+                return f"{name} reports that the device is also assigned to {others[0]}"
             return None
         self._other_owner_since.pop(uuid, None)
         return None
 
     def _reason_from_driver(self, uuid: str, pids: list[int]) -> str | None:
         nvml = self._sources.get("nvml")
-        users = nvml.users(uuid) if isinstance(nvml, Nvml) else None
+        users = nvml.read_users(uuid) if isinstance(nvml, Nvml) else None
         if users is None:
             return None
         if users.mps_clients:
-            return "MPS clients use it"
+            return "MPS clients use the device"
         if users.processes.keys().isdisjoint(pids):
-            return None  # the PIDs are of another namespace
+            return None  # the PIDs belong to another namespace
         others = users.processes.keys() - set(pids)
         if others:
-            return f"process {min(others)} uses it and is not part of the engine"
+            return f"process {min(others)} uses the device and is not part of the engine"
         return self._reason_from_growth(uuid, users.other_bytes)
 
     def _reason_from_growth(self, uuid: str, elsewhere: int | None) -> str | None:
-        """Return why other processes must be using the device: their memory grows.
+        """Return the reason if other processes' memory on the device grows, or else None.
 
         Memory that an earlier engine left on the device does not grow, and the driver's own part
         hardly does.

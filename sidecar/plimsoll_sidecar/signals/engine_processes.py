@@ -1,11 +1,11 @@
-"""Finds the processes of the engine: those of its own container and no others.
+"""Find the processes of the engine: those of its own container and no others.
 
-The container is the one that has its own name in the environment variable
-:data:`~plimsoll_api.supervisor_config.CONTAINER_ENV`. Pods of earlier releases do not have this
-variable. There, it is the container of the process that listens on the serving port, or else of the
-only program of this engine type. Outside of containers, the engine is a process tree: the outermost
-process that one of these three rules selects, and its descendants. If the configuration names the
-main process, no rule is needed.
+The environment variable :data:`~plimsoll_api.supervisor_config.CONTAINER_ENV` of each container
+holds the container's own name, which selects the container. Pods of earlier releases do not have
+this variable. There, the engine's container is that of the process that listens on the serving
+port, or else of the only program of this engine type. Outside containers, the engine is a process
+tree: the outermost process that one of these three rules selects, and its descendants. If the
+configuration names the main process, no rule is needed.
 
 The containers of a pod share the supervisor's PID namespace. A process in a nested PID namespace,
 such as a pod seen from its node, can only be selected by its port.
@@ -33,26 +33,26 @@ from plimsoll_api.units import whole_number
 from plimsoll_sidecar.signals.process_table import (
     Container,
     ProcessId,
-    ancestors,
-    command_line,
-    command_name,
-    container_of,
-    descendants,
     environment,
+    find_container,
+    find_descendants,
     identify,
     is_nested,
     is_running,
+    iterate_ancestors,
     parents,
+    read_command_line,
+    read_command_name,
 )
-from plimsoll_sidecar.signals.tcp_sockets import LISTEN, find_holders, socket_inodes
+from plimsoll_sidecar.signals.tcp_sockets import TCP_LISTEN, find_socket_inodes, find_socket_owners
 
 WRAPPERS = frozenset({"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"})
 """Programs that start an engine and do not forward its signals, or that end with it."""
-MAX_PROCESSES = 256
-"""Maximum number of processes that are remembered."""
+MAX_REMEMBERED_PROCESSES = 256
+"""Maximum number of processes that the finder remembers."""
 
 ListeningSockets = Callable[[], set[str]]
-"""Returns the inodes of the sockets that listen on the serving port."""
+"""Function that returns the inodes of the sockets that listen on the serving port."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Program:
     """The processes of one engine type.
 
     ``scripts`` are its executables, and ``modules`` are its modules for ``python -m``.
-    ``title_prefixes`` begin the titles of its helper processes. ``port`` is its default serving
-    port.
+    ``title_prefixes`` are how the titles of its helper processes begin. ``port`` is its default
+    serving port.
 
     ``main`` is the name of its main process, which has no title. ``names`` maps the part of a title
     after ``PREFIX::`` to a process name, without ranks. ``steps`` is the name of the process that
     runs the scheduler's steps. ``runs`` are the names of processes that may run the model; the
-    first one that exists does.
+    first one that exists runs it.
     """
 
     scripts: tuple[str, ...]
@@ -154,11 +154,8 @@ def has_helper_title(line: Sequence[str], kind: EngineType) -> bool:
     return program is not None and bool(line) and line[0].startswith(program.title_prefixes)
 
 
-def helper_name(line: Sequence[str], kind: EngineType) -> str | None:
-    """Return the engine's name of the helper process with this command line.
-
-    None if it has none.
-    """
+def find_helper_name(line: Sequence[str], kind: EngineType) -> str | None:
+    """Return the engine's name for the helper with this command line; None without a name."""
     program = PROGRAMS.get(kind)
     _, separator, title = (line[0] if line else "").partition("::")
     if program is None or not separator:
@@ -169,9 +166,9 @@ def helper_name(line: Sequence[str], kind: EngineType) -> str | None:
 def assign_roles(
     lines: Iterable[tuple[int, Sequence[str]]], main: int | None, kind: EngineType
 ) -> list[ProcessMemory]:
-    """Return the processes of an engine with their roles and names, from PIDs and command lines."""
+    """Return the processes of an engine with roles and names, from PIDs and command lines."""
     program = PROGRAMS.get(kind)
-    names = {pid: helper_name(line, kind) for pid, line in lines}
+    names = {pid: find_helper_name(line, kind) for pid, line in lines}
     # If another process has the main process's name, the main process only starts and watches it.
     if main in names and program is not None and program.main not in names.values():
         names[main] = program.main or None
@@ -185,7 +182,7 @@ def assign_roles(
 
 
 def find_parts(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
-    """Return which of the processes serves, which runs the steps and which runs the model."""
+    """Return which processes serve, run the steps and run the model."""
     program = PROGRAMS.get(kind)
     names = {process.name: process.role for process in processes if process.name is not None}
     if program is None:
@@ -203,15 +200,15 @@ def may_listen_on(line: Sequence[str], port: int, otherwise: int | None) -> bool
     ``otherwise`` is its port if the command line names none. A port that is not a number, such as a
     variable's name, may be any port.
     """
-    value = port_option(line)
+    value = find_port_option(line)
     if value is None:
         return otherwise == port
     number = whole_number(value)
     return number is None or number == port
 
 
-def port_option(line: Sequence[str]) -> str | None:
-    """Return the port that the command line asks for, as written; None if it names none."""
+def find_port_option(line: Sequence[str]) -> str | None:
+    """Return the port in the command line, as written; None if it names none."""
     for at, word in enumerate(line):
         if word == "--port" and at + 1 < len(line):
             return line[at + 1]
@@ -220,21 +217,21 @@ def port_option(line: Sequence[str]) -> str | None:
     return None
 
 
-def default_port(kind: EngineType) -> int | None:
+def find_default_port(kind: EngineType) -> int | None:
     """Return the default serving port of this engine type; None if it is unknown."""
     program = PROGRAMS.get(kind)
     return program.port if program else None
 
 
-class EngineNotFound(Exception):
-    """The engine's process was not found; the message says why and what to do."""
+class EngineNotFoundError(Exception):
+    """Error if the engine's process was not found. The message says why and what to do."""
 
 
 class EngineProcesses(msgspec.Struct, frozen=True):
     """The processes of one engine.
 
-    When ``main`` ends, the others end, too; None if it has ended and left them behind. ``helpers``
-    are its descendants. ``container`` is None outside of containers.
+    When ``main`` ends, the others end, too. ``main`` is None if it has ended and left them behind.
+    ``helpers`` are its descendants. ``container`` is None outside containers.
     """
 
     main: ProcessId | None
@@ -246,7 +243,7 @@ class EngineProcesses(msgspec.Struct, frozen=True):
 class EngineFinder:
     """Finder of the engine's processes.
 
-    It remembers them, so that processes which outlive their engine are not taken for the next
+    It remembers them, so that processes that outlive their engine are not taken for the next
     engine.
     """
 
@@ -260,28 +257,28 @@ class EngineFinder:
         self._has_marked = False
 
     def find(self) -> EngineProcesses:
-        """Return the running processes of the engine, or raise :class:`EngineNotFound`."""
+        """Return the running processes of the engine. Raises :class:`EngineNotFoundError`."""
         tree = parents()
-        mine = container_of(os.getpid()) or Container("", None)
-        candidates = set(tree) - {1, *ancestors(os.getpid(), tree)}
+        mine = find_container(os.getpid()) or Container("", None)
+        candidates = set(tree) - {1, *iterate_ancestors(os.getpid(), tree)}
         # Read at most once, and only if needed: the kernel walks its whole table for each read.
-        listening = cache(partial(socket_inodes, self._port, LISTEN))
-        signs = self._identifying_processes(candidates, mine, listening)
-        containers = {pid: found for pid in signs if (found := container_of(pid)) is not None}
-        others = {pid: found for pid, found in containers.items() if found.is_other_than(mine)}
+        listening = cache(partial(find_socket_inodes, self._port, TCP_LISTEN))
+        signs = self._find_identifying_processes(candidates, mine, listening)
+        containers = {pid: found for pid in signs if (found := find_container(pid)) is not None}
+        others = {pid: found for pid, found in containers.items() if found.is_different_from(mine)}
         if others:
-            container = self._require_one(set(others.values()))
+            container = self._require_single_container(set(others.values()))
             everyone = {pid for pid in candidates if is_in_container(pid, container)}
         elif containers:
             container = None
-            everyone = set(containers) | descendants(set(containers), tree)
+            everyone = set(containers) | find_descendants(set(containers), tree)
         else:
             container, everyone = None, set()
         alive = {p for p in self._known if is_running(p)}
-        everyone |= {p.pid for p in alive} | descendants({p.pid for p in alive}, tree)
-        return self._members(everyone & candidates, set(signs), tree, container, listening)
+        everyone |= {p.pid for p in alive} | find_descendants({p.pid for p in alive}, tree)
+        return self._collect_members(everyone & candidates, set(signs), tree, container, listening)
 
-    def _members(
+    def _collect_members(
         self,
         everyone: set[int],
         signs: set[int],
@@ -290,15 +287,15 @@ class EngineFinder:
         listening: ListeningSockets,
     ) -> EngineProcesses:
         identities = {pid: found for pid in sorted(everyone) if (found := identify(pid))}
-        main = self._main_process(identities, signs, tree, container, listening)
-        self._known = {p: p == main for p in list(identities.values())[:MAX_PROCESSES]}
+        main = self._find_main_process(identities, signs, tree, container, listening)
+        self._known = {p: p == main for p in list(identities.values())[:MAX_REMEMBERED_PROCESSES]}
         if not identities:
-            raise EngineNotFound(self._absence_reason(listening))
-        started = descendants({main.pid}, tree) if main is not None else set()
+            raise EngineNotFoundError(self._explain_absence(listening))
+        started = find_descendants({main.pid}, tree) if main is not None else set()
         helpers = tuple(process for process in self._known if process.pid in started)
         return EngineProcesses(main, tuple(self._known), container, helpers)
 
-    def _identifying_processes(
+    def _find_identifying_processes(
         self, candidates: set[int], mine: Container, listening: ListeningSockets
     ) -> set[int]:
         """Return the processes that identify the engine, by the most reliable rule that matches."""
@@ -313,32 +310,34 @@ class EngineFinder:
             self._has_marked = self._has_marked or bool(marked)
             if self._has_marked:
                 return marked
-        serving = find_holders(listening(), candidates)
+        serving = find_socket_owners(listening(), candidates)
         if serving:
             return serving
         found: set[int] = set()
         for pid in candidates:
-            line = command_line(pid)
+            line = read_command_line(pid)
             if not (is_engine(line, self._kind) or has_helper_title(line, self._kind)):
                 continue
-            container = container_of(pid)
+            container = find_container(pid)
             if container is None or is_nested(pid):
                 continue
             # Within one container, only the port distinguishes two engines.
-            apart = container.is_other_than(mine)
-            if may_listen_on(line, self._port, self._port if apart else default_port(self._kind)):
+            apart = container.is_different_from(mine)
+            if may_listen_on(
+                line, self._port, self._port if apart else find_default_port(self._kind)
+            ):
                 found.add(pid)
         return found
 
-    def _require_one(self, containers: set[Container]) -> Container:
+    def _require_single_container(self, containers: set[Container]) -> Container:
         if len(containers) > 1:
-            raise EngineNotFound(
-                f"{len(containers)} containers of this pod may run the engine on port"
-                f" {self._port}: set {CONTAINER_ENV} in the environment of the right one"
+            raise EngineNotFoundError(
+                f"{len(containers)} containers of this pod may run the engine on port "
+                f"{self._port}: set {CONTAINER_ENV} in the environment of the engine's container"
             )
         return containers.pop()
 
-    def _main_process(
+    def _find_main_process(
         self,
         identities: dict[int, ProcessId],
         signs: set[int],
@@ -354,43 +353,43 @@ class EngineFinder:
         fresh = {
             pid
             for pid, found in identities.items()
-            if found not in left and not is_helper(command_line(pid), self._kind)
+            if found not in left and not is_helper(read_command_line(pid), self._kind)
         }
         for chosen in (
-            find_holders(listening(), fresh),
+            find_socket_owners(listening(), fresh),
             signs & fresh,
             fresh if container else set(),
         ):
-            tops = {self._outermost(pid, fresh, tree) for pid in chosen}
-            tops = {pid for pid in tops if command_name(pid) not in WRAPPERS}
+            tops = {self._find_outermost(pid, fresh, tree) for pid in chosen}
+            tops = {pid for pid in tops if read_command_name(pid) not in WRAPPERS}
             if tops:
                 return min((identities[pid] for pid in tops), key=lambda p: (p.started, p.pid))
         return None
 
     @staticmethod
-    def _outermost(pid: int, within: set[int], tree: dict[int, int]) -> int:
+    def _find_outermost(pid: int, within: set[int], tree: dict[int, int]) -> int:
         """Return the outermost ancestor that belongs to the engine and is not a wrapper."""
-        for ancestor in list(ancestors(pid, tree))[1:]:
-            if ancestor not in within or command_name(ancestor) in WRAPPERS:
+        for ancestor in list(iterate_ancestors(pid, tree))[1:]:
+            if ancestor not in within or read_command_name(ancestor) in WRAPPERS:
                 break
             pid = ancestor
         return pid
 
-    def _absence_reason(self, listening: ListeningSockets) -> str:
+    def _explain_absence(self, listening: ListeningSockets) -> str:
         if self._given is not None:
             return f"process {self._given.pid} has ended"
         if self._has_marked:
             return f"container {self._name} has no running process"
         if listening():
             return (
-                f"port {self._port} is in use, but no readable process of this pod"
-                " listens on it: the engine runs as another user or with more capabilities than"
-                " the supervisor, or the pod does not set shareProcessNamespace"
+                f"port {self._port} is in use, but no readable process of this pod listens on "
+                "it: run the engine as the supervisor's user, without further capabilities, and "
+                "set shareProcessNamespace in the pod"
             )
         return f"no process of this pod listens on port {self._port}"
 
 
 def is_in_container(pid: int, container: Container) -> bool:
-    """Report whether the process is in ``container`` now; checked before every signal."""
-    found = container_of(pid)
+    """Report whether the process is in ``container`` now, which is checked before every signal."""
+    found = find_container(pid)
     return found is not None and container.is_same_as(found)

@@ -1,4 +1,4 @@
-"""Finds the devices that an external engine uses.
+"""Find the devices that an external engine uses.
 
 The environment variable of the device plugin names them, if it is set. With CDI, the engine has
 ``NVIDIA_VISIBLE_DEVICES=void``, and with DRA it has no variable. Then the open files of its
@@ -29,18 +29,22 @@ CONTROL_MINORS = (254, 255)
 """Minor numbers of nvidia-modeset and nvidiactl."""
 DEVICE_DRIVERS, CAPABILITY_DRIVER = frozenset({"nvidia", "nvidia-frontend"}), "nvidia-caps"
 DEVICE_MAJOR = 195
-"""Major number of NVIDIA's device files on all machines, for containers that do not show it in
-``/proc/devices``."""
-SEARCH_S, SEARCH_AGAIN_S = 5.0, 60.0
-"""Seconds between two searches: until a device is found, and afterwards, because a process may open
-another one."""
-VARIABLE = "NVIDIA_VISIBLE_DEVICES"
-MAX_GPU_NAME = 96
-"""Maximum number of characters; ``MIG-GPU-<UUID>/GI/CI`` has fewer than 60."""
+"""Major number of NVIDIA's device files on all machines.
+
+It is needed in containers that do not show it in ``/proc/devices``.
+"""
+FIRST_SEARCH_PERIOD_S, LATER_SEARCH_PERIOD_S = 5.0, 60.0
+"""Seconds between two searches: until a device is found, and afterwards.
+
+A process may open another device later.
+"""
+VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
+MAX_GPU_NAME_CHARS = 96
+"""Maximum number of characters of a device's name; ``MIG-GPU-<UUID>/GI/CI`` has fewer than 60."""
 
 
 class GpuIdentity:
-    """The GPUs of one engine; call :meth:`reset` when another engine has started."""
+    """The GPUs of one engine. Call :meth:`reset` when another engine has started."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, proc: Path = PROC) -> None:
         self._clock, self._proc = clock, proc
@@ -52,53 +56,53 @@ class GpuIdentity:
         self._found: list[str] = []
 
     def devices(self, main: int, pids: Iterable[int]) -> list[DeviceMemory]:
-        """Return the devices by UUID, without their memory; empty if none is known yet.
+        """Return the devices by UUID, without their memory; empty if no device is known yet.
 
         ``main`` is the process with the environment of the container. ``pids`` are all processes of
         the engine.
         """
         now = self._clock()
         if now >= self._next:
-            names = _devices_from_variable(main) or open_devices(pids, self._proc)
+            names = _read_visible_devices(main) or find_open_devices(pids, self._proc)
             self._found += [name for name in names if name not in self._found]
             del self._found[MAX_GPUS:]
-            self._next = now + (SEARCH_AGAIN_S if self._found else SEARCH_S)
+            self._next = now + (LATER_SEARCH_PERIOD_S if self._found else FIRST_SEARCH_PERIOD_S)
         return [DeviceMemory(index=index, uuid=name) for index, name in enumerate(self._found)]
 
 
-def _devices_from_variable(main: int) -> list[str]:
+def _read_visible_devices(main: int) -> list[str]:
     """Return the devices in the plugin's variable; empty if it names none or all of them."""
-    names = (environment(main, VARIABLE) or "").split(",", MAX_GPUS)[:MAX_GPUS]
-    known = [n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_GPU_NAME]
+    names = (environment(main, VISIBLE_DEVICES_ENV) or "").split(",", MAX_GPUS)[:MAX_GPUS]
+    known = [n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_GPU_NAME_CHARS]
     return known if len(known) == len(names) else []
 
 
-def open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
+def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
     """Return the devices that these processes have open; empty if none is visible.
 
     The names are ``GPU-…``, and ``MIG-GPU-…/GI/CI`` (GPU instance, compute instance) for a MIG
     slice.
     """
-    majors = _driver_names(proc)
+    majors = _read_driver_names(proc)
     frontends = {major for major, name in majors.items() if name in DEVICE_DRIVERS} or {
         DEVICE_MAJOR
     }
     caps = {major for major, name in majors.items() if name == CAPABILITY_DRIVER}
-    opened = {device for pid in pids for device in _open_device_numbers(f"{proc}/{pid}/fd")}
+    opened = {device for pid in pids for device in _find_open_device_numbers(f"{proc}/{pid}/fd")}
     minors = {
         minor for major, minor in opened if major in frontends and minor not in CONTROL_MINORS
     }
     if not minors:
         return []
-    slices = _slices(proc, {minor for major, minor in opened if major in caps})
+    slices = _find_open_slices(proc, {minor for major, minor in opened if major in caps})
     found: list[str] = []
-    for minor, uuid in sorted(_gpus(proc).items()):
+    for minor, uuid in sorted(_read_gpu_uuids(proc).items()):
         if minor in minors:
             found += [f"MIG-{uuid}/{part}" for part in slices.get(minor, [])] or [uuid]
     return found
 
 
-def _open_device_numbers(folder: str) -> set[tuple[int, int]]:
+def _find_open_device_numbers(folder: str) -> set[tuple[int, int]]:
     """Return the major and minor numbers of NVIDIA's device files that a process has open."""
     found: set[tuple[int, int]] = set()
     try:
@@ -118,7 +122,7 @@ def _open_device_numbers(folder: str) -> set[tuple[int, int]]:
     return found
 
 
-def _driver_names(proc: Path) -> dict[int, str]:
+def _read_driver_names(proc: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     for line in _read_text(proc / "devices").splitlines():
         number, _, name = line.strip().partition(" ")
@@ -127,7 +131,7 @@ def _driver_names(proc: Path) -> dict[int, str]:
     return found
 
 
-def _gpus(proc: Path) -> dict[int, str]:
+def _read_gpu_uuids(proc: Path) -> dict[int, str]:
     """Return the UUID of each device by its minor number."""
     found: dict[int, str] = {}
     folder = proc / "driver/nvidia/gpus"
@@ -139,8 +143,8 @@ def _gpus(proc: Path) -> dict[int, str]:
     return found
 
 
-def _slices(proc: Path, opened: set[int]) -> dict[int, list[str]]:
-    """Return ``GI/CI`` of the MIG slices whose capability files are open, by minor of the GPU."""
+def _find_open_slices(proc: Path, opened: set[int]) -> dict[int, list[str]]:
+    """Return ``GI/CI`` of the MIG slices with open capability files, by the GPU's minor number."""
     found: dict[int, list[str]] = {}
     folder = proc / "driver/nvidia/capabilities"
     for gpu in _list_folder(folder)[:MAX_GPUS] if opened else []:

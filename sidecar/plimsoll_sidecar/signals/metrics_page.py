@@ -1,10 +1,10 @@
-"""Reads selected metrics from the Prometheus text page of another program.
+"""Read selected metrics from the Prometheus text page of another program.
 
 Lines are selected by name before they are parsed. An engine's page has a thousand lines and only a
 dozen matter; parsing all of them would cost more than the rest of a sample.
 
 A page has a line for each engine, rank, mode and outcome, and which of them add up differs between
-metrics. :class:`Series` describes how the lines of one metric combine, and :func:`page_reader`
+metrics. :class:`Series` describes how the lines of one metric combine, and :func:`make_page_reader`
 applies it.
 """
 
@@ -17,15 +17,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_VALUE = 2.0**53
-"""Largest accepted value: whole numbers are exact below it, and as MiB it still fits into 64 bits
-of bytes."""
+"""Largest accepted value.
+
+Integers are exact below it, and as MiB they still fit into 64 bits of bytes.
+"""
 MAX_LINE_BYTES = 16 << 10
-"""Maximum number of bytes of one sample. Known engines and exporters write less than 1 KiB; the
-memory for matching grows with the labels."""
+"""Maximum number of bytes of one sample.
+
+Known engines and exporters write less than 1 KiB. The memory for matching grows with the labels.
+"""
 MAX_LINES = 4096
-"""Maximum number of lines of one metric; an engine with 64 ranks has fewer than 1,000."""
+"""Maximum number of lines of one metric. An engine with 64 ranks has fewer than 1,000."""
 _LABELS = rb'((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)'
-"""Matches labels up to the closing brace; quoted values may contain any character."""
+"""Pattern for labels up to the closing brace. Quoted values may contain any character."""
 _NAME = re.compile(
     rb'^(?:\{"([a-zA-Z_:][a-zA-Z0-9_:]{0,255}+)"|([a-zA-Z_:][a-zA-Z0-9_:]{0,255}+)(?=[{ \t]))', re.M
 )
@@ -36,21 +40,21 @@ _RANK = re.compile(
     r"(?:(?:attn|moe)_)?(?:tp|pp|cp|ep|sp|dcp|pcp)_rank"
     r"|(?:tensor|pipeline|context|expert|sequence)_parallel_rank"
 )
-"""Labels of ranks that work on the same requests, so that each of them reports all requests."""
+"""Labels of ranks that work on the same requests, so that each rank reports all requests."""
 _REPLICA = re.compile(
     r"engine|(?:(?:attn|moe)_)?dp_rank|data_parallel_rank|engine_type|ReplicaId|WorkerId|pid"
 )
-"""Labels of parts of an engine with their own requests and their own KV cache."""
+"""Labels of parts of an engine that have their own requests and their own KV cache."""
 
 Samples = Callable[[bytes], Iterator[tuple[str, bytes | None, float]]]
 
 
-def sample_reader(names: Iterable[str]) -> Samples:
-    """Return a function that yields name, labels as written and value of the samples on a page.
+def make_sample_reader(names: Iterable[str]) -> Samples:
+    """Return a function that yields name, labels as written and value of each sample on a page.
 
-    It yields samples of ``names`` only. The name may precede the braces, or be their first, quoted
-    element. A value that is not a number is NaN. A malformed or too long line has the labels None
-    and the value NaN.
+    It yields only samples of ``names``. The name may precede the braces, or be their first, quoted
+    element. A value that is not a number is NaN. A malformed line, or one that is too long, has the
+    labels None and the value NaN.
     """
     wanted = {name.encode(): name for name in names}
 
@@ -75,26 +79,28 @@ def sample_reader(names: Iterable[str]) -> Samples:
 
 
 class Kind(StrEnum):
-    """The kind of a figure, which determines how several lines combine."""
+    """Kind of a metric, which determines how several lines combine."""
 
     GAUGE = "gauge"
-    """A current value; values of parts with their own requests add up."""
+    """A current value. Values of parts with their own requests add up."""
     COUNTER = "counter"
-    """A count since a start; it adds up like a gauge, and the counts of parts that have left the
-    page remain."""
+    """A count since a start.
+
+    It adds up like a gauge, and the counts of parts that are absent from the page remain.
+    """
     RATIO = "ratio"
-    """A share of a pool, from 0 to 1; the result is the mean weighted by pool size."""
+    """A share of a pool, from 0 to 1. The result is the mean, weighted by pool size."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One figure of a page.
+    """One metric of a page.
 
     ``name`` is the complete sample name in the newest version, such as ``…_total`` or a histogram's
     ``…_count``. ``older_names`` are its names in earlier versions. ``only_label`` is a label and
-    its value: only lines with it count; None accepts all lines. ``total`` is a label whose empty
-    value marks the line that sums up the others. ``pool`` is the size of a ratio's pool: the value
-    of that gauge, or with ``pool_label`` the number in that label of it.
+    its value: only lines with this label count; None accepts all lines. ``total`` is a label whose
+    empty value marks the line that sums up the others. ``pool`` is the gauge with the size of a
+    ratio's pool. With ``pool_label``, the size is the number in that label of the gauge.
     """
 
     name: str
@@ -106,13 +112,13 @@ class Series:
     pool_label: str = ""
 
     def names(self) -> Iterator[str]:
-        """Yield the names that the figure may have on a page, the most likely one first."""
+        """Yield the names that the metric may have on a page, the most likely one first."""
         for name in (self.name, *self.older_names):
-            yield from spellings(name)
+            yield from iterate_spellings(name)
 
 
-def spellings(name: str) -> Iterator[str]:
-    """Yield ``name`` as different programs write it.
+def iterate_spellings(name: str) -> Iterator[str]:
+    """Yield ``name`` in the spellings of different programs.
 
     Ray and routers replace the colon with an underscore, and Ray adds a prefix. Older exporters
     keep the colon. Programs without OpenMetrics omit ``_total``.
@@ -123,7 +129,7 @@ def spellings(name: str) -> Iterator[str]:
                 yield prefix + written
 
 
-def created_name(name: str) -> str:
+def make_created_name(name: str) -> str:
     """Return the name of the sample with the start time of the counter ``name``."""
     return name.removesuffix("_total") + "_created"
 
@@ -138,7 +144,7 @@ class PoolRatio(float):
     least: float
 
     def __new__(cls, value: float, least: float | None = None) -> PoolRatio:
-        """Create a ratio; without ``least``, it is exact."""
+        """Create a ratio, which is exact without ``least``."""
         found = super().__new__(cls, value)
         found.least = value if least is None else least
         return found
@@ -146,32 +152,32 @@ class PoolRatio(float):
 
 Labels = frozenset[tuple[str, str]]
 Lines = dict[Labels, float]
-"""Value by labels; NaN if the value is unknown."""
-MALFORMED: Labels = frozenset({("", "")})
-"""Replaces labels that cannot be read: the line may be any line of the metric."""
-PROCESS_START = "process_start_time_seconds"
+"""Values by labels; NaN if a value is unknown."""
+MALFORMED_LABELS: Labels = frozenset({("", "")})
+"""Labels of a line whose labels cannot be read: it may be any line of the metric."""
+PROCESS_START_METRIC = "process_start_time_seconds"
 """Metric with the start time of a process, in Unix seconds."""
 
 
 class Page:
-    """The selected lines of one page, by metric name."""
+    """Selected lines of one page, by metric name."""
 
     def __init__(self, lines: dict[str, Lines]) -> None:
         self.lines = lines
 
     def value(self, series: Series) -> float | None:
-        """Return the figure; None if the page does not have it.
+        """Return the metric's value; None if the page does not have it.
 
         It is also None if one of its lines has a value that is impossible for a count, ratio or
         size: the sum of the other lines would be wrong.
         """
-        found = self._lines(series)
+        found = self._find_lines(series)
         if series.only_label is not None:
             every = len(found)
             found = {
                 labels: value
                 for labels, value in found.items()
-                if series.only_label in labels or labels == MALFORMED
+                if series.only_label in labels or labels == MALFORMED_LABELS
             }
             if series.kind is Kind.COUNTER and len(found) == every:
                 # With Ray, vLLM 0.11 counts every request under its last known outcome.
@@ -181,20 +187,17 @@ class Page:
         most = 1.0 if series.kind is Kind.RATIO else MAX_VALUE
         if not all(0.0 <= value <= most for value in found.values()):
             return None
-        parts = _values_by_part(found, series.total)
+        parts = _merge_ranks(found, series.total)
         if series.kind is not Kind.RATIO:
             return math.fsum(parts.values())
-        return self._weighted_ratio(parts, series)
+        return self._compute_weighted_ratio(parts, series)
 
-    def has(self, series: Series) -> bool:
+    def has_series(self, series: Series) -> bool:
         """Report whether the page has a line with this name, with any value."""
-        return bool(self._lines(series))
+        return bool(self._find_lines(series))
 
     def counters(self, every: Iterable[Series]) -> dict[tuple[str, Labels], float]:
-        """Return each line of the counters in ``every``.
-
-        NaN for values that no counter can have.
-        """
+        """Return each line of the counters in ``every``; NaN for a value that no counter has."""
         return {
             (name, labels): value if 0.0 <= value < MAX_VALUE else math.nan
             for series in every
@@ -202,9 +205,12 @@ class Page:
             for labels, value in self.lines[name].items()
         }
 
-    def start_times(self, every: Iterable[Series]) -> dict[tuple[str, Labels], float]:
+    def read_start_times(self, every: Iterable[Series]) -> dict[tuple[str, Labels], float]:
         """Return the start times of the process and of each counter, in Unix seconds."""
-        names = [PROCESS_START, *(created_name(name) for one in every for name in one.names())]
+        names = [
+            PROCESS_START_METRIC,
+            *(make_created_name(name) for one in every for name in one.names()),
+        ]
         return {
             (name, labels): value
             for name in names
@@ -212,8 +218,11 @@ class Page:
             if 0.0 <= value < MAX_VALUE
         }
 
-    def keep_departed(self, counters: Mapping[tuple[str, Labels], float]) -> None:
-        """Add the last values of counters whose part has left the page: its work still counts."""
+    def add_absent_counters(self, counters: Mapping[tuple[str, Labels], float]) -> None:
+        """Add the last values of counters whose part is absent from the page.
+
+        Its work still counts.
+        """
         for (name, labels), value in counters.items():
             if name in self.lines and len(self.lines[name]) < MAX_LINES:
                 self.lines[name].setdefault(labels, value)
@@ -221,43 +230,43 @@ class Page:
     def _name(self, series: Series) -> str | None:
         return next((name for name in series.names() if name in self.lines), None)
 
-    def _lines(self, series: Series) -> Lines:
+    def _find_lines(self, series: Series) -> Lines:
         name = self._name(series)
         return self.lines[name] if name is not None else {}
 
-    def _weighted_ratio(self, parts: Lines, series: Series) -> PoolRatio:
+    def _compute_weighted_ratio(self, parts: Lines, series: Series) -> PoolRatio:
         least, most = min(parts.values()), max(parts.values())
         if least == most:
             return PoolRatio(most)
-        sizes = self._pool_sizes(series)
-        places = [_replica_labels(labels) for labels in parts]
+        sizes = self._read_pool_sizes(series)
+        places = [_select_replica_labels(labels) for labels in parts]
         if len(set(places)) < len(places) or not all(sizes.get(place) for place in places):
             return PoolRatio(most, least)
         weights = [sizes[place] for place in places]
         held = math.fsum(w * share for w, share in zip(weights, parts.values(), strict=True))
         return PoolRatio(held / math.fsum(weights))
 
-    def _pool_sizes(self, series: Series) -> Mapping[Labels, float]:
-        """Return the size of each pool; pools with more than one size are omitted."""
+    def _read_pool_sizes(self, series: Series) -> Mapping[Labels, float]:
+        """Return the size of each pool. Pools with more than one size are omitted."""
         if not series.pool:
             return {}
-        lines = self._lines(Series(series.pool))
+        lines = self._find_lines(Series(series.pool))
         if series.pool_label:
-            lines = {labels: _label_number(labels, series.pool_label) for labels in lines}
+            lines = {labels: _parse_label_number(labels, series.pool_label) for labels in lines}
         sizes: dict[Labels, float] = {}
-        for labels, size in _values_by_part(lines, "").items():
-            place = _replica_labels(labels)
+        for labels, size in _merge_ranks(lines, "").items():
+            place = _select_replica_labels(labels)
             sizes[place] = math.nan if place in sizes else size
         return {place: size for place, size in sizes.items() if 0.0 < size < MAX_VALUE}
 
 
-def page_reader(every: Iterable[Series]) -> Callable[[bytes], Page]:
-    """Return a function that reads the lines of the series from a page."""
+def make_page_reader(every: Iterable[Series]) -> Callable[[bytes], Page]:
+    """Return a function that reads the lines of ``every`` series from a page."""
     wanted = tuple(every)
     names = {name for series in wanted for name in series.names()}
-    names |= {name for series in wanted if series.pool for name in spellings(series.pool)}
-    names |= {PROCESS_START, *(created_name(name) for name in names)}
-    read_samples = sample_reader(names)
+    names |= {name for series in wanted if series.pool for name in iterate_spellings(series.pool)}
+    names |= {PROCESS_START_METRIC, *(make_created_name(name) for name in names)}
+    read_samples = make_sample_reader(names)
 
     def read(page: bytes) -> Page:
         lines: dict[str, Lines] = {}
@@ -265,25 +274,26 @@ def page_reader(every: Iterable[Series]) -> Callable[[bytes], Page]:
             known = lines.setdefault(name, {})
             if len(known) > MAX_LINES:
                 continue
-            labels = _parse_labels(written) if written is not None else MALFORMED
-            # If a line is there twice, it is unknown which one is right.
+            labels = _parse_labels(written) if written is not None else MALFORMED_LABELS
+            # If a line occurs twice, it is unknown which one is right.
             known[labels] = math.nan if labels in known else value
         return Page(lines)
 
     return read
 
 
-def _values_by_part(lines: Lines, total: str) -> Lines:
-    """Return one value for each part that has its own requests, whose ranks report the same.
+def _merge_ranks(lines: Lines, total: str) -> Lines:
+    """Return one value for each part that has its own requests.
 
-    Ranks that report at slightly different times differ; the largest value is used.
+    The ranks of a part report the same requests, at slightly different times. The largest value is
+    used.
     """
     if total:
         sums = {labels - {(total, "")} for labels in lines if (total, "") in labels}
         lines = {
             labels: value
             for labels, value in lines.items()
-            if (total, "") in labels or _without_labels(labels, {total}) not in sums
+            if (total, "") in labels or _remove_labels(labels, {total}) not in sums
         }
     parts: Lines = {}
     for labels, value in lines.items():
@@ -292,15 +302,15 @@ def _values_by_part(lines: Lines, total: str) -> Lines:
     return parts
 
 
-def _replica_labels(labels: Labels) -> Labels:
+def _select_replica_labels(labels: Labels) -> Labels:
     return frozenset(one for one in labels if _REPLICA.fullmatch(one[0]))
 
 
-def _without_labels(labels: Labels, names: set[str]) -> Labels:
+def _remove_labels(labels: Labels, names: set[str]) -> Labels:
     return frozenset(one for one in labels if one[0] not in names)
 
 
-def _label_number(labels: Labels, name: str) -> float:
+def _parse_label_number(labels: Labels, name: str) -> float:
     return next(
         (_parse_number(value.encode()) for label, value in labels if label == name), math.nan
     )

@@ -1,10 +1,10 @@
-"""Reads the state of other pods: the members of a multi-node group, and the other replicas.
+"""Read the state of other pods: the members of a multi-node group, and the other replicas.
 
-The pods of a group are read from the ``/state`` pages of their supervisors.
+The state of a group's pods comes from the ``/state`` pages of their supervisors.
 
 The leader's supervisor reads the newest assessment of each worker. The processes of a worker do not
-show when it has loaded its part of the model, which can take many minutes. So the warm-up of a
-worker starts when the leader's page reports that the leader's engine is ready.
+show when it has loaded its part of the model, which can take many minutes. The warm-up of a worker
+therefore starts when the leader's page reports that the leader's engine is ready.
 
 The headless Service of the group lists its pods. Any program in these pods can serve such a page,
 so reads are bounded. A forged page can make the leader restart its own group, but nothing else.
@@ -41,37 +41,46 @@ log = logging.getLogger(__name__)
 Page = TypeVar("Page", bound=msgspec.Struct)
 
 POLL_S = 5.0
-"""Seconds between two rounds."""
+"""Seconds between two rounds of requests."""
 TIMEOUT_S = 2.0
 MAX_PODS = 64
 MAX_CONCURRENT = 16
-"""Maximum number of concurrent requests. A round ends within ``MAX_PODS / MAX_CONCURRENT *
-TIMEOUT_S`` seconds even if no pod answers."""
+"""Maximum number of concurrent requests.
+
+A round ends within ``MAX_PODS / MAX_CONCURRENT * TIMEOUT_S`` seconds even if no pod answers.
+"""
 STALE_S = 20.0
-"""Seconds for which an answer is valid. Healthy pods answer again sooner: within the longest round
-and :data:`POLL_S`."""
+"""Seconds for which an answer is valid.
+
+Healthy pods answer again sooner: within the longest round and :data:`POLL_S`.
+"""
 MAX_STATE_BYTES = 1 << 20
-MAX_ANSWER_TEXT = 200
+MAX_TEXT_CHARS = 200
 """Maximum number of characters of one text from another pod."""
-MAX_EVIDENCE = 8
+MAX_EVIDENCE_LINES = 8
 """Maximum number of suspicions of one pod, and of evidence lines of one suspicion."""
-MAX_BYTES = 1 << 60
+MAX_MEMORY_BYTES = 1 << 60
 """Largest accepted size: more memory than any pod has."""
-IDLE_S = 10.0
+IDLE_TIMEOUT_S = 10.0
 """Seconds without a call of :meth:`GroupLeader.is_serving` after which polling stops."""
-READY_S = 10.0
-"""Seconds for which the leader must have been ready: it may not have noticed yet that its group
-restarts."""
+MIN_READY_S = 10.0
+"""Seconds for which the leader must have been ready, because it may not have noticed yet that its
+group restarts.
+"""
 PEERS_VALID_S = 300.0
-"""Seconds for which the file is valid after a change. The operator writes it every minute, and the
-kubelet takes up to 90 s to update it."""
+"""Seconds for which the file is valid after a change.
+
+The operator writes it every minute, and the kubelet takes up to 90 s to update it.
+"""
 _HEAD_POD = re.compile(r".*-head(-.*)?")
-"""Names of KubeRay's head pods: in the Service of a RayCluster, only the name distinguishes
-them."""
+"""Pattern for names of KubeRay's head pods.
+
+In the Service of a RayCluster, only the name distinguishes them.
+"""
 
 
-def worker_matcher(kind: str, leader: str) -> Callable[[str], bool]:
-    """Return a predicate on pod names: is the pod a worker of ``leader``?
+def make_worker_matcher(kind: str, leader: str) -> Callable[[str], bool]:
+    """Return a function that reports whether a pod name is that of a worker of ``leader``.
 
     ``kind`` is the kind of the workload. The headless Service of a LeaderWorkerSet lists the pods
     of all its groups, and their names show the group. The Service of a RayCluster lists only its
@@ -83,8 +92,8 @@ def worker_matcher(kind: str, leader: str) -> Callable[[str], bool]:
     return lambda name: worker.fullmatch(name) is not None
 
 
-def leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
-    """Return a predicate on pod names: does the pod lead ``worker``?
+def make_leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
+    """Return a function that reports whether a pod name is that of the leader of ``worker``.
 
     ``kind`` is the workload's kind.
     """
@@ -95,7 +104,7 @@ def leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
 
 
 class GroupPages:
-    """The ``/state`` pages of the selected pods of a group."""
+    """Client of the ``/state`` pages of the selected pods of a group."""
 
     def __init__(
         self,
@@ -112,21 +121,21 @@ class GroupPages:
     def pods(self) -> dict[str, str] | None:
         """Return name and address of each pod, at most :data:`MAX_PODS`.
 
-        None if the API server does not answer; this is logged.
+        None if the API server does not answer, which is logged.
         """
         found: dict[str, str] = {}
         try:
-            for one in self._slices.endpoints_of([self._subdomain]):
+            for one in self._slices.iterate_endpoints([self._subdomain]):
                 if len(found) < MAX_PODS and self._is_wanted(one.pod) and _is_address(one.address):
                     found.setdefault(one.pod, one.address)
         except KubeError as error:
-            self.log_trouble("endpoints", str(error))
+            self.log_trouble_once("endpoints", str(error))
             return None
-        self.log_trouble("endpoints", "")
+        self.log_trouble_once("endpoints", "")
         return found
 
     def pages(self, pods: Mapping[str, str], kind: type[Page]) -> dict[str, Page]:
-        """Return the pages of the pods that answer; failures of the others are logged."""
+        """Return the pages of the pods that answer, and log why the others failed."""
         self._trouble = {
             what: one
             for what, one in self._trouble.items()
@@ -136,29 +145,29 @@ class GroupPages:
         if not pods:
             return {}
         with ThreadPoolExecutor(min(MAX_CONCURRENT, len(pods)), "group-page") as asking:
-            found = asking.map(lambda pod: self._page(pod, pods[pod], kind), pods)
+            found = asking.map(lambda pod: self._read_page(pod, pods[pod], kind), pods)
             return {pod: page for pod, page in zip(pods, found, strict=True) if page is not None}
 
-    def _page(self, pod: str, address: str, kind: type[Page]) -> Page | None:
+    def _read_page(self, pod: str, address: str, kind: type[Page]) -> Page | None:
         host = f"[{address}]" if ":" in address else address
         server = HttpClient(f"http://{host}:{self._port}")
         try:
             status, body = server.call("GET", "/state", TIMEOUT_S, max_bytes=MAX_STATE_BYTES)
             if status != 200:
-                raise EngineError(f"GET /state was answered with HTTP {status}")
+                raise EngineError(f"GET /state: HTTP {status}")
             found = decode(body, kind)
         except (EngineError, Malformed) as error:
-            self.log_trouble(pod, str(error))
+            self.log_trouble_once(pod, str(error))
             return None
-        self.log_trouble(pod, "")
+        self.log_trouble_once(pod, "")
         return found
 
-    def log_trouble(self, what: str, trouble: str) -> None:
+    def log_trouble_once(self, what: str, trouble: str) -> None:
         """Log ``trouble`` once when it starts, and once when it is over (an empty text)."""
         before = self._trouble.get(what, "")
         self._trouble[what] = trouble
         if trouble and not before:
-            log.warning("group: cannot read %s: %s", what, trouble[:MAX_ANSWER_TEXT])
+            log.warning("group: cannot read %s: %s", what, trouble[:MAX_TEXT_CHARS])
         elif before and not trouble:
             log.info("group: %s is readable again", what)
 
@@ -172,20 +181,20 @@ def _is_address(text: str) -> bool:
 
 
 class _MemberState(msgspec.Struct):
-    """The part of a worker's ``/state`` page that is read."""
+    """The part of a worker's ``/state`` page that the leader reads."""
 
     assessment: Assessment
 
     def __post_init__(self) -> None:
         sizes = [one.bytes for one in self.assessment.suspicions]
         for budget in (self.assessment.host, self.assessment.device, self.assessment.reserved):
-            sizes += _budget_sizes(budget)
-        if any(abs(size) > MAX_BYTES for size in sizes):
-            raise ValueError("a size is larger than any pod's memory")
+            sizes += _list_budget_sizes(budget)
+        if any(abs(size) > MAX_MEMORY_BYTES for size in sizes):
+            raise ValueError("a size is larger than the memory of any pod")
 
 
 class GroupMembers:
-    """Poller of the pods of a group, except its leader, in a thread."""
+    """Poller of all pods of a group except its leader, in a thread."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -215,7 +224,7 @@ class GroupMembers:
         return POLL_S
 
     def poll(self) -> None:
-        """Poll all pods once; errors of the API server and of pods are logged."""
+        """Poll all pods once, and log errors of the API server and of pods."""
         members = self._pages.pods()
         if members is None:
             return
@@ -223,31 +232,31 @@ class GroupMembers:
         now = self._clock()
         with self._lock:
             for pod, state in found.items():
-                self._newest[pod] = (now, truncate(state.assessment))
+                self._newest[pod] = (now, truncate_assessment(state.assessment))
             for gone in set(self._newest) - set(members):
                 self._newest[gone] = (float("-inf"), None)
             while len(self._newest) > MAX_PODS:
                 del self._newest[min(self._newest, key=lambda pod: self._newest[pod][0])]
 
 
-def truncate(theirs: Assessment) -> Assessment:
+def truncate_assessment(theirs: Assessment) -> Assessment:
     """Return the assessment, cut to the size that a supervisor's own may have."""
-    kept = [_truncate_suspicion(one) for one in theirs.suspicions[:MAX_EVIDENCE]]
+    kept = [_truncate_suspicion(one) for one in theirs.suspicions[:MAX_EVIDENCE_LINES]]
     return msgspec.structs.replace(theirs, suspicions=kept, segments={})
 
 
 def _truncate_suspicion(suspicion: Suspicion) -> Suspicion:
     return msgspec.structs.replace(
         suspicion,
-        process=suspicion.process[:MAX_ANSWER_TEXT] if suspicion.process else None,
-        unconfirmed=suspicion.unconfirmed[:MAX_ANSWER_TEXT] if suspicion.unconfirmed else None,
+        process=suspicion.process[:MAX_TEXT_CHARS] if suspicion.process else None,
+        unconfirmed=suspicion.unconfirmed[:MAX_TEXT_CHARS] if suspicion.unconfirmed else None,
         confidence=min(1.0, max(0.0, suspicion.confidence)),
-        evidence=[text[:MAX_ANSWER_TEXT] for text in suspicion.evidence[:MAX_EVIDENCE]],
+        evidence=[text[:MAX_TEXT_CHARS] for text in suspicion.evidence[:MAX_EVIDENCE_LINES]],
         trigger=None,
     )
 
 
-def _budget_sizes(budget: BudgetState | None) -> list[int]:
+def _list_budget_sizes(budget: BudgetState | None) -> list[int]:
     if budget is None:
         return []
     found = (budget.current, budget.baseline, budget.explained, budget.unexplained)
@@ -255,13 +264,13 @@ def _budget_sizes(budget: BudgetState | None) -> list[int]:
 
 
 class _LeaderState(msgspec.Struct):
-    """The part of the leader's ``/state`` page that is read."""
+    """The part of the leader's ``/state`` page that a worker reads."""
 
     engine_state: EngineState | None = None
 
 
 class GroupLeader:
-    """Poller of the leader of a worker's group, while :meth:`is_serving` is called."""
+    """Poller of the leader of a worker's group. It runs while :meth:`is_serving` is called."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -270,37 +279,37 @@ class GroupLeader:
         self._part: BackgroundThread | None = None
 
     def is_serving(self) -> bool:
-        """Report whether the leader has been ready for :data:`READY_S`; does not block."""
-        idle, self._last_call = self._idle, self._clock()
+        """Report whether the leader has been ready for :data:`MIN_READY_S`, without blocking."""
+        idle, self._last_call = self._is_idle, self._clock()
         if self._part is None:
             self._part = BackgroundThread("group-leader", self._turn)
             self._part.start()
         elif idle:
             self._part.wake()
-        return self.ready_for() >= READY_S
+        return self.measure_ready_s() >= MIN_READY_S
 
-    def ready_for(self) -> float:
-        """Return for how many seconds the leader has been ready; negative infinity if it is not."""
+    def measure_ready_s(self) -> float:
+        """Return the seconds since the leader became ready; negative infinity if it is not."""
         since = self._ready_since
         return float("-inf") if since is None else self._clock() - since
 
     @property
-    def _idle(self) -> bool:
-        return self._clock() - self._last_call > IDLE_S
+    def _is_idle(self) -> bool:
+        return self._clock() - self._last_call > IDLE_TIMEOUT_S
 
     def _turn(self) -> float | None:
-        if self._idle:
+        if self._is_idle:
             self._ready_since = None
             return None
         self.poll()
         return POLL_S
 
     def poll(self) -> None:
-        """Poll the leader once; a leader that does not answer counts as not ready."""
+        """Poll the leader once. A leader that does not answer counts as not ready."""
         leaders = self._pages.pods()
         if leaders is not None:
-            self._pages.log_trouble(
-                "leader", "" if leaders else "the Service has no endpoint for it"
+            self._pages.log_trouble_once(
+                "leader", "" if leaders else "the Service has no endpoint for the leader"
             )
         pages = self._pages.pages(leaders or {}, _LeaderState)
         if not any(page.engine_state in WORKING_STATES for page in pages.values()):
@@ -310,7 +319,7 @@ class GroupLeader:
 
 
 class PeersFile:
-    """The file in which the operator publishes the memory of the other replicas.
+    """File in which the operator publishes the memory of the other replicas.
 
     The kubelet updates the file some time after the operator wrote it, and the file stays unchanged
     while the operator is down. Clocks of different machines are never compared: the file is valid
@@ -324,8 +333,8 @@ class PeersFile:
         self._until = float("-inf")
         self._peers: tuple[Peer, ...] = ()
 
-    def peers(self) -> tuple[Peer, ...]:
-        """Read the file and return the peers; empty if nothing valid is known. Never raises."""
+    def read_peers(self) -> tuple[Peer, ...]:
+        """Read the file and return the peers; empty if no valid data is known. Never raises."""
         now, data = self._clock(), self._read()
         if data != self._data:
             self._data, self._until = data, now + PEERS_VALID_S
@@ -336,27 +345,30 @@ class PeersFile:
         return self._peers if now < self._until else ()
 
     def _read(self) -> bytes:
-        return _read_at_most(self._path, MAX_PEERS_BYTES)
+        return _read_file(self._path, MAX_PEERS_BYTES)
 
 
 class LearnedFile:
-    """The file in which the operator keeps what the replicas have learned about their growth."""
+    """File in which the operator stores what the replicas have learned about their growth."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self, workload: WorkloadRef | None) -> LearnedWorkload | None:
-        """Return what the pods of ``workload`` have learned; None if nothing is. Never raises."""
+        """Return what the pods of ``workload`` have learned; None if nothing is known.
+
+        Never raises.
+        """
         name = str(workload) if workload is not None else ""
         try:
-            found = learned.decode(_read_at_most(self._path, MAX_LEARNED_BYTES))
+            found = learned.decode(_read_file(self._path, MAX_LEARNED_BYTES))
         except Malformed:
             return None
         return next((one for one in found if one.workload == name), None)
 
 
-def _read_at_most(path: Path, limit: int) -> bytes:
-    """Return the content of a file, at most one byte more than ``limit``; empty without a file."""
+def _read_file(path: Path, limit: int) -> bytes:
+    """Return the content of a file, at most ``limit`` + 1 bytes; empty without a file."""
     try:
         with path.open("rb") as file:
             return file.read(limit + 1)

@@ -1,8 +1,8 @@
-"""Queries the probes in an engine's processes, and merges their reports.
+"""Query the probes in an engine's processes, and merge their reports.
 
 Each probe listens on ``PID.sock`` in a shared folder. Any process that can write there can replace
-it. So a probe is queried only if the kernel confirms that its socket belongs to that process.
-Reports come from the engine and are not trusted: anything of another form is rejected.
+it, so a probe is queried only if the kernel confirms that its socket belongs to that process.
+Reports come from the engine and are not trusted: a report of any other form is rejected.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from plimsoll_api.admin import (
     Role,
 )
 
-READ_BYTES = 1 << 16
-REPORT_BYTES = 64 << 10
-TEXT_BYTES = 4 << 20
-"""Maximum size of a text answer: a text of 1 MiB may grow fourfold as JSON."""
+READ_CHUNK_BYTES = 1 << 16
+MAX_REPORT_BYTES = 64 << 10
+MAX_TEXT_BYTES = 4 << 20
+"""Maximum size of a text answer. A text of 1 MiB may grow fourfold as JSON."""
 MAX_LINES = 32
 MAX_DEVICES = 64
 PINNED_OWNER = "pinned_host"
 """Ledger owner of pinned host memory."""
 DIAGNOSTICS_OWNER = "diagnostics"
-"""Ledger owner of what the probes themselves hold while they diagnose."""
+"""Ledger owner of the memory that the probes themselves use during a diagnosis."""
 
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Owner = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
@@ -48,17 +48,17 @@ PROCESS_NAMES = {
     "Scheduler": "scheduler",
     "Detokenizer": "detokenizer",
 }
-"""The engines' names for the processes that a probe recognises, by role."""
+"""Engines' names for the processes that a probe recognizes, by role."""
 
 
 class ProbeRequests:
     """Pending requests to probes, each on its own connection.
 
-    A process that is busy, or that gets little processor time, answers later than a sample may
-    wait. Its answer is collected in a later round.
+    A process that is busy, or that gets little CPU time, answers later than a sample may wait. Its
+    answer is collected in a later round.
     """
 
-    def __init__(self, limit: int = REPORT_BYTES) -> None:
+    def __init__(self, limit: int = MAX_REPORT_BYTES) -> None:
         self._limit = limit
         self._peers: dict[int, socket.socket] = {}
         self._data: dict[int, bytearray] = {}
@@ -69,10 +69,10 @@ class ProbeRequests:
         return bool(self._peers)
 
     def send(self, folder: Path, pid: int, request: bytes) -> bool:
-        """Send a request to ``pid`` and drop its pending one; return False if it has no probe."""
+        """Send a request to ``pid``, and drop its pending one. Return False if it has no probe."""
         self.drop(pid)
-        peer = _connect(folder / f"{pid}.sock", pid)
-        if peer is None or not _send(peer, request):
+        peer = _connect_to_probe(folder / f"{pid}.sock", pid)
+        if peer is None or not _send_request(peer, request):
             return False
         self._peers[pid], self._data[pid] = peer, bytearray()
         return True
@@ -92,7 +92,7 @@ class ProbeRequests:
                 wait_s = max(0.0, deadline - time.monotonic()) if left else 0.0
                 ready = selector.select(wait_s)
                 for key, _ in ready:
-                    ended = _read(self._peers[key.data], self._data[key.data], self._limit)
+                    ended = _read_once(self._peers[key.data], self._data[key.data], self._limit)
                     if ended is None:
                         continue
                     found[key.data] = bytes(self._data[key.data]) if ended else b""
@@ -104,7 +104,7 @@ class ProbeRequests:
         return found
 
     def drop(self, pid: int) -> None:
-        """Drop the pending request of ``pid``, if any."""
+        """Drop the pending request of ``pid``, if there is one."""
         peer = self._peers.pop(pid, None)
         if peer is not None:
             del self._data[pid]
@@ -117,9 +117,13 @@ class ProbeRequests:
 
 
 def query_all(
-    folder: Path, pids: Iterable[int], request: bytes, timeout_s: float, limit: int = REPORT_BYTES
+    folder: Path,
+    pids: Iterable[int],
+    request: bytes,
+    timeout_s: float,
+    limit: int = MAX_REPORT_BYTES,
 ) -> dict[int, bytes]:
-    """Return the complete answers that arrive in time, by PID; processes that fail are absent.
+    """Return the complete answers that arrive in time, by PID. Processes that fail are absent.
 
     Takes at most ``timeout_s`` seconds in total, and never raises for an answer.
     """
@@ -131,8 +135,8 @@ def query_all(
         exchange.close()
 
 
-def _connect(path: Path, pid: int) -> socket.socket | None:
-    """Return a connection to the socket of ``pid``; None if there is none or it is not its own."""
+def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
+    """Return a connection to the socket of ``pid``; None if it has no socket of its own."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Not blocking: a full queue raises EAGAIN at once.
@@ -148,8 +152,8 @@ def _connect(path: Path, pid: int) -> socket.socket | None:
     return None
 
 
-def _send(peer: socket.socket, request: bytes) -> bool:
-    """Send a request of a few bytes; return False if the socket does not accept it at once."""
+def _send_request(peer: socket.socket, request: bytes) -> bool:
+    """Send a request of a few bytes. Return False if the socket does not accept it at once."""
     try:
         if peer.send(request) == len(request):
             return True
@@ -159,13 +163,13 @@ def _send(peer: socket.socket, request: bytes) -> bool:
     return False
 
 
-def _read(peer: socket.socket, data: bytearray, limit: int) -> bool | None:
-    """Read once.
+def _read_once(peer: socket.socket, data: bytearray, limit: int) -> bool | None:
+    """Read from the socket once.
 
     Return True when the answer is complete, False if it failed, None if more follows.
     """
     try:
-        piece = peer.recv(READ_BYTES)
+        piece = peer.recv(READ_CHUNK_BYTES)
     except BlockingIOError:
         return None
     except OSError:
@@ -194,15 +198,15 @@ class TorchDevice(msgspec.Struct):
     uuid: Uuid | None = None
 
 
-class HeldByProbe(msgspec.Struct):
-    """The memory of a diagnosis now, and its maximum, in bytes."""
+class ProbeMemory(msgspec.Struct):
+    """Memory that a diagnosis uses now, and the maximum that it may use, in bytes."""
 
     bytes: Number
     bound: Number
 
 
 class EngineReport(msgspec.Struct):
-    """The figures of the engine's own objects in one process."""
+    """Values of the engine's own objects in one process."""
 
     role: Annotated[str, msgspec.Meta(max_length=32)] = ""
     kv_usage_ratio: Ratio | None = None
@@ -212,7 +216,7 @@ class EngineReport(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """The report of one process. Sizes are bytes; None is unknown."""
+    """Report of one process. Sizes are in bytes, None if unknown."""
 
     pid: Number
     py_blocks: Number | None = None
@@ -223,13 +227,16 @@ class Report(msgspec.Struct):
     host_pinned: Number | None = None
     devices: Annotated[list[TorchDevice], msgspec.Meta(max_length=MAX_DEVICES)] = []
     engine: EngineReport = msgspec.field(default_factory=EngineReport)
-    diagnostics: HeldByProbe | None = None
+    diagnostics: ProbeMemory | None = None
     cost_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 def merge_process(process: ProcessMemory, report: Report) -> ProcessMemory:
-    """Return ``process`` with its reported memory; a process that runs the model is the worker."""
+    """Return ``process`` with its reported memory.
+
+    A process that runs the model becomes the worker.
+    """
     runs = report.engine.role in WORKER_ROLES or any(
         line.owner == "weights" for line in report.engine.ledger
     )
@@ -265,14 +272,16 @@ def merge_ledgers(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
                 line.owner,
                 line.kind,
                 before.bytes + line.bytes,
-                None if None in (before.bound, line.bound) else _sum(before.bound, line.bound),
+                None
+                if None in (before.bound, line.bound)
+                else _add_known(before.bound, line.bound),
                 before.process,
             )
     return list(entries.values())[:MAX_LINES]
 
 
 def merge_devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
-    """Return ``known`` with torch's figures, summed over the processes that use each device.
+    """Return ``known`` with torch's values, summed over the processes that use each device.
 
     If ``known`` is empty, return the devices that the reports name.
     """
@@ -290,16 +299,16 @@ def merge_devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[
     if not known:
         every = list(sums.values())[:MAX_DEVICES]
         indices = [one.index for one in every]
-        # Each rank may call its own device 0.
+        # Each rank may name its own device 0.
         distinct = len(set(indices)) == len(indices)
         return [
-            _with_torch(DeviceMemory(one.index if distinct else at, one.uuid), one)
+            _add_torch_memory(DeviceMemory(one.index if distinct else at, one.uuid), one)
             for at, one in enumerate(every)
         ]
-    return [_with_torch(d, sums.get(d.uuid or "") or sums.get(d.index)) for d in known]
+    return [_add_torch_memory(d, sums.get(d.uuid or "") or sums.get(d.index)) for d in known]
 
 
-def _with_torch(known: DeviceMemory, found: TorchDevice | None) -> DeviceMemory:
+def _add_torch_memory(known: DeviceMemory, found: TorchDevice | None) -> DeviceMemory:
     if found is None:
         return known
     return msgspec.structs.replace(
@@ -307,5 +316,5 @@ def _with_torch(known: DeviceMemory, found: TorchDevice | None) -> DeviceMemory:
     )
 
 
-def _sum(first: int | None, second: int | None) -> int:
+def _add_known(first: int | None, second: int | None) -> int:
     return (first or 0) + (second or 0)

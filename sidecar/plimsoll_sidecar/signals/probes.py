@@ -1,4 +1,4 @@
-"""The probes in the processes of an external engine.
+"""Query the probes in the processes of an external engine, and keep their reports.
 
 They report what is not visible from outside: the allocators of each process, torch's memory on each
 device, and the engine's caches with their bounds.
@@ -19,25 +19,29 @@ from plimsoll_api.admin import Capability, Diagnostic, Number, ProcessMemory, Ro
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_sidecar.signals import probe_reports
-from plimsoll_sidecar.signals.probe_reports import TEXT_BYTES, ProbeRequests, Report, query_all
+from plimsoll_sidecar.signals.probe_reports import MAX_TEXT_BYTES, ProbeRequests, Report, query_all
 from plimsoll_sidecar.signals.process_table import ProcessId, children, identify, is_running
 from plimsoll_sidecar.signals.resident_memory import MAX_PROCESSES
 
 REPORT_TIMEOUT_S = 0.3
-"""Seconds that a sample waits for all reports; a report takes about a millisecond."""
+"""Seconds that a sample waits for all reports. A report takes about a millisecond."""
 LATE_ANSWER_S = 10.0
-"""Seconds until a pending report is given up. Later samples collect it without waiting, because the
-process may hang. A process that computes without a pause on a busy machine needs longer than
-:data:`REPORT_TIMEOUT_S`."""
+"""Seconds until a pending report is abandoned.
+
+Later samples collect it without waiting, because the process may hang. A process that computes
+without a pause on a busy machine needs longer than :data:`REPORT_TIMEOUT_S`.
+"""
 RETRY_S = 5.0
 """Seconds until a process that did not answer is queried again."""
 REPORT_VALID_S = 30.0
 """Seconds for which a report is valid."""
 TEXT_TIMEOUT_S = 10.0
 STACKS_TIMEOUT_S = 3.0
-"""Seconds that stacks may take: a process answers within milliseconds, or never if it hangs while
-holding the GIL."""
-TRACE_S = 5.0
+"""Timeout in seconds for stacks.
+
+A process answers within milliseconds, or never if it hangs while holding the GIL.
+"""
+TRACE_DURATION_S = 5.0
 """Seconds for which allocations are traced."""
 TRIM_TIMEOUT_S = 5.0
 REPORT_REQUEST = b'{"do":"report"}\n'
@@ -45,11 +49,11 @@ REPORT_REQUEST = b'{"do":"report"}\n'
 
 @dataclass
 class _ProcessState:
-    """The state of one process; times are monotonic, in seconds.
+    """State of one process; times are monotonic, in seconds.
 
-    ``report`` is its last report, made at ``reported_at``. It is not queried before ``next_at``. A
-    request is pending since ``asked_at``, None for none. ``is_prompt`` is whether the last answer
-    came within :data:`REPORT_TIMEOUT_S`.
+    ``report`` is its last report, made at ``reported_at``. The process is not queried before
+    ``next_at``. ``asked_at`` is the time of the pending request; None if there is none.
+    ``is_prompt`` is whether the last answer came within :data:`REPORT_TIMEOUT_S`.
     """
 
     report: Report | None = None
@@ -70,9 +74,9 @@ class _TrimAnswer(msgspec.Struct):
 
 
 class TrimResult(msgspec.Struct, frozen=True):
-    """The number of processes that trimmed their memory, and the device memory that torch freed.
+    """Number of processes that trimmed their memory, and the device memory that torch freed.
 
-    ``device`` is in bytes, None if torch is not in use or was not asked to.
+    ``device`` is in bytes; None if torch is not in use or was not asked to trim.
     """
 
     processes: int
@@ -80,7 +84,7 @@ class TrimResult(msgspec.Struct, frozen=True):
 
 
 class Probes:
-    """The probes with sockets in ``folder``; without a folder, there are none.
+    """Client of the probes with sockets in ``folder``; without a folder, there are none.
 
     :meth:`complete` must not run concurrently with itself; the other methods may run in other
     threads.
@@ -105,7 +109,7 @@ class Probes:
         """
         if self._folder is None:
             return status
-        family = _with_descendants(status.processes)
+        family = _add_descendants(status.processes)
         reports = self._collect_reports(self._folder, family)
         self._answering = tuple(reports)
         if not reports:
@@ -149,7 +153,9 @@ class Probes:
         for process in self._known.keys() - family.keys():
             self._requests.drop(process.pid)
         self._known = {p: self._known.get(p) or _ProcessState() for p in family}
-        waited = [p.pid for p, known in self._known.items() if self._ask_report(folder, p, known)]
+        waited = [
+            p.pid for p, known in self._known.items() if self._request_report(folder, p, known)
+        ]
         answers = self._requests.collect(waited, REPORT_TIMEOUT_S)
         now = self._clock()
         for process, known in self._known.items():
@@ -161,8 +167,8 @@ class Probes:
             if known.report is not None and now - known.reported_at <= REPORT_VALID_S
         }
 
-    def _ask_report(self, folder: Path, process: ProcessId, known: _ProcessState) -> bool:
-        """Query a process that is due; return whether to wait for its answer in this sample."""
+    def _request_report(self, folder: Path, process: ProcessId, known: _ProcessState) -> bool:
+        """Query a process that is due. Return whether to wait for its answer in this sample."""
         now = self._clock()
         if known.asked_at is not None or now < known.next_at:
             return False
@@ -213,14 +219,14 @@ class Probes:
         )
 
     def _trace_allocations(self) -> dict[int, bytes]:
-        """Return the growth by source line during :data:`TRACE_S`.
+        """Return the growth by source line during :data:`TRACE_DURATION_S`.
 
         A probe ends the trace itself if the supervisor cannot.
         """
         if not self._query_texts({"do": "tracemalloc", "step": "start"}):
             return {}
         try:
-            time.sleep(TRACE_S)
+            time.sleep(TRACE_DURATION_S)
             return self._query_texts({"do": "tracemalloc", "step": "diff"})
         finally:
             self._query_texts({"do": "tracemalloc", "step": "stop"})
@@ -229,7 +235,7 @@ class Probes:
         self, request: dict[str, str], timeout_s: float = TEXT_TIMEOUT_S
     ) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        for pid, answer in self._query(request, timeout_s, TEXT_BYTES).items():
+        for pid, answer in self._query(request, timeout_s, MAX_TEXT_BYTES).items():
             try:
                 text = decode(answer, _TextAnswer).text
             except Malformed:
@@ -260,7 +266,7 @@ class Probes:
         return query_all(self._folder, alive, line, timeout_s, limit)
 
 
-def _with_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
+def _add_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
     """Return the ``processes`` that still run, and their descendants with role ``Other``."""
     found: dict[ProcessId, ProcessMemory] = {}
     waiting = list(processes)

@@ -1,6 +1,6 @@
-"""The processes in this PID namespace, read with psutil, or from /proc for what psutil lacks.
+"""Read the processes in this PID namespace with psutil, or from /proc for what psutil lacks.
 
-All of it can be outdated at once, so signals are fenced by the start time of the process
+All of it can be outdated at once, so a signal is sent only to the process with the known start time
 (:class:`ProcessId`). A process can write its own arguments and environment, so only a bounded part
 of them is read. psutil would read and split all of it (docs/decisions/0002-libraries.md).
 """
@@ -26,20 +26,30 @@ MAX_ANCESTORS = 64
 """Maximum number of ancestors that are followed."""
 MAX_WORDS = 64
 MAX_LINE_BYTES = 64 << 10
-"""Maximum number of words and bytes of a command line: a hostile one may have megabytes."""
+"""Maximum number of words and bytes of a command line. A malicious one may have megabytes."""
 MAX_DESCRIPTORS = 65_536
-"""Maximum number of open files read from one process; a container's limit may be a million."""
+"""Maximum number of open files that are read from one process.
+
+A container's limit may be a million.
+"""
 MAX_ENVIRONMENT_BYTES = 1 << 20
 """Maximum number of bytes of an environment; Linux allows 2 MiB by default."""
 MAX_THREADS = 8192
-"""Maximum number of threads of one process whose children are read in each sample: ten times what
-an engine has."""
-MAX_TRIES = 3
-"""Attempts to read the children of a process whose threads start and end meanwhile."""
+"""Maximum number of threads of one process whose children are read in each sample.
+
+Engines have a tenth as many.
+"""
+MAX_ATTEMPTS = 3
+"""Maximum number of attempts to read the children of a process whose threads start and end
+meanwhile.
+"""
 OPEN_FILES_PERIOD_S = 15.0
 """Seconds between two counts of open files."""
 MAX_COUNTED_FILES = 65_536
-"""Maximum number of open files counted one by one, on kernels before 6.2; more is unknown."""
+"""Maximum number of open files that are counted one by one, on kernels before 6.2.
+
+Beyond it, the number is unknown.
+"""
 ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 """States of processes that have ended."""
 
@@ -68,7 +78,7 @@ def list_names(folder: str | Path, limit: int) -> list[str]:
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """One process, identified by PID and start time, so that a reused PID is never mistaken for it.
+    """Identity of one process: PID and start time, so that a reused PID is never mistaken for it.
 
     ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat). Changes of the system
     time do not affect it.
@@ -95,7 +105,7 @@ def is_running(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
-def age_s(process: ProcessId) -> float:
+def compute_age_s(process: ProcessId) -> float:
     """Return the seconds since the process started."""
     ticks = os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / ticks)
@@ -106,7 +116,7 @@ def send_signal(
     number: int,
     allowed: Callable[[ProcessId], bool] = lambda process: True,
 ) -> None:
-    """Send a signal to this process, and to no other.
+    """Send a signal to this process and to no other.
 
     A pidfd refers to the same process even if its PID is reused. Raises ``ProcessLookupError`` if
     the process has ended.
@@ -120,7 +130,7 @@ def send_signal(
 
 
 class Container(NamedTuple):
-    """A container, identified by what its processes share: control group and mount namespace.
+    """A container, identified by what its processes share: cgroup and mount namespace.
 
     The namespace is None if it is not readable, because the process has more capabilities than the
     supervisor.
@@ -129,30 +139,30 @@ class Container(NamedTuple):
     cgroup: str
     mounts: int | None
 
-    def is_other_than(self, mine: Container) -> bool:
+    def is_different_from(self, mine: Container) -> bool:
         """Report whether this is another container than ``mine``.
 
-        Login sessions of one machine also have separate control groups, but the same mounts.
+        Login sessions of one machine also have separate cgroups, but the same mounts.
         """
         return self.cgroup != mine.cgroup and (self.mounts is None or self.mounts != mine.mounts)
 
     def is_same_as(self, other: Container) -> bool:
-        """Report whether ``other`` is this container, as far as its mounts are known."""
+        """Report whether ``other`` is this container. Unknown mounts are not compared."""
         known = self.mounts is not None and other.mounts is not None
         return self.cgroup == other.cgroup and (not known or self.mounts == other.mounts)
 
 
-def control_group_of(pid: int) -> MemoryGroup | None:
-    """Return the memory control group of the process; None if it is not readable."""
+def find_memory_group(pid: int) -> MemoryGroup | None:
+    """Return the memory cgroup of the process; None if it is not readable."""
     try:
         return memory_group(os.fsdecode(read(pid, "cgroup")))
     except OSError:
         return None
 
 
-def container_of(pid: int) -> Container | None:
+def find_container(pid: int) -> Container | None:
     """Return the container of the process; None if there is no such process."""
-    group = control_group_of(pid)
+    group = find_memory_group(pid)
     if group is None:
         return None
     try:
@@ -168,7 +178,7 @@ def is_nested(pid: int) -> bool:
         status = read(pid, "status")
     except OSError:
         return True
-    # One PID for each namespace from ours down; kernels before 4.1 have no such line.
+    # One PID for each namespace from this one down; kernels before 4.1 have no such line.
     return len(status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()) > 1
 
 
@@ -184,8 +194,8 @@ def parents() -> dict[int, int]:
     return found
 
 
-def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
-    """Yield ``pid``, its parent, and so on."""
+def iterate_ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    """Yield ``pid``, its parent, and each further ancestor."""
     for _ in range(MAX_ANCESTORS):
         if pid <= 0:
             return
@@ -193,7 +203,7 @@ def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
         pid = parents.get(pid, 0)
 
 
-def descendants(pids: set[int], parents: Mapping[int, int]) -> set[int]:
+def find_descendants(pids: set[int], parents: Mapping[int, int]) -> set[int]:
     """Return the descendants of ``pids``, without ``pids``."""
     children: dict[int, list[int]] = {}
     for child, parent in parents.items():
@@ -215,7 +225,7 @@ def children(pid: int) -> list[int] | None:
     during the read, or if it has more than :data:`MAX_THREADS`. psutil would scan all of /proc.
     """
     folder = f"/proc/{pid}/task"
-    for _ in range(MAX_TRIES):
+    for _ in range(MAX_ATTEMPTS):
         found: list[int] = []
         try:
             tasks = list_names(folder, MAX_THREADS + 1)
@@ -235,7 +245,7 @@ def children(pid: int) -> list[int] | None:
     return None
 
 
-def cpu_s(pid: int) -> float | None:
+def read_cpu_s(pid: int) -> float | None:
     """Return the CPU seconds of the process and its ended children; None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
@@ -244,7 +254,7 @@ def cpu_s(pid: int) -> float | None:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def command_line(pid: int) -> list[str]:
+def read_command_line(pid: int) -> list[str]:
     """Return the words of the command line, which the process may have changed.
 
     Empty if unknown; at most :data:`MAX_WORDS` words.
@@ -257,7 +267,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def environment(pid: int, name: str) -> str | None:
-    """Return a variable of the environment at the start; None if not set or not readable."""
+    """Return an environment variable at the process's start; None if it is unset or unreadable."""
     try:
         entries = b"\0" + read(pid, "environ", MAX_ENVIRONMENT_BYTES)
     except OSError:
@@ -266,7 +276,7 @@ def environment(pid: int, name: str) -> str | None:
     return rest.partition(b"\0")[0].decode(errors="replace") if begin else None
 
 
-def command_name(pid: int) -> str:
+def read_command_name(pid: int) -> str:
     """Return the kernel's name of the process, at most 15 characters; empty if it has ended."""
     try:
         return read(pid, "comm").decode(errors="replace").strip()
@@ -275,7 +285,7 @@ def command_name(pid: int) -> str:
 
 
 class OpenFilesReader:
-    """Counts open files every :data:`OPEN_FILES_PERIOD_S`, and keeps the result in between."""
+    """Counter of open files, with a cache of :data:`OPEN_FILES_PERIOD_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -290,15 +300,15 @@ class OpenFilesReader:
         now = self._clock()
         if now >= self._next:
             self._next = now + OPEN_FILES_PERIOD_S
-            self._newest = nearest_to_limit(processes())
+            self._newest = find_nearest_to_limit(processes())
         return self._newest
 
 
-def nearest_to_limit(processes: Mapping[int, str]) -> OpenFiles | None:
-    """Return the count of the process nearest to its limit; None if none is readable."""
+def find_nearest_to_limit(processes: Mapping[int, str]) -> OpenFiles | None:
+    """Return the count of the process that is nearest to its limit; None if none is readable."""
     found = []
     for pid, name in processes.items():
-        count, limit = _count_open_files(f"/proc/{pid}/fd"), _open_files_limit(pid)
+        count, limit = _count_open_files(f"/proc/{pid}/fd"), _read_open_files_limit(pid)
         if count is not None and limit is not None:
             found.append(OpenFiles(process=name, open=count, limit=limit))
     return max(found, key=lambda one: one.ratio, default=None)
@@ -316,8 +326,8 @@ def _count_open_files(folder: str) -> int | None:
     return count if count <= MAX_COUNTED_FILES else None
 
 
-def _open_files_limit(pid: int) -> int | None:
-    """Return the soft limit of open files; None if there is none or it is not readable."""
+def _read_open_files_limit(pid: int) -> int | None:
+    """Return the soft limit of open files; None if it is unlimited or not readable."""
     try:
         soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
     except (psutil.Error, OSError):

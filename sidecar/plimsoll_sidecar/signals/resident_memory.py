@@ -1,4 +1,4 @@
-"""Resident memory of the engine's processes, from ``/proc/PID/status``.
+"""Read the resident memory of the engine's processes from ``/proc/PID/status``.
 
 The file is readable across UIDs, and takes tens of microseconds per process. If a process ends
 while it is read, or its PID is reused, the result of this sample is unknown, never smaller. Files
@@ -18,18 +18,20 @@ from plimsoll_api.trace import Host, RoleRss
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
     children,
-    cpu_s,
     identify,
     is_running,
+    read_cpu_s,
 )
 
 MAX_PROCESSES = 256
-"""Maximum number of processes, beyond which the sum is unknown. An engine has a handful; a fork
-bomb beside it must not stop the sampler."""
+"""Maximum number of processes, beyond which the sum is unknown.
+
+An engine has a handful; a fork bomb beside it must not stop the sampler.
+"""
 
 
 class ResidentMemory(msgspec.Struct, frozen=True):
-    """Resident memory of one process, by kind of page, in bytes."""
+    """Resident memory of one process by kind of page, in bytes."""
 
     anon: int
     file: int
@@ -37,7 +39,7 @@ class ResidentMemory(msgspec.Struct, frozen=True):
     swap: int | None = None
     """Anonymous memory in swap; None if the kernel does not report it."""
     hugetlb: int | None = None
-    """Huge pages from a pool (hugetlb), which no other figure includes."""
+    """Huge pages from a pool (hugetlb), which the other values exclude."""
 
     @property
     def total(self) -> int:
@@ -45,11 +47,11 @@ class ResidentMemory(msgspec.Struct, frozen=True):
         return self.anon + self.file + self.shmem
 
 
-class Processes:
+class EngineProcessTable:
     """The processes of one engine: those that it reports, and their descendants.
 
-    The last reported processes are remembered with their start times. So they can be read while the
-    engine does not answer, and a reused PID is not taken for one of them.
+    The last reported processes are remembered with their start times, so that they can be read
+    while the engine does not answer, and a reused PID is not taken for one of them.
     """
 
     def __init__(self) -> None:
@@ -61,7 +63,7 @@ class Processes:
     def name(self, processes: Iterable[ProcessMemory]) -> None:
         """Store the processes that the engine reports.
 
-        A PID of the supervisor or its ancestors is ignored: it comes from another PID namespace.
+        PIDs of the supervisor and its ancestors are ignored: they come from another PID namespace.
         """
         named: dict[ProcessId, ProcessMemory] = {}
         for process in processes:
@@ -72,27 +74,27 @@ class Processes:
 
     @property
     def first(self) -> ProcessId | None:
-        """A running process of the engine, preferably the frontend; None if there is none."""
+        """A running process of the engine, preferably the frontend; None if no process runs."""
         alive = [p for p in self._named if is_running(p)]
         alive.sort(key=lambda p: self._named[p].role is not Role.FRONTEND)
         return alive[0] if alive else None
 
     @property
     def frontend_lives(self) -> bool | None:
-        """Whether the frontend is running; None if none was reported."""
+        """Whether the frontend is running; None if no frontend was reported."""
         frontends = [p for p, one in self._named.items() if one.role is Role.FRONTEND]
         return any(is_running(p) for p in frontends) if frontends else None
 
     def read(self) -> Host:
-        """Return the sums over all processes; all unknown if one of them could not be read."""
-        living = self._running()
+        """Return the sums over all processes. All are unknown if one process could not be read."""
+        living = self._find_running()
         if living is None:
             return Host()
         if not living:
             return Host(processes=0 if self._named else None)
         read = {pid: identify(pid) for pid in living} | {p.pid: p for p in self._named}
         sizes = {
-            pid: _private_part(read_resident(pid), process.private)
+            pid: _limit_to_private(read_resident(pid), process.private)
             for pid, process in living.items()
         }
         changed = any(identify(pid) != read[pid] for pid in living)
@@ -106,7 +108,7 @@ class Processes:
             swap=sum_known(size.swap for size in known.values()),
             hugetlb=sum_known(size.hugetlb for size in known.values()) if self._pool else None,
             processes=len(known),
-            by_process=[  # the ledger has the memory of a standby
+            by_process=[  # the ledger includes the memory of a standby
                 RoleRss(
                     living[pid].label,
                     size.anon,
@@ -122,22 +124,22 @@ class Processes:
 
     def names(self) -> dict[int, str]:
         """Return the labels of the running processes by PID; empty if not all are known."""
-        return {pid: process.label for pid, process in (self._running() or {}).items()}
+        return {pid: process.label for pid, process in (self._find_running() or {}).items()}
 
-    def helpers_cpu_s(self) -> float | None:
+    def read_helpers_cpu_s(self) -> float | None:
         """Return the CPU seconds of all processes but the frontend, including ended children.
 
         Includes the frontend if there is no other process. None if one of them is not readable.
         """
-        living = self._running()
+        living = self._find_running()
         if living is None:
             return None
         helpers = [pid for pid, p in living.items() if p.role is not Role.FRONTEND] or list(living)
-        spent = [cpu_s(pid) for pid in helpers]
+        spent = [read_cpu_s(pid) for pid in helpers]
         known = [s for s in spent if s is not None]
         return sum(known) if len(known) == len(spent) and any(known) else None
 
-    def _running(self) -> dict[int, ProcessMemory] | None:
+    def _find_running(self) -> dict[int, ProcessMemory] | None:
         """Return the running processes by PID; None if they are not all known."""
         named = {p.pid: one for p, one in self._named.items() if is_running(p)}
         found = dict(named)
@@ -162,7 +164,7 @@ class Processes:
         return found
 
 
-def _private_part(size: ResidentMemory | None, private: int | None) -> ResidentMemory | None:
+def _limit_to_private(size: ResidentMemory | None, private: int | None) -> ResidentMemory | None:
     """Return the memory without shared pages, if the engine reports the private ones."""
     if size is None or private is None:
         return size
@@ -193,7 +195,7 @@ def read_resident(pid: int) -> ResidentMemory | None:
 
 
 def has_huge_pages(memory: str = "/proc/meminfo") -> bool:
-    """Report whether this node has a pool of huge pages; most have none."""
+    """Report whether this node has a pool of huge pages; most nodes have none."""
     try:
         with open(memory, "rb") as file:
             found = re.search(rb"^Hugetlb: +(\d+)", file.read(1 << 16), re.M)
@@ -203,7 +205,7 @@ def has_huge_pages(memory: str = "/proc/meminfo") -> bool:
 
 
 def sum_known(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if any part is unknown."""
+    """Return the sum; None if any part is unknown."""
     result = 0
     for size in sizes:
         if size is None:

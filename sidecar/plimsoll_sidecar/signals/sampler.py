@@ -1,4 +1,4 @@
-"""Takes one :class:`~plimsoll_api.trace.Sample` from a running engine.
+"""Take one :class:`~plimsoll_api.trace.Sample` from a running engine.
 
 If a source fails, its part of the sample is unknown. Nothing here raises.
 """
@@ -30,47 +30,52 @@ from plimsoll_sidecar.signals.device_memory import (
     DeviceSource,
     Nvml,
     assigned_devices,
-    available_sources,
     explain_unused,
+    select_available_sources,
 )
 from plimsoll_sidecar.signals.device_sharing import SharingDetector
-from plimsoll_sidecar.signals.engine_processes import EngineNotFound
+from plimsoll_sidecar.signals.engine_processes import EngineNotFoundError
 from plimsoll_sidecar.signals.process_table import OpenFilesReader, ProcessId
-from plimsoll_sidecar.signals.resident_memory import Processes
+from plimsoll_sidecar.signals.resident_memory import EngineProcessTable
 from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE = 400
+MAX_MESSAGE_CHARS = 400
 WORKING_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
-"""States in which a worker should make steps; in all others its load is unknown."""
+"""States in which a worker should execute steps. In all others, its load is unknown."""
 LOG_AFTER_S = 20.0
-"""Seconds until a missing signal is logged: before, the engine may start or be slow to answer."""
-SERVING_S = 5.0
-"""Seconds between two requests to a serving port that answers, while the status answers, too."""
+"""Seconds until a missing signal is logged.
+
+Before that, the engine may be starting or slow to answer.
+"""
+SERVING_CHECK_PERIOD_S = 5.0
+"""Seconds between two requests to the serving port while both the port and the status answer."""
 PROBE_GONE_S = 60.0
-"""Seconds after which a process whose probe does not answer counts as one without a probe: it has
-become another program."""
+"""Seconds after which a process whose probe does not answer counts as one without a probe.
+
+It has become another program.
+"""
 
 
 class StatusSource(Protocol):
-    """The methods of an engine adapter that the sampler needs."""
+    """Methods of an engine adapter that the sampler needs."""
 
     def status(self) -> Status:
-        """Return the engine's status; EngineError if there is none."""
+        """Return the engine's status. Raises EngineError if it cannot be read."""
 
     @property
     def has_status_port(self) -> bool:
-        """Whether its status comes from another port than the serving port."""
+        """Whether the status comes from a port other than the serving port."""
 
     def is_serving(self) -> bool:
-        """Report whether its serving port answers."""
+        """Report whether the serving port answers."""
 
     def processes(self) -> list[ProcessMemory]:
-        """Return its running processes, found without asking it."""
+        """Return the engine's running processes, as ``/proc`` shows them."""
 
     def has_ended(self) -> bool:
-        """Report whether only processes that the ended main process left behind are running."""
+        """Report whether the main process ended while the engine's other processes still run."""
 
 
 class _ServingCheck:
@@ -78,19 +83,19 @@ class _ServingCheck:
 
     def __init__(self, engine: StatusSource) -> None:
         self._engine, self._serving = engine, False
-        self._thread = threading.Thread(target=self._ask, name="serving-port", daemon=True)
+        self._thread = threading.Thread(target=self._check, name="serving-port", daemon=True)
         self._thread.start()
 
-    def _ask(self) -> None:
+    def _check(self) -> None:
         self._serving = self._engine.is_serving()
 
     @property
     def is_done(self) -> bool:
-        """Whether the answer is known."""
+        """Whether the result is known."""
         return not self._thread.is_alive()
 
     def result(self) -> bool:
-        """Wait for the answer, or for the adapter's own timeout."""
+        """Return the answer, after waiting for it up to the adapter's own timeout."""
         self._thread.join()
         return self._serving
 
@@ -98,9 +103,9 @@ class _ServingCheck:
 class Sampler:
     """Sampler of an engine.
 
-    ``status`` is its answer in the newest sample, None if it did not answer. ``signals`` says which
-    signals the newest sample has. ``page`` returns whether the engine's metrics page is usable,
-    None for an engine without one.
+    ``status`` is its answer in the newest sample; None if it did not answer. ``signals`` shows
+    which signals the newest sample has. ``page`` returns whether the engine's metrics page is
+    usable; None for an engine without one.
 
     ``device_source`` is where device memory is read: ``engine`` (cudaMemGetInfo), ``nvml``,
     ``dcgm`` or ``amd`` (exporters on the node), or None. It is chosen once for each epoch, because
@@ -124,9 +129,9 @@ class Sampler:
         self._engine_signal = Signal(True)
         self.signals: dict[str, Signal] = {}
         self._started_at = clock()
-        self._processes, self._orphaned = Processes(), orphaned
+        self._processes, self._orphaned = EngineProcessTable(), orphaned
         self._open_files = OpenFilesReader(clock)
-        self._sources = available_sources(nvml or Nvml(), exporter, amd)
+        self._sources = select_available_sources(nvml or Nvml(), exporter, amd)
         self._sharing = SharingDetector(self._sources, clock)
         self._group: Cgroup | None = None
         self._group_of: ProcessId | None = None
@@ -142,7 +147,8 @@ class Sampler:
     def sample(self) -> Sample:
         """Return one sample, within the adapter's own timeout."""
         begin = self._clock()
-        # An engine that was silent is asked at both ports at once: each wait takes seconds.
+        # Both ports of a silent engine are queried at the same time, because each wait takes
+        # seconds.
         was_silent = bool(self.signals) and self.status is None
         if self._asked is None and (was_silent or self._is_serving_due(begin)):
             self._asked = _ServingCheck(self._engine)
@@ -151,33 +157,33 @@ class Sampler:
             self._follow_epoch(status)
             self._processes.name(status.processes)
             self._parts = status.parts
-        host = self._host(status)
+        host = self._read_host(status)
         serving = self._serving(status, host, begin)
         sample = Sample(
             t=round(begin - self._started_at, 3),
             epoch=self._epoch,
             host=host,
-            device=self._devices(status, host.processes == 0),
+            device=self._read_devices(status, host.processes == 0),
             scrape_ok=status is not None,
             serving=serving,
             parts=self._parts,
         )
         if status is not None:
             sample.ready = status.state in WORKING_STATES if status.state.is_known else None
-            sample.malloc = self._malloc(status)
-            sample.load, sample.load_age_s = current_load(status), status.load_age_s
+            sample.malloc = self._read_malloc(status)
+            sample.load, sample.load_age_s = make_load(status), status.load_age_s
             sample.ledger = [
                 LedgerLine(e.owner, e.kind.value, e.bytes, e.bound) for e in status.ledger
             ] or None
-        self.signals = self._signals(sample)
+        self.signals = self._find_signals(sample)
         return sample
 
     def _is_serving_due(self, now: float) -> bool:
-        """Report whether to ask the serving port although the status answers."""
+        """Report whether to query the serving port although the status answers."""
         return self._engine.has_status_port and self.status is not None and now >= self._ask_at
 
     def _serving(self, status: Status | None, host: Host, now: float) -> bool | None:
-        """Return whether the serving port answered; None if it was not asked, or has yet to answer.
+        """Return whether the serving port answered; None if it was not queried or is still silent.
 
         A sample waits for it only if the status is silent.
         """
@@ -189,10 +195,10 @@ class Sampler:
         elif asked is None or not asked.is_done:
             return None
         serving, self._asked = asked.result(), None
-        self._ask_at = now + SERVING_S if serving else now
+        self._ask_at = now + SERVING_CHECK_PERIOD_S if serving else now
         return serving
 
-    def _signals(self, sample: Sample) -> dict[str, Signal]:
+    def _find_signals(self, sample: Sample) -> dict[str, Signal]:
         found = find_signals(sample, shared_memory=self._orphaned is not None)
         if not sample.scrape_ok:
             found["engine"] = self._engine_signal
@@ -205,14 +211,14 @@ class Sampler:
         try:
             return self._engine.status()
         except EngineError as error:
-            log.debug("engine status unavailable: %s", error)
-            unseen = isinstance(error.__cause__, EngineNotFound)
+            log.debug("cannot read the engine's status: %s", error)
+            unseen = isinstance(error.__cause__, EngineNotFoundError)
             reason = SignalReason.ENGINE_NOT_FOUND if unseen else SignalReason.ENGINE_SILENT
-            self._engine_signal = Signal(False, reason, str(error)[:MAX_MESSAGE])
+            self._engine_signal = Signal(False, reason, str(error)[:MAX_MESSAGE_CHARS])
             return None
 
     def _follow_epoch(self, status: Status) -> None:
-        """Start a new epoch if its text has changed: count it and reset what was known."""
+        """If the epoch's text has changed, count a new epoch and reset what was known."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1
@@ -220,8 +226,8 @@ class Sampler:
             self._sharing.reset()
             self._accounted, self._silent_since = set(), None
 
-    def _malloc(self, status: Status) -> Malloc | None:
-        """Return the allocator figures of the worker, summed over its ranks.
+    def _read_malloc(self, status: Status) -> Malloc | None:
+        """Return the worker's allocator values, summed over its ranks.
 
         Unknown if one of the ranks does not report.
         """
@@ -238,7 +244,7 @@ class Sampler:
             self._accounted, self._silent_since = accounted, None
         return None
 
-    def _host(self, status: Status | None) -> Host:
+    def _read_host(self, status: Status | None) -> Host:
         """Return the memory of the engine's processes.
 
         If all reported processes have ended and the engine does not answer, the next engine may be
@@ -254,7 +260,7 @@ class Sampler:
         if host.frontend_lives is None and status is None and host.processes:
             host.frontend_lives = False if self._engine.has_ended() else None
         if status is not None:
-            host.cpu_s = self._processes.helpers_cpu_s()
+            host.cpu_s = self._processes.read_helpers_cpu_s()
         first = self._processes.first
         pid = first.pid if first is not None else None
         if first != self._group_of:
@@ -274,7 +280,7 @@ class Sampler:
             host.shm_orphan, host.shm_orphan_earlier = left.bytes, left.earlier
         return host
 
-    def _devices(self, status: Status | None, ended: bool) -> list[Device]:
+    def _read_devices(self, status: Status | None, ended: bool) -> list[Device]:
         """Return the memory of the devices.
 
         ``ended`` is whether no process of the engine is running. Then only NVML or an exporter can
@@ -285,13 +291,13 @@ class Sampler:
         for device in reported.values():
             if device.uuid is not None:
                 self._uuids[device.index] = device.uuid
-        shared = self._sharing.reasons(self._uuids.values(), self._pids) if status else {}
+        shared = self._sharing.reasons(self._uuids.values(), self._list_pids) if status else {}
         if self.device_source is None and reported:
             known = all(device.used is not None for device in reported.values())
             self.device_source = "engine" if known else self._choose_source()
         if self.device_source == "engine" and not (ended and status is None):
             return [
-                Device(d.index, d.used, d.total, _torch(d), shared.get(d.uuid or ""))
+                Device(d.index, d.used, d.total, _make_torch(d), shared.get(d.uuid or ""))
                 for d in reported.values()
             ]
         name = self._choose_source() if self.device_source == "engine" else self.device_source
@@ -300,17 +306,17 @@ class Sampler:
             for i, u in sorted(self._uuids.items())
         ]
 
-    def _pids(self) -> list[int]:
+    def _list_pids(self) -> list[int]:
         first = self._processes.first
         others = list(self._processes.names())
         return others if first is None else [first.pid, *(p for p in others if p != first.pid)]
 
     def device_reasons(self) -> list[str]:
-        """Return why each device memory source that is not in use provides no data."""
+        """Return the reason why each device memory source that is not in use provides no data."""
         return explain_unused(self._sources, self.device_source, list(self._uuids.values()))
 
     def _choose_source(self) -> str | None:
-        """Return the first source that knows all devices; None if there is none."""
+        """Return the first source that knows all devices; None if no source does."""
         for name, source in self._sources.items():
             if self._uuids and all(source.memory(uuid) for uuid in self._uuids.values()):
                 return name
@@ -329,12 +335,12 @@ class Sampler:
             index=index,
             used=memory.used if memory else None,
             total=memory.total if memory else None,
-            torch=_torch(reported) if reported else None,
+            torch=_make_torch(reported) if reported else None,
             shared=shared,
         )
 
 
-def current_load(status: Status) -> SampleLoad:
+def make_load(status: Status) -> SampleLoad:
     """Return the engine's load; unknown unless a worker of this epoch is running."""
     if status.report_age_s is None or status.state not in WORKING_STATES:
         return SampleLoad()
@@ -342,7 +348,7 @@ def current_load(status: Status) -> SampleLoad:
 
 
 def _sum_malloc(status: Status) -> Malloc | None:
-    """Return the allocator figures of the worker, summed over its ranks; unknown if one is missing.
+    """Return the worker's allocator values, summed over its ranks; unknown if one is missing.
 
     With probes, the sum is over all processes with a probe.
     """
@@ -352,10 +358,10 @@ def _sum_malloc(status: Status) -> Malloc | None:
     if status.probed:
         workers = [p for p in processes if p.python_objects is not None]
     found = Malloc(
-        in_use=_sum(p.malloc_in_use for p in workers),
-        retained=_sum(p.malloc_retained for p in workers),
-        python_objects=_sum(p.python_objects for p in workers),
-        py_blocks=_sum(p.py_blocks for p in workers),
+        in_use=_sum_known(p.malloc_in_use for p in workers),
+        retained=_sum_known(p.malloc_retained for p in workers),
+        python_objects=_sum_known(p.python_objects for p in workers),
+        py_blocks=_sum_known(p.py_blocks for p in workers),
         full_collections=min(
             (p.full_collections for p in processes if p.full_collections is not None),
             default=None,
@@ -364,14 +370,14 @@ def _sum_malloc(status: Status) -> Malloc | None:
     return None if found.in_use is None and found.python_objects is None else found
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum; None if a value is unknown or there is none."""
+def _sum_known(values: Iterable[int | None]) -> int | None:
+    """Return the sum; None if a value is unknown or there are no values."""
     every = list(values)
     known = [value for value in every if value is not None]
     return sum(known) if known and len(known) == len(every) else None
 
 
-def _torch(device: EngineDevice) -> Torch | None:
+def _make_torch(device: EngineDevice) -> Torch | None:
     if device.torch_allocated is None and device.torch_reserved is None:
         return None
     return Torch(allocated=device.torch_allocated, reserved=device.torch_reserved)
@@ -385,35 +391,35 @@ def find_signals(sample: Sample, shared_memory: bool = False) -> dict[str, Signa
     """
     host = sample.host
     found = {
-        "engine": _signal(sample.scrape_ok, SignalReason.ENGINE_SILENT, ""),
-        "host": _signal(
+        "engine": _make_signal(sample.scrape_ok, SignalReason.ENGINE_SILENT, ""),
+        "host": _make_signal(
             any(size is not None for size in (host.cgroup_anon, host.rss_anon)),
             SignalReason.HOST_MEMORY_UNREADABLE,
-            "the memory of the engine's processes cannot be read: there are none, or they belong to"
-            " another user and the supervisor may not read them",
+            "the memory of the engine's processes cannot be read: no process runs, or another "
+            "user owns the processes: run the engine as the supervisor's user",
         ),
     }
     if sample.device:
-        found["device"] = _signal(
+        found["device"] = _make_signal(
             any(device.used is not None for device in sample.device),
             SignalReason.DEVICE_MEMORY_UNREADABLE,
             "no source reports how much device memory is in use",
         )
     if shared_memory:
-        found["shared_memory"] = _signal(
+        found["shared_memory"] = _make_signal(
             host.shm_orphan is not None,
             SignalReason.SHARED_MEMORY_UNREADABLE,
-            "the files in /dev/shm or the processes that use them cannot be read",
+            "the files in /dev/shm, or the processes that use them, cannot be read",
         )
     return found
 
 
-def _signal(ok: bool, reason: SignalReason, message: str) -> Signal:
+def _make_signal(ok: bool, reason: SignalReason, message: str) -> Signal:
     return Signal(True) if ok else Signal(False, reason, message)
 
 
 class SignalLog:
-    """Log of the signals that have been missing for :data:`LOG_AFTER_S`, and of their return."""
+    """Logger of signals that have been missing for :data:`LOG_AFTER_S`, and of their return."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -421,7 +427,7 @@ class SignalLog:
         self._logged: dict[str, str] = {}
 
     def update(self, signals: Mapping[str, Signal]) -> None:
-        """Process the signals of one sample."""
+        """Update the log from the signals of one sample."""
         now = self._clock()
         for name, one in signals.items():
             reason, since = self._since.get(name, ("", now))
@@ -432,6 +438,6 @@ class SignalLog:
             if told != one.reason and (one.ok or now - since >= LOG_AFTER_S):
                 self._logged[name] = one.reason
                 if one.ok:
-                    log.info("signal %s: available again", name)
+                    log.info("signal %s is available again", name)
                 else:
                     log.warning("signal %s: %s: %s", name, one.reason, one.message)

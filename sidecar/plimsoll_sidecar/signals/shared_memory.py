@@ -1,10 +1,10 @@
-"""Measures orphaned shared memory: files in ``/dev/shm`` that no running process of the pod holds.
+"""Measure orphaned shared memory: files in ``/dev/shm`` that no process of the pod uses.
 
 A file in ``/dev/shm`` outlives the process that created it. It also outlives the container if the
 tmpfs belongs to the pod. Then it belongs to no process and is never freed. The devices and inodes
-in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes hold a file. Reading them is bounded
+in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes use a file. Reading them is bounded
 and cheap enough for once a minute. If they are too large or not readable, the size is unknown, and
-:class:`UnknownError` says why.
+:class:`UnknownUsersError` gives the reason.
 
 A scan runs every minute, and when the engine's main process has changed. If a scan fails, the last
 result stays valid for a few minutes; after that, the size is unknown. The reason is logged, and
@@ -27,7 +27,7 @@ import msgspec
 from plimsoll_sidecar.signals.process_table import (
     MAX_DESCRIPTORS,
     ProcessId,
-    age_s,
+    compute_age_s,
     identify,
     list_names,
 )
@@ -38,19 +38,19 @@ MAX_FILES = 4096
 MAX_FOLDER_DEPTH = 8
 MAX_PROCESSES = 512
 MAX_MAPS_BYTES = 16 << 20
-"""Maximum number of bytes of one process's maps: a large engine has a tenth of it."""
+"""Maximum number of bytes of one process's maps. A large engine has a tenth as many."""
 BLOCK_BYTES = 512
 HOST_IPC_INODE = 0xEFFFFFFF
 """Inode of the node's IPC namespace (PROC_IPC_INIT_INO), whose segments belong to no pod."""
 OTHER_USERS_MODE = 0o077
-"""Permission bits of other users; a private file has none of them."""
+"""Permission bits of other users. A private file has none of them."""
 
 FileId = tuple[int, int]
-"""Device and inode."""
+"""Device and inode of a file."""
 
 
-class UnknownError(Exception):
-    """The holders of shared memory cannot be determined; the message says why."""
+class UnknownUsersError(Exception):
+    """Error if the users of shared memory cannot be determined. The message gives the reason."""
 
 
 class SharedFile(msgspec.Struct, frozen=True):
@@ -68,95 +68,96 @@ class SharedFile(msgspec.Struct, frozen=True):
     private: bool
 
 
-class Holders(msgspec.Struct, frozen=True):
-    """The files that running processes hold.
+class FilesInUse(msgspec.Struct, frozen=True):
+    """Files that running processes use.
 
-    ``strangers`` is whether processes of other users are not readable; they could hold any file
+    ``has_unreadable`` is whether processes of other users are not readable. They could use any file
     that is not private.
     """
 
     files: frozenset[FileId]
     has_unreadable: bool
 
-    def may_hold(self, file: SharedFile) -> bool:
-        """Report whether a process holds the file or might hold it."""
+    def may_include(self, file: SharedFile) -> bool:
+        """Report whether a process uses the file or might use it."""
         return file.id in self.files or (self.has_unreadable and not file.private)
 
 
 def list_files(root: Path) -> list[SharedFile]:
     """Return all files below ``root`` on its file system.
 
-    Raises :class:`UnknownError` if there are too many or they cannot be listed.
+    Raises :class:`UnknownUsersError` if there are too many or they cannot be listed.
     """
     try:
         device = os.lstat(root).st_dev
         found: list[SharedFile] = []
-        for entry in _walk(str(root), device, 0):
+        for entry in _iterate_files(str(root), device, 0):
             if len(found) >= MAX_FILES:
-                raise UnknownError(f"{root} holds more than {MAX_FILES} files")
+                raise UnknownUsersError(f"{root} has more than {MAX_FILES} files")
             found.append(entry)
     except OSError as error:
-        raise UnknownError(f"cannot list {error.filename or root}: {error.strerror}") from None
+        raise UnknownUsersError(f"cannot list {error.filename or root}: {error.strerror}") from None
     # Hard links share the blocks of one file.
     return list({file.id: file for file in found}.values())
 
 
 def read_file(path: str) -> SharedFile | None:
-    """Return the regular file at this path; None if there is none."""
+    """Return the regular file at this path; None if it does not exist."""
     try:
         found = os.lstat(path)
     except OSError:
         return None
-    return _shared_file(path, found) if stat.S_ISREG(found.st_mode) else None
+    return _make_shared_file(path, found) if stat.S_ISREG(found.st_mode) else None
 
 
-def find_holders(listed: Iterable[SharedFile], proc: Path = PROC) -> Holders:
-    """Return which of these files are held now.
+def find_files_in_use(listed: Iterable[SharedFile], proc: Path = PROC) -> FilesInUse:
+    """Return which of these files running processes use.
 
-    Raises :class:`UnknownError` if an unreadable process may hold any of them.
+    Raises :class:`UnknownUsersError` if an unreadable process may use any of them.
     """
     wanted = {file.id for file in listed}
     if not wanted:
-        return Holders(frozenset(), False)
+        return FilesInUse(frozenset(), False)
     held: set[FileId] = set()
     strangers = False
     try:
         pids = [name for name in os.listdir(proc) if name.isdigit()]
     except OSError as error:
-        raise UnknownError(f"cannot list {proc}: {error.strerror}") from None
+        raise UnknownUsersError(f"cannot list {proc}: {error.strerror}") from None
     if len(pids) > MAX_PROCESSES:
-        raise UnknownError(f"the pod has more than {MAX_PROCESSES} processes")
+        raise UnknownUsersError(f"the pod has more than {MAX_PROCESSES} processes")
     for pid in pids:
         folder = proc / pid
         try:
-            held |= _mapped_files(folder, wanted) | _open_files(folder, wanted)
+            held |= _find_mapped_files(folder, wanted) | _find_open_files(folder, wanted)
         except PermissionError:
-            owner = _unreadable_owner(folder)
+            owner = _find_unreadable_owner(folder)
             if owner == 0:  # root may open any file
-                raise UnknownError(f"process {pid} of root cannot be read") from None
+                raise UnknownUsersError(f"cannot read process {pid}, which runs as root") from None
             strangers = strangers or owner is not None
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
+            continue  # the process has ended
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UnknownError(f"cannot list the files of process {pid}: {reason}") from None
-    return Holders(frozenset(held), strangers)
+            raise UnknownUsersError(f"cannot list the files of process {pid}: {reason}") from None
+    return FilesInUse(frozenset(held), strangers)
 
 
-def unattached_segment_bytes(least_age_s: float, now: float, proc: Path = PROC) -> int:
+def sum_unattached_segment_bytes(least_age_s: float, now: float, proc: Path = PROC) -> int:
     """Return the bytes of SysV segments that have been unattached for ``least_age_s``.
 
-    ``now`` is in Unix seconds. Raises :class:`UnknownError` if there are too many, they are not
-    this pod's own, or they cannot be listed. Returns 0 if the kernel has no SysV segments.
+    ``now`` is in Unix seconds. Raises :class:`UnknownUsersError` if there are too many segments,
+    they are not this pod's own, or they cannot be listed. Returns 0 if the kernel has no SysV
+    segments.
     """
     table = proc / "sysvipc/shm"
     try:
         if os.stat(proc / "self/ns/ipc").st_ino == HOST_IPC_INODE:
-            raise UnknownError("the pod shares the IPC namespace of its node")
+            raise UnknownUsersError("the pod shares the IPC namespace of its node")
         with table.open() as lines:
             rows = list(itertools.islice(lines, MAX_FILES + 2))
         if len(rows) > MAX_FILES + 1:
-            raise UnknownError(f"the pod has more than {MAX_FILES} SysV segments")
+            raise UnknownUsersError(f"the pod has more than {MAX_FILES} SysV segments")
         names = rows[0].split()
         total = 0
         for line in rows[1:]:
@@ -168,13 +169,13 @@ def unattached_segment_bytes(least_age_s: float, now: float, proc: Path = PROC) 
         return 0
     except (OSError, ValueError, KeyError, IndexError) as error:
         reason = getattr(error, "strerror", None) or repr(error)
-        raise UnknownError(f"cannot read {table}: {reason}") from None
+        raise UnknownUsersError(f"cannot read {table}: {reason}") from None
     return total
 
 
-def _walk(folder: str, device: int, depth: int) -> Iterator[SharedFile]:
+def _iterate_files(folder: str, device: int, depth: int) -> Iterator[SharedFile]:
     if depth > MAX_FOLDER_DEPTH:
-        raise UnknownError(f"{folder} is more than {MAX_FOLDER_DEPTH} folders deep")
+        raise UnknownUsersError(f"{folder} is more than {MAX_FOLDER_DEPTH} folders deep")
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -184,12 +185,12 @@ def _walk(folder: str, device: int, depth: int) -> Iterator[SharedFile]:
             if found.st_dev != device:
                 continue
             if stat.S_ISDIR(found.st_mode):
-                yield from _walk(entry.path, device, depth + 1)
+                yield from _iterate_files(entry.path, device, depth + 1)
             elif stat.S_ISREG(found.st_mode):
-                yield _shared_file(entry.path, found)
+                yield _make_shared_file(entry.path, found)
 
 
-def _shared_file(path: str, found: os.stat_result) -> SharedFile:
+def _make_shared_file(path: str, found: os.stat_result) -> SharedFile:
     return SharedFile(
         path=path,
         id=(found.st_dev, found.st_ino),
@@ -200,26 +201,26 @@ def _shared_file(path: str, found: os.stat_result) -> SharedFile:
     )
 
 
-def _mapped_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
+def _find_mapped_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
     with (folder / "maps").open("rb") as maps:
         text = maps.read(MAX_MAPS_BYTES + 1)
     if len(text) > MAX_MAPS_BYTES:
-        raise UnknownError(
+        raise UnknownUsersError(
             f"process {folder.name} has more than {MAX_MAPS_BYTES >> 20} MiB of mappings"
         )
     found: set[FileId] = set()
     for device in {device for device, _ in wanted}:
-        # A path with the same text matches, too: that can only add a held file, never remove one.
+        # A path with the same text matches, too. This can only add a file in use, never remove one.
         name = b"%02x:%02x" % (os.major(device), os.minor(device))
         found |= {(device, int(inode)) for inode in re.findall(b" " + name + rb" (\d+) ", text)}
     return found & wanted
 
 
-def _open_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
+def _find_open_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
     inodes = {inode for _, inode in wanted}
     names = list_names(folder / "fd", MAX_DESCRIPTORS + 1)
     if len(names) > MAX_DESCRIPTORS:
-        raise UnknownError(f"process {folder.name} has more than {MAX_DESCRIPTORS} open files")
+        raise UnknownUsersError(f"process {folder.name} has more than {MAX_DESCRIPTORS} open files")
     found: set[FileId] = set()
     for name in names:
         try:
@@ -229,7 +230,7 @@ def _open_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
             # By strings: see process_table.read.
             status = os.stat(f"{folder}/fd/{name}")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # closed meanwhile
+            continue  # the file was closed meanwhile
         found.add((status.st_dev, status.st_ino))
     return found & wanted
 
@@ -244,7 +245,7 @@ def _read_inode(folder: Path, name: str) -> int | None:
     return None
 
 
-def _unreadable_owner(folder: Path) -> int | None:
+def _find_unreadable_owner(folder: Path) -> int | None:
     """Return the UID of a process that is not readable.
 
     None for the pod's sandbox, which opens no files, and for a process that has ended.
@@ -260,37 +261,37 @@ def _unreadable_owner(folder: Path) -> int | None:
 log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
-SCAN_S = 60.0
+SCAN_PERIOD_S = 60.0
 """Seconds between two scans."""
 RESULT_VALID_S = 300.0
 """Seconds for which the last result stays valid if scans fail."""
-MIN_AGE_S = 60.0
-"""Seconds until a new file is checked: its creator needs a moment to map it."""
-EARLIER_MIN_AGE_S = 2.0
-"""Seconds until a file is checked that was written before the engine started.
+MIN_FILE_AGE_S = 60.0
+"""Seconds until a new file is checked, because its creator needs a moment to map it."""
+MIN_EARLIER_FILE_AGE_S = 2.0
+"""Seconds until a file from before the engine's start is checked.
 
-It is the predecessor's, which may have leaked until its end.
+It belongs to the previous engine, which may have leaked until its end.
 """
 
 
 class OrphanedBytes(msgspec.Struct, frozen=True):
-    """Orphaned shared memory, in bytes; None is unknown.
+    """Orphaned shared memory in bytes; None if unknown.
 
     ``earlier`` is the part that was written before the engine's main process started. The kernel
-    charges it to a container that has ended, not to the engine's control group.
+    charges it to a container that has ended, not to the engine's cgroup.
     """
 
     bytes: int | None = None
     earlier: int | None = None
 
 
-UNKNOWN = OrphanedBytes()
+UNKNOWN_BYTES = OrphanedBytes()
 
 
 class OrphanedMemory:
-    """Scanner of ``root``, the pod's tmpfs, for files that no process of ``proc`` holds.
+    """Scanner of ``root``, the pod's tmpfs, for files that no process in ``proc`` uses.
 
-    ``error`` is why the last scan failed; None if it succeeded.
+    ``error`` is the reason why the last scan failed; None if it succeeded.
     """
 
     def __init__(
@@ -305,63 +306,66 @@ class OrphanedMemory:
         self._next = self._known_until = 0.0
         self._engine: ProcessId | None = None
         self._started_at = 0.0
-        self._newest = UNKNOWN
-        self.error: str | None = "no engine has been seen"
+        self._newest = UNKNOWN_BYTES
+        self.error: str | None = "no engine has been found yet"
 
     @classmethod
-    def for_this_pod(cls) -> OrphanedMemory | None:
+    def create_for_this_pod(cls) -> OrphanedMemory | None:
         """Return the scanner for this pod.
 
-        None outside of a pod, or if ``/dev/shm`` is the node's.
+        None outside a pod, or if ``/dev/shm`` belongs to the node.
         """
         return cls() if has_private_shm() else None
 
     def read(self, pid: int | None) -> OrphanedBytes:
-        """Return the orphaned memory, scanning again if that is due.
+        """Return the orphaned memory, after a new scan if one is due.
 
-        ``pid`` is the engine's main process, None if none is running. The result is unknown until
-        the first engine was seen: its processes may not be visible.
+        ``pid`` is the engine's main process; None if no engine is running. The result is unknown
+        until the first engine was found: its processes may not be visible.
         """
         now = self._clock()
         engine = identify(pid) if pid is not None else None
         renewed = engine is not None and engine != self._engine
         if engine is not None and renewed:
-            self._engine, self._started_at = engine, self._now() - age_s(engine)
+            self._engine, self._started_at = engine, self._now() - compute_age_s(engine)
         if self._engine is not None and (renewed or now >= self._next):
-            self._next = now + SCAN_S
-            self._refresh(engine, now)
+            self._next = now + SCAN_PERIOD_S
+            self._scan_and_store(engine, now)
         return self._newest
 
-    def _refresh(self, engine: ProcessId | None, now: float) -> None:
+    def _scan_and_store(self, engine: ProcessId | None, now: float) -> None:
         before = self.error
         try:
             self._newest, self._known_until = self._scan(engine), now + RESULT_VALID_S
             self.error = None
-        except UnknownError as error:
+        except UnknownUsersError as error:
             self.error = str(error)
             if now >= self._known_until:
-                self._newest = UNKNOWN
+                self._newest = UNKNOWN_BYTES
         if self.error is not None and self.error != before:
             log.warning("cannot measure orphaned shared memory: %s", self.error)
 
     def _scan(self, engine: ProcessId | None) -> OrphanedBytes:
         if engine is not None and not _has_same_shm(self._root, engine.pid):
-            raise UnknownError(f"process {engine.pid} has another {SHM}, or it cannot be read")
+            raise UnknownUsersError(
+                f"the {SHM} of process {engine.pid} cannot be read or is not the supervisor's: "
+                "mount the same volume in both containers"
+            )
         now = self._now()
         listed = list_files(self._root)
         aged = [
             file
             for file in listed
             if now - file.written_at
-            >= (EARLIER_MIN_AGE_S if file.written_at < self._started_at else MIN_AGE_S)
+            >= (MIN_EARLIER_FILE_AGE_S if file.written_at < self._started_at else MIN_FILE_AGE_S)
         ]
-        held = find_holders(aged, self._proc)
+        held = find_files_in_use(aged, self._proc)
         left = [file for file in aged if file.id not in held.files]
-        if any(held.may_hold(file) for file in left):
-            raise UnknownError(
-                "processes of other users, which cannot be read, may hold some of the files"
+        if any(held.may_include(file) for file in left):
+            raise UnknownUsersError(
+                "processes of other users, which cannot be read, may use some of the files"
             )
-        unattached = unattached_segment_bytes(MIN_AGE_S, now, self._proc)
+        unattached = sum_unattached_segment_bytes(MIN_FILE_AGE_S, now, self._proc)
         return OrphanedBytes(
             bytes=sum(file.bytes for file in left) + unattached,
             earlier=sum(file.bytes for file in left if file.written_at < self._started_at),
@@ -385,7 +389,7 @@ def has_private_shm() -> bool:
 def _has_same_shm(root: Path, pid: int) -> bool:
     """Report whether the process has the same tmpfs at ``/dev/shm``.
 
-    Returns False if that is not readable; then the files that it holds are not readable either.
+    Returns False if that is not readable; then the files that it uses are not readable either.
     """
     try:
         return os.stat(f"/proc/{pid}/root{SHM}").st_dev == os.stat(root).st_dev

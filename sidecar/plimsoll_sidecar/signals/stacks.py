@@ -1,4 +1,4 @@
-"""Stacks of processes that do not answer: by a signal that the probe handles, or with py-spy.
+"""Read the stacks of processes that do not answer: by a signal to the probe, or with py-spy.
 
 py-spy is used if it is on the supervisor's PATH and the kernel lets it read the process. That needs
 the same user and ``kernel.yama.ptrace_scope`` 0, or the capability SYS_PTRACE. It reads from
@@ -23,58 +23,58 @@ from plimsoll_sidecar.signals.process_table import read as read_file
 
 log = logging.getLogger(__name__)
 
-SIGNAL = 43
+STACKS_SIGNAL = 43
 """Number of the signal that makes the probe write stacks with faulthandler
 (plimsoll_probe.hung)."""
-WRITE_S = 0.5
-"""Seconds to wait for the stacks; faulthandler needs milliseconds, wherever the process hangs."""
-MAX_BYTES = 1 << 20
+STACKS_WAIT_S = 0.5
+"""Seconds to wait for the stacks. faulthandler needs milliseconds, wherever the process hangs."""
+MAX_OUTPUT_BYTES = 1 << 20
 PY_SPY = "py-spy"
-PY_SPY_S = 10.0
-"""Seconds that py-spy may take for all processes together; it takes about one for each."""
+PY_SPY_TIMEOUT_S = 10.0
+"""Timeout in seconds of py-spy for all processes together. It takes about one for each."""
 
 
-def stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
+def read_stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
     """Return the stacks of each process whose probe handles the signal, by PID."""
     sent: dict[int, int] = {}
     for process in processes:
-        size = _file_size(folder / f"{process.pid}.stacks")
-        if size is None or not handles_signal(process.pid):
+        size = _read_file_size(folder / f"{process.pid}.stacks")
+        if size is None or not has_signal_handler(process.pid):
             continue
         with contextlib.suppress(OSError):
-            send_signal(process, SIGNAL)
+            send_signal(process, STACKS_SIGNAL)
             sent[process.pid] = size
     if not sent:
         return {}
-    time.sleep(WRITE_S)
+    time.sleep(STACKS_WAIT_S)
     texts = {pid: _read_from(folder / f"{pid}.stacks", size) for pid, size in sent.items()}
     return {pid: text for pid, text in texts.items() if text}
 
 
-def stacks_by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
+def read_stacks_by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
     """Return the stacks that py-spy reads, by PID; empty if py-spy is missing or not permitted."""
     program = shutil.which(PY_SPY)
     found: dict[int, bytes] = {}
-    deadline = time.monotonic() + PY_SPY_S
+    deadline = time.monotonic() + PY_SPY_TIMEOUT_S
     for process in processes if program is not None else ():
         left = deadline - time.monotonic()
         if left <= 0 or not is_running(process):
             continue
-        text, status = _run(
+        text, status = _run_program(
             [str(program), "dump", "--nonblocking", "--pid", str(process.pid)], left
         )
         if status == 0 and text:
             found[process.pid] = text
         else:
-            answer = text[-500:].decode(errors="replace").strip() or "no output"
+            answer = text[-500:].decode(errors="replace").strip() or "it printed nothing"
             log.info("py-spy cannot read process %d: %s", process.pid, answer)
     return found
 
 
-def _run(command: list[str], timeout_s: float) -> tuple[bytes, int]:
+def _run_program(command: list[str], timeout_s: float) -> tuple[bytes, int]:
     """Return the output of a program, at most 1 MiB, and its exit status.
 
-    If it cannot be started, return the error and -1.
+    If the program cannot be started, return the error and -1.
     """
     try:
         running = subprocess.Popen(
@@ -86,15 +86,15 @@ def _run(command: list[str], timeout_s: float) -> tuple[bytes, int]:
         assert running.stdout is not None
         timer = threading.Timer(timeout_s, running.kill)
         timer.start()
-        text = running.stdout.read(MAX_BYTES)
-        if len(text) == MAX_BYTES:
-            running.kill()  # its output is not read any further
+        text = running.stdout.read(MAX_OUTPUT_BYTES)
+        if len(text) == MAX_OUTPUT_BYTES:
+            running.kill()  # the rest of its output is not read
         status = running.wait()
         timer.cancel()
-    return text, 0 if len(text) == MAX_BYTES else status
+    return text, 0 if len(text) == MAX_OUTPUT_BYTES else status
 
 
-def handles_signal(pid: int, number: int = SIGNAL) -> bool:
+def has_signal_handler(pid: int, number: int = STACKS_SIGNAL) -> bool:
     """Report whether the process has a handler for the signal, which would otherwise end it."""
     try:
         for line in read_file(pid, "status").splitlines():
@@ -105,7 +105,7 @@ def handles_signal(pid: int, number: int = SIGNAL) -> bool:
     return False
 
 
-def _file_size(path: Path) -> int | None:
+def _read_file_size(path: Path) -> int | None:
     try:
         seen = path.lstat()
     except OSError:
@@ -114,7 +114,7 @@ def _file_size(path: Path) -> int | None:
 
 
 def _read_from(path: Path, begin: int) -> bytes:
-    """Return what was appended after ``begin``.
+    """Return what was appended to the file after ``begin``.
 
     The engine can write to the folder: the path may have become a link or a pipe.
     """
@@ -126,4 +126,4 @@ def _read_from(path: Path, begin: int) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return b""
         file.seek(begin)
-        return file.read(MAX_BYTES) or b""
+        return file.read(MAX_OUTPUT_BYTES) or b""

@@ -1,8 +1,8 @@
-"""TCP sockets of this network namespace: listeners, and connections that wait for an answer.
+"""List TCP sockets of this network namespace: listeners, and connections awaiting an answer.
 
 The kernel lists the sockets in given states without any permission (sock_diag(7)). Reading
-``/proc/net/tcp`` instead walks the table of all connections, even for listeners alone. That takes
-milliseconds if the table is large.
+``/proc/net/tcp`` instead would walk the table of all connections, even for listeners alone. That
+takes milliseconds if the table is large.
 
 The containers of a pod share the network, and with ``shareProcessNamespace`` the processes. The
 file descriptors of a process are readable only for its own user, and only if it has no more
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 
 from plimsoll_sidecar.signals.process_table import MAX_DESCRIPTORS, list_names
 
-LISTEN, ESTABLISHED = 10, 1
+TCP_LISTEN, TCP_ESTABLISHED = 10, 1
 """TCP states (include/net/tcp_states.h)."""
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY, NLMSG_ERROR, NLMSG_DONE = 20, 2, 3
 REQUEST_DUMP = 0x301
 """Flags of a netlink request for a list (NLM_F_REQUEST and NLM_F_DUMP)."""
-WAIT_S = 0.5
-"""Seconds that one read may take."""
-MAX_BYTES = 4 << 20
+READ_TIMEOUT_S = 0.5
+"""Timeout in seconds of one read."""
+MAX_LIST_BYTES = 4 << 20
 """Maximum number of bytes of one list."""
 HEADER_BYTES, MESSAGE_BYTES = 16, 72
 """Sizes of ``struct nlmsghdr`` and ``struct inet_diag_msg`` (include/uapi/linux)."""
@@ -41,8 +41,10 @@ LAST_SENT, LAST_RECEIVED, RECEIVED, SEGMENTS_SENT = 44, 52, 128, 156
 MIN_INFO_BYTES = 160
 """Bytes of ``struct tcp_info`` up to the last offset that is read."""
 MIN_WAIT_MS = 500
-"""Milliseconds after which a request counts as waiting: most are answered sooner, and the engine
-counts those anyway."""
+"""Milliseconds after which a request counts as waiting.
+
+Most requests are answered sooner, and the engine counts those anyway.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class TcpSocket:
     attributes: dict[int, bytes]
 
 
-def tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[TcpSocket]:
+def query_tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[TcpSocket]:
     """Yield the sockets on the local ``port`` in ``state``, optionally with one attribute.
 
     States are numbered as in include/net/tcp_states.h. Raises OSError or struct.error if the kernel
@@ -68,18 +70,18 @@ def tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[TcpSocket
 def _query_kernel(ask: bytes, port: int) -> Iterator[TcpSocket]:
     link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
     with contextlib.closing(link):
-        link.settimeout(WAIT_S)
+        link.settimeout(READ_TIMEOUT_S)
         size = HEADER_BYTES + len(ask)
         link.send(struct.pack("=IHHII", size, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0) + ask)
         total = 0
-        while total < MAX_BYTES:
+        while total < MAX_LIST_BYTES:
             data = link.recv(1 << 16)
             total += len(data)
             ended, found = parse_messages(data, port)
             yield from found
             if ended:
                 return
-    raise OSError(f"more than {MAX_BYTES >> 20} MiB of sockets")
+    raise OSError(f"the kernel listed more than {MAX_LIST_BYTES >> 20} MiB of sockets")
 
 
 def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
@@ -114,26 +116,26 @@ def _parse_attributes(data: bytes) -> dict[int, bytes]:
     return found
 
 
-def socket_inodes(port: int, state: int) -> set[str]:
+def find_socket_inodes(port: int, state: int) -> set[str]:
     """Return the inodes of the TCP sockets on the local ``port`` in ``state``."""
     try:
-        return {str(one.inode) for one in tcp_sockets(port, state)}
+        return {str(one.inode) for one in query_tcp_sockets(port, state)}
     except (OSError, struct.error):
-        return socket_inodes_from_proc(port, state)
+        return find_socket_inodes_from_proc(port, state)
 
 
-def socket_inodes_from_proc(port: int, state: int) -> set[str]:
-    """Return the same as :func:`socket_inodes` from /proc, for kernels without sock_diag."""
-    return {inode for local, inode in _rows("/proc/net", state) if local == port}
+def find_socket_inodes_from_proc(port: int, state: int) -> set[str]:
+    """Return inodes like :func:`find_socket_inodes`, from /proc for kernels without sock_diag."""
+    return {inode for local, inode in _read_table("/proc/net", state) if local == port}
 
 
-def listening_ports(pids: Sequence[int]) -> list[int]:
-    """Return the ports on which one of ``pids`` listens, in the network of the first of them."""
-    rows = list(_rows(f"/proc/{pids[0]}/net", LISTEN))
-    return sorted({port for port, inode in rows if find_holders([inode], pids)})
+def find_listening_ports(pids: Sequence[int]) -> list[int]:
+    """Return the ports on which any of ``pids`` listens, in the network of the first of them."""
+    rows = list(_read_table(f"/proc/{pids[0]}/net", TCP_LISTEN))
+    return sorted({port for port, inode in rows if find_socket_owners([inode], pids)})
 
 
-def _rows(folder: str, state: int) -> Iterator[tuple[int, str]]:
+def _read_table(folder: str, state: int) -> Iterator[tuple[int, str]]:
     """Yield port and inode of the sockets in ``state`` from the tables of one network."""
     for table in (f"{folder}/tcp", f"{folder}/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
@@ -144,13 +146,13 @@ def _rows(folder: str, state: int) -> Iterator[tuple[int, str]]:
                     yield int(fields[1].rpartition(":")[2], 16), fields[9]
 
 
-def find_holders(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
-    """Return those of ``pids`` that hold one of the sockets, as far as that is readable."""
+def find_socket_owners(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
+    """Return the ``pids`` that have one of the sockets open and are readable."""
     links = {f"socket:[{inode}]" for inode in inodes}
-    return {pid for pid in pids if _holds_any(pid, links)} if links else set()
+    return {pid for pid in pids if _has_any_open(pid, links)} if links else set()
 
 
-def _holds_any(pid: int, links: set[str]) -> bool:
+def _has_any_open(pid: int, links: set[str]) -> bool:
     try:
         names = list_names(f"/proc/{pid}/fd", MAX_DESCRIPTORS)
     except OSError:
@@ -176,7 +178,7 @@ def count_unanswered(port: int) -> int | None:
     try:
         return sum(
             _is_waiting(one.attributes.get(INET_DIAG_INFO, b""))
-            for one in tcp_sockets(port, ESTABLISHED, INET_DIAG_INFO)
+            for one in query_tcp_sockets(port, TCP_ESTABLISHED, INET_DIAG_INFO)
         )
     except (OSError, struct.error):
         return None
@@ -185,13 +187,13 @@ def count_unanswered(port: int) -> int | None:
 def _is_waiting(info: bytes) -> bool:
     if len(info) < MIN_INFO_BYTES:
         return False
-    sent_ms, received_ms = (_u32(info, at) for at in (LAST_SENT, LAST_RECEIVED))
+    sent_ms, received_ms = (_read_u32(info, at) for at in (LAST_SENT, LAST_RECEIVED))
     (received,) = struct.unpack_from("=Q", info, RECEIVED)
     if not received or received_ms < MIN_WAIT_MS:
         return False
-    return _u32(info, SEGMENTS_SENT) == 0 or received_ms < sent_ms
+    return _read_u32(info, SEGMENTS_SENT) == 0 or received_ms < sent_ms
 
 
-def _u32(data: bytes, at: int) -> int:
+def _read_u32(data: bytes, at: int) -> int:
     value: int = struct.unpack_from("=I", data, at)[0]
     return value

@@ -80,8 +80,8 @@ def test_a_service_keeps_what_its_pods_have_learned(
     host = BudgetState(current=4 * GIB, baseline=4 * GIB, unexplained=0, limit=16 * GIB)
     fresh.observe(0.0, "1", "r2", Assessment(t=0.0, epoch=1, warm=True, host=host), ())
     memory = MemoryPolicy(host=budget_of("Auto"))
-    fresh.revise(0.0, memory)
-    found = fresh.in_force(memory)
+    fresh.update_budgets(0.0, memory)
+    found = fresh.resolve_budgets(memory)
     assert (found.memory.host and found.memory.host.growth_bytes, found.learning) == (
         KNOWN.budget,
         frozenset(),

@@ -89,7 +89,7 @@ def test_the_growth_of_all_replicas_reaches_the_one_that_is_suspected(
     mine = min(uids)
     leaking(kubectl, "leak", mine)
     (tmp_path / PEERS_FILE).write_text(eventually(lambda: data(kubectl)[PEERS_FILE], 40))
-    peers = file.peers()
+    peers = file.read_peers()
     assert {one.pod for one in peers} == set(uids)
     assert len({one.revision for one in peers}) == 1
     sizes = {one.pod: one.host.bytes for one in peers if one.host}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from plimsoll_sidecar.signals.process_table import nearest_to_limit
+from plimsoll_sidecar.signals.process_table import find_nearest_to_limit
 
 REQUESTS = 9
 SEGMENT = 64 << 10
@@ -47,7 +47,7 @@ def series(engine: Any) -> int:
 
 def seen(pid: int) -> int:
     """The open files of the engine's process, as the supervisor counts them."""
-    files = nearest_to_limit({pid: "frontend"})
+    files = find_nearest_to_limit({pid: "frontend"})
     assert files is not None
     return files.open
 

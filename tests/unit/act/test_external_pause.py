@@ -131,7 +131,7 @@ def test_a_server_that_hangs_is_not_waited_for_again_and_again(
 
 
 def test_an_engine_that_no_path_is_known_of_is_not_asked(server: Server) -> None:
-    assert PauseReader(server.client, SGLANG.paused, Clock()).read() is None
+    assert PauseReader(server.client, SGLANG.paused_path, Clock()).read() is None
     assert server.asked == 0
 
 
@@ -141,7 +141,7 @@ def test_only_an_engine_with_work_that_makes_no_step_is_asked(server: Server) ->
 
     def page() -> bool | None:
         clock.now += 2 * STALLED_SCRAPE_S
-        newest = load.newest()
+        newest = load.get_newest()
         assert newest is not None
         return newest[0].paused
 

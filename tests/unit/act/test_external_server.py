@@ -11,7 +11,11 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.engine_processes import EngineFinder, EngineNotFound, EngineProcesses
+from plimsoll_sidecar.signals.engine_processes import (
+    EngineFinder,
+    EngineNotFoundError,
+    EngineProcesses,
+)
 
 
 def test_an_engine_that_ends_while_it_is_identified_does_not_answer(
@@ -20,7 +24,7 @@ def test_an_engine_that_ends_while_it_is_identified_does_not_answer(
     """The supervisor knows this error of an engine, and goes on."""
 
     def ended(self: EngineFinder) -> EngineProcesses:
-        raise EngineNotFound("no process")
+        raise EngineNotFoundError("no process")
 
     class Silent:
         def call(self, *_: object, **__: object) -> tuple[int, bytes]:

@@ -16,7 +16,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, PauseReader
 from plimsoll_sidecar.act.adapters.external_profile import VLLM
-from plimsoll_sidecar.act.adapters.external_server import engine_type, server_version
+from plimsoll_sidecar.act.adapters.external_server import identify_engine_type, read_server_version
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import Page
@@ -32,8 +32,8 @@ NESTED = b'{"x":' + b"[" * 1000 + b"]" * 1000 + b"}"
 def test_nested_brackets_on_any_page_say_nothing() -> None:
     with serve(ok(NESTED)) as url:
         server = HttpClient(url)
-        assert engine_type(server) is None
-        assert server_version(server, VLLM) == ""
+        assert identify_engine_type(server) is None
+        assert read_server_version(server, VLLM) == ""
         assert PauseReader(server, "/is_paused").read() is None
         assert ExternalLoad(server, VLLM)._inflight_at_frontend(Page({})) is None
 

@@ -67,14 +67,14 @@ def test_each_reason_ends_by_itself_and_the_pod_is_ready_after_the_last(tmp_path
     assert readiness.is_ready(folder)
     readiness.set_unready(folder, readiness.MANUAL, 60.0)
     readiness.set_unready(folder, readiness.DRAIN, 30.0)
-    assert readiness.active_reasons(folder)["manual"] == pytest.approx(60.0, abs=5.0)
-    assert readiness.active_reasons(folder)["drain"] == pytest.approx(30.0, abs=5.0)
-    readiness.clear(folder, readiness.DRAIN)
-    assert list(readiness.active_reasons(folder)) == ["manual"]
+    assert readiness.read_active_reasons(folder)["manual"] == pytest.approx(60.0, abs=5.0)
+    assert readiness.read_active_reasons(folder)["drain"] == pytest.approx(30.0, abs=5.0)
+    readiness.clear_reasons(folder, readiness.DRAIN)
+    assert list(readiness.read_active_reasons(folder)) == ["manual"]
     assert not readiness.is_ready(folder)
-    readiness.clear(folder, readiness.MANUAL)
+    readiness.clear_reasons(folder, readiness.MANUAL)
     assert readiness.is_ready(folder)
-    readiness.clear(folder, readiness.MANUAL)
+    readiness.clear_reasons(folder, readiness.MANUAL)
 
 
 @pytest.mark.parametrize("reason", readiness.REASONS)
@@ -85,13 +85,15 @@ def test_a_reason_that_cannot_be_read_does_not_hold(
     tmp_path: Path, reason: str, content: bytes
 ) -> None:
     readiness.set_unready(str(tmp_path), reason, 60.0)
-    (tmp_path / readiness.FOLDER / reason).write_bytes(content)
+    (tmp_path / readiness.REASONS_FOLDER / reason).write_bytes(content)
     assert readiness.is_ready(str(tmp_path))
 
 
 def test_a_drain_of_hours_is_not_cut(tmp_path: Path) -> None:
     readiness.set_unready(str(tmp_path), readiness.DRAIN, 6 * 3600.0)
-    assert readiness.active_reasons(str(tmp_path))["drain"] == pytest.approx(6 * 3600.0, abs=5.0)
+    assert readiness.read_active_reasons(str(tmp_path))["drain"] == pytest.approx(
+        6 * 3600.0, abs=5.0
+    )
 
 
 def test_after_a_restart_of_the_node_only_a_persons_drain_holds(
@@ -100,7 +102,7 @@ def test_after_a_restart_of_the_node_only_a_persons_drain_holds(
     for reason in readiness.REASONS:
         readiness.set_unready(str(tmp_path), reason, 600.0)
     monkeypatch.setattr(readiness, "_boot_id", lambda: "the next boot")
-    assert list(readiness.active_reasons(str(tmp_path))) == [readiness.MANUAL]
+    assert list(readiness.read_active_reasons(str(tmp_path))) == [readiness.MANUAL]
     readiness.end_drain(str(tmp_path), readiness.MANUAL)
     monkeypatch.setattr(readiness, "_boot_id", lambda: "the one after")
     assert readiness.is_ready(str(tmp_path)), "a drain that ended does not come back either"
@@ -108,7 +110,7 @@ def test_after_a_restart_of_the_node_only_a_persons_drain_holds(
 
 def test_no_reason_holds_for_longer_than_its_bound(tmp_path: Path) -> None:
     readiness.set_unready(str(tmp_path), readiness.MANUAL, 1e12)
-    assert readiness.active_reasons(str(tmp_path))["manual"] == pytest.approx(
+    assert readiness.read_active_reasons(str(tmp_path))["manual"] == pytest.approx(
         readiness.MAX_REASON_S, abs=5.0
     )
 
@@ -130,17 +132,17 @@ def test_writers_of_the_same_moment_do_not_lose_one_another(tmp_path: Path) -> N
     for thread in threads:
         thread.join(30)
     assert failed == []
-    assert set(readiness.active_reasons(str(tmp_path))) == set(readiness.REASONS)
-    assert sorted(os.listdir(tmp_path / readiness.FOLDER)) == sorted(readiness.REASONS)
+    assert set(readiness.read_active_reasons(str(tmp_path))) == set(readiness.REASONS)
+    assert sorted(os.listdir(tmp_path / readiness.REASONS_FOLDER)) == sorted(readiness.REASONS)
 
 
 def test_the_end_of_an_incident_leaves_a_persons_drain(tmp_path: Path, actuator: Actuator) -> None:
     readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     readiness.set_unready(str(tmp_path), readiness.DRAIN, 60.0)
     actuator.set_slot_request(SlotRequest("i"))
-    assert list(readiness.active_reasons(str(tmp_path))) == ["manual", "drain"]
+    assert list(readiness.read_active_reasons(str(tmp_path))) == ["manual", "drain"]
     actuator.set_slot_request(SlotRequest(None))
-    assert list(readiness.active_reasons(str(tmp_path))) == ["manual"]
+    assert list(readiness.read_active_reasons(str(tmp_path))) == ["manual"]
 
 
 @pytest.mark.parametrize("drained", [True, False])
@@ -150,7 +152,7 @@ def test_a_refused_restart_leaves_a_persons_drain(
     if drained:
         readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     assert actuator.execute(command(Verb.RESTART_ENGINE)).outcome is Outcome.REFUSED
-    assert list(readiness.active_reasons(str(tmp_path))) == ["manual"] * drained
+    assert list(readiness.read_active_reasons(str(tmp_path))) == ["manual"] * drained
     assert engine.resumed is not drained
 
 
@@ -173,7 +175,7 @@ def test_the_pod_is_unready_where_the_engine_ended(
     assert readiness.run_unready(folder, end).outcome is outcome
     assert readiness.is_ready(folder) is ready
     longest_s = readiness.KUBELET_LAG_S + 0.001  # what is written is rounded
-    assert all(left <= longest_s for left in readiness.active_reasons(folder).values())
+    assert all(left <= longest_s for left in readiness.read_active_reasons(folder).values())
 
 
 def test_an_error_puts_the_pod_back_into_service(tmp_path: Path) -> None:
@@ -190,11 +192,11 @@ def ends(actuator: Actuator, engine: Engine) -> bool:
     engine.resumed, actuator._resume_at = False, 0.0
     actuator.end_drains("a:1")
     if actuator._resuming:
-        actuator._next_command()
+        actuator._run_next_command()
     return engine.resumed
 
 
-@pytest.mark.parametrize("drain", readiness.DRAINS)
+@pytest.mark.parametrize("drain", readiness.DRAIN_REASONS)
 def test_the_engine_is_resumed_when_a_drain_expires(
     tmp_path: Path, actuator: Actuator, engine: Engine, drain: str
 ) -> None:
@@ -206,7 +208,7 @@ def test_the_engine_is_resumed_when_a_drain_expires(
     assert readiness.is_ready(folder)
     readiness.set_unready(folder, readiness.RESTART, 60.0)
     assert not ends(actuator, engine), "it ends anyway"
-    readiness.clear(folder, readiness.RESTART)
+    readiness.clear_reasons(folder, readiness.RESTART)
     engine.silent = True
     assert not ends(actuator, engine)
     engine.silent = False

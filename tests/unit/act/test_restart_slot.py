@@ -74,12 +74,12 @@ def slots(
 
 def test_it_is_kept_while_wanted_and_given_back_once(kube: Kube) -> None:
     mine = slots(kube)
-    mine.wanted = SlotRequest(None, taking=True)
-    assert mine.take("pod-0-1", POLICY, kube.time) is None
-    mine.wanted = SlotRequest("pod-0-1")
+    mine.slot_request = SlotRequest(None, taking=True)
+    assert mine.acquire("pod-0-1", POLICY, kube.time) is None
+    mine.slot_request = SlotRequest("pod-0-1")
     mine.reconcile(POLICY)
     assert kube.holder == "pod-0"
-    mine.wanted = NOBODY
+    mine.slot_request = NOBODY
     kube.away = True
     with pytest.raises(KubeError):
         mine.reconcile(POLICY)
@@ -95,33 +95,35 @@ def test_it_is_kept_while_wanted_and_given_back_once(kube: Kube) -> None:
 def test_a_slot_from_before_our_own_restart_is_given_back_once_the_journal_was_read(
     kube: Kube,
 ) -> None:
-    assert slots(kube).take("pod-0-1", POLICY, kube.time) is None
+    assert slots(kube).acquire("pod-0-1", POLICY, kube.time) is None
     after = slots(kube)
     after.reconcile(POLICY)
     assert kube.holder == "pod-0", "nobody knows what the journal says"
-    after.wanted = NOBODY
+    after.slot_request = NOBODY
     after.reconcile(POLICY)
     assert kube.holder == ""
 
 
 def test_a_wanted_slot_is_taken_back_after_our_own_restart(kube: Kube) -> None:
     now = 0.0
-    assert slots(kube).take("pod-0-1", POLICY, kube.time) is None
+    assert slots(kube).acquire("pod-0-1", POLICY, kube.time) is None
     after, other = slots(kube), slots(kube, "pod-1", lambda: now)
-    after.wanted = SlotRequest("pod-0-1")
+    after.slot_request = SlotRequest("pod-0-1")
     after.reconcile(POLICY)
-    assert other.take("pod-1-1", POLICY, kube.time) is not None
-    assert len(lease_counts.service_restarts(kube.lease, 3600.0, kube.time)) == 1, "counted once"
+    assert other.acquire("pod-1-1", POLICY, kube.time) is not None
+    assert len(lease_counts.read_service_restarts(kube.lease, 3600.0, kube.time)) == 1, (
+        "counted once"
+    )
 
 
 def test_a_slot_that_others_took_is_an_error(kube: Kube) -> None:
     now = 0.0
     mine, other = slots(kube, clock=lambda: now), slots(kube, "pod-1", lambda: now)
-    assert mine.take("pod-0-1", POLICY, kube.time) is None
-    mine.wanted = SlotRequest("pod-0-1")
-    assert other.take("pod-1-1", POLICY, kube.time) is not None
+    assert mine.acquire("pod-0-1", POLICY, kube.time) is None
+    mine.slot_request = SlotRequest("pod-0-1")
+    assert other.acquire("pod-1-1", POLICY, kube.time) is not None
     now = LEASE_DURATION_S + 1.0
-    assert other.take("pod-1-1", POLICY, kube.time) is None
+    assert other.acquire("pod-1-1", POLICY, kube.time) is None
     with pytest.raises(SlotLostError, match="held by pod-1"):
         mine.reconcile(POLICY)
 
@@ -129,7 +131,7 @@ def test_a_slot_that_others_took_is_an_error(kube: Kube) -> None:
 def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Kube) -> None:
     """It calls the API server while the governor takes the slot: the newer wish counts."""
     mine = slots(kube)
-    mine.wanted = NOBODY
+    mine.slot_request = NOBODY
     asked, go = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -140,8 +142,8 @@ def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Ku
     follower = threading.Thread(target=mine.reconcile, args=(POLICY,))
     follower.start()
     assert asked.wait(10)
-    mine.wanted = SlotRequest(None, taking=True)
-    taker = threading.Thread(target=mine.take, args=("pod-0-1", POLICY, kube.time))
+    mine.slot_request = SlotRequest(None, taking=True)
+    taker = threading.Thread(target=mine.acquire, args=("pod-0-1", POLICY, kube.time))
     taker.start()
     kube.before_get = lambda: None
     go.set()
@@ -153,7 +155,7 @@ def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Ku
 
 def test_a_slot_whose_taking_got_no_answer_is_given_back(kube: Kube) -> None:
     mine = slots(kube)
-    mine.wanted = NOBODY
+    mine.slot_request = NOBODY
     mine.reconcile(POLICY)
     put = kube.put
 
@@ -163,7 +165,7 @@ def test_a_slot_whose_taking_got_no_answer_is_given_back(kube: Kube) -> None:
 
     kube.put = unanswered  # type: ignore[method-assign]
     with pytest.raises(KubeError):
-        mine.take("pod-0-1", POLICY, kube.time)
+        mine.acquire("pod-0-1", POLICY, kube.time)
     assert kube.holder == "pod-0"
     kube.put = put  # type: ignore[method-assign]
     mine.reconcile(POLICY)
@@ -176,13 +178,15 @@ def test_a_node_whose_clock_is_wrong_drops_no_count(
 ) -> None:
     for number in range(2):
         good = slots(kube, f"pod-{number}")
-        assert good.take(f"pod-{number}-1", POLICY, kube.time) is None
+        assert good.acquire(f"pod-{number}-1", POLICY, kube.time) is None
         good.release()
     monkeypatch.setattr(time, "time", lambda: kube.time + ahead_s)
     wrong = slots(kube, "pod-2")
-    assert wrong.take("pod-2-1", POLICY, kube.time + ahead_s) is None
+    assert wrong.acquire("pod-2-1", POLICY, kube.time + ahead_s) is None
     wrong.release()
     assert kube.lease["metadata"]["annotations"][SERVICE_RESTARTS].count("incident") == 3
-    assert slots(kube, "pod-0").read_stored().at == (kube.time,), "its own count is kept as well"
-    refusal = slots(kube, "pod-3").take("pod-3-1", POLICY, kube.time + ahead_s)
+    assert slots(kube, "pod-0").read_stored_restarts().at == (kube.time,), (
+        "its own count is kept as well"
+    )
+    refusal = slots(kube, "pod-3").acquire("pod-3-1", POLICY, kube.time + ahead_s)
     assert refusal is not None, "the service's budget is spent, whatever the clock"

@@ -16,7 +16,7 @@ def test_a_service_without_clients_says_nothing_of_who_is_left(api: ApiServer) -
     api.add("group", [endpoint(HEAD), endpoint("stranger", serving=False)])
     assert PodServices(api.endpoint_slices, HEAD).is_last_ready()
     apart = PodServices(api.endpoint_slices, HEAD, unused="group")
-    assert apart.readiness_by_service() == [{HEAD: True}]
+    assert apart.read_readiness_by_service() == [{HEAD: True}]
     assert not apart.is_last_ready()
 
 

@@ -40,16 +40,16 @@ def test_it_is_renewed_while_wanted_and_given_back_once(
 ) -> None:
     caplog.set_level(logging.INFO, module.__name__)
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
-    lease.renew()
+    lease.renew_or_release()
     assert engine.asked == []
     lease.set_wanted("a:1", wanted=True)
-    lease.renew()
+    lease.renew_or_release()
     engine.answer = StandbyStatus(StandbyState.PREPARED)
     for _ in range(2):
-        lease.renew()
+        lease.renew_or_release()
     lease.set_wanted("a:1", wanted=False)
     for _ in range(3):
-        lease.renew()
+        lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_S)] * 3 + [("a:1", 0.0)]
     assert [record.getMessage() for record in caplog.records] == [
         "standby worker: absent: less than 1024 MiB are free",
@@ -62,14 +62,14 @@ def test_a_lease_that_cannot_be_given_back_ends_by_itself(engine: Engine) -> Non
     now = [100.0]
     lease = StandbyLease(cast(Any, engine), lambda: now[0])
     lease.set_wanted("a:1", wanted=True)
-    lease.renew()
+    lease.renew_or_release()
     engine.error = "no answer"
     lease.set_wanted("a:1", wanted=False)
-    lease.renew()
+    lease.renew_or_release()
     now[0] += LEASE_S - 1
-    lease.renew()
+    lease.renew_or_release()
     now[0] += 1
-    lease.renew()
+    lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_S), ("a:1", 0.0), ("a:1", 0.0)]
 
 
@@ -80,10 +80,10 @@ def test_one_whose_epoch_is_over_is_not_given_back(
     caplog.set_level(logging.INFO, module.__name__)
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
     lease.set_wanted("a:1", wanted=True)
-    lease.renew()
+    lease.renew_or_release()
     lease.set_wanted("a:2", wanted=False)
     for _ in range(2):
-        lease.renew()
+        lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_S)]
     assert caplog.records[-1].getMessage() == "standby worker: the lease ended with its epoch"
 
@@ -95,11 +95,11 @@ def test_one_that_is_refused_is_asked_for_again(
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
     engine.error = "HTTP 409 StaleEpoch"
     lease.set_wanted("a:1", wanted=True)
-    lease.renew()
-    lease.renew()
+    lease.renew_or_release()
+    lease.renew_or_release()
     engine.error = None
     lease.set_wanted("a:2", wanted=True)
-    lease.renew()
+    lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_S), ("a:1", LEASE_S), ("a:2", LEASE_S)]
     assert caplog.records[0].getMessage() == "standby worker: cannot lease: HTTP 409 StaleEpoch"
     assert len(caplog.records) == 2, "the same trouble is told once"

@@ -29,7 +29,7 @@ from plimsoll_api.supervisor_config import PodEngine, SupervisorConfig
 from plimsoll_cli.explain import next_step
 from plimsoll_cli.incident_view import from_object
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.storage import Damaged, decode
+from plimsoll_sidecar.record.storage import DamagedRowError, decode_row
 
 FUTURE = st.from_regex(r"future_[a-z]{1,12}", fullmatch=True)
 REQUIRED = {
@@ -196,8 +196,8 @@ def test_a_journal_of_a_later_supervisor_is_not_acted_on() -> None:
     for change in ({"phase": "Cooling"}, {"kind": "FileGrowth"}, {"tried": ["Migrate"]}):
         row = {"name": "a-1", "kind": "Stall", "epoch": "a:1", "opened_at": 1.0} | change
         body = json.dumps(row).encode()
-        with pytest.raises(Damaged, match="later version"):
-            decode(body, zlib.crc32(body), Incident)
+        with pytest.raises(DamagedRowError, match="later version"):
+            decode_row(body, zlib.crc32(body), Incident)
 
 
 def test_an_action_of_a_later_operator_is_left_out_and_a_mode_is_refused() -> None:

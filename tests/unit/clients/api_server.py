@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from plimsoll_sidecar.clients.kube import SERVICE_NAME, EndpointSlices, KubeClient
+from plimsoll_sidecar.clients.kube import SERVICE_NAME_LABEL, EndpointSlices, KubeClient
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
 
@@ -62,7 +62,7 @@ class ApiServer:
     def add(self, service: str, endpoints: list[dict[str, Any]]) -> None:
         """Store one more slice of ``service``."""
         self.slices.append(
-            {"metadata": {"labels": {SERVICE_NAME: service}}, "endpoints": endpoints}
+            {"metadata": {"labels": {SERVICE_NAME_LABEL: service}}, "endpoints": endpoints}
         )
 
     def _list(self, query: dict[str, str]) -> bytes:

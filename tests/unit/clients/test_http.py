@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from plimsoll_sidecar.clients.http import (
-    MAX_BYTES,
+    MAX_BODY_BYTES,
     EngineError,
     HttpClient,
     NoAnswer,
-    pool,
+    create_pool,
     request,
 )
 from tests.unit.clients.raw_server import Send, ok, serve
@@ -95,7 +95,7 @@ def test_an_answer_without_end_takes_bounded_memory(send: Send, message: str) ->
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert peak < 4 * MAX_BYTES
+    assert peak < 4 * MAX_BODY_BYTES
 
 
 def test_a_compressed_body_is_not_unpacked() -> None:
@@ -133,7 +133,7 @@ def counting() -> Iterator[tuple[str, list[int]]]:
 
 def test_a_connection_that_is_kept_has_the_bounds_anew(counting: tuple[str, list[int]]) -> None:
     url, counts = counting
-    with pool(maxsize=2) as connections:
+    with create_pool(maxsize=2) as connections:
         for _ in range(3):
             assert request(connections, "GET", url + "/", 5.0).body == b"ok"
             time.sleep(0.05)
@@ -143,16 +143,16 @@ def test_a_connection_that_is_kept_has_the_bounds_anew(counting: tuple[str, list
 def test_nothing_that_listens_is_no_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
-    with pool() as connections, pytest.raises(NoAnswer):
+    with create_pool() as connections, pytest.raises(NoAnswer):
         request(connections, "GET", url, 2.0)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://[::1]:8000/"])
 def test_a_plain_connection_gets_no_option_of_tls(url: str) -> None:
     # urllib3 2.2, which the package allows, refuses assert_hostname there with a TypeError.
-    assert "assert_hostname" not in HttpClient(url)._pool().connection_pool_kw
+    assert "assert_hostname" not in HttpClient(url)._create_pool().connection_pool_kw
 
 
 def test_the_name_in_a_certificate_is_not_compared() -> None:
-    options = HttpClient("https://127.0.0.1:8000")._pool().connection_pool_kw
+    options = HttpClient("https://127.0.0.1:8000")._create_pool().connection_pool_kw
     assert options["assert_hostname"] is False

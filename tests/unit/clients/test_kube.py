@@ -57,7 +57,7 @@ def test_a_success_that_is_no_object_is_an_error(api: ApiServer, body: bytes) ->
             call(PATH)
         assert caught.value.is_transient
     with pytest.raises(UnexpectedAnswer, match="not a list"):
-        list(api.endpoint_slices.endpoints_of(["a"]))
+        list(api.endpoint_slices.iterate_endpoints(["a"]))
 
 
 @pytest.mark.parametrize(

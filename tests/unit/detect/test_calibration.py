@@ -21,7 +21,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.replay import ReplayLine, line_for, replay_samples
+from plimsoll_sidecar.replay import ReplayLine, make_line, replay_samples
 
 
 def case(starts: float | None = 100.0) -> Case:
@@ -121,7 +121,7 @@ def test_an_end_is_told_of_what_was_not_confirmed(
         phase=IncidentPhase.RESOLVED, confirmed_at=confirmed_at, message="the trim returned 5 MiB",
         attribution=Attribution(confidence=0.7),
     )  # fmt: skip
-    ended = line_for(Event(type=EventType.ENDED, at=200.0, incident=incident), 200.0)
+    ended = make_line(Event(type=EventType.ENDED, at=200.0, incident=incident), 200.0)
     assert (ended.event if ended else None) == told
     if ended is not None:
         assert ended.reason == "the trim returned 5 MiB"

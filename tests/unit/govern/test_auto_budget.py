@@ -24,12 +24,12 @@ from plimsoll_sidecar.govern.auto_budget import (
     HOUR_S,
     ROOM_SHARE,
     Hour,
-    Learned,
     LearnedBudgets,
-    gains_within,
-    healthy,
+    LearnedHistory,
     level,
-    proposal,
+    list_gains_within,
+    propose_budget,
+    select_healthy_hours,
 )
 from plimsoll_sidecar.govern.command import Verb
 from tests.unit.govern.governed import World
@@ -45,7 +45,7 @@ def state(grown: int) -> BudgetState:
     return BudgetState(current=BASE + grown, baseline=BASE, unexplained=grown, limit=LIMIT)
 
 
-def live(learned: Learned, start: float, grown: list[int], incident: bool = False) -> float:
+def live(learned: LearnedHistory, start: float, grown: list[int], incident: bool = False) -> float:
     """Let the learner see one growth a minute; return the time after the last one."""
     for minute, size in enumerate(grown):
         learned.observe(start + minute * STEP_S, "epoch", "r1", state(size), incident)
@@ -58,54 +58,54 @@ def day(most: int) -> list[int]:
 
 
 def test_a_day_of_growth_sets_the_budget() -> None:
-    learned, now = Learned(), 40 * 365 * 24 * HOUR_S
-    assert not learned.revise(now, HOST, MEMORY.auto)
+    learned, now = LearnedHistory(), 40 * 365 * 24 * HOUR_S
+    assert not learned.update_budget(now, HOST, MEMORY.auto)
     now = live(learned, now, day(400 * MIB))
     assert not learned.is_known(MEMORY.auto), "a minute of the day is missing"
     now = live(learned, now, [0, 0])
-    assert learned.revise(now, HOST, MEMORY.auto)
+    assert learned.update_budget(now, HOST, MEMORY.auto)
     assert learned.budget == 600 * MIB
     assert learned.starts == [BASE]
 
 
 def test_a_quiet_day_leaves_the_floor() -> None:
-    learned = Learned()
+    learned = LearnedHistory()
     now = live(learned, 0.0, [*day(MIB), 0, 0])
-    learned.revise(now, HOST, MEMORY.auto)
+    learned.update_budget(now, HOST, MEMORY.auto)
     assert learned.budget == int(FLOOR_SHARE * LIMIT)
 
 
 def test_a_day_with_an_incident_teaches_nothing() -> None:
-    learned = Learned()
+    learned = LearnedHistory()
     now = live(learned, 0.0, day(100 * MIB))
     now = live(learned, now, [8 * GIB] * 60, incident=True)
     now = live(learned, now, [8 * GIB] * 23 * 60)
-    assert healthy(learned.hours) == learned.hours[:1]
+    assert select_healthy_hours(learned.hours) == learned.hours[:1]
     now = live(learned, now, day(100 * MIB)[:120])
-    assert {one.at for one in healthy(learned.hours)} >= {0, 48, 49}
-    assert max(gains_within(healthy(learned.hours), 24 * HOUR_S)) < 8 * GIB + 1
-    assert proposal(learned, HOST) is not None
+    assert {one.at for one in select_healthy_hours(learned.hours)} >= {0, 48, 49}
+    assert max(list_gains_within(select_healthy_hours(learned.hours), 24 * HOUR_S)) < 8 * GIB + 1
+    assert propose_budget(learned, HOST) is not None
 
 
 def test_learning_ends_by_time_though_every_hour_had_an_incident() -> None:
-    learned = Learned()
+    learned = LearnedHistory()
     now = live(learned, 0.0, [*day(GIB), 0, 0], incident=True)
     assert learned.is_known(MEMORY.auto)
-    learned.revise(now, HOST, MEMORY.auto)
+    learned.update_budget(now, HOST, MEMORY.auto)
     assert learned.budget == provisional(LIMIT) == 2 * GIB
 
 
 def test_the_next_revision_begins_with_the_budget_of_the_one_before() -> None:
-    learned = Learned()
+    learned = LearnedHistory()
     now = live(learned, 0.0, [*day(400 * MIB), 0, 0])
-    learned.revise(now, HOST, MEMORY.auto)
+    learned.update_budget(now, HOST, MEMORY.auto)
     learned.observe(now, "another", "r2", state(0), False)
     assert learned.is_known(MEMORY.auto)
     assert learned.budget == 600 * MIB
     assert [one.at for one in learned.hours] == [24], "its hours are its own"
 
 
-def inherited(known: LearnedMemory, limit: int | None = LIMIT) -> Learned:
+def inherited(known: LearnedMemory, limit: int | None = LIMIT) -> LearnedHistory:
     """What a new replica makes of what the others have learned, after one sample."""
     found = LearnedBudgets()
     found.inherit(LearnedWorkload("", "64d8", 0, host=known))
@@ -117,10 +117,10 @@ def inherited(known: LearnedMemory, limit: int | None = LIMIT) -> Learned:
 def test_a_new_pod_acts_by_the_budget_that_the_others_have_learned() -> None:
     found = inherited(LearnedMemory(86400, (1, 2, 400 * MIB), BASE, 600 * MIB))
     assert found.is_known(MEMORY.auto)
-    found.revise(0.0, HOST, MEMORY.auto)
+    found.update_budget(0.0, HOST, MEMORY.auto)
     assert found.budget == 600 * MIB
     now = live(found, STEP_S, day(100 * MIB)[:120])
-    found.revise(now, HOST, MEMORY.auto)
+    found.update_budget(now, HOST, MEMORY.auto)
     assert found.budget == 600 * MIB, "two hours change nothing"
     found.inherit(LearnedMemory(86400, (0, 0, 0), BASE, 10 * GIB))
     assert found.budget == 600 * MIB, "it has one of its own"
@@ -128,50 +128,50 @@ def test_a_new_pod_acts_by_the_budget_that_the_others_have_learned() -> None:
 
 def test_an_inherited_budget_is_at_most_half_of_the_room() -> None:
     found = inherited(LearnedMemory(86400, (0, 0, 0), BASE, 1 << 49))
-    found.revise(0.0, HOST, MEMORY.auto)
+    found.update_budget(0.0, HOST, MEMORY.auto)
     assert found.budget == ROOM_SHARE * (LIMIT - BASE)
 
 
 def test_pods_that_live_for_hours_learn_a_day_together() -> None:
-    first = Learned()
+    first = LearnedHistory()
     live(first, 0.0, day(400 * MIB)[: 20 * 60])
-    lesson = first.report(MEMORY.auto)
+    lesson = first.make_report(MEMORY.auto)
     assert lesson == LearnedMemory(20 * 3600 - 60, (400 * MIB,) * 3, BASE)
     second = inherited(lesson)
     assert not second.is_known(MEMORY.auto)
     now = live(second, STEP_S, day(100 * MIB)[: 4 * 60 + 2])
-    second.revise(now, HOST, MEMORY.auto)
+    second.update_budget(now, HOST, MEMORY.auto)
     assert second.budget == 600 * MIB
-    again = second.report(MEMORY.auto)
+    again = second.make_report(MEMORY.auto)
     assert again is not None
     assert again.budget == 600 * MIB
 
 
 def test_a_pod_that_has_begun_to_learn_takes_only_the_budget() -> None:
-    found = Learned()
+    found = LearnedHistory()
     now = live(found, 0.0, day(100 * MIB)[:120])
     found.inherit(LearnedMemory(36000, (GIB, GIB, GIB), BASE))
     assert found.inherited is None, "that growth may be its own"
     found.inherit(LearnedMemory(86400, (GIB, GIB, GIB), BASE, 600 * MIB))
-    found.revise(now, HOST, MEMORY.auto)
+    found.update_budget(now, HOST, MEMORY.auto)
     assert found.budget == 600 * MIB
-    lesson = found.report(MEMORY.auto)
+    lesson = found.make_report(MEMORY.auto)
     assert lesson is not None
     assert (lesson.gains[2], lesson.budget) == (100 * MIB, None)
 
 
 def test_a_budget_rises_and_falls_slowly_and_the_owner_raises_it_at_once() -> None:
-    learned = Learned()
+    learned = LearnedHistory()
     now = live(learned, 0.0, [*day(800 * MIB), 0, 0])
-    learned.revise(now, HOST, MEMORY.auto)
+    learned.update_budget(now, HOST, MEMORY.auto)
     before = learned.budget
     assert before == 1200 * MIB
     learned.hours = []
     now = live(learned, now, [*day(MIB), 0, 0])
-    learned.revise(now, HOST, MEMORY.auto)
+    learned.update_budget(now, HOST, MEMORY.auto)
     assert learned.budget == pytest.approx(before * FALL_A_DAY, rel=0.01)
     raised = msgspec.structs.replace(HOST, minimum_bytes=3 * GIB)
-    found = LearnedBudgets(host=learned).in_force(MemoryPolicy(host=raised)).memory.host
+    found = LearnedBudgets(host=learned).resolve_budgets(MemoryPolicy(host=raised)).memory.host
     assert found is not None
     assert found.growth_bytes == 3 * GIB
 
@@ -196,7 +196,7 @@ def test_a_level_is_a_gain_that_was_seen(gains: list[int], share: float) -> None
 @given(st.lists(st.tuples(st.integers(0, 400), st.booleans()), unique_by=lambda one: one[0]))
 def test_no_hour_within_a_day_of_an_incident_is_healthy(seen: list[tuple[int, bool]]) -> None:
     hours = [Hour(at, 3600.0, (1, 1, 1), incident) for at, incident in sorted(seen)]
-    for one in healthy(hours):
+    for one in select_healthy_hours(hours):
         assert not any(other.incident and abs(other.at - one.at) < 24 for other in hours)
 
 
@@ -204,9 +204,9 @@ def test_no_hour_within_a_day_of_an_incident_is_healthy(seen: list[tuple[int, bo
 def test_a_proposal_stays_between_the_floor_and_half_of_the_room(
     grown: list[int], limit: int
 ) -> None:
-    learned = Learned()
+    learned = LearnedHistory()
     live(learned, 0.0, grown)
-    found = proposal(learned, msgspec.structs.replace(HOST, limit_bytes=limit))
+    found = propose_budget(learned, msgspec.structs.replace(HOST, limit_bytes=limit))
     assert found is not None
     room = int(ROOM_SHARE * max(0, limit - BASE))
     assert 1 <= found <= max(1, room)
@@ -218,7 +218,7 @@ class Learning(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.learned, self.now, self.epoch, self.revision = Learned(), 1e9, 0, 0
+        self.learned, self.now, self.epoch, self.revision = LearnedHistory(), 1e9, 0, 0
         self.budget: int | None = None
         self.days = 0.0
 
@@ -254,7 +254,7 @@ class Learning(RuleBasedStateMachine):
     @rule()
     def revise(self) -> None:
         before, at = self.learned.budget, self.learned.budget_at
-        self.learned.revise(self.now, HOST, AutoBudgets(learning_s=3600.0))
+        self.learned.update_budget(self.now, HOST, AutoBudgets(learning_s=3600.0))
         after = self.learned.budget
         if before is None or after is None:
             return
@@ -304,7 +304,9 @@ def test_a_leak_is_only_reported_while_its_budget_is_learned() -> None:
     assert {message for _, _, message in steps} == {
         "growthBudget Auto still learns what this service gains"
     }
-    world.governor.use(LearnedBudgets().in_force(MemoryPolicy(host=MemoryBudget(GIB))))
+    world.governor.apply_budgets(
+        LearnedBudgets().resolve_budgets(MemoryPolicy(host=MemoryBudget(GIB)))
+    )
     assert world.to(Verb.TRIM), "once it is learned, a leak that goes on opens again"
 
 

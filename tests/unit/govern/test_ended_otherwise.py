@@ -76,7 +76,9 @@ def test_an_engine_that_ended_by_itself_leaves_a_record_and_nothing_follows() ->
     assert "memory before: host 954 MiB of 4.0 GiB" in evidence
     assert "last seen healthy 8 s earlier" in evidence
     assert world.open == []
-    assert world.governor.restarts_left(world.now) == 3, "the budget is for restarts that we send"
+    assert world.governor.count_restarts_left(world.now) == 3, (
+        "the budget is for restarts that we send"
+    )
 
 
 def test_a_worker_that_ended_by_itself_is_distinguished() -> None:
@@ -117,7 +119,7 @@ def test_a_restart_by_hand_is_no_crash_and_is_recorded_and_counted() -> None:
     assert record.reason is Reason.MANUAL_RESTART
     assert record.name == "pod-0-0a1b2c3d"
     assert [step.step for step in record.timeline] == ["ManualRestart"]
-    assert world.governor.restarts_left(world.now) == 2
+    assert world.governor.count_restarts_left(world.now) == 2
 
 
 def test_a_restart_by_hand_that_ended_before_it_was_seen_is_no_crash() -> None:
@@ -140,7 +142,7 @@ def test_a_trim_by_hand_is_recorded_and_does_not_count() -> None:
     world = quiet()
     (record,) = advance(world, "boot:1", by_hand("boot:1", Outcome.SUCCEEDED, "trim"))
     assert record.reason is Reason.MANUAL_TRIM
-    assert world.governor.restarts_left(world.now) == 3
+    assert world.governor.count_restarts_left(world.now) == 3
     (crash,) = advance(world, "boot:2")
     assert crash.kind is IncidentKind.ENGINE_CRASH
 
@@ -159,16 +161,16 @@ def test_a_supervisor_that_was_away_does_not_know() -> None:
     )
     world.governor = Governor(world.governor.policy, world.governor.memory, state, "pod-0")
     assert advance(world, "boot:2") == []
-    assert world.governor.restarts_left(world.now) == 3
+    assert world.governor.count_restarts_left(world.now) == 3
 
 
 def test_what_the_lease_counts_joins_the_journal() -> None:
     world = quiet()
     governor = world.governor
-    assert governor.adopt(ReplicaRestarts((world.now - 20, world.now - 10))) == 2
-    assert governor.restarts_left(world.now) == 1
-    assert governor.adopt(governor.counted()) == 0, "the same restart counts once"
-    assert governor.adopt(ReplicaRestarts((), exhausted=True)) == 0
-    assert governor.restarts_left(world.now) == 0
-    governor.reset()
-    assert governor.counted() == ReplicaRestarts()
+    assert governor.merge_restarts(ReplicaRestarts((world.now - 20, world.now - 10))) == 2
+    assert governor.count_restarts_left(world.now) == 1
+    assert governor.merge_restarts(governor.copy_restarts()) == 0, "the same restart counts once"
+    assert governor.merge_restarts(ReplicaRestarts((), exhausted=True)) == 0
+    assert governor.count_restarts_left(world.now) == 0
+    governor.reset_restart_budget()
+    assert governor.copy_restarts() == ReplicaRestarts()

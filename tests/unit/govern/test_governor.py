@@ -11,9 +11,9 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.incident import SUBSIDED_S
-from plimsoll_sidecar.govern.moves import NOT_GROWING, WITHIN_BUDGET
+from plimsoll_sidecar.govern.moves import NOT_GROWING_MESSAGE, WITHIN_BUDGET_MESSAGE
 from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, GovernorState
-from plimsoll_sidecar.govern.verification import SETTLE_S
+from plimsoll_sidecar.govern.verification import MEMORY_SETTLE_S
 from tests.unit.govern.governed import BASELINE, ROUND, World, done
 
 
@@ -122,7 +122,7 @@ def test_a_spent_budget_restarts_nothing_while_memory_is_flat() -> None:
     world.growth, world.growing = 500_000_000, False
     world.to_confirmed()
     world.run(600)
-    assert world.open[0].message == NOT_GROWING
+    assert world.open[0].message == NOT_GROWING_MESSAGE
     assert world.verbs == [Verb.TRIM]
     world.growing = True
     world.to(Verb.RESTART_WORKER)
@@ -285,7 +285,7 @@ def test_two_starts_of_one_engine_differ_a_little(growth: int, left: int, reason
     step = next(s for s in incident.timeline if s.operation_id == restart.operation_id)
     assert step.after_bytes is None, "memory of a process that ended is not what came back"
     world.renew(left)
-    world.run(int(SETTLE_S) + 5)
+    world.run(int(MEMORY_SETTLE_S) + 5)
     assert world.ended[0].reason is reason
     assert step.after_bytes == BASELINE + left
     assert world.ended[0].returned_bytes == growth - left
@@ -310,7 +310,7 @@ def test_a_restart_that_returns_too_little_leads_to_the_next_rung() -> None:
     world.growth = 500_000_000
     restart = world.to(Verb.RESTART_WORKER)
     world.renew(growth=400_000_000)
-    drain = world.answer(restart, limit=int(SETTLE_S) + 10)
+    drain = world.answer(restart, limit=int(MEMORY_SETTLE_S) + 10)
     assert drain.verb is Verb.DRAIN
     assert drain.epoch == "boot:2"
     engine = world.answer(drain)
@@ -387,8 +387,8 @@ def test_the_restart_budget_stops_the_ladder_until_a_reset() -> None:
     world.run(500)  # far longer than the window: the stop is for good
     assert len(world.commands) == before
     assert world.open == []
-    assert world.governor.restarts_left(world.now) == 0
-    world.governor.reset()
+    assert world.governor.count_restarts_left(world.now) == 0
+    world.governor.reset_restart_budget()
     command = world.to(Verb.RESTART_WORKER)
     assert command.epoch == "boot:2"
 
@@ -534,7 +534,7 @@ def test_a_confirmed_leak_whose_odds_fall_subsides_and_comes_back() -> None:
     world.over_budget = False
     incident = world.to_confirmed()
     world.run(2)
-    assert incident.message == WITHIN_BUDGET
+    assert incident.message == WITHIN_BUDGET_MESSAGE
     world.confidence = 0.27
     world.run(int(SUBSIDED_S) + 1)
     assert (incident.phase, incident.waits) == (IncidentPhase.CONFIRMED, WaitReason.SUBSIDED)

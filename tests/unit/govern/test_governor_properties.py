@@ -23,7 +23,7 @@ from plimsoll_sidecar.govern.command import (
     Verb,
 )
 from plimsoll_sidecar.govern.governor import Governor
-from plimsoll_sidecar.govern.incident import DISRUPTING
+from plimsoll_sidecar.govern.incident import DISRUPTING_PHASES
 from plimsoll_sidecar.govern.state import GovernorState
 
 RESTARTS = (Verb.RESTART_WORKER, Verb.RESTART_ENGINE)
@@ -157,7 +157,7 @@ class GovernorMachine(RuleBasedStateMachine):
             self.epoch, self.epoch_at = self.number, self.now
         if not self.idle:
             self.idle_since = self.now
-        spent = self.governor.restarts_left(self.now) == 0
+        spent = self.governor.count_restarts_left(self.now) == 0
         turn = self.governor.advance(assessment, view, self.now, results)
         for event in turn.events:
             if event.type is EventType.OPENED:
@@ -202,7 +202,7 @@ class GovernorMachine(RuleBasedStateMachine):
             ours = [
                 i
                 for i in self.governor.state.incidents
-                if i.phase in DISRUPTING and i.rung not in (None, Action.POD_REPLACE)
+                if i.phase in DISRUPTING_PHASES and i.rung not in (None, Action.POD_REPLACE)
             ]
             assert len(ours) <= 1
 

@@ -82,4 +82,4 @@ def test_what_another_pod_holds_needs_a_restart_of_the_group(action: Action) -> 
     reason = ladder.reason_to_skip(action, leak(POD), policy, view)
     assert reason is not None
     assert "only a restart of the group" in reason
-    assert ladder.next_rung(leak(POD), policy, view) is Action.ENGINE_RESTART
+    assert ladder.choose_next_rung(leak(POD), policy, view) is Action.ENGINE_RESTART

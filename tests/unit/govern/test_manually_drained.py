@@ -51,12 +51,12 @@ def test_a_slot_that_was_taken_meanwhile_goes_to_others(world: World) -> None:
 def test_no_restart_follows_a_drain_that_a_person_joined(world: World) -> None:
     world.process = "frontend"
     drain = world.to(Verb.DRAIN)
-    assert world.governor.restarts_left(world.now) == 2
+    assert world.governor.count_restarts_left(world.now) == 2
     world.manually_drained = True
     world.run(3, done(drain))
     assert world.governor.state.slot_holder is None
     assert world.open[0].phase is IncidentPhase.CONFIRMED
-    assert world.governor.restarts_left(world.now) == 3, "nothing was restarted"
+    assert world.governor.count_restarts_left(world.now) == 3, "nothing was restarted"
 
 
 def test_a_replacement_is_asked_for_anew_after_the_resume() -> None:

@@ -84,7 +84,7 @@ def test_the_restart_has_the_time_under_which_its_slot_counted_it() -> None:
     take = world.to(Verb.TAKE_SLOT)
     assert take.at is not None
     world.answer(take)
-    assert world.governor.counted().at == (take.at,)
+    assert world.governor.copy_restarts().at == (take.at,)
 
 
 def test_a_slot_goes_to_others_while_its_incident_no_longer_has_to_restart() -> None:

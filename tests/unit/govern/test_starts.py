@@ -12,11 +12,11 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.govern.command import Verb
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.govern.verification import (
-    KEPT,
     LEARNING_ASSESSMENTS,
     MAX_SHARE,
-    PRIOR_SHARE,
-    SETTLE_S,
+    MAX_STARTS,
+    MEMORY_SETTLE_S,
+    PRIOR_NOISE_SHARE,
     Starts,
 )
 from tests.unit.govern.governed import BASELINE, World, done
@@ -41,7 +41,7 @@ def judged(world: World, left: int) -> Reason | None:
     world.growth = 0
     world.tick(done(restart))
     world.boot, world.growth, world.suspect = "successor", left, False
-    world.run(int(SETTLE_S) + 5)
+    world.run(int(MEMORY_SETTLE_S) + 5)
     return world.ended[-1].reason
 
 
@@ -81,25 +81,27 @@ def test_a_new_worker_is_no_start_of_the_engine() -> None:
 
 def seen(starts: Starts, *levels: int) -> None:
     for number, level in enumerate(levels):
-        starts.start(f"engine-{number}")
+        starts.begin_start(f"engine-{number}")
         state = BudgetState(current=level, baseline=level, explained=0)
         for _ in range(LEARNING_ASSESSMENTS):
-            starts.observe(Assessment(t=0.0, epoch=number, warm=True, device=state))
+            starts.add_assessment(Assessment(t=0.0, epoch=number, warm=True, device=state))
 
 
 def test_the_prior_holds_until_two_starts_were_seen_and_the_bounds_ever_after() -> None:
     starts = Starts()
     seen(starts, BASELINE)
-    assert starts.noise(IncidentKind.DEVICE_GROWTH, BASELINE) == PRIOR_SHARE * BASELINE
-    seen(starts, *(BASELINE + i * 90 * MB for i in range(KEPT)))
-    assert starts.noise(IncidentKind.DEVICE_GROWTH, BASELINE) == MAX_SHARE * BASELINE
-    assert starts.noise(IncidentKind.HOST_GROWTH, BASELINE) == PRIOR_SHARE * BASELINE
+    assert (
+        starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
+    )
+    seen(starts, *(BASELINE + i * 90 * MB for i in range(MAX_STARTS)))
+    assert starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == MAX_SHARE * BASELINE
+    assert starts.estimate_noise(IncidentKind.HOST_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
 
 
 def test_only_the_newest_are_kept_and_those_of_one_engine_alone() -> None:
     starts = Starts()
-    seen(starts, *([BASELINE] * 3 * KEPT))
-    assert len(starts.device) == KEPT
+    seen(starts, *([BASELINE] * 3 * MAX_STARTS))
+    assert len(starts.device) == MAX_STARTS
     seen(starts, 2 * BASELINE)
     assert len(starts.device) == 1
 

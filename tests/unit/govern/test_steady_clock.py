@@ -7,10 +7,10 @@ import pytest
 
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import RestartBudget
-from plimsoll_sidecar.clock import Reading, SteadyClock
+from plimsoll_sidecar.clock import ClockReading, SteadyClock
 from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.restart_budget import Restart
-from plimsoll_sidecar.govern.state import Cooldown, GovernorState, shift
+from plimsoll_sidecar.govern.state import Cooldown, GovernorState, shift_times
 
 HOURS = 3600.0
 
@@ -23,7 +23,7 @@ class Clocks:
         self.boottime += seconds
         self.wall += seconds + step
 
-    def steady(self, then: Reading | None = None) -> SteadyClock:
+    def steady(self, then: ClockReading | None = None) -> SteadyClock:
         return SteadyClock(then, lambda: self.wall, lambda: self.boottime, lambda: self.boot)
 
 
@@ -51,7 +51,7 @@ def test_slewing_is_no_step() -> None:
 @pytest.mark.parametrize("step", [5 * HOURS, -5 * HOURS])
 def test_a_new_supervisor_goes_on_with_the_old_ones_time(step: float) -> None:
     clocks = Clocks()
-    then = clocks.steady().reading()
+    then = clocks.steady().read()
     clocks.go(30.0, step)
     clock = clocks.steady(then)
     assert clock.now() == 1_000_030.0, "an incident that is open waits on as before"
@@ -61,11 +61,11 @@ def test_a_new_supervisor_goes_on_with_the_old_ones_time(step: float) -> None:
 
 def test_after_a_reboot_the_wall_clock_is_all_there_is() -> None:
     clocks = Clocks()
-    then = clocks.steady().reading()
+    then = clocks.steady().read()
     clocks.boot, clocks.boottime, clocks.wall = "boot-2", 5.0, 1_003_600.0
     assert clocks.steady(then).now() == 1_003_600.0
     clocks.boot = ""
-    assert clocks.steady(Reading(1.0, 1.0, "")).now() == 1_003_600.0
+    assert clocks.steady(ClockReading(1.0, 1.0, "")).now() == 1_003_600.0
 
 
 @pytest.mark.parametrize("step", [5 * HOURS, -5 * HOURS])
@@ -75,8 +75,8 @@ def test_a_step_changes_no_window_and_no_back_off(step: float) -> None:
         restarts=[Restart(at=now - 10.0, epoch="ab:0")],
         quiet={IncidentKind.STALL: Cooldown(until=now + 60.0)},
     )
-    assert restart_budget.remaining(state.restarts, policy, now) == 0
-    shift(state, step)
-    assert restart_budget.remaining(state.restarts, policy, now + step) == 0
-    assert restart_budget.remaining(state.restarts, policy, now + step + HOURS) == 1
+    assert restart_budget.count_remaining(state.restarts, policy, now) == 0
+    shift_times(state, step)
+    assert restart_budget.count_remaining(state.restarts, policy, now + step) == 0
+    assert restart_budget.count_remaining(state.restarts, policy, now + step + HOURS) == 1
     assert state.quiet[IncidentKind.STALL].until == now + step + 60.0

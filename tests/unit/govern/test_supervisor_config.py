@@ -65,7 +65,7 @@ def test_without_its_file_a_supervisor_goes_on_watching_and_does_nothing(
     file = ConfigFile(path)
     path.unlink()
     assert file.reload()
-    assert file.missing
+    assert file.is_missing
     assert file.error is not None
     assert file.error.startswith("no configuration, so the supervisor only observes: ")
     assert file.current == config(Mode.OBSERVE)
@@ -78,7 +78,7 @@ def test_without_its_file_a_supervisor_goes_on_watching_and_does_nothing(
     path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
     assert file.reload()
     assert file.error is None
-    assert not file.missing
+    assert not file.is_missing
     assert file.current == config(Mode.RECOVER)
     assert len(caplog.records) == 3, "each state is logged once"
 
@@ -120,7 +120,7 @@ def test_a_pod_that_starts_without_a_file_watches_the_engine_that_admission_foun
     monkeypatch.setenv("POD_NAMESPACE", "team")
     monkeypatch.setenv(POD_ENGINE_ENV, msgspec.json.encode(PodEngine(own)).decode())
     file = ConfigFile(path)
-    assert file.missing
+    assert file.is_missing
     assert file.error is not None
     assert "supervisor.json" in file.error
     found = file.current
@@ -133,7 +133,7 @@ def test_a_pod_that_starts_without_a_file_watches_the_engine_that_admission_foun
     path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
     assert file.reload()
     assert file.error is None
-    assert not file.missing
+    assert not file.is_missing
     assert file.current == config(Mode.RECOVER)
 
 

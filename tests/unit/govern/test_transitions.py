@@ -9,14 +9,14 @@ import pytest
 
 from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.incident import (
-    FOLLOWS,
+    NEXT_PHASES,
     ROUND_S,
     IllegalPhaseChange,
     Incident,
     counted_s,
-    move,
+    move_to_phase,
 )
-from plimsoll_sidecar.govern.phases import PHASES
+from plimsoll_sidecar.govern.phases import PHASE_HANDLERS
 
 
 def incident(phase: IncidentPhase) -> Incident:
@@ -26,33 +26,33 @@ def incident(phase: IncidentPhase) -> Incident:
 
 
 def test_every_phase_has_a_function_and_a_row() -> None:
-    assert set(PHASES) == set(FOLLOWS) == set(IncidentPhase)
+    assert set(PHASE_HANDLERS) == set(NEXT_PHASES) == set(IncidentPhase)
 
 
 def test_every_phase_but_the_ended_ones_leads_to_an_end() -> None:
     for phase in IncidentPhase:
         reached, waiting = {phase}, [phase]
         while waiting:
-            waiting += (new := FOLLOWS[waiting.pop()] - reached)
+            waiting += (new := NEXT_PHASES[waiting.pop()] - reached)
             reached |= new
         assert reached & set(ENDED)
-        assert phase not in ENDED or not FOLLOWS[phase]
+        assert phase not in ENDED or not NEXT_PHASES[phase]
 
 
 @pytest.mark.parametrize("phase", IncidentPhase)
 def test_a_phase_that_cannot_follow_is_refused_and_changes_nothing(phase: IncidentPhase) -> None:
-    for other in set(IncidentPhase) - FOLLOWS[phase] - {phase}:
+    for other in set(IncidentPhase) - NEXT_PHASES[phase] - {phase}:
         one = incident(phase)
         with pytest.raises(IllegalPhaseChange, match=f"is {phase} and cannot become {other}"):
-            move(one, other, 5.0)
+            move_to_phase(one, other, 5.0)
         assert (one.phase, one.phase_since) == (phase, 0.0)
 
 
 def test_the_same_phase_again_keeps_its_begin() -> None:
     one = incident(IncidentPhase.TRIMMING)
-    move(one, IncidentPhase.TRIMMING, 5.0)
+    move_to_phase(one, IncidentPhase.TRIMMING, 5.0)
     assert one.phase_since == 0.0
-    move(one, IncidentPhase.CONFIRMED, 6.0)
+    move_to_phase(one, IncidentPhase.CONFIRMED, 6.0)
     assert (one.phase, one.phase_since) == (IncidentPhase.CONFIRMED, 6.0)
 
 

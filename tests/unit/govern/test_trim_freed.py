@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from plimsoll_sidecar.act.adapters.processes import trim_effect, trimmable_bytes
+from plimsoll_sidecar.act.adapters.processes import measure_trim_effect, measure_trimmable_bytes
 from plimsoll_sidecar.govern.command import Outcome
 
 MIB = 1 << 20
@@ -30,12 +30,12 @@ SUCCEEDED, FAILED, UNKNOWN = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.UNKNOWN
 def test_outcomes(
     before: int | None, after: int | None, device: int | None, devices: bool, outcome: Outcome
 ) -> None:
-    found = trim_effect(before, after, device, devices)
+    found = measure_trim_effect(before, after, device, devices)
     assert found.outcome is outcome
     assert ("unknown" in found.summary) == (before is None or (devices and device is None))
 
 
 def test_what_processes_hold() -> None:
-    assert (trimmable_bytes([os.getpid()]) or 0) > MIB
-    assert trimmable_bytes([os.getpid(), 2**22 + 1]) is None, "a part of a sum is no sum"
-    assert trimmable_bytes([]) is None
+    assert (measure_trimmable_bytes([os.getpid()]) or 0) > MIB
+    assert measure_trimmable_bytes([os.getpid(), 2**22 + 1]) is None, "a part of a sum is no sum"
+    assert measure_trimmable_bytes([]) is None

@@ -10,7 +10,7 @@ from typing import cast
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Verb
-from plimsoll_sidecar.record.diagnostics import Diagnostics
+from plimsoll_sidecar.record.diagnostics import DiagnosticsWriter
 
 
 class Silent:
@@ -27,7 +27,7 @@ def test_an_engine_that_fills_the_shared_folder_costs_no_memory(tmp_path: Path) 
     for number in range(10_000):
         os.close(os.open(stacks / f"worker-{number}.txt", os.O_CREAT | os.O_WRONLY))
     engine = cast(EngineAdapter, Silent())
-    diagnostics = Diagnostics(engine, tmp_path, tmp_path / "run", lambda: None)
+    diagnostics = DiagnosticsWriter(engine, tmp_path, tmp_path / "run", lambda: None)
     command = Command(verb=Verb.DIAGNOSE, operation_id="1", incident="i", epoch="a:1")
     tracemalloc.start()
     try:
@@ -45,6 +45,6 @@ def test_an_incident_that_an_ended_supervisor_began_to_diagnose_is_not_diagnosed
     begun.parent.mkdir(parents=True)
     begun.write_text("in leak")
     # An object without any method: the engine must not be asked.
-    diagnostics = Diagnostics(cast(EngineAdapter, object()), tmp_path, tmp_path, lambda: None)
+    diagnostics = DiagnosticsWriter(cast(EngineAdapter, object()), tmp_path, tmp_path, lambda: None)
     command = Command(verb=Verb.DIAGNOSE, operation_id="1", incident="i", epoch="a:1")
     assert diagnostics.save(command) == ("diagnostics/i/stacks.txt",)

@@ -12,13 +12,13 @@ from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incident_story import story_of_record
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_sidecar.govern.incident import Incident, incident_name
+from plimsoll_sidecar.govern.incident import Incident, make_incident_name
 
 SERVICE = ServiceRef(name="qwen", namespace="team-a", uid="1234")
 
 
 def story() -> Incident:
-    name = incident_name("qwen-5d9c-x", IncidentKind.HOST_GROWTH, "ab:1", 1_700_000_000.0)
+    name = make_incident_name("qwen-5d9c-x", IncidentKind.HOST_GROWTH, "ab:1", 1_700_000_000.0)
     incident = Incident(
         name=name, kind=IncidentKind.HOST_GROWTH, epoch="ab:1", opened_at=1_700_000_000.0
     )
@@ -36,7 +36,7 @@ def story() -> Incident:
         ),
         counted_s=1.0,
     )
-    incident.note(
+    incident.add_step(
         StepRecord(
             time=1_700_000_010.5,
             step="Trim",
@@ -112,7 +112,7 @@ def test_unknown_values_are_absent() -> None:
 
 
 def test_the_name_is_made_from_the_identity() -> None:
-    one = incident_name("pod", IncidentKind.STALL, "ab:1", 5.0)
-    assert one == incident_name("pod", IncidentKind.STALL, "ab:1", 5.0)
-    assert one != incident_name("pod", IncidentKind.STALL, "ab:2", 5.0)
-    assert len(incident_name("p" * 253, IncidentKind.STALL, "ab:1", 5.0)) <= 253
+    one = make_incident_name("pod", IncidentKind.STALL, "ab:1", 5.0)
+    assert one == make_incident_name("pod", IncidentKind.STALL, "ab:1", 5.0)
+    assert one != make_incident_name("pod", IncidentKind.STALL, "ab:2", 5.0)
+    assert len(make_incident_name("p" * 253, IncidentKind.STALL, "ab:1", 5.0)) <= 253

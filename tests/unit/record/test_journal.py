@@ -16,7 +16,7 @@ from plimsoll_sidecar.record import journal as journal_file
 from plimsoll_sidecar.record import storage
 from plimsoll_sidecar.record.journal import (
     MAX_INCIDENTS,
-    MAX_OFFERED,
+    MAX_READ_UNPUBLISHED,
     MAX_UNPUBLISHED,
     Journal,
     JournalError,
@@ -60,13 +60,13 @@ def test_a_revision_is_published_once(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite", publishes=True)
     journal.write(GovernorState(), [incident()])
     journal.write(GovernorState(), [incident(phase=IncidentPhase.TRIMMING)])
-    ((revision, newest),) = journal.unpublished()
+    ((revision, newest),) = journal.read_unpublished()
     assert newest.phase is IncidentPhase.TRIMMING
     journal.write(GovernorState(), [incident(phase=IncidentPhase.RESOLVED)])
     journal.mark_published(newest.name, revision)
-    assert [found.phase for _, found in journal.unpublished()] == [IncidentPhase.RESOLVED]
+    assert [found.phase for _, found in journal.read_unpublished()] == [IncidentPhase.RESOLVED]
     journal.mark_published(newest.name, revision + 1)
-    assert journal.unpublished() == []
+    assert journal.read_unpublished() == []
 
 
 def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
     publishing = Journal(tmp_path / "publishing.sqlite", publishes=True)
     publishing.write(GovernorState(), many)
     arrived: set[str] = set()
-    while offered := publishing.unpublished():
-        assert len(offered) <= MAX_OFFERED
+    while offered := publishing.read_unpublished():
+        assert len(offered) <= MAX_READ_UNPUBLISHED
         for revision, one in offered:
             publishing.mark_published(one.name, revision)
             arrived.add(one.name)
@@ -93,8 +93,8 @@ def test_an_api_server_that_takes_nothing_costs_the_oldest(tmp_path: Path) -> No
     kept = journal.recent(2 * MAX_UNPUBLISHED)
     assert len(kept) == MAX_UNPUBLISHED + 1
     assert kept[0].name == many[-1].name
-    offered = journal.unpublished()
-    assert len(offered) == MAX_OFFERED
+    offered = journal.read_unpublished()
+    assert len(offered) == MAX_READ_UNPUBLISHED
     assert still_open.name in {one.name for _, one in offered}
 
 
@@ -163,7 +163,7 @@ def test_an_undecodable_incident_is_set_aside_and_the_others_go_on(
     journal = Journal(path, publishes=True, damaged=lost.append)
     for _ in range(3):
         assert journal.recent(5) == [incident(3), incident(1)]
-        assert [found.name for _, found in journal.unpublished()] == [
+        assert [found.name for _, found in journal.read_unpublished()] == [
             incident(1).name, incident(3).name,
         ]  # fmt: skip
     assert lost == ["row"]

@@ -24,7 +24,7 @@ from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.page import render_page
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.record.storage import MAX_PARTS, SET_ASIDE, LastKnownEngine
+from plimsoll_sidecar.record.storage import MAX_PARTS, SET_ASIDE_FOLDER, LastKnownEngine
 from tests.unit.record.test_journal_volume import supervisor
 
 INCIDENTS = 12
@@ -65,7 +65,7 @@ def remediates(folder: Path) -> None:
     assert RESTART.epoch in {restart.epoch for restart in watching._governor.state.restarts}
     assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.render()
     assert render_page(watching.display.state, watching.display.history.points())
-    aside = folder / SET_ASIDE
+    aside = folder / SET_ASIDE_FOLDER
     assert not aside.exists() or len(os.listdir(aside)) <= MAX_PARTS
     watching._journal.close()
     again = Journal(folder / JOURNAL_FILE)

@@ -15,9 +15,9 @@ from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.lease_counts import (
     MAX_REPLICAS,
     MAX_RESTARTS_PER_REPLICA,
-    UnreadableError,
+    UnreadableCountError,
 )
-from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 NOW, WINDOW_S = 1_700_000_000.0, 3600.0
 
@@ -35,48 +35,52 @@ def lease(**annotations: str) -> dict[str, Any]:
 def test_a_replica_finds_its_own_count_again() -> None:
     one = lease()
     kept = ReplicaRestarts((NOW - 20.125, NOW - 10.5), exhausted=True)
-    lease_counts.store_replica(one, "uid-1", kept, WINDOW_S, NOW)
-    lease_counts.store_replica(one, "uid-2", ReplicaRestarts((NOW,)), WINDOW_S, NOW)
-    assert lease_counts.replica_restarts(one, "uid-1") == kept
-    assert lease_counts.replica_restarts(one, "uid-3") == NONE, "another pod begins at zero"
-    lease_counts.store_replica(one, "uid-1", NONE, WINDOW_S, NOW)
-    assert lease_counts.replica_restarts(one, "uid-1") == NONE
-    assert lease_counts.replica_restarts(one, "uid-2").at == (NOW,)
+    lease_counts.store_replica_restarts(one, "uid-1", kept, WINDOW_S, NOW)
+    lease_counts.store_replica_restarts(one, "uid-2", ReplicaRestarts((NOW,)), WINDOW_S, NOW)
+    assert lease_counts.read_replica_restarts(one, "uid-1") == kept
+    assert lease_counts.read_replica_restarts(one, "uid-3") == NO_RESTARTS, (
+        "another pod begins at zero"
+    )
+    lease_counts.store_replica_restarts(one, "uid-1", NO_RESTARTS, WINDOW_S, NOW)
+    assert lease_counts.read_replica_restarts(one, "uid-1") == NO_RESTARTS
+    assert lease_counts.read_replica_restarts(one, "uid-2").at == (NOW,)
 
 
 def test_counts_are_bounded() -> None:
     one = lease()
     restarts = ReplicaRestarts(tuple(NOW - 3000 + index / 7 for index in range(500)))
     for number in range(3 * MAX_REPLICAS):
-        lease_counts.store_replica(one, f"{number:036d}", restarts, WINDOW_S, NOW)
+        lease_counts.store_replica_restarts(one, f"{number:036d}", restarts, WINDOW_S, NOW)
     assert len(one["metadata"]["annotations"][REPLICA_RESTARTS]) < 96 << 10
-    newest = lease_counts.replica_restarts(one, f"{3 * MAX_REPLICAS - 1:036d}")
+    newest = lease_counts.read_replica_restarts(one, f"{3 * MAX_REPLICAS - 1:036d}")
     assert newest.at == restarts.at[-MAX_RESTARTS_PER_REPLICA:]
     for number in range(lease_counts.MAX_RESTARTS + 10):
-        lease_counts.count_service(one, f"pod-{number:08x}", WINDOW_S, NOW)
-    assert len(lease_counts.service_restarts(one, WINDOW_S, NOW)) == lease_counts.MAX_RESTARTS
+        lease_counts.count_service_restart(one, f"pod-{number:08x}", WINDOW_S, NOW)
+    assert len(lease_counts.read_service_restarts(one, WINDOW_S, NOW)) == lease_counts.MAX_RESTARTS
 
 
 def test_replicas_that_count_no_more_are_forgotten() -> None:
     one = lease()
-    lease_counts.store_replica(one, "old", ReplicaRestarts((NOW,)), WINDOW_S, NOW)
-    lease_counts.store_replica(one, "stopped", ReplicaRestarts((NOW,), True), WINDOW_S, NOW)
+    lease_counts.store_replica_restarts(one, "old", ReplicaRestarts((NOW,)), WINDOW_S, NOW)
+    lease_counts.store_replica_restarts(
+        one, "stopped", ReplicaRestarts((NOW,), True), WINDOW_S, NOW
+    )
     later = NOW + WINDOW_S + lease_counts.MAX_CLOCK_SKEW_S + 1
-    lease_counts.store_replica(one, "new", ReplicaRestarts((later,)), WINDOW_S, later)
-    assert lease_counts.replica_restarts(one, "old") == NONE
-    assert lease_counts.replica_restarts(one, "stopped").exhausted
+    lease_counts.store_replica_restarts(one, "new", ReplicaRestarts((later,)), WINDOW_S, later)
+    assert lease_counts.read_replica_restarts(one, "old") == NO_RESTARTS
+    assert lease_counts.read_replica_restarts(one, "stopped").exhausted
 
 
 def test_a_reset_takes_the_replicas_part_of_the_service() -> None:
     one = lease()
     for incident in ("leaky-0-00000001", "leaky-0-00000002", "leaky-01-00000003"):
-        lease_counts.count_service(one, incident, WINDOW_S, NOW)
-    lease_counts.store_replica(one, "uid-0", ReplicaRestarts((NOW,), True), WINDOW_S, NOW)
-    assert lease_counts.clear_replica(one, "uid-0", "leaky-0") == 2
-    left = [restart.incident for restart in lease_counts.service_restarts(one, WINDOW_S, NOW)]
+        lease_counts.count_service_restart(one, incident, WINDOW_S, NOW)
+    lease_counts.store_replica_restarts(one, "uid-0", ReplicaRestarts((NOW,), True), WINDOW_S, NOW)
+    assert lease_counts.clear_replica_restarts(one, "uid-0", "leaky-0") == 2
+    left = [restart.incident for restart in lease_counts.read_service_restarts(one, WINDOW_S, NOW)]
     assert left == ["leaky-01-00000003"]
-    assert lease_counts.replica_restarts(one, "uid-0") == NONE
-    assert lease_counts.clear_service(one) == 1
+    assert lease_counts.read_replica_restarts(one, "uid-0") == NO_RESTARTS
+    assert lease_counts.clear_service_restarts(one) == 1
     assert one["metadata"]["annotations"] == {}
 
 
@@ -84,18 +88,18 @@ def test_a_reset_takes_the_replicas_part_of_the_service() -> None:
 def test_a_forged_count_is_unreadable_or_a_count(text: str) -> None:
     one = lease(service=text, replicas=text)
     for read in (
-        lambda: lease_counts.replica_restarts(one, "uid-1"),
-        lambda: lease_counts.service_restarts(one, WINDOW_S, NOW),
+        lambda: lease_counts.read_replica_restarts(one, "uid-1"),
+        lambda: lease_counts.read_service_restarts(one, WINDOW_S, NOW),
     ):
-        with contextlib.suppress(UnreadableError):
+        with contextlib.suppress(UnreadableCountError):
             read()
-    lease_counts.clear_replica(one, "uid-1", "leaky-0")
-    lease_counts.clear_service(one)
-    assert lease_counts.replica_restarts(one, "uid-1") == NONE
-    assert lease_counts.service_restarts(one, WINDOW_S, NOW) == []
+    lease_counts.clear_replica_restarts(one, "uid-1", "leaky-0")
+    lease_counts.clear_service_restarts(one)
+    assert lease_counts.read_replica_restarts(one, "uid-1") == NO_RESTARTS
+    assert lease_counts.read_service_restarts(one, WINDOW_S, NOW) == []
 
 
 def test_a_count_that_is_too_long_is_not_read() -> None:
-    one = lease(replicas="{" + " " * lease_counts.MAX_BYTES + "}")
-    with pytest.raises(UnreadableError, match=r"128 KiB.*plimsoll resume POD --service"):
-        lease_counts.replica_restarts(one, "uid-1")
+    one = lease(replicas="{" + " " * lease_counts.MAX_ANNOTATION_BYTES + "}")
+    with pytest.raises(UnreadableCountError, match=r"128 KiB.*plimsoll resume POD --service"):
+        lease_counts.read_replica_restarts(one, "uid-1")

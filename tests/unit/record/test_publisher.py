@@ -18,7 +18,12 @@ from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar import background
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.publisher import NEVER, PublishedObject, Publisher, publish_delay_s
+from plimsoll_sidecar.record.publisher import (
+    NEVER_S,
+    PublishedObject,
+    Publisher,
+    compute_publish_delay_s,
+)
 
 DEEP = b'{"metadata":' + b"[" * 100_000
 
@@ -93,18 +98,18 @@ def waiting(phase: IncidentPhase = IncidentPhase.AWAITING_SLOT) -> Incident:
 def test_an_incident_that_waits_for_days_keeps_its_last_write_for_the_end() -> None:
     """The cluster lets a pod write each status only so often."""
     now, writes = 1000.0, 0
-    while (wait := publish_delay_s(waiting(), written(writes, at=now), now)) != NEVER:
+    while (wait := compute_publish_delay_s(waiting(), written(writes, at=now), now)) != NEVER_S:
         now, writes = now + wait, writes + 1
     assert writes == MAX_WRITES - 1
     assert now - 1000 > 12 * 3600
-    assert publish_delay_s(waiting(IncidentPhase.RESOLVED), written(writes), 1000.0) == 0.0
+    assert compute_publish_delay_s(waiting(IncidentPhase.RESOLVED), written(writes), 1000.0) == 0.0
 
 
 def test_a_new_phase_does_not_wait_unless_there_were_very_many() -> None:
     draining = waiting(IncidentPhase.DRAINING)
-    assert publish_delay_s(draining, None, 1000.0) == 0.0
-    assert publish_delay_s(draining, written(50), 1000.0) == 0.0
-    assert publish_delay_s(draining, written(80), 1000.0) > 600
+    assert compute_publish_delay_s(draining, None, 1000.0) == 0.0
+    assert compute_publish_delay_s(draining, written(50), 1000.0) == 0.0
+    assert compute_publish_delay_s(draining, written(80), 1000.0) > 600
 
 
 class Kube:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.record.server import ALLOWED_HOSTS_ENV, AllowedHosts, cluster_domains
+from plimsoll_sidecar.record.server import ALLOWED_HOSTS_ENV, AllowedHosts, read_cluster_domains
 
 HOSTS = AllowedHosts("qwen-5d-x", "qwen", "team-a", ["cluster.local"], ["plimsoll.example", " "])
 
@@ -46,5 +46,5 @@ def test_a_long_name_makes_no_long_message() -> None:
 def test_the_clusters_domain_is_the_resolvers(tmp_path: Path) -> None:
     file = tmp_path / "resolv.conf"
     file.write_bytes(b"nameserver 10.0.0.10\nsearch ns.svc.corp.x svc.corp.x corp.x \xff\n")
-    assert cluster_domains(file) == ["corp.x"]
-    assert cluster_domains(tmp_path / "absent") == []
+    assert read_cluster_domains(file) == ["corp.x"]
+    assert read_cluster_domains(tmp_path / "absent") == []

@@ -117,7 +117,9 @@ def test_an_incident_and_its_remediations_are_counted_once() -> None:
     metrics = Metrics()
     incident = Incident(name="p-1", kind=IncidentKind.HOST_GROWTH, epoch="a:1", opened_at=1.0)
     metrics.count_events([Event(type=EventType.OPENED, at=1.0, incident=incident)])
-    incident.note(StepRecord(time=2.0, step="Trim", outcome=StepOutcome.BEGUN, operation_id="o-1"))
+    incident.add_step(
+        StepRecord(time=2.0, step="Trim", outcome=StepOutcome.BEGUN, operation_id="o-1")
+    )
     advanced = Event(type=EventType.ADVANCED, at=2.0, incident=incident)
     metrics.count_events([advanced])
     incident.timeline[0].outcome = StepOutcome.SUCCEEDED
@@ -158,8 +160,8 @@ def test_the_group_is_shown_as_far_as_it_is_known() -> None:
 def test_swept_shared_memory_is_counted_from_zero() -> None:
     metrics = Metrics()
     assert "plimsoll_shared_memory_swept_bytes_total 0.0" in metrics.render().decode()
-    metrics.count_swept(4096)
-    metrics.count_swept(0)
+    metrics.count_swept_bytes(4096)
+    metrics.count_swept_bytes(0)
     assert "plimsoll_shared_memory_swept_bytes_total 4096.0" in metrics.render().decode()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
-from plimsoll_sidecar.signals.process_table import control_group_of
+from plimsoll_sidecar.signals.process_table import find_memory_group
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -123,13 +123,13 @@ def test_swap_is_never_negative_and_unknown_where_the_kernel_does_not_account_it
 
 
 def test_a_group_shared_with_the_supervisor_says_nothing_about_the_engine() -> None:
-    assert control_group_of(os.getpid()) is not None
+    assert find_memory_group(os.getpid()) is not None
     assert Cgroup.of_process(os.getpid()) is None
 
 
 def test_a_group_counts_only_where_all_of_it_is_the_engines(tmp_path: Path) -> None:
     """The session of a terminal has an editor and a build beside the engine."""
-    found = control_group_of(os.getpid())
+    found = find_memory_group(os.getpid())
     assert found is not None
     version, _ = found
     folder = Path("/sys/fs/cgroup", *(("memory",) if version == 1 else ()), f"t{os.getpid()}")

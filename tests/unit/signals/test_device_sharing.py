@@ -10,17 +10,23 @@ import sys
 
 import pytest
 
-from plimsoll_sidecar.signals.device_memory import Dcgm, DeviceUsers, ExporterSample, Nvml, Pod
+from plimsoll_sidecar.signals.device_memory import (
+    Dcgm,
+    DeviceUsers,
+    ExporterSample,
+    Nvml,
+    PodContainer,
+)
 from plimsoll_sidecar.signals.device_sharing import CHECK_S, OWNER_CONFIRM_S, SharingDetector
 
-MINE = Pod("team-a", "qwen-0", "engine")
-OTHER = Pod("team-b", "neighbour", "vllm")
+MINE = PodContainer("team-a", "qwen-0", "engine")
+OTHER = PodContainer("team-b", "neighbour", "vllm")
 
 
 class Page(Dcgm):
     """The rows of a page; tests/integration/test_dcgm_exporter.py reads real ones."""
 
-    def __init__(self, *owners: Pod) -> None:
+    def __init__(self, *owners: PodContainer) -> None:
         super().__init__("http://127.0.0.1:9", pod=MINE)
         self.named = owners
 
@@ -39,7 +45,7 @@ class Driver(Nvml):
         super().__init__()
         self.found: DeviceUsers | None = None
 
-    def users(self, uuid: str) -> DeviceUsers | None:
+    def read_users(self, uuid: str) -> DeviceUsers | None:
         return self.found
 
 
@@ -64,7 +70,7 @@ def test_another_container_of_the_same_pod_is_another_user() -> None:
 
 
 @pytest.mark.parametrize("owners", [(MINE,), (MINE._replace(container=""),), ()])
-def test_a_device_of_ours_alone_is_not_shared(owners: tuple[Pod, ...]) -> None:
+def test_a_device_of_ours_alone_is_not_shared(owners: tuple[PodContainer, ...]) -> None:
     assert seen_after(300.0, Page(*owners)) is None
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from plimsoll_sidecar.act.adapters.external_load import (
     MIN_CONSISTENT_PAGES,
     ExternalLoad,
-    load_from_page,
+    read_load,
 )
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
-from plimsoll_sidecar.signals.metrics_page import MAX_LINE_BYTES, Series, page_reader
+from plimsoll_sidecar.signals.metrics_page import MAX_LINE_BYTES, Series, make_page_reader
 
 VLLM_PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -43,7 +43,7 @@ sglang:generation_tokens_total{model_name="m"} 20.0
 
 
 def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
-    load = load_from_page(page_reader(VLLM.series())(VLLM_PAGE), VLLM)
+    load = read_load(make_page_reader(VLLM.iterate_series())(VLLM_PAGE), VLLM)
     assert load is not None
     assert (load.running, load.waiting, load.kv_usage_ratio) == (5, 4, 0.25)
     assert (load.prompt_tokens_total, load.generation_tokens_total) == (1200, 900)
@@ -52,14 +52,14 @@ def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
 
 
 def test_sglang_tokens_say_nothing_of_progress_without_steps() -> None:
-    read = page_reader(SGLANG.series())
-    load = load_from_page(read(SGLANG_PAGE), SGLANG)
+    read = make_page_reader(SGLANG.iterate_series())
+    load = read_load(read(SGLANG_PAGE), SGLANG)
     assert load is not None
     assert (load.running, load.waiting, load.kv_usage_ratio) == (1, 0, 0.5)
     assert load.generation_tokens_total is None
     steps = b"sglang:time_to_first_token_seconds_count 2\n"
     steps += b"sglang:inter_token_latency_seconds_count 40\n"
-    load = load_from_page(read(SGLANG_PAGE + steps), SGLANG)
+    load = read_load(read(SGLANG_PAGE + steps), SGLANG)
     assert load is not None
     assert (load.steps_total, load.generation_tokens_total) == (42, 20)
 
@@ -72,7 +72,7 @@ sglang:time_to_first_token_seconds_count{model_name="m"} 5.0
 
 def test_sglang_s_steps_are_its_forward_passes() -> None:
     """Answers of less than 50 tokens, unless streamed, leave no latency between two tokens."""
-    load = load_from_page(page_reader(SGLANG.series())(SGLANG_PAGE + PASSES % 95), SGLANG)
+    load = read_load(make_page_reader(SGLANG.iterate_series())(SGLANG_PAGE + PASSES % 95), SGLANG)
     assert load is not None
     assert (load.steps_total, load.generation_tokens_total) == (100, 20)
 
@@ -84,14 +84,14 @@ def test_sglang_s_requests_count_once_while_it_serves() -> None:
     pages = [SGLANG_PAGE + PASSES % (90 + at) + door % (at % 2) for at in range(6)]
     load = ExternalLoad(Pages(*pages), SGLANG, lambda: now[0])  # type: ignore[arg-type]
     for _ in pages:
-        newest = load.newest()
+        newest = load.get_newest()
         assert newest is not None
         assert newest[0].inflight == newest[0].running == 1
         now[0] += 2.0
 
 
 def figures(page: bytes, *series: Series) -> list[float | None]:
-    found = page_reader(series)(page)
+    found = make_page_reader(series)(page)
     return [found.value(one) for one in series]
 
 
@@ -170,16 +170,16 @@ def test_a_failed_scrape_is_no_information_and_no_fall_to_zero() -> None:
     now = [0.0]
     pages = Pages(VLLM_PAGE, None, VLLM_PAGE)
     load = ExternalLoad(pages, VLLM, lambda: now[0])  # type: ignore[arg-type]
-    assert load.newest() is not None
+    assert load.get_newest() is not None
     now[0] = 1.5
-    newest = load.newest()
+    newest = load.get_newest()
     assert newest is not None, "between two pages the last one counts"
     assert newest[1] == 1.5
     now[0] = 2.0
-    assert load.newest() is None
+    assert load.get_newest() is None
     assert load.signal.reason == "MetricsSilent"
     now[0] = 4.0
-    assert load.newest() is not None
+    assert load.get_newest() is not None
     assert load.signal.ok
 
 
@@ -187,10 +187,10 @@ def test_a_fall_is_a_restart_where_the_processes_are_others() -> None:
     now, replaced = [0.0], Replaced()
     pages = Pages(VLLM_PAGE, LOWER, LOWER)
     load = ExternalLoad(pages, VLLM, lambda: now[0], replaced=replaced)  # type: ignore[arg-type]
-    assert load.newest() is not None
+    assert load.get_newest() is not None
     for at, replaced.yes in ((2.0, True), (4.0, False)):
         now[0] = at
-        newest = load.newest()
+        newest = load.get_newest()
         assert newest is not None
         assert newest[0].generation_tokens_total == 3
         assert load.restarts == 1
@@ -202,7 +202,7 @@ def test_pages_that_alternate_are_no_restarts_and_none_is_used() -> None:
     load = ExternalLoad(Pages(*[VLLM_PAGE, LOWER] * 400), VLLM, lambda: now[0])  # type: ignore[arg-type]
     seen = []
     for _ in range(800):
-        newest = load.newest()
+        newest = load.get_newest()
         seen.append(newest is not None)
         now[0] += 2.0
     assert seen == [True] + [False] * 799
@@ -214,9 +214,9 @@ def test_another_registry_shows_by_its_beginning_before_a_counter_falls() -> Non
     other = VLLM_PAGE.replace(b"900.0", b"901.0").replace(b"1.7e+09", b"1.8e+09")
     now = [0.0]
     load = ExternalLoad(Pages(VLLM_PAGE, other), VLLM, lambda: now[0])  # type: ignore[arg-type]
-    assert load.newest() is not None
+    assert load.get_newest() is not None
     now[0] = 2.0
-    assert load.newest() is None
+    assert load.get_newest() is None
     assert load.signal.reason == "MetricsInconsistent"
 
 
@@ -225,7 +225,7 @@ def test_a_page_that_began_anew_once_is_used_again_after_a_while() -> None:
     load = ExternalLoad(Pages(VLLM_PAGE, *[LOWER] * 400), VLLM, lambda: now[0])  # type: ignore[arg-type]
     known = []
     for _ in range(400):
-        known.append(load.newest() is not None)
+        known.append(load.get_newest() is not None)
         now[0] += 2.0
     assert known == [True] + [False] * MIN_CONSISTENT_PAGES + [True] * (399 - MIN_CONSISTENT_PAGES)
     assert load.restarts == 0
@@ -242,7 +242,7 @@ def test_a_rank_that_leaves_is_no_fall_and_its_work_stays_done() -> None:
     load = ExternalLoad(Pages(both, one, both), VLLM, lambda: now[0])  # type: ignore[arg-type]
     seen = []
     for _ in range(3):
-        newest = load.newest()
+        newest = load.get_newest()
         assert newest is not None
         seen.append((newest[0].running, newest[0].prompt_tokens_total))
         now[0] += 2.0
@@ -271,7 +271,7 @@ def test_requests_are_counted_at_the_door_of_an_engine_that_hangs_idle() -> None
     seen = []
     for at, entered in ((0.0, 1), (2.0, 4), (3.0, 4)):
         door.entered, now[0] = entered, at
-        newest = load.newest()
+        newest = load.get_newest()
         assert newest is not None
         seen.append((newest[0].running, newest[0].inflight))
     assert seen == [(0, 0), (0, 3), (0, 3)], "one that the server lost before is no work"
@@ -285,7 +285,7 @@ def test_a_request_that_the_engine_took_in_before_it_hung_counts_once() -> None:
     seen = []
     for at, entered in ((0.0, 2), (2.0, 5), (3.0, 6)):
         door.entered, now[0] = entered, at
-        newest = load.newest()
+        newest = load.get_newest()
         assert newest is not None
         seen.append(newest[0].inflight)
     assert seen == [3, 5, 6]
@@ -294,7 +294,7 @@ def test_a_request_that_the_engine_took_in_before_it_hung_counts_once() -> None:
 def test_a_connection_that_waits_for_its_answer_is_work_without_a_count() -> None:
     now = [0.0]
     load = ExternalLoad(Pages(IDLE), VLLM, lambda: now[0], lambda: 2)  # type: ignore[arg-type]
-    newest = load.newest()
+    newest = load.get_newest()
     assert newest is not None
     assert newest[0].inflight == 2
 
@@ -305,11 +305,11 @@ def test_sglang_counts_its_requests_without_our_own() -> None:
     busy = page + b'sglang:http_requests_active{endpoint="/generate",method="POST"} 2.0\n'
     now = [0.0]
     load = ExternalLoad(Pages(page, busy), SGLANG, lambda: now[0])  # type: ignore[arg-type]
-    newest = load.newest()
+    newest = load.get_newest()
     assert newest is not None
     assert newest[0].inflight == 0
     now[0] = 2.0
-    newest = load.newest()
+    newest = load.get_newest()
     assert newest is not None
     assert newest[0].inflight == 2
 
@@ -324,7 +324,7 @@ def aborts(profile: EngineProfile, *pages: bytes, replaced: bool = False) -> lis
         replaced=lambda: replaced,
     )
     for _ in pages:
-        newest = load.newest()
+        newest = load.get_newest()
         assert newest is not None
         told.append(newest[0].aborted_total)
         now[0] += 2.0

@@ -10,11 +10,11 @@ import pytest
 
 from plimsoll_api.admin import EngineState
 from plimsoll_sidecar.signals.other_pods import (
-    IDLE_S,
-    READY_S,
+    IDLE_TIMEOUT_S,
+    MIN_READY_S,
     GroupLeader,
     GroupPages,
-    leader_matcher,
+    make_leader_matcher,
 )
 from tests.lab.kube import eventually
 from tests.unit.clients.api_server import ApiServer, endpoint
@@ -34,7 +34,7 @@ class Group:
         self.port, self.clock = free_port(), Clock()
         self.api = api
         api.add("llm", [endpoint("llm-0", LEADER), endpoint("llm-1", OTHER)])
-        rule = leader_matcher("LeaderWorkerSet", "llm-0-1")
+        rule = make_leader_matcher("LeaderWorkerSet", "llm-0-1")
         pages = GroupPages(api.endpoint_slices, "llm", rule, self.port)
         self.leader = GroupLeader(pages, self.clock)
 
@@ -44,14 +44,14 @@ class Group:
 
     def is_serving(self) -> bool:
         """Without its thread, which would look by itself."""
-        return self.leader.ready_for() >= READY_S
+        return self.leader.measure_ready_s() >= MIN_READY_S
 
 
 def test_a_group_serves_once_its_leader_has_been_ready_for_a_while(api: ApiServer) -> None:
     group = Group(api)
     group.poll(page(EngineState.SERVING))
     assert not group.is_serving(), "the leader may not have seen yet that its group restarts"
-    group.clock.now += READY_S
+    group.clock.now += MIN_READY_S
     group.poll(page(EngineState.SERVING))
     assert group.is_serving()
     group.poll(page(EngineState.STARTING))
@@ -67,14 +67,14 @@ def test_a_leader_that_does_not_say_that_it_serves_is_not_ready(
     group = Group(api)
     for _ in range(3):
         group.poll(body)
-        group.clock.now += READY_S
+        group.clock.now += MIN_READY_S
     assert not group.is_serving()
 
 
 def test_without_endpoints_nobody_knows(api: ApiServer) -> None:
     group = Group(api)
     group.poll(page(EngineState.SERVING))
-    group.clock.now += READY_S
+    group.clock.now += MIN_READY_S
     group.api.answer = 403, {}, b"{}"
     group.poll(page(EngineState.SERVING))
     assert not group.is_serving()
@@ -87,11 +87,11 @@ def test_the_leader_is_asked_only_while_somebody_waits(
     group = Group(api)
     with serving(LEADER, group.port, page(EngineState.SERVING)):
         assert not group.leader.is_serving(), "it never waits"
-        eventually(lambda: group.leader.ready_for() == 0.0, "it was asked")
-        group.clock.now += READY_S
+        eventually(lambda: group.leader.measure_ready_s() == 0.0, "it was asked")
+        group.clock.now += MIN_READY_S
         assert group.leader.is_serving()
-        group.clock.now += IDLE_S + 1
-        eventually(lambda: group.leader.ready_for() == float("-inf"), "nobody waits")
+        group.clock.now += IDLE_TIMEOUT_S + 1
+        eventually(lambda: group.leader.measure_ready_s() == float("-inf"), "nobody waits")
         asked = len(group.api.queries)
         assert not group.leader.is_serving(), "what was known then is not known now"
         eventually(lambda: len(group.api.queries) > asked, "asked again")
@@ -109,7 +109,7 @@ def test_the_leader_is_asked_only_while_somebody_waits(
 def test_the_leader_is_known_by_its_name(
     kind: str, worker: str, leader: str, others: list[str]
 ) -> None:
-    leads = leader_matcher(kind, worker)
+    leads = make_leader_matcher(kind, worker)
     assert leads(leader)
     assert not any(map(leads, [*others, worker]))
 
@@ -119,5 +119,5 @@ def test_the_page_of_a_leader_of_a_later_version_is_read(api: ApiServer) -> None
     group = Group(api)
     group.poll(b'{"engine_state":"hibernating","later":1}')
     group.poll(b'{"engine_state":"serving","later":1}')
-    group.clock.now += READY_S
+    group.clock.now += MIN_READY_S
     assert group.is_serving()

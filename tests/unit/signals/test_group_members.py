@@ -17,14 +17,14 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.signals import other_pods
 from plimsoll_sidecar.signals.other_pods import (
-    MAX_EVIDENCE,
+    MAX_EVIDENCE_LINES,
     MAX_PODS,
     STALE_S,
     TIMEOUT_S,
     GroupMembers,
     GroupPages,
-    truncate,
-    worker_matcher,
+    make_worker_matcher,
+    truncate_assessment,
 )
 from tests.unit.clients.api_server import ApiServer, endpoint
 from tests.unit.signals.group_pods import OTHER, WORKER, Clock, free_port, serving
@@ -42,7 +42,7 @@ def port() -> int:
 
 
 def members(api: ApiServer, port: int, clock: Callable[[], float] | None = None) -> GroupMembers:
-    rule = worker_matcher("LeaderWorkerSet", "llm-0")
+    rule = make_worker_matcher("LeaderWorkerSet", "llm-0")
     return GroupMembers(GroupPages(api.endpoint_slices, "llm", rule, port), clock or Clock())
 
 
@@ -75,7 +75,7 @@ def test_the_workers_of_a_ray_cluster_are_all_other_pods_of_its_service(
     listed = ["llm-head-x7k2p", "llm-gpu-worker-b2f9q", "llm-head-x7k2p-1", ""]
     service = "plimsoll-llm-0a"
     api.add(service, [*(endpoint(name, WORKER) for name in listed), {"addresses": [WORKER]}])
-    rule = worker_matcher("RayCluster", "llm-head-x7k2p")
+    rule = make_worker_matcher("RayCluster", "llm-head-x7k2p")
     group = GroupMembers(GroupPages(api.endpoint_slices, service, rule, port), Clock())
     with serving(WORKER, port, state(bytes=7)):
         group.poll()
@@ -84,7 +84,7 @@ def test_the_workers_of_a_ray_cluster_are_all_other_pods_of_its_service(
 
 def test_a_ray_cluster_has_no_more_members_than_another_group(api: ApiServer, port: int) -> None:
     api.add("llm", [endpoint(f"pod-{number}", WORKER) for number in range(4 * MAX_PODS)])
-    rule = worker_matcher("RayCluster", "h")
+    rule = make_worker_matcher("RayCluster", "h")
     group = GroupMembers(GroupPages(api.endpoint_slices, "llm", rule, port), Clock())
     with serving(WORKER, port, state()):
         group.poll()
@@ -153,8 +153,8 @@ def test_texts_are_cut() -> None:
     theirs = Assessment(
         t=1.0, epoch=1, warm=True, host=BudgetState(current=5), suspicions=[huge] * 99
     )
-    kept = truncate(theirs)
-    assert len(kept.suspicions) <= MAX_EVIDENCE
+    kept = truncate_assessment(theirs)
+    assert len(kept.suspicions) <= MAX_EVIDENCE_LINES
     (one, *_) = kept.suspicions
     assert one.confidence == 1.0
     assert len(msgspec.json.encode(kept)) < 50_000

@@ -16,12 +16,12 @@ import pytest
 
 from plimsoll_api.admin import Load
 from plimsoll_api.trace import Sample
-from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, load_from_page
+from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, read_load
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.losses import IDLE_S, CapacityWatch
 from plimsoll_sidecar.detect.stall import StallWatch
-from plimsoll_sidecar.signals.metrics_page import page_reader
+from plimsoll_sidecar.signals.metrics_page import make_page_reader
 
 PAGES = Path(__file__).with_name("pages")
 
@@ -56,7 +56,7 @@ def profile_of(name: str) -> EngineProfile:
 
 
 def loaded(page: bytes, profile: EngineProfile) -> Load:
-    load = load_from_page(page_reader(profile.series())(page), profile)
+    load = read_load(make_page_reader(profile.iterate_series())(page), profile)
     assert load is not None
     return load
 
@@ -201,7 +201,7 @@ def test_what_a_page_lacks_is_said(status: int, page: bytes, reason: str) -> Non
     server = Server()
     server.status, server.page = status, page
     load = ExternalLoad(server, VLLM)  # type: ignore[arg-type]
-    load.newest()
+    load.get_newest()
     assert (load.signal.ok, load.signal.reason) == (not reason, reason)
     assert bool(load.signal.message) == bool(reason)
 
@@ -403,7 +403,7 @@ def played(seed: int, pages: int = 12) -> Counter[str]:
             writer.gone += writer.ranks.pop(dice.randrange(len(writer.ranks))).shown
         elif event < 0.22:  # a gap
             server.status = dice.choice((500, 404, 401))
-            assert load.newest() is None
+            assert load.get_newest() is None
             server.status = 200
             seen["gap"] += 1
             continue
@@ -420,7 +420,7 @@ def played(seed: int, pages: int = 12) -> Counter[str]:
         for rank in registries[registry]:
             rank.shown = rank.counters.copy()
         server.page = "\n".join(lines).encode() + b"\n"
-        newest = load.newest()
+        newest = load.get_newest()
         answered.add(registry)
         replaced[0] = False
         if writer.registries == 1:

@@ -121,8 +121,8 @@ def test_a_device_of_another_container_is_no_failure_of_the_driver(driver: Drive
 
 def test_what_is_in_use_beside_the_listed_processes(driver: Driver) -> None:
     driver.processes = (Process(7, 3 << 30), Process(8, 1 << 30))
-    assert Nvml().users("GPU-1") == DeviceUsers({7: 3 << 30, 8: 1 << 30}, 1 << 30, 0)
+    assert Nvml().read_users("GPU-1") == DeviceUsers({7: 3 << 30, 8: 1 << 30}, 1 << 30, 0)
     driver.processes = (Process(7, None),)
-    assert Nvml().users("GPU-1") == DeviceUsers({7: None}, None, 0)
+    assert Nvml().read_users("GPU-1") == DeviceUsers({7: None}, None, 0)
     driver.problem = NOT_LOADED
-    assert Nvml().users("GPU-1") is None
+    assert Nvml().read_users("GPU-1") is None

@@ -15,7 +15,7 @@ import pytest
 
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.signals import process_table
-from plimsoll_sidecar.signals.process_table import OpenFilesReader, nearest_to_limit
+from plimsoll_sidecar.signals.process_table import OpenFilesReader, find_nearest_to_limit
 
 OPENS = """
 import os, resource, sys
@@ -50,14 +50,14 @@ def holders() -> Iterator[dict[int, int]]:
 
 def test_the_process_that_is_nearest_to_its_limit(holders: dict[int, int]) -> None:
     names = {pid: f"p{count}" for pid, count in holders.items()}
-    assert nearest_to_limit(names) == OpenFiles("p110", 110, 128)
+    assert find_nearest_to_limit(names) == OpenFiles("p110", 110, 128)
     few = {pid: name for pid, name in names.items() if name == "p20"}
-    assert nearest_to_limit(few | {2**22: "ended"}) == OpenFiles("p20", 20, 128)
+    assert find_nearest_to_limit(few | {2**22: "ended"}) == OpenFiles("p20", 20, 128)
 
 
 def test_what_cannot_be_read_is_unknown() -> None:
-    assert nearest_to_limit({}) is None
-    assert nearest_to_limit({2**22: "ended"}) is None
+    assert find_nearest_to_limit({}) is None
+    assert find_nearest_to_limit({2**22: "ended"}) is None
 
 
 def test_more_than_can_be_counted_is_unknown(

@@ -33,26 +33,26 @@ class Clock:
 def test_a_file_counts_while_it_changes(tmp_path: Path) -> None:
     path, clock = tmp_path / peers.PEERS_FILE, Clock()
     file = PeersFile(path, clock)
-    assert file.peers() == ()
+    assert file.read_peers() == ()
     path.write_bytes(peers.encode([ONE, TWO]))
-    assert file.peers() == (ONE, TWO)
+    assert file.read_peers() == (ONE, TWO)
     clock.now += PEERS_VALID_S - 1
-    assert file.peers() == (ONE, TWO)
+    assert file.read_peers() == (ONE, TWO)
     clock.now += 1
-    assert file.peers() == (), "the operator is away"
+    assert file.read_peers() == (), "the operator is away"
     path.write_bytes(peers.encode([TWO]))
-    assert file.peers() == (TWO,)
+    assert file.read_peers() == (TWO,)
     path.unlink()
-    assert file.peers() == ()
+    assert file.read_peers() == ()
 
 
 def test_a_file_of_unknown_age_counts_from_its_first_change(tmp_path: Path) -> None:
     path = tmp_path / peers.PEERS_FILE
     path.write_bytes(peers.encode([ONE]))
     file = PeersFile(path)
-    assert file.peers() == ()
+    assert file.read_peers() == ()
     path.write_bytes(peers.encode([TWO]))
-    assert file.peers() == (TWO,)
+    assert file.read_peers() == (TWO,)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_file_that_breaks_a_bound_says_nothing(tmp_path: Path, data: bytes) ->
     path = tmp_path / peers.PEERS_FILE
     file = PeersFile(path)
     path.write_bytes(data)
-    assert file.peers() == ()
+    assert file.read_peers() == ()
     path.write_bytes(peers.encode([ONE]))
-    assert file.peers() == (ONE,)
+    assert file.read_peers() == (ONE,)
 
 
 def test_what_was_learned_is_read_for_the_own_workload(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_no_bytes_end_a_supervisor(tmp_path_factory: pytest.TempPathFactory, dat
     path = tmp_path_factory.mktemp("peers") / peers.PEERS_FILE
     file = PeersFile(path)
     path.write_bytes(data)
-    file.peers()
+    file.read_peers()
     LearnedFile(path).read(None)
 
 

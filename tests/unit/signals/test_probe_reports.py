@@ -31,7 +31,7 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_sidecar.signals import probe_reports
 from plimsoll_sidecar.signals.probe_reports import (
     EngineReport,
-    HeldByProbe,
+    ProbeMemory,
     Report,
     ReportedOwner,
     TorchDevice,
@@ -158,7 +158,7 @@ def test_ranks_are_added_up_and_an_unknown_bound_stays_unknown() -> None:
             ReportedOwner("grammar_cache", MemoryKind.HOST, 1, bound),
         ]
         report = EngineReport(ledger=lines)
-        return Report(1, host_pinned=5, engine=report, diagnostics=HeldByProbe(3, 8))
+        return Report(1, host_pinned=5, engine=report, diagnostics=ProbeMemory(3, 8))
 
     entries = probe_reports.merge_ledgers([(Role.WORKER, rank(4)), (Role.WORKER, rank(None))])
     assert [(e.owner, e.kind.value, e.bytes, e.bound) for e in entries] == [

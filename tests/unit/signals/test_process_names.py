@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll_api.admin import Parts, Role
 from plimsoll_api.engines import EngineType
-from plimsoll_sidecar.signals.engine_processes import assign_roles, find_parts, helper_name
+from plimsoll_sidecar.signals.engine_processes import assign_roles, find_helper_name, find_parts
 
 MAIN = 1
 SERVE = "vllm serve m"
@@ -37,8 +37,8 @@ VLLM, SGLANG, CUSTOM = EngineType.VLLM, EngineType.SGLANG, EngineType.CUSTOM
     ],
 )
 def test_a_title_selects_a_known_name(title: str, kind: EngineType, name: str | None) -> None:
-    assert helper_name([title], kind) == name
-    assert helper_name([], kind) is None
+    assert find_helper_name([title], kind) == name
+    assert find_helper_name([], kind) is None
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,18 @@ from plimsoll_sidecar.signals import process_table
 from plimsoll_sidecar.signals.process_table import (
     MAX_WORDS,
     ProcessId,
-    age_s,
     children,
-    command_line,
-    command_name,
-    cpu_s,
+    compute_age_s,
     environment,
+    find_nearest_to_limit,
     identify,
     is_running,
     list_names,
-    nearest_to_limit,
     parents,
     read,
+    read_command_line,
+    read_command_name,
+    read_cpu_s,
 )
 from plimsoll_sidecar.signals.resident_memory import read_resident
 
@@ -57,7 +57,7 @@ def talkative() -> Iterator[int]:
 def test_arguments_and_environment_of_any_size_take_little_memory(talkative: int) -> None:
     tracemalloc.start()
     try:
-        line = command_line(talkative)
+        line = read_command_line(talkative)
         _, peak = tracemalloc.get_traced_memory()
         found = environment(talkative, "WANTED"), environment(talkative, "WANT")
     finally:
@@ -74,12 +74,12 @@ def test_parents_ages_and_time_are_those_of_the_process() -> None:
     assert is_running(own)
     assert not is_running(ProcessId(own.pid, own.started + 1))
     assert parents()[own.pid] == os.getppid()
-    assert 0 < age_s(own) < 86_400
+    assert 0 < compute_age_s(own) < 86_400
     times = os.times()
-    spent = cpu_s(own.pid)
+    spent = read_cpu_s(own.pid)
     assert spent is not None
     assert abs(spent - sum(times[:4])) < 0.5
-    assert cpu_s(2**22) is None
+    assert read_cpu_s(2**22) is None
 
 
 def test_an_ended_process_that_nobody_waited_for_has_no_parent() -> None:
@@ -90,7 +90,7 @@ def test_an_ended_process_that_nobody_waited_for_has_no_parent() -> None:
 
 
 def test_a_file_is_read_whole_and_one_that_is_not_there_is_an_error() -> None:
-    assert read(os.getpid(), "comm").strip().decode() == command_name(os.getpid())
+    assert read(os.getpid(), "comm").strip().decode() == read_command_name(os.getpid())
     assert len(read(os.getpid(), "maps")) > 4096
     with pytest.raises(OSError, match="No such file"):
         read(os.getpid(), "nothing")
@@ -119,9 +119,9 @@ def test_what_is_read_with_each_sample_interns_no_number(monkeypatch: pytest.Mon
     assert identify(pid) is not None
     assert parents()[pid] == os.getppid()
     assert children(pid) is not None
-    assert cpu_s(pid) is not None
+    assert read_cpu_s(pid) is not None
     assert read_resident(pid) is not None
-    assert nearest_to_limit({pid: "this"}) is not None
+    assert find_nearest_to_limit({pid: "this"}) is not None
     assert not any(text.isdigit() for text in interned), interned
 
 

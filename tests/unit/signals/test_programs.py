@@ -7,7 +7,7 @@ import pytest
 
 from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.signals.engine_processes import (
-    default_port,
+    find_default_port,
     has_helper_title,
     is_engine,
     is_helper,
@@ -65,8 +65,8 @@ def test_ports() -> None:
     assert may_listen_on(["vllm", "serve", "m", "--port", "81"], 81, None)
     assert not may_listen_on(["vllm", "serve", "m", "--port", "81"], 82, 82)
     assert may_listen_on(["vllm", "serve", "m", "--port=82"], 82, None)
-    assert not may_listen_on(["vllm", "serve", "m"], 81, default_port(VLLM))
-    assert may_listen_on(["vllm", "serve", "m"], 8000, default_port(VLLM))
+    assert not may_listen_on(["vllm", "serve", "m"], 81, find_default_port(VLLM))
+    assert may_listen_on(["vllm", "serve", "m"], 8000, find_default_port(VLLM))
     assert may_listen_on(["vllm", "serve", "m", "--port", "$PORT"], 81, None)
     # int() refuses both, and isdigit() does not: a process in the pod ended the supervisor.
     assert may_listen_on(["vllm", "serve", "m", "--port=²"], 81, None)
@@ -75,9 +75,9 @@ def test_ports() -> None:
 
 def test_two_sessions_of_one_machine_are_no_containers() -> None:
     mine = Container("/user.slice/session-1.scope", 5)
-    assert not Container("/user.slice/session-2.scope", 5).is_other_than(mine)
+    assert not Container("/user.slice/session-2.scope", 5).is_different_from(mine)
     pod = Container("/kubepods/pod1/engine", 7)
-    assert pod.is_other_than(mine)
+    assert pod.is_different_from(mine)
     assert pod.is_same_as(Container("/kubepods/pod1/engine", None)), (
         "one whose mounts may not be read"
     )

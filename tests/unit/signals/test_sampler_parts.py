@@ -30,7 +30,7 @@ from plimsoll_api.state import Signal
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.segments import device_own, device_segments, device_total
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
-from plimsoll_sidecar.signals.sampler import PROBE_GONE_S, Sampler, SignalLog, current_load
+from plimsoll_sidecar.signals.sampler import PROBE_GONE_S, Sampler, SignalLog, make_load
 
 
 def status(epoch: str = "aa:1", **changes: object) -> Status:
@@ -114,15 +114,15 @@ def test_without_an_answer_nothing_is_made_up() -> None:
 
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.WARMING])
 def test_the_load_of_an_engine_that_starts_is_unknown(state: EngineState) -> None:
-    assert current_load(status(state=state)).steps_total is None
+    assert make_load(status(state=state)).steps_total is None
 
 
 def test_the_load_is_unknown_before_the_worker_of_the_epoch_reports() -> None:
-    assert current_load(status(report_age_s=None)).inflight is None
+    assert make_load(status(report_age_s=None)).inflight is None
 
 
 def test_the_load_of_a_worker_that_hangs_is_known() -> None:
-    assert current_load(status(report_age_s=500.0)).steps_total == 40
+    assert make_load(status(report_age_s=500.0)).steps_total == 40
 
 
 def test_the_workers_allocator_and_the_ledger() -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from plimsoll_sidecar.signals import tcp_sockets as sock_diag
 from plimsoll_sidecar.signals.tcp_sockets import (
-    ESTABLISHED,
-    LISTEN,
-    socket_inodes,
-    socket_inodes_from_proc,
+    TCP_ESTABLISHED,
+    TCP_LISTEN,
+    find_socket_inodes,
+    find_socket_inodes_from_proc,
 )
 
 
@@ -36,7 +36,7 @@ def inode(one: socket.socket) -> str:
     return str(os.fstat(one.fileno()).st_ino)
 
 
-@pytest.mark.parametrize("look", [socket_inodes, socket_inodes_from_proc])
+@pytest.mark.parametrize("look", [find_socket_inodes, find_socket_inodes_from_proc])
 def test_listeners_and_connections_are_told_apart(server: socket.socket, look: object) -> None:
     assert callable(look)
     port = port_of(server)
@@ -45,16 +45,16 @@ def test_listeners_and_connections_are_told_apart(server: socket.socket, look: o
         socket.create_connection(("127.0.0.1", port)),
         server.accept()[0] as accepted,
     ):
-        assert look(port, LISTEN) == {inode(server), inode(other)}
-        assert look(port, ESTABLISHED) == {inode(accepted)}, "the client's port is another"
+        assert look(port, TCP_LISTEN) == {inode(server), inode(other)}
+        assert look(port, TCP_ESTABLISHED) == {inode(accepted)}, "the client's port is another"
 
 
 def test_the_ports_of_a_process_are_those_that_it_listens_at(server: socket.socket) -> None:
     with socket.create_connection(("127.0.0.1", port_of(server))) as client:
-        ports = sock_diag.listening_ports([os.getpid()])
+        ports = sock_diag.find_listening_ports([os.getpid()])
         assert port_of(server) in ports
         assert port_of(client) not in ports
-    assert sock_diag.listening_ports([1, os.getppid()]).count(port_of(server)) == 0
+    assert sock_diag.find_listening_ports([1, os.getppid()]).count(port_of(server)) == 0
 
 
 def test_without_sock_diag_the_tables_are_read(
@@ -68,7 +68,7 @@ def test_without_sock_diag_the_tables_are_read(
         return made(family, *rest)
 
     monkeypatch.setattr(socket, "socket", refuse)
-    assert socket_inodes(port_of(server), LISTEN) == {inode(server)}
+    assert find_socket_inodes(port_of(server), TCP_LISTEN) == {inode(server)}
 
 
 @pytest.mark.parametrize("kind", [sock_diag.NLMSG_DONE, sock_diag.NLMSG_ERROR])

@@ -1,6 +1,7 @@
-"""The operations on an engine, and the adapter that executes them for each engine type.
+"""Define the operations on an engine, and select the adapter for an engine type.
 
-The status of an engine lists its capabilities; the ladder skips actions that it does not support.
+An engine's status lists its capabilities. The ladder skips actions that the engine does not
+support.
 """
 
 from __future__ import annotations
@@ -19,40 +20,40 @@ from plimsoll_sidecar.signals.process_table import ProcessId
 
 
 class EngineAdapter(Protocol):
-    """Operations on one engine. Each call takes a bounded time.
+    """Operations on one engine, each within a bounded time.
 
-    Operations with a :class:`Command` return a :class:`Result` and never raise. ``Refused`` means
-    that nothing was started. The same ``operation_id`` may be sent again.
+    Operations with a :class:`Command` return a :class:`Result` and never raise. The outcome
+    ``Refused`` means that nothing was started. A command with the same ``operation_id`` may be sent
+    again.
     """
 
     @property
     def has_status_port(self) -> bool:
-        """Whether the status comes from another port than the serving port."""
+        """Whether the status comes from a port other than the serving port."""
 
     def status(self) -> Status:
-        """Return the engine's status; :class:`EngineError` if there is none."""
+        """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
 
-    def page_signal(self) -> Signal | None:
-        """Report whether the engine's metrics page is usable; None if none is read."""
+    def metrics_page_signal(self) -> Signal | None:
+        """Return whether the engine's metrics page is usable; None if it has no such page."""
 
     def is_serving(self) -> bool:
-        """Report whether the serving port gives any answer.
+        """Report whether the serving port answers, even with an error.
 
-        This is a second sign of life for a frontend that does not return its status.
+        This shows that a frontend without a readable status is still running.
         """
 
     def trim(self, command: Command) -> Result:
-        """Let the engine free cached memory. Requests continue."""
+        """Make the engine free cached memory, without affecting its requests."""
 
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
-        """Refuse new requests and wait for running ones, at most ``command.deadline_s``.
+        """Refuse new requests, and wait at most ``command.deadline_s`` for running ones.
 
-        ``is_wanted`` returns whether the drain is still wanted; if not, the engine is not left
-        drained.
+        If ``is_wanted`` returns False meanwhile, the engine accepts requests again.
         """
 
     def finish(self, command: Command) -> Result:
-        """Wait for running requests, at most ``command.deadline_s``, without refusing any."""
+        """Wait at most ``command.deadline_s`` for running requests, while accepting new ones."""
 
     def resume(self, epoch: str) -> None:
         """End a drain without a restart. Raises :class:`EngineError`."""
@@ -60,24 +61,24 @@ class EngineAdapter(Protocol):
     def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
         """Request a standby worker for the next ``lease_s`` seconds; 0 ends the lease.
 
-        Only for an engine with :attr:`Capability.STANDBY`. Raises :class:`EngineError`, also if the
-        epoch has ended.
+        Only for an engine with :attr:`Capability.STANDBY`. Raises :class:`EngineError`, for example
+        if the epoch has ended.
         """
 
     def restart_worker(self, command: Command) -> Result:
-        """Replace only the worker; its requests are carried over."""
+        """Replace the worker; the new one continues its requests."""
 
     def restart_engine(self, command: Command) -> Result:
-        """End the whole engine, so that its container restarts."""
+        """End the whole engine. The kubelet then restarts its container."""
 
     def processes(self) -> list[ProcessMemory]:
-        """Return the running processes of the engine, found without asking it.
+        """Return the engine's running processes, as ``/proc`` shows them.
 
-        Empty if there are none or they cannot be found. The main process has the role ``Frontend``.
+        Empty if no process runs or can be found. The main process has the role ``Frontend``.
         """
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended and left other processes behind.
+        """Report whether the main process has ended while other processes of the engine still run.
 
         Also true if it ended before the supervisor first saw it.
         """
@@ -85,27 +86,28 @@ class EngineAdapter(Protocol):
     def sweep(self) -> str:
         """End processes of an earlier engine that still run beside the current one.
 
-        Returns a text that names the ended processes; empty if there were none.
+        Return a text that names the ended processes; empty if there were none.
         """
 
     def end(self, frontend: ProcessId | None) -> TerminationResult:
-        """End all processes of an engine that does not answer, with signals.
+        """End all processes of an unresponsive engine with signals.
 
         ``frontend`` is its last known main process.
         """
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the text of one diagnostic; :class:`EngineError` if there is none."""
+        """Return the text of one diagnostic. Raises :class:`EngineError` if it is not available."""
 
     def stacks(self, command: Command) -> bytes | None:
-        """Return the stacks of an engine that does not answer; None if they are not readable."""
+        """Return the stacks of an unresponsive engine; None if they cannot be read."""
 
 
-def adapter_for(
+def create_adapter(
     endpoint: EngineEndpoint, token_file: Path, group_serves: Callable[[], bool] | None = None
 ) -> EngineAdapter:
-    """Return the adapter for ``endpoint.type``; only Plimsoll's own protocol needs the token.
+    """Return the adapter for ``endpoint.type``.
 
+    ``token_file`` holds the token of Plimsoll's own protocol; other adapters ignore it.
     ``group_serves`` is set for a worker of a multi-node group.
     """
     # Imported here, because each imports modules that the other never needs.

@@ -1,11 +1,11 @@
-"""The adapter for engines without Plimsoll's protocol: vLLM, SGLang and any HTTP server.
+"""Supervise engines without Plimsoll's protocol: vLLM, SGLang and any HTTP server.
 
-It builds a :class:`~plimsoll_api.admin.Status` from what is visible: the processes of the engine's
-container, whether the port answers, and its metrics. The epoch consists of the main process's
-start time and PID, and of how often all its helper processes were replaced. Counters confirm such a
-replacement, but never start an epoch on their own.
+The adapter builds a :class:`~plimsoll_api.admin.Status` from what is visible: the processes of the
+engine's container, whether the port answers, and its metrics. The epoch consists of the main
+process's start time and PID, and of the number of times that all helper processes were replaced.
+Counters confirm such a replacement, but never start an epoch on their own.
 
-Known engines listen only when they are ready. Until then, the process exists and is starting.
+Known engines listen only when they are ready. A process without a listening port is starting.
 """
 
 from __future__ import annotations
@@ -34,41 +34,45 @@ from plimsoll_sidecar.act.adapters.external_server import ServerInfo
 from plimsoll_sidecar.act.adapters.processes import (
     TERM_GRACE_S,
     OwnedEngine,
-    trim_effect,
-    trimmable_bytes,
+    measure_trim_effect,
+    measure_trimmable_bytes,
 )
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 from plimsoll_sidecar.signals import stacks
-from plimsoll_sidecar.signals.engine_processes import EngineNotFound, EngineProcesses, find_parts
+from plimsoll_sidecar.signals.engine_processes import (
+    EngineNotFoundError,
+    EngineProcesses,
+    find_parts,
+)
 from plimsoll_sidecar.signals.gpu_identity import GpuIdentity
 from plimsoll_sidecar.signals.probes import Probes
-from plimsoll_sidecar.signals.process_table import ProcessId, age_s, identify
+from plimsoll_sidecar.signals.process_table import ProcessId, compute_age_s, identify
 from plimsoll_sidecar.signals.tcp_sockets import (
-    ESTABLISHED,
-    LISTEN,
+    TCP_ESTABLISHED,
+    TCP_LISTEN,
     count_unanswered,
-    socket_inodes,
+    find_socket_inodes,
 )
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
 TRIM_TIMEOUT_S = 5.0
-"""Seconds that all trims may take: each takes milliseconds unless the engine hangs."""
+"""Seconds that all trims may take. Each takes milliseconds unless the engine hangs."""
 POLL_S = 0.5
 """Seconds between two checks for running requests."""
 EXIT_GRACE_S = 30.0
-"""Seconds beyond the drain's deadline, because a server may wait that long again on shutdown."""
+"""Seconds added to the drain's deadline, because a server may wait that long again on shutdown."""
 IDLE_POLLS = 2
 """Number of consecutive checks without requests before an engine counts as idle."""
 
 
 class ExternalEngine(OwnedEngine):
-    """The adapter of one external engine. Thread-safe: its state is behind a lock.
+    """Adapter of one external engine. Thread-safe: a lock protects its state.
 
-    ``group_serves`` returns whether the group of this worker serves; without it, a worker always
-    counts as serving.
+    ``group_serves`` returns whether the multi-node group of this worker serves. Without it, a
+    worker always counts as serving.
     """
 
     def __init__(
@@ -106,24 +110,24 @@ class ExternalEngine(OwnedEngine):
         Raises EngineError if the main process is not running.
         """
         with self._lock:
-            members = self._find()
+            members = self._find_processes()
             found = self._main
             assert found is not None
-            state = self._state()
+            state = self._find_state()
             if state is EngineState.SERVING and self._served:
                 self._info.update()
             self._current_helpers = frozenset(members.helpers)
-            newest = self._load.newest() if self._served else None
+            newest = self._load.get_newest() if self._served else None
             if newest is not None:
                 newest[0].kv_lease_s = self._info.kv_lease_s
             if newest is not None and self._current_helpers:
                 self._page_helpers = self._current_helpers
             seen = Status(
                 state=EngineState.DRAINED if self._drained else state,
-                epoch=self._epoch(found),
+                epoch=self._make_epoch(found),
                 version=self._info.version,
                 model=self._endpoint.model,
-                uptime_s=age_s(found),
+                uptime_s=compute_age_s(found),
                 load=newest[0] if newest else Load(),
                 report_age_s=newest[1] if newest else None,
                 load_age_s=newest[1] if newest else None,
@@ -136,27 +140,31 @@ class ExternalEngine(OwnedEngine):
             self._newest = msgspec.structs.replace(seen, parts=parts)
             return self._newest
 
-    def page_signal(self) -> Signal | None:
-        """Report whether the newest metrics page is usable; None for an engine without one."""
+    def metrics_page_signal(self) -> Signal | None:
+        """Return whether the newest metrics page is usable; None if the engine has none."""
         if not self._profile.metrics or not self._endpoint.serves:
             return None
         with self._lock:
             return self._load.signal
 
     def is_serving(self) -> bool:
-        """Report whether the profile's health path gives any answer."""
-        return self._endpoint.serves and self._server.has_answer(self._profile.alive, TIMEOUT_S)
+        """Report whether the profile's health path answers, even with an error."""
+        return self._endpoint.serves and self._server.has_answer(
+            self._profile.health_path, TIMEOUT_S
+        )
 
-    def _find(self) -> EngineProcesses:
-        """Return the processes of the engine. Raises EngineError without a main process."""
+    def _find_processes(self) -> EngineProcesses:
+        """Return the engine's processes. Raises EngineError if there is no main process."""
         try:
             members = self._owned.find()
-        except EngineNotFound as none:
+        except EngineNotFoundError as none:
             raise EngineError(str(none)) from none
         found = members.main
         if found is None:
             left = ", ".join(str(p.pid) for p in members.processes[:8])
-            raise EngineError(f"the engine's main process ended, but processes {left} still run")
+            raise EngineError(
+                f"the engine's main process has ended, but its processes {left} are still running"
+            )
         if found != self._main:
             self._main = found
             self._served = self._drained = self._group_served = False
@@ -167,29 +175,29 @@ class ExternalEngine(OwnedEngine):
         return members
 
     def _has_replaced_helpers(self) -> bool:
-        """Report whether all helpers that ran at the last metrics page have been replaced."""
+        """Report whether all helper processes of the last metrics page have been replaced."""
         return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
 
-    def _epoch(self, found: ProcessId) -> str:
+    def _make_epoch(self, found: ProcessId) -> str:
         return f"{found.started:x}-{found.pid}:{self._load.restarts + 1}"
 
-    def _state(self) -> EngineState:
+    def _find_state(self) -> EngineState:
         """Return the state of the engine.
 
-        Any answer shows that the frontend is running; a server error shows that the engine behind
-        it is not. Raises EngineError if the port does not answer, or belongs to another engine. A
-        worker of a multi-node engine cannot be asked: it is starting until its group serves, and
-        then serving until its process ends.
+        Any answer shows that the frontend is running. A server error shows that the engine behind
+        it is not. A worker of a multi-node engine has no port: it is starting until its group
+        serves, and then serving until its process ends. Raises EngineError if the port does not
+        answer, or belongs to another engine.
         """
         if not self._endpoint.serves:
             self._group_served = (
                 self._group_served or self._group_serves is None or self._group_serves()
             )
             return EngineState.SERVING if self._group_served else EngineState.STARTING
-        # Checked before the call: a server that starts to listen in between is starting.
-        listens = self._served or bool(socket_inodes(self._port, LISTEN))
+        # Checked before the call: a server that begins to listen in between is starting.
+        listens = self._served or bool(find_socket_inodes(self._port, TCP_LISTEN))
         try:
-            status, _ = self._server.call("GET", self._profile.alive, TIMEOUT_S)
+            status, _ = self._server.call("GET", self._profile.health_path, TIMEOUT_S)
         except EngineError:
             if listens:
                 raise
@@ -209,11 +217,12 @@ class ExternalEngine(OwnedEngine):
         newest = self._newest
         seen = {process.pid: process for process in newest.processes} if newest else {}
         processes = [seen.get(process.pid, process) for process in self._owned.list_all()]
-        text = collect_texts(kind, command, processes, self._probes)
+        text = collect_diagnostics(kind, command, processes, self._probes)
         if text is None:
             kind_of = self._endpoint.type.value
             raise EngineError(
-                f"no process of the {kind_of} engine provides the diagnostic {kind.value}"
+                f"no process of the {kind_of} engine provides the diagnostic {kind.value}: load "
+                "plimsoll-probe into the engine"
             )
         return text
 
@@ -228,20 +237,20 @@ class ExternalEngine(OwnedEngine):
     # ---- verbs
 
     def trim(self, command: Command) -> Result:
-        """Empty the caches that the server can empty; running requests are not affected.
+        """Empty the engine's caches without affecting running requests.
 
         The outcome depends on how much memory was freed.
         """
-        reason = self._fence(command)
+        reason = self._refuse_other_epoch(command)
         if reason is not None:
-            return command.result(Outcome.REFUSED, reason)
+            return command.make_result(Outcome.REFUSED, reason)
         members = self._owned.find_or_none()
         pids = [process.pid for process in members.processes] if members else []
-        before = trimmable_bytes(pids)
+        before = measure_trimmable_bytes(pids)
         asked: list[str] = []
         deadline = time.monotonic() + TRIM_TIMEOUT_S
         trouble: str | None = None
-        for path in self._profile.trims:
+        for path in self._profile.trim_paths:
             if trouble is None and path in self._info.routes:
                 trouble = self._post(path, None, max(0.1, deadline - time.monotonic()))
                 asked += [path] if trouble is None else []
@@ -249,56 +258,58 @@ class ExternalEngine(OwnedEngine):
         if trimmed is not None:
             asked.append(f"trim by {trimmed.processes} probe{'s' if trimmed.processes > 1 else ''}")
         if not asked and trouble is None:
-            return command.result(Outcome.FAILED, "the engine has no cache that can be emptied")
+            return command.make_result(
+                Outcome.FAILED, "the engine has no cache that the supervisor can empty"
+            )
         devices = bool(self._newest and self._newest.devices)
-        found = trim_effect(
-            before, trimmable_bytes(pids), trimmed.device if trimmed else None, devices
+        found = measure_trim_effect(
+            before, measure_trimmable_bytes(pids), trimmed.device if trimmed else None, devices
         )
         summary = "; ".join(
             filter(None, (f"{', '.join(asked) or 'nothing'}: {found.summary}", trouble))
         )
         failed = trouble is not None and found.outcome is not Outcome.SUCCEEDED
-        return command.result(Outcome.FAILED if failed else found.outcome, summary)
+        return command.make_result(Outcome.FAILED if failed else found.outcome, summary)
 
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
-        """Wait for running requests, then pause the engine if that is supported.
+        """Wait for running requests, then pause the engine if it supports that.
 
-        The engine also waits while it holds KV blocks that another engine has yet to read. Without
-        metrics, connections are counted as requests. Requests that exceed the deadline end
-        with the engine.
+        Also wait while the engine holds KV blocks that another engine has yet to read. Without
+        metrics, open connections count as requests. Requests that exceed the deadline end with the
+        engine.
         """
-        reason = self._fence(command)
+        reason = self._refuse_other_epoch(command)
         if reason is not None:
-            return command.result(Outcome.REFUSED, reason)
+            return command.make_result(Outcome.REFUSED, reason)
         summary = self._wait_idle(command, is_wanted)
-        pause = self._profile.pause
+        pause = self._profile.pause_path
         if pause and pause in self._info.routes and is_wanted():
             trouble = self._post(pause, self._profile.pause_body)
-            summary += f"; cannot pause: {trouble}" if trouble else "; paused"
+            summary += f"; the engine could not be paused: {trouble}" if trouble else "; paused"
         if not is_wanted():
             self.resume(command.epoch)  # the drain may have ended before the pause
-            return command.result(
-                Outcome.REFUSED, f"the drain was ended while it waited; {summary}"
+            return command.make_result(
+                Outcome.REFUSED, f"the drain was cancelled before it finished; {summary}"
             )
         with self._lock:
             self._drained = True
-        return command.result(Outcome.SUCCEEDED, summary)
+        return command.make_result(Outcome.SUCCEEDED, summary)
 
     def finish(self, command: Command) -> Result:
         """Wait for running requests, without pausing the engine."""
-        reason = self._fence(command)
+        reason = self._refuse_other_epoch(command)
         if reason is not None:
-            return command.result(Outcome.REFUSED, reason)
-        return command.result(Outcome.SUCCEEDED, self._wait_idle(command))
+            return command.make_result(Outcome.REFUSED, reason)
+        return command.make_result(Outcome.SUCCEEDED, self._wait_idle(command))
 
     def resume(self, epoch: str) -> None:
-        """Resume the engine, if the same process is running and supports it.
+        """Resume the engine if it supports that and the same process is running.
 
         Raises EngineError.
         """
-        if self._fence_epoch(epoch) is not None:
+        if self._check_epoch(epoch) is not None:
             return  # a new process was never drained
-        resume = self._profile.resume
+        resume = self._profile.resume_path
         if resume and resume in self._info.routes:
             trouble = self._post(resume, b"{}")
             if trouble is not None:
@@ -307,46 +318,50 @@ class ExternalEngine(OwnedEngine):
             self._drained = False
 
     def restart_worker(self, command: Command) -> Result:
-        """Refuse: an external engine cannot replace its worker alone."""
-        return command.result(Outcome.REFUSED, "this engine cannot restart its worker alone")
+        """Refuse the command: an external engine cannot replace only its worker."""
+        return command.make_result(
+            Outcome.REFUSED, "an external engine cannot restart only its worker"
+        )
 
     def restart_engine(self, command: Command) -> Result:
-        """End the engine with SIGTERM, its own shutdown, and finally SIGKILL.
+        """End the engine: send SIGTERM, wait for its own shutdown, then send SIGKILL.
 
-        The kubelet then starts it again. An engine that hangs gets no time for its shutdown.
+        The kubelet then starts it again. A hanging engine gets no time for its shutdown.
         """
-        reason = self._fence(command)
+        reason = self._refuse_other_epoch(command)
         with self._lock:
             found = self._main
         if reason is not None or found is None:
-            return command.result(Outcome.REFUSED, reason or "the engine's main process is unknown")
+            return command.make_result(
+                Outcome.REFUSED, reason or "the PID of the engine's main process is unknown"
+            )
         grace_s = TERM_GRACE_S if command.stalled else command.deadline_s + EXIT_GRACE_S
         ending = self._owned.end(found, grace_s)
         outcome = Outcome.SUCCEEDED if ending.error is None else Outcome.FAILED
-        return command.result(outcome, "; ".join(filter(None, (ending.summary, ending.error))))
+        return command.make_result(outcome, "; ".join(filter(None, (ending.summary, ending.error))))
 
     # ---- parts
 
-    def _fence(self, command: Command) -> str | None:
-        return self._fence_epoch(command.epoch)
+    def _refuse_other_epoch(self, command: Command) -> str | None:
+        return self._check_epoch(command.epoch)
 
-    def _fence_epoch(self, epoch: str) -> str | None:
-        """Return why the command is refused; None if the engine is in ``epoch``."""
+    def _check_epoch(self, epoch: str) -> str | None:
+        """Return None if the engine is in ``epoch``, or else the reason to refuse the command."""
         with self._lock:
             try:
-                self._find()
+                self._find_processes()
                 assert self._main is not None
-                now = self._epoch(self._main)
+                now = self._make_epoch(self._main)
             except EngineError as error:
                 return str(error)
         return (
             None
             if now == epoch
-            else f"the engine is in epoch {now}; the command is for epoch {epoch}"
+            else f"the engine is in epoch {now}, but the command is for epoch {epoch}"
         )
 
     def _wait_idle(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> str:
-        """Wait until no request is running, at most to the deadline; return what is left."""
+        """Wait until no request is running or the deadline passes. Return what is left, as text."""
         limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
         deadline, quiet = time.monotonic() + limit_s, 0
         while quiet < IDLE_POLLS and time.monotonic() < deadline and is_wanted():
@@ -354,38 +369,38 @@ class ExternalEngine(OwnedEngine):
             time.sleep(POLL_S)
         left = self._count_requests() if quiet < IDLE_POLLS else 0
         if left != 0:
-            return f"{'unknown' if left is None else left} requests left"
+            return f"{'an unknown number of' if left is None else left} requests left"
         lease_s = self._info.kv_lease_s
         if lease_s is None:
             return "idle"
         deadline = min(deadline, time.monotonic() + lease_s)
-        while (held := self._held_ratio()) and time.monotonic() < deadline and is_wanted():
+        while (held := self._read_kv_cache_usage()) and time.monotonic() < deadline and is_wanted():
             time.sleep(POLL_S)
-        return f"idle; {held:.1%} of the KV cache still held for other engines" if held else "idle"
+        return f"idle; other engines still hold {held:.1%} of the KV cache" if held else "idle"
 
-    def _held_ratio(self) -> float | None:
-        """Return the share of the KV cache in use; None if it is unknown."""
+    def _read_kv_cache_usage(self) -> float | None:
+        """Return the share of the KV cache that is in use; None if it is unknown."""
         load = self._scrape_load()
         return load.kv_usage_ratio if load is not None else None
 
     def _count_requests(self) -> int | None:
         """Return the number of running requests; None if it is unknown."""
         if not self._profile.metrics:
-            return len(socket_inodes(self._port, ESTABLISHED))
+            return len(find_socket_inodes(self._port, TCP_ESTABLISHED))
         load = self._scrape_load()
         if load is None:
-            return len(socket_inodes(self._port, ESTABLISHED))
+            return len(find_socket_inodes(self._port, TCP_ESTABLISHED))
         return load.inflight or 0
 
     def _scrape_load(self) -> Load | None:
-        """Return the load from a page that is read now; None if it cannot be read."""
+        """Scrape the metrics page and return its load; None if it cannot be read."""
         with self._lock:
-            self._load.refresh()
-            newest = self._load.newest()
+            self._load.request_scrape()
+            newest = self._load.get_newest()
         return newest[0] if newest is not None else None
 
     def _post(self, path: str, body: bytes | None, timeout_s: float = TRIM_TIMEOUT_S) -> str | None:
-        """Send a POST; return None if it succeeded, else why not."""
+        """Send a POST request. Return None if it succeeded, or else the reason."""
         try:
             status, _ = self._server.call("POST", path, timeout_s, body)
         except EngineError as error:
@@ -393,21 +408,21 @@ class ExternalEngine(OwnedEngine):
         return None if status < 300 else f"POST {path}: HTTP {status}"
 
 
-def collect_texts(
+def collect_diagnostics(
     kind: Diagnostic, command: Command, processes: Sequence[ProcessMemory], probes: Probes
 ) -> bytes | None:
-    """Return the texts of all processes, suspected processes first; None if there are no texts.
+    """Return the texts of all processes, suspected ones first; None if no text is available.
 
-    Without a probe, only stacks are available, if py-spy can read them. A hanging process is
-    signalled only if it is about to be ended anyway.
+    Without a probe, only stacks are available, if py-spy can read them. A hanging process gets a
+    signal only if it is about to be ended anyway.
     """
     texts: dict[int, bytes] = dict(probes.texts(kind))
     if kind is Diagnostic.STACKS:
         silent = [p for p in processes if p.pid not in texts]
         known = [identity for p in silent if (identity := identify(p.pid)) is not None]
         if command.stalled and probes.folder is not None:
-            texts |= stacks.stacks_by_signal(probes.folder, known)
-        texts |= stacks.stacks_by_py_spy(p for p in known if p.pid not in texts)
+            texts |= stacks.read_stacks_by_signal(probes.folder, known)
+        texts |= stacks.read_stacks_by_py_spy(p for p in known if p.pid not in texts)
     answered = [p for p in command.sort_suspected_first(processes) if p.pid in texts]
     parts = [_format_text(process, texts[process.pid], command) for process in answered]
     return b"\n".join(parts) if parts else None

@@ -1,7 +1,7 @@
-"""The load of an external engine: its metrics page, requests at its frontend, and pauses.
+"""Read the load of an external engine: its metrics page, requests at its frontend, and pauses.
 
 Both known engines write their gauges in the process that runs the steps. If that process hangs
-while idle, the gauges stay at zero when requests arrive. So requests are also counted at the
+while idle, the gauges stay at zero when requests arrive. Requests are therefore also counted at the
 frontend: by the server's own counter, if it has one, and by connections that wait for an answer.
 
 In development mode, vLLM's ``/is_paused`` reports whether it is paused. SGLang has no such path.
@@ -24,48 +24,50 @@ from plimsoll_api.state import Signal, SignalReason
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import (
-    MALFORMED,
+    MALFORMED_LABELS,
     MAX_LINES,
     Kind,
     Labels,
     Page,
     PoolRatio,
     Series,
-    page_reader,
+    make_page_reader,
 )
 
 SCRAPE_S = 2.0
 STALLED_SCRAPE_S = 1.0
-"""Seconds until the next scrape if there are requests and no progress."""
+"""Seconds between two scrapes while requests are in flight without progress."""
 TIMEOUT_S = 2.0
 PAUSE_TIMEOUT_S = 1.0
-"""Seconds that the request for the pause may take: the server may forward it to a hung process."""
+"""Timeout in seconds for reading the pause: the server may forward it to a hung process."""
 RETRY_S = 10.0
-"""Seconds until the next request to a server that did not answer properly."""
+"""Seconds before the next request to a server that gave no valid answer."""
 NOT_FOUND = 404
 MIN_CONSISTENT_PAGES = 300
-"""Number of consecutive consistent pages required after one that contradicted its predecessors.
-Each page uses a new connection. If one of two servers answers 90 % of all requests, it answers all
-of these by chance with a probability of 2e-14."""
-NOT_READ_YET = Signal(True)
-"""Signal before the first page was read."""
-INCONSISTENT = Signal(
+"""Number of consistent pages in a row that end an inconsistency.
+
+Each page uses a new connection. If one of two servers answers 90 % of all requests, all of these
+pages come from it with a probability of 2e-14.
+"""
+UNREAD_PAGE_SIGNAL = Signal(True)
+"""Signal before the first page has been read."""
+INCONSISTENT_PAGES_SIGNAL = Signal(
     False,
     SignalReason.METRICS_INCONSISTENT,
-    "the metrics pages contradict each other: several servers, each with its own counters, answer"
-    " on one port. Memory is supervised without the load",
+    "the metrics pages contradict each other: several servers with separate counters answer on "
+    "one port, so memory is supervised without the load; run one metrics registry per port",
 )
-"""Signal for pages with the counters of several processes."""
+"""Signal for pages that show the counters of several processes."""
 
 
 class ExternalLoad:
     """Load from the most recent scrape, or None if that scrape failed.
 
-    ``restarts`` counts restarts within the main process: the counters decreased, and ``replaced``
-    returns that all helper processes have been replaced. If the counters of the same process
-    decrease, several registries answer on one port. Then no page describes the whole engine, and
-    none is used (:class:`RegistryCheck`). ``waiting`` returns the number of connections that wait
-    for an answer, or None if it is unknown.
+    ``restarts`` counts restarts within the main process. A restart is a decrease of the counters
+    while ``replaced`` returns that all helper processes have been replaced. If counters of the same
+    process decrease, several registries answer on one port (:class:`RegistryCheck`). Then no page
+    describes the whole engine, and no page is used. ``waiting`` returns the number of connections
+    that wait for an answer, or None if it is unknown.
     """
 
     def __init__(
@@ -78,19 +80,19 @@ class ExternalLoad:
     ) -> None:
         self._server, self._profile, self._clock = server, profile, clock
         self._waiting, self._replaced = waiting, replaced
-        self._read = page_reader(profile.series())
+        self._read = make_page_reader(profile.iterate_series())
         self._registry = RegistryCheck(profile)
         self._aborts = AbortCounter(profile)
-        self._pause = PauseReader(server, profile.paused, clock)
+        self._pause = PauseReader(server, profile.paused_path, clock)
         self._next = 0.0
         self._at: float | None = None
         self._load: Load | None = None
         self._moved: tuple[int | None, ...] | None = None
         self._entered = self._known = 0
         self.restarts = 0
-        self.signal = NOT_READ_YET
+        self.signal = UNREAD_PAGE_SIGNAL
 
-    def newest(self) -> tuple[Load, float] | None:
+    def get_newest(self) -> tuple[Load, float] | None:
         """Return the load and its age in seconds; None if the most recent scrape failed."""
         now = self._clock()
         if self._profile.metrics and now >= self._next:
@@ -101,15 +103,15 @@ class ExternalLoad:
         return self._load, now - self._at
 
     def reset(self) -> None:
-        """Forget the last process: another one serves now."""
+        """Forget the previous process, because another one serves now."""
         self._load, self._at, self._next = None, None, 0.0
         self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
         self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
         self._pause.reset()
-        self.signal = NOT_READ_YET
+        self.signal = UNREAD_PAGE_SIGNAL
 
-    def refresh(self) -> None:
-        """Make the next call of :meth:`newest` scrape the page."""
+    def request_scrape(self) -> None:
+        """Make the next call of :meth:`get_newest` scrape the page."""
         self._next = 0.0
 
     def _scrape(self, now: float) -> None:
@@ -120,28 +122,28 @@ class ExternalLoad:
             self.signal = Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics: {error}")
             return
         if status != 200:
-            self.signal = _signal_of_status(status)
+            self.signal = _make_status_signal(status)
             return
         page = self._read(body)
-        if not self._registry.check(page) and self._replaced():
+        if not self._registry.is_consistent(page) and self._replaced():
             self.restarts += 1
             self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
-            self._registry.check(page)
+            self._registry.is_consistent(page)
         if self._registry.is_inconsistent:
-            self.signal, self._moved = INCONSISTENT, None
+            self.signal, self._moved = INCONSISTENT_PAGES_SIGNAL, None
             return
-        self._registry.keep_departed(page)
-        self._load, self._at = load_from_page(page, self._profile), now
-        self.signal = _signal_of_page(page, self._profile)
+        self._registry.add_absent_ranks(page)
+        self._load, self._at = read_load(page, self._profile), now
+        self.signal = _make_page_signal(page, self._profile)
         if self._load is not None:
-            self._load.aborted_total = self._aborts.total(self._load, page)
+            self._load.aborted_total = self._aborts.count_aborts(self._load, page)
             self._set_inflight(self._load, page, now)
 
     def _set_inflight(self, load: Load, page: Page, now: float) -> None:
-        """Set the number of requests in flight, including those the engine has not accepted yet.
+        """Set the number of requests in flight, including those not accepted by the engine yet.
 
-        New requests at the frontend since the engine's last progress are added to those that it
-        knew then. Earlier requests are not added, because a server that loses a request from its
+        Requests that reached the frontend since the engine's last progress are added to those that
+        the engine knew then. Earlier requests are not added: a server that loses a request from its
         count would seem busy forever. The engine may accept a request before its next progress, so
         the larger count is used.
         """
@@ -188,25 +190,27 @@ class RegistryCheck:
     """
 
     def __init__(self, profile: EngineProfile) -> None:
-        self._every = tuple(dict.fromkeys(profile.series()))
+        self._every = tuple(dict.fromkeys(profile.iterate_series()))
         self._counters: dict[tuple[str, Labels], float] = {}
         self._begun: dict[tuple[str, Labels], float] = {}
         self._disagreed, self._agreed = 0, 0
 
-    def check(self, page: Page) -> bool:
-        """Compare a page with its predecessors; return whether they are consistent.
+    def is_consistent(self, page: Page) -> bool:
+        """Compare a page with the previous ones, and return whether they are consistent.
 
-        The counter of a rank that has left the page does not count as a decrease.
+        A rank that is absent from the page does not count as a decrease.
         """
-        counters, begun = page.counters(self._every), page.start_times(self._every)
+        counters, begun = page.counters(self._every), page.read_start_times(self._every)
         fell = any(value < self._counters.get(key, value) for key, value in counters.items())
         other = any(value != self._begun.get(key, value) for key, value in begun.items())
         if max(len(self._counters), len(self._begun)) > MAX_LINES or fell or other:
             self._counters, self._begun = {}, {}
-        # The value of an unreadable line stays unknown if its rank leaves.
-        broken = {name for name, labels in counters if labels == MALFORMED}
+        # If a rank is absent, the value of an unreadable line stays unknown.
+        broken = {name for name, labels in counters if labels == MALFORMED_LABELS}
         self._counters |= {key: math.nan for key in self._counters if key[0] in broken}
-        self._counters |= {key: value for key, value in counters.items() if key[1] != MALFORMED}
+        self._counters |= {
+            key: value for key, value in counters.items() if key[1] != MALFORMED_LABELS
+        }
         self._begun |= begun
         self._disagreed += fell or other
         self._agreed = 0 if fell or other else self._agreed + 1
@@ -214,28 +218,29 @@ class RegistryCheck:
 
     @property
     def is_inconsistent(self) -> bool:
-        """Whether pages must not be used, because some contradicted their predecessors.
+        """Whether pages must not be used because some contradicted earlier ones.
 
-        One contradiction may be a library that reset its counters, so it counts only for a while.
+        A single contradiction can come from a library that reset its counters. It therefore
+        expires.
         """
         return self._disagreed > 1 or (self._disagreed == 1 and self._agreed < MIN_CONSISTENT_PAGES)
 
-    def keep_departed(self, page: Page) -> None:
-        """Add the last counts of ranks that have left the page."""
-        page.keep_departed(self._counters)
+    def add_absent_ranks(self, page: Page) -> None:
+        """Add the last counts of ranks that are absent from the page."""
+        page.add_absent_counters(self._counters)
 
 
 class _ServerLoad(msgspec.Struct):
     """vLLM's answer to ``/load``.
 
-    Zero unless it was started with ``--enable-server-load-tracking``.
+    The value is zero unless vLLM was started with ``--enable-server-load-tracking``.
     """
 
     server_load: int
 
 
-def load_from_page(page: Page, profile: EngineProfile) -> Load | None:
-    """Return the load from the page; None if the page has no number of running requests.
+def read_load(page: Page, profile: EngineProfile) -> Load | None:
+    """Return the load from the page; None if the page does not show the running requests.
 
     A sum needs all of its series. A series without a line is unknown, not zero.
     """
@@ -252,7 +257,9 @@ def load_from_page(page: Page, profile: EngineProfile) -> Load | None:
     if isinstance(usage, PoolRatio):
         load.kv_usage_ratio = float(usage)
         load.kv_usage_least_ratio = usage.least if usage.least < usage else None
-    deferred = page.value(profile.deferred) if profile.deferred is not None else None
+    deferred = (
+        page.value(profile.deferred_requests) if profile.deferred_requests is not None else None
+    )
     load.deferred = None if deferred is None else int(deferred)
     load.steps_total = next(
         (steps for one in profile.steps if (steps := _sum(page, one)) is not None), None
@@ -268,12 +275,13 @@ def _sum(page: Page, every: Iterable[Series]) -> int | None:
     return int(sum(known)) if len(known) == len(values) else None
 
 
-def _signal_of_status(status: int) -> Signal:
+def _make_status_signal(status: int) -> Signal:
     if status in (401, 403):
         return Signal(
             False,
             SignalReason.METRICS_UNAUTHORIZED,
-            f"GET /metrics: HTTP {status}: it needs an API key, which the supervisor does not have",
+            f"GET /metrics: HTTP {status}: the page needs an API key, which the supervisor does "
+            "not have; serve it without one",
         )
     if status == NOT_FOUND:
         why = "GET /metrics: HTTP 404: start the engine with its metrics (SGLang: --enable-metrics)"
@@ -281,38 +289,46 @@ def _signal_of_status(status: int) -> Signal:
     return Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics: HTTP {status}")
 
 
-def _signal_of_page(page: Page, profile: EngineProfile) -> Signal:
-    """Return whether the page has all gauges that a load needs, and which ones it lacks."""
+def _make_page_signal(page: Page, profile: EngineProfile) -> Signal:
+    """Return whether the page has all gauges that a load needs, with the missing ones."""
     gauges = [one for one in profile.metrics.values() if one.kind is not Kind.COUNTER]
-    absent = [one.name for one in gauges if not page.has(one)]
+    absent = [one.name for one in gauges if not page.has_series(one)]
     if len(absent) == len(gauges):
-        why = f"the metrics page has none of {', '.join(absent)}: it may be another program's"
+        why = (
+            f"the metrics page has none of {', '.join(absent)}: another program may serve this port"
+        )
         return Signal(False, SignalReason.METRICS_UNKNOWN_NAMES, why)
     if absent:
         why = f"the metrics page lacks {', '.join(absent)}"
         return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
     unknown = [one.name for one in gauges if page.value(one) is None]
     if unknown:
-        why = f"the metrics page has impossible values for {', '.join(unknown)}"
+        why = f"the metrics page has invalid values for {', '.join(unknown)}"
         return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
     return Signal(True)
 
 
 class AbortCounter:
-    """Counter of the aborted requests of one process. It never decreases."""
+    """Counter of one process's aborted requests. It never decreases."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self._profile = profile
         self._least = 0.0
         self._before = math.inf
 
-    def total(self, load: Load, page: Page) -> int | None:
-        """Return the number of aborted requests, from the newest page; None if it is unknown."""
+    def count_aborts(self, load: Load, page: Page) -> int | None:
+        """Return the number of aborted requests up to the newest page; None if it is unknown."""
         counted, profile = load.aborted_total, self._profile
-        if counted is None and profile.aborts_since is not None and page.has(profile.aborts_since):
+        if (
+            counted is None
+            and profile.aborts_since is not None
+            and page.has_series(profile.aborts_since)
+        ):
             counted = 0
         begun = page.value(profile.first_tokens) if profile.first_tokens is not None else None
-        finished = page.value(profile.finished) if profile.finished is not None else None
+        finished = (
+            page.value(profile.finished_requests) if profile.finished_requests is not None else None
+        )
         if begun is None or finished is None or load.running is None:
             return counted
         waiting = load.waiting or 0
@@ -322,7 +338,8 @@ class AbortCounter:
             )  # the other waiting requests have no token yet
         alive = load.running + waiting
         missing = max(0.0, begun - finished - alive)
-        # Several servers write at slightly different times: only what two pages show is certain.
+        # Several servers write at slightly different times, so only a value on two pages is
+        # certain.
         self._least = max(self._least, min(missing, self._before))
         self._before = missing
         return int((counted or 0) + self._least)
@@ -333,7 +350,10 @@ class _PauseAnswer(msgspec.Struct):
 
 
 class PauseReader:
-    """Reader of whether the server is paused, at ``path``; without a path, it is unknown."""
+    """Reader of whether the server is paused.
+
+    Without a ``path``, the answer is unknown.
+    """
 
     def __init__(
         self,
@@ -345,7 +365,7 @@ class PauseReader:
         self._absent, self._next = False, 0.0
 
     def reset(self) -> None:
-        """Forget the last process: another one serves now, and may have the path."""
+        """Forget the previous process: another one serves now, and may have the path."""
         self._absent, self._next = False, 0.0
 
     def read(self) -> bool | None:

@@ -1,4 +1,4 @@
-"""The paths and metrics of each external engine type.
+"""List the paths and metrics of each external engine type.
 
 vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. In 0.14, ``/pause``
 was available by default. Since 0.16, it needs the development mode, as ``/reset_*`` always did.
@@ -20,47 +20,49 @@ from plimsoll_sidecar.signals.metrics_page import Kind, Series
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """The paths and metrics of one engine type.
+    """Paths and metrics of one engine type.
 
-    ``alive`` is a cheap path; any answer shows that the frontend is running. ``trims``, ``pause``
-    and ``resume`` are used only if the server has them. ``paused`` reports whether it is paused.
+    ``health_path`` is cheap to serve; any answer shows that the frontend is running.
+    ``trim_paths``, ``pause_path`` and ``resume_path`` are used only if the server has them.
+    ``paused_path`` returns whether the server is paused.
 
     ``metrics`` maps fields of :class:`~plimsoll_api.admin.Load` to metrics. ``steps`` lists
     counters of the engine's steps, the preferred one first. Each is a tuple to be summed; the first
-    tuple whose metrics are all present is used. With ``steps_are_progress``, tokens are counted
-    when their request ends, so only steps show progress.
+    tuple whose metrics are all present is used. With ``steps_are_progress``, the engine counts
+    tokens only when their request ends, so only steps show progress.
 
-    ``load_path`` returns how many requests the server has not answered yet. ``inflight`` is a
-    metric with the same meaning, minus the requests in ``inflight_excluded``. ``first_tokens`` and
-    ``finished`` count requests at their first token and at their end. ``aborts_since`` is a metric
-    of versions whose counter of aborts has no line before the first abort. ``deferred`` counts
-    waiting requests to which the engine owes no step.
+    ``load_path`` returns the number of requests that the server has not answered yet. ``inflight``
+    is a metric with the same meaning, from which the requests in ``inflight_excluded`` are
+    subtracted. ``first_tokens`` counts requests that got their first token, and
+    ``finished_requests`` those that ended. ``aborts_since`` is a metric of versions whose abort
+    counter has no line before the first abort. ``deferred_requests`` counts waiting requests that
+    cannot run yet.
 
-    ``version_paths`` return the version, the newest path first. ``prefix`` is the prefix of its
-    metrics, and ``owner`` its name in the list of models.
+    ``version_paths`` return the version, the newest path first. ``metric_prefix`` is the prefix of
+    the engine's metrics. ``model_owner`` is its name in the list of models.
     """
 
-    alive: str
-    prefix: str = ""
-    owner: str = ""
+    health_path: str
+    metric_prefix: str = ""
+    model_owner: str = ""
     version_paths: tuple[str, ...] = ()
     load_path: str | None = None
     inflight: Series | None = None
     inflight_excluded: Series | None = None
     first_tokens: Series | None = None
-    finished: Series | None = None
+    finished_requests: Series | None = None
     aborts_since: Series | None = None
-    deferred: Series | None = None
-    trims: tuple[str, ...] = ()
-    pause: str | None = None
+    deferred_requests: Series | None = None
+    trim_paths: tuple[str, ...] = ()
+    pause_path: str | None = None
     pause_body: bytes | None = None
-    resume: str | None = None
-    paused: str | None = None
+    resume_path: str | None = None
+    paused_path: str | None = None
     metrics: dict[str, Series] = field(default_factory=dict)
     steps: tuple[tuple[Series, ...], ...] = ()
     steps_are_progress: bool = False
 
-    def series(self) -> Iterator[Series]:
+    def iterate_series(self) -> Iterator[Series]:
         """Yield all metrics that are read from the page."""
         yield from self.metrics.values()
         for counted in self.steps:
@@ -69,9 +71,9 @@ class EngineProfile:
             self.inflight,
             self.inflight_excluded,
             self.first_tokens,
-            self.finished,
+            self.finished_requests,
             self.aborts_since,
-            self.deferred,
+            self.deferred_requests,
         )
         yield from (one for one in others if one is not None)
 
@@ -81,20 +83,23 @@ def _counter(name: str, **only: str) -> Series:
 
 
 VLLM = EngineProfile(
-    alive="/health",
-    prefix="vllm",
-    owner="vllm",
+    health_path="/health",
+    metric_prefix="vllm",
+    model_owner="vllm",
     version_paths=("/version",),
     load_path="/load",
     first_tokens=_counter("vllm:time_to_first_token_seconds_count"),
-    finished=_counter("vllm:request_success_total"),
-    # They wait for KV blocks of another engine, a client's next message, an adapter or a grammar.
-    deferred=Series("vllm:num_requests_waiting_by_reason", only_label=("reason", "deferred")),
-    trims=("/reset_prefix_cache", "/reset_mm_cache"),
-    # The engine is idle or out of time. Newer versions read ``mode``, 0.14 the other option.
-    pause="/pause?mode=abort&wait_for_inflight_requests=false&clear_cache=false",
-    resume="/resume",
-    paused="/is_paused",
+    finished_requests=_counter("vllm:request_success_total"),
+    # These requests wait for KV blocks of another engine, a client's next message, an adapter or a
+    # grammar.
+    deferred_requests=Series(
+        "vllm:num_requests_waiting_by_reason", only_label=("reason", "deferred")
+    ),
+    trim_paths=("/reset_prefix_cache", "/reset_mm_cache"),
+    # Abort requests if they run out of time. Newer versions read ``mode``, 0.14 the other option.
+    pause_path="/pause?mode=abort&wait_for_inflight_requests=false&clear_cache=false",
+    resume_path="/resume",
+    paused_path="/is_paused",
     # One line for each data-parallel rank (engine), and with Ray for each of its processes.
     metrics={
         "running": Series("vllm:num_requests_running"),
@@ -119,19 +124,19 @@ VLLM = EngineProfile(
 )
 _HTTP = "sglang:http_requests_active"
 SGLANG = EngineProfile(
-    # Its /health makes the model generate a token, unless a variable disables that.
-    alive="/v1/models",
-    prefix="sglang",
-    owner="sglang",
+    # SGLang's /health makes the model generate a token, unless a variable disables that.
+    health_path="/v1/models",
+    metric_prefix="sglang",
+    model_owner="sglang",
     version_paths=("/server_info", "/get_server_info"),
     inflight=Series(_HTTP),
-    # The scrape itself is always one of them.
+    # The scrape itself is always one of the active requests.
     inflight_excluded=Series(_HTTP, only_label=("endpoint", "/metrics")),
     aborts_since=Series(_HTTP),
-    trims=("/flush_cache",),
-    pause="/pause_generation",
+    trim_paths=("/flush_cache",),
+    pause_path="/pause_generation",
     pause_body=b'{"mode": "abort"}',
-    resume="/continue_generation",
+    resume_path="/continue_generation",
     # One line for each data-parallel rank (dp_rank), and on request for each rank within it
     # (tp_rank, pp_rank, moe_ep_rank), all of which report the same requests. With priorities,
     # some versions have a line for each of them beside that of their sum.
@@ -157,7 +162,7 @@ SGLANG = EngineProfile(
     ),
     steps_are_progress=True,
 )
-GENERIC = EngineProfile(alive="/health")
+GENERIC = EngineProfile(health_path="/health")
 
 PROFILES = {
     EngineType.VLLM: VLLM,

@@ -1,7 +1,7 @@
-"""The type, version, routes and arguments of an external engine's server, read once per epoch.
+"""Identify an external engine's server: its type, version, routes and arguments.
 
-Routes are checked with OPTIONS: a route for another method answers 405, an unknown one 404, and the
-request has no effect.
+They are read once per epoch. Routes are checked with OPTIONS: a route for another method answers
+405, an unknown one 404, and the request has no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plimsoll_sidecar.act.adapters.kv_transfer import read_lease_s
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.engine_processes import is_engine
-from plimsoll_sidecar.signals.process_table import command_line, environment
+from plimsoll_sidecar.signals.process_table import environment, read_command_line
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +31,15 @@ TIMEOUT_S = 3.0
 IDENTIFY_TIMEOUT_S = 2.0
 VERSION_RETRY_S = 30.0
 """Seconds until the version is requested again after a failure."""
-_PREFIX = rb'^(?:\{")?(?:ray_)?%s[:_]'
-"""Matches the start of a line of an engine's metrics, in all spellings."""
+_METRIC_PREFIX_PATTERN = rb'^(?:\{")?(?:ray_)?%s[:_]'
+"""Pattern for the start of a line of an engine's metrics, in all spellings."""
 
 
 class ServerInfo:
     """The routes of the profile that the server has, and the version that it reports.
 
-    ``kv_lease_s`` is the longest time in seconds that it holds KV blocks for another engine.
+    ``kv_lease_s`` is the longest time in seconds that the server holds KV blocks for another
+    engine.
     """
 
     def __init__(self, endpoint: EngineEndpoint, server: HttpClient, owned: OwnedProcesses) -> None:
@@ -49,23 +50,26 @@ class ServerInfo:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the routes: another process serves. The version stays until it reports its own."""
+        """Forget the routes, because another process serves.
+
+        The version stays until the new process reports its own.
+        """
         self.routes: frozenset[str] = frozenset()
         self.kv_lease_s: float | None = None
         self._has_routes, self._next_version_at = False, 0.0
 
     def update(self) -> None:
-        """Query the routes and the version of a server that is serving."""
+        """Query the routes and the version of a serving engine."""
         if not self._has_routes:
-            self.routes, self._has_routes = self._discover(), True
+            self.routes, self._has_routes = self._discover_routes(), True
             self.kv_lease_s = self._read_kv_lease_s()
         self._update_version()
 
     @property
     def capabilities(self) -> list[Capability]:
-        """Drain and restart, and trim if the server has one of the profile's routes for it."""
+        """Capabilities of the engine: drain, restart, and trim if the server has a route for it."""
         found = [Capability.DRAIN, Capability.RESTART_ENGINE]
-        if any(path in self.routes for path in self._profile.trims):
+        if any(path in self.routes for path in self._profile.trim_paths):
             found.insert(0, Capability.TRIM)
         return found
 
@@ -75,38 +79,40 @@ class ServerInfo:
         if wanted is EngineType.CUSTOM:
             return
         port = urlsplit(self._endpoint.serving_url).port or 80
-        found = engine_type(self._server)
+        found = identify_engine_type(self._server)
         trouble = ""
         if found is not None and found is not wanted:
-            trouble = f"the server on port {port} is {found.value}, not {wanted.value}"
+            trouble = (
+                f"the server on port {port} is {found.value}, but spec.engine is {wanted.value}"
+            )
         elif found is None and not self._is_expected_program():
             trouble = f"the server on port {port} does not identify itself as {wanted.value}"
         if trouble and trouble != self._mismatch:
-            log.warning("engine not found: %s", trouble)
+            log.warning("cannot find the engine: %s", trouble)
         self._mismatch = trouble
         if trouble:
             raise EngineError(trouble)
 
     def _is_expected_program(self) -> bool:
-        """Report whether it runs in the engine's own container or is the expected program."""
+        """Report whether the server is the expected program or in the engine's own container."""
         members = self._owned.find_or_none()
-        if members is None:  # it has ended since its answer
+        if members is None:  # the process has ended since it answered
             return False
         if members.container is not None:
             return True
         return members.main is not None and is_engine(
-            command_line(members.main.pid), self._endpoint.type
+            read_command_line(members.main.pid), self._endpoint.type
         )
 
     def _update_version(self) -> None:
-        """Query the version once per epoch, and again if that failed.
+        """Query the version once per epoch, and again after a failure.
 
-        SGLang asks its scheduler for it, which may be too busy.
+        SGLang asks its scheduler for the version, which may be too busy.
         """
         now = time.monotonic()
         if now < self._next_version_at:
             return
-        found = server_version(self._server, self._profile)
+        found = read_server_version(self._server, self._profile)
         self.version = found or self.version
         self._next_version_at = math.inf if found else now + VERSION_RETRY_S
 
@@ -116,11 +122,11 @@ class ServerInfo:
             return None
         pid = members.main.pid
         return read_lease_s(
-            self._endpoint.type, command_line(pid), lambda name: environment(pid, name)
+            self._endpoint.type, read_command_line(pid), lambda name: environment(pid, name)
         )
 
-    def _discover(self) -> frozenset[str]:
-        paths = [*self._profile.trims, self._profile.pause, self._profile.resume]
+    def _discover_routes(self) -> frozenset[str]:
+        paths = [*self._profile.trim_paths, self._profile.pause_path, self._profile.resume_path]
         return frozenset(path for path in paths if path and self._has_route(path.partition("?")[0]))
 
     def _has_route(self, path: str) -> bool:
@@ -142,25 +148,27 @@ class _Version(msgspec.Struct):
     version: str = ""
 
 
-def engine_type(server: HttpClient) -> EngineType | None:
-    """Return the known engine type that answers.
+def identify_engine_type(server: HttpClient) -> EngineType | None:
+    """Return the known engine type that the server identifies as.
 
     None if it cannot be identified, for example behind an API key and without metrics.
     """
     page = _get(server, "/metrics") or b""
     for kind, profile in PROFILES.items():
-        if profile.prefix and re.search(_PREFIX % profile.prefix.encode(), page, re.M):
+        if profile.metric_prefix and re.search(
+            _METRIC_PREFIX_PATTERN % profile.metric_prefix.encode(), page, re.M
+        ):
             return kind
     try:
         models = decode(_get(server, "/v1/models") or b"{}", _Models).data
     except Malformed:
         return None
     owners = {model.owned_by for model in models}
-    return next((k for k, d in PROFILES.items() if d.owner and d.owner in owners), None)
+    return next((k for k, d in PROFILES.items() if d.model_owner and d.model_owner in owners), None)
 
 
-def server_version(server: HttpClient, profile: EngineProfile) -> str:
-    """Return the version that the server reports; empty if it does not, or not in time."""
+def read_server_version(server: HttpClient, profile: EngineProfile) -> str:
+    """Return the version that the server reports; empty if it reports none in time."""
     for path in profile.version_paths:
         try:
             status, body = server.call("GET", path, IDENTIFY_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The adapter for Plimsoll's own engine: the admin protocol over the pod's loopback interface."""
+"""Control Plimsoll's own engine through the admin protocol, over the pod's loopback interface."""
 
 from __future__ import annotations
 
@@ -23,42 +23,47 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.processes import OwnedEngine, end_leftovers
 from plimsoll_sidecar.clients.http import (
-    MAX_BYTES,
+    MAX_BODY_BYTES,
     Answer,
     EngineError,
     HttpClient,
     NoAnswer,
-    pool,
+    create_pool,
     request,
 )
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 
 TIMEOUT_S = 3.0
-"""Seconds that one request may take; long operations answer 202 at once."""
+"""Timeout in seconds of one request; the engine answers a long operation with 202 at once."""
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.25
-"""First and longest pause between two polls of an operation. Most operations end at once; the pause
-doubles from the first to the longest."""
+"""First and longest pause between two polls of an operation.
+
+Most operations end at once. The pause doubles after each poll.
+"""
 TRIM_TIMEOUT_S = 60.0
-"""Seconds that a trim may take."""
+"""Timeout in seconds of a trim."""
 DRAIN_GRACE_S = 15.0
-"""Seconds beyond the deadline that a drain may take."""
+"""Seconds that a drain may exceed its deadline."""
 WORKER_START_S = 600.0
-"""Seconds that a new worker may take to start: it may have to load its weights again."""
+"""Timeout in seconds of a worker's start, which may have to load the weights again."""
 ENGINE_EXIT_S = 60.0
-"""Seconds beyond the deadline that the end of an engine may take."""
+"""Seconds that the end of an engine may exceed its deadline."""
 DIAGNOSTIC_TIMEOUT_S = 15.0
-MAX_MESSAGE = 1000
-"""Maximum number of characters of a result or error, which is logged, stored and shown."""
+MAX_MESSAGE_CHARS = 1000
+"""Maximum number of characters of a result or error, because it is logged, stored and shown."""
 MAX_STATUS_BYTES = 1 << 20
 MAX_EPOCH_CHARS = 128
-"""Maximum number of characters of an epoch; the journal stores many, and ours have about twenty."""
+"""Maximum number of characters of an epoch.
+
+The journal stores many epochs, and an epoch of Plimsoll's engine has about 20 characters.
+"""
 _FINAL = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
 _T = TypeVar("_T")
 
 
 class RefusedError(EngineError):
-    """The engine refused a request; ``status`` is the HTTP status."""
+    """Error for a request that the engine refused; ``status`` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -66,7 +71,7 @@ class RefusedError(EngineError):
 
 
 class PlimsollEngine(OwnedEngine):
-    """The adapter of one engine of our own. Thread-safe."""
+    """Adapter of one Plimsoll engine. Thread-safe."""
 
     has_status_port = True
 
@@ -74,36 +79,41 @@ class PlimsollEngine(OwnedEngine):
         self._url = endpoint.admin_url.rstrip("/") + admin.ADMIN_PREFIX
         self._serving = HttpClient(endpoint.serving_url)
         self._token_file = token_file
-        self._http = pool(maxsize=4)
+        self._http = create_pool(maxsize=4)
         super().__init__(endpoint)
 
     def status(self) -> Status:
         """Return ``GET /status`` of the admin protocol. Raises EngineError."""
         found = _decode(self._call("GET", "/status", max_bytes=MAX_STATUS_BYTES), Status)
         if len(found.epoch) > MAX_EPOCH_CHARS:
-            raise EngineError(f"the epoch in its status has more than {MAX_EPOCH_CHARS} characters")
+            raise EngineError(
+                f"the epoch in the engine's status has more than {MAX_EPOCH_CHARS} characters"
+            )
         return found
 
     def is_serving(self) -> bool:
-        """Report whether ``/health`` on the serving port gives any answer."""
+        """Report whether ``/health`` on the serving port answers, even with an error."""
         return self._serving.has_answer("/health", TIMEOUT_S)
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return ``GET /diagnostics/KIND``, which the engine writes itself. Raises EngineError."""
+        """Return the engine's answer to ``GET /diagnostics/KIND``. Raises EngineError."""
         return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_TIMEOUT_S)
 
     def stacks(self, command: Command) -> bytes | None:
-        """Return None: its processes write their stacks to the shared directory on a signal."""
+        """Return None, because the engine writes stacks to the shared directory on a signal."""
         return None
 
     def resume(self, epoch: str) -> None:
-        """Send ``POST /resume`` for ``epoch``. Raises EngineError, also if the epoch has ended."""
+        """Send ``POST /resume`` for ``epoch``.
+
+        Raises EngineError, for example if the epoch has ended.
+        """
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
 
     def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
         """Request a standby worker for ``lease_s`` seconds in ``epoch``; 0 ends the lease.
 
-        Raises EngineError, also if the epoch has ended.
+        Raises EngineError, for example if the epoch has ended.
         """
         body = admin.StandbyRequest(expected_epoch=epoch, lease_s=lease_s)
         return _decode(self._call("POST", "/standby", body), Status).standby
@@ -114,7 +124,7 @@ class PlimsollEngine(OwnedEngine):
         return self._run_operation(command, "/trim", body, TRIM_TIMEOUT_S)
 
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
-        """Start a drain and wait for its end, a little longer than its own deadline.
+        """Start a drain and wait for its end, up to :data:`DRAIN_GRACE_S` beyond its deadline.
 
         A resume ends the drain in the engine itself.
         """
@@ -127,16 +137,16 @@ class PlimsollEngine(OwnedEngine):
         return self._run_operation(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
 
     def finish(self, command: Command) -> Result:
-        """Succeed at once: this engine finishes its requests itself when its pod ends."""
+        """Succeed at once, because this engine finishes its requests itself when its pod ends."""
         return _make_result(command, Outcome.SUCCEEDED, "the engine finishes its requests itself")
 
     def restart_worker(self, command: Command) -> Result:
-        """Start a restart and wait until the new worker serves, or until a timeout."""
+        """Start a worker restart, and wait until the new worker serves or a timeout passes."""
         body = self._restart_request(command, admin.Scope.WORKER)
         return self._run_operation(command, "/restart", body, command.deadline_s + WORKER_START_S)
 
     def restart_engine(self, command: Command) -> Result:
-        """Start a restart and wait until the processes of the engine have ended."""
+        """Start an engine restart, and wait until the engine's processes have ended."""
         body = self._restart_request(command, admin.Scope.ENGINE)
         limit_s = command.deadline_s + ENGINE_EXIT_S
         before = self._owned.find_or_none()
@@ -165,14 +175,14 @@ class PlimsollEngine(OwnedEngine):
         limit_s: float,
         ends_engine: bool = False,
     ) -> Result:
-        """Start an operation and wait for its end, at most ``limit_s`` seconds.
+        """Start an operation and wait at most ``limit_s`` seconds for its end.
 
-        If an answer is lost, the request is sent again with the same id. An engine that has
+        If the answer is lost, the request is sent again with the same ID. An engine that has
         restarted meanwhile refuses it, because the epoch differs.
         """
         deadline = time.monotonic() + limit_s
         accepted = False
-        trouble, pause = "no answer", FIRST_POLL_S
+        trouble, pause = "the engine has not answered", FIRST_POLL_S
         while time.monotonic() < deadline:
             try:
                 if not accepted:
@@ -182,8 +192,8 @@ class PlimsollEngine(OwnedEngine):
                     data = self._call("GET", f"/operations/{command.operation_id}")
                 operation = _decode(data, Operation)
                 if operation.state in _FINAL:
-                    return _result_of(command, operation)
-                trouble = "still running"
+                    return _make_operation_result(command, operation)
+                trouble = "the operation is still running"
             except RefusedError as error:
                 if error.status == 404 and accepted:
                     accepted = False
@@ -194,12 +204,14 @@ class PlimsollEngine(OwnedEngine):
                 )
             except EngineError as error:
                 if accepted and ends_engine:
-                    return _make_result(command, Outcome.SUCCEEDED, "the engine's process ended")
+                    return _make_result(
+                        command, Outcome.SUCCEEDED, "the engine's process has ended"
+                    )
                 trouble = str(error)
             time.sleep(pause)
             pause = min(2 * pause, MAX_POLL_S)
         return _make_result(
-            command, Outcome.FAILED, f"{path}: not finished within {limit_s:.0f} s: {trouble}"
+            command, Outcome.FAILED, f"{path} did not finish within {limit_s:.0f} s: {trouble}"
         )
 
     def _call(
@@ -208,9 +220,9 @@ class PlimsollEngine(OwnedEngine):
         path: str,
         body: msgspec.Struct | None = None,
         timeout_s: float = TIMEOUT_S,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> bytes:
-        headers = {"Authorization": f"Bearer {self._token()}"}
+        headers = {"Authorization": f"Bearer {self._read_token()}"}
         data = None
         if body is not None:
             data = msgspec.json.encode(body)
@@ -223,13 +235,15 @@ class PlimsollEngine(OwnedEngine):
             raise EngineError(f"{method} {path}: {error}") from error
         if answer.status < 300:
             return answer.body
-        raise RefusedError(answer.status, f"{method} {path}: {_error_text(answer)}")
+        raise RefusedError(answer.status, f"{method} {path}: {_describe_error(answer)}")
 
-    def _token(self) -> str:
+    def _read_token(self) -> str:
         try:
             return self._token_file.read_text().strip()
         except OSError as error:
-            raise EngineError(f"admin token {self._token_file}: {error.strerror}") from error
+            raise EngineError(
+                f"cannot read the admin token {self._token_file}: {error.strerror}"
+            ) from error
 
 
 def _decode(data: bytes, kind: type[_T]) -> _T:
@@ -239,22 +253,22 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
         raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
 
 
-def _error_text(answer: Answer) -> str:
+def _describe_error(answer: Answer) -> str:
     try:
         body = decode(answer.body, ErrorBody)
     except Malformed:
         return f"HTTP {answer.status}"
-    return f"HTTP {answer.status} {body.code}: {body.message}"[:MAX_MESSAGE]
+    return f"HTTP {answer.status} {body.code}: {body.message}"[:MAX_MESSAGE_CHARS]
 
 
 def _make_result(command: Command, outcome: Outcome, message: str) -> Result:
-    return command.result(outcome, message[:MAX_MESSAGE])
+    return command.make_result(outcome, message[:MAX_MESSAGE_CHARS])
 
 
-def _result_of(command: Command, operation: Operation) -> Result:
+def _make_operation_result(command: Command, operation: Operation) -> Result:
     if operation.state is OperationState.FAILED:
         return _make_result(command, Outcome.FAILED, operation.error or "the engine gave no reason")
     steps = ", ".join(f"{step.name} {step.duration_s:.3f} s" for step in operation.steps)
     if operation.carried_requests is not None:
-        steps = f"{operation.carried_requests} requests carried over; {steps}"
+        steps = f"{operation.carried_requests} requests were carried over; {steps}"
     return _make_result(command, Outcome.SUCCEEDED, steps)

@@ -1,7 +1,8 @@
-"""Finds and ends the processes of one engine; every signal is fenced.
+"""Find and end the processes of one engine.
 
-A process with a reused PID is never signalled. Ending an engine means ending all of its processes:
-helper processes outlive a frontend that was killed, and keep memory or the device.
+Each signal is sent only if the PID still belongs to the same process. All processes of an engine
+are ended together: helper processes outlive a frontend that was killed, and keep memory or the
+device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Outcome
 from plimsoll_sidecar.signals.engine_processes import (
     EngineFinder,
-    EngineNotFound,
+    EngineNotFoundError,
     EngineProcesses,
     assign_roles,
     has_helper_title,
@@ -33,12 +34,12 @@ from plimsoll_sidecar.signals.engine_processes import (
 )
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
-    age_s,
-    command_line,
-    descendants,
+    compute_age_s,
+    find_descendants,
     identify,
     is_running,
     parents,
+    read_command_line,
     send_signal,
 )
 from plimsoll_sidecar.signals.resident_memory import read_resident, sum_known
@@ -46,13 +47,18 @@ from plimsoll_sidecar.signals.resident_memory import read_resident, sum_known
 log = logging.getLogger(__name__)
 
 TERM_GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL. A frontend that hangs does not run its handler; one that is
-only slow still can end cleanly."""
+"""Seconds between SIGTERM and SIGKILL.
+
+A hanging frontend does not run its handler; a slow one still has time to end cleanly.
+"""
 NO_HELPERS_GRACE_S = 5.0
-"""Seconds for a main process whose helpers have all ended. It cannot finish any request, but vLLM's
-waits as long as clients keep their streams open."""
+"""Seconds until SIGKILL for a main process whose helpers have all ended.
+
+It cannot finish any request, but vLLM's main process waits as long as clients keep their streams
+open.
+"""
 HELPER_EXIT_S = 3.0
-"""Seconds within which helpers end after a main process that ended by itself."""
+"""Seconds within which helpers end after their main process has ended by itself."""
 KILL_WAIT_S = 5.0
 """Seconds to wait for the end of a process after SIGKILL."""
 POLL_S = 0.05
@@ -61,17 +67,19 @@ MAIN_EXIT_S = 5.0
 REFRESH_S = 5.0
 """Seconds between two searches for the engine's helpers, which start together with it."""
 ORPHAN_AGE_S = 60.0
-"""Seconds after which helpers without a main process count as orphaned. An engine that is starting
-always has a main process."""
-MIN_EFFECT_BYTES = 1 << 20
-"""Smallest effect of a trim: a serving engine allocates and frees less than this anyway."""
+"""Age in seconds from which helpers without a main process count as orphaned.
+
+An engine that is starting always has a main process.
+"""
+MIN_TRIM_EFFECT_BYTES = 1 << 20
+"""Smallest effect of a trim. A serving engine allocates and frees smaller amounts all the time."""
 
 
 class TerminationResult(msgspec.Struct, frozen=True):
-    """The result of ending the processes of an engine.
+    """Result of ending the processes of an engine.
 
-    ``error`` names the processes that are still running and why, None for none. ``summary`` is a
-    sentence for the timeline.
+    ``error`` names the processes that are still running and says why; None if all have ended.
+    ``summary`` is a sentence for the timeline.
     """
 
     summary: str
@@ -81,81 +89,83 @@ class TerminationResult(msgspec.Struct, frozen=True):
 class Terminator:
     """Terminator of the processes of one engine.
 
-    ``allowed`` is called before every signal and returns whether the process still belongs to the
-    engine. Children that start meanwhile are ended, too. ``parts`` are the processes without which
-    the main process cannot work.
+    ``is_allowed`` is called before every signal and returns whether the process still belongs to
+    the engine. Children that start meanwhile are ended, too. The main process cannot work without
+    its ``parts``.
     """
 
     def __init__(
         self,
         everyone: Iterable[ProcessId],
-        allowed: Callable[[ProcessId], bool] = lambda process: True,
+        is_allowed: Callable[[ProcessId], bool] = lambda process: True,
         parts: Iterable[ProcessId] = (),
     ) -> None:
-        self._processes, self._allowed, self._titled_helpers = set(everyone), allowed, set(parts)
+        self._processes, self._allowed, self._parts = set(everyone), is_allowed, set(parts)
         self._refused: dict[ProcessId, str] = {}
 
-    def end(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> TerminationResult:
-        """End ``main`` with SIGTERM and, after a grace period, SIGKILL; then all others.
+    def terminate(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> TerminationResult:
+        """End ``main`` with SIGTERM and, after a grace period, SIGKILL. Then end all others.
 
-        The grace period is short once the parts have ended.
+        The grace period is short once all parts have ended.
         """
         summary: list[str] = []
         if main is not None and is_running(main):
             self._processes.add(main)
             self._find_running()
             begin = time.monotonic()
-            number = self._end_main(main, grace_s)
+            number = self._terminate_main(main, grace_s)
             took = time.monotonic() - begin
             if not is_running(main):
                 summary.append(_format_end(main, number, took))
-            self._wait(self._processes - {main}, HELPER_EXIT_S if number is signal.SIGTERM else 0.0)
+            self._wait_until_ended(
+                self._processes - {main}, HELPER_EXIT_S if number is signal.SIGTERM else 0.0
+            )
         else:
             if main is not None:
                 summary.append(f"process {main.pid} had already ended")
-            self._wait(self._find_running(), HELPER_EXIT_S)
+            self._wait_until_ended(self._find_running(), HELPER_EXIT_S)
         if left := self._find_running() - {main}:
-            summary.append(f"{_format_pids(left)} still ran")
+            summary.append(f"{_format_pids(left)} were still running")
             for number, wait_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_WAIT_S)):
                 signalled = self._find_running()
                 for process in signalled:
-                    self._send(process, number)
-                self._wait(signalled, wait_s)
+                    self._send_signal(process, number)
+                self._wait_until_ended(signalled, wait_s)
                 if ended := signalled - self._find_running():
-                    summary.append(f"{_format_pids(ended)} ended by {number.name}")
+                    summary.append(f"{_format_pids(ended)} ended after {number.name}")
         if left := self._find_running():
             why = "; ".join(sorted(set(self._refused.values()))) or "still running after SIGKILL"
             return TerminationResult("; ".join(summary), f"{_format_pids(left)}: {why}")
         return TerminationResult("; ".join(summary))
 
-    def _end_main(self, process: ProcessId, grace_s: float) -> signal.Signals:
+    def _terminate_main(self, process: ProcessId, grace_s: float) -> signal.Signals:
         """Return the signal that ended the process, or the last one that was sent."""
-        self._send(process, signal.SIGTERM)
+        self._send_signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        if self._titled_helpers:
-            self._wait({process}, grace_s, until=self._is_alone)
+        if self._parts:
+            self._wait_until_ended({process}, grace_s, until=self._have_parts_ended)
             deadline = min(deadline, time.monotonic() + NO_HELPERS_GRACE_S)
-        self._wait({process}, deadline - time.monotonic())
+        self._wait_until_ended({process}, deadline - time.monotonic())
         if not is_running(process):
             return signal.SIGTERM
-        self._send(process, signal.SIGKILL)
-        self._wait({process}, KILL_WAIT_S)
+        self._send_signal(process, signal.SIGKILL)
+        self._wait_until_ended({process}, KILL_WAIT_S)
         return signal.SIGKILL
 
     def _find_running(self) -> set[ProcessId]:
-        """Return the processes that are running, including their new children."""
+        """Return the running processes, including new children."""
         alive = {process for process in self._processes if is_running(process)}
-        children = descendants({process.pid for process in alive}, parents())
+        children = find_descendants({process.pid for process in alive}, parents())
         alive |= {found for pid in children if (found := identify(pid)) is not None}
         alive = {process for process in alive if self._allowed(process)}
         self._processes |= alive
         return alive
 
-    def _is_alone(self) -> bool:
+    def _have_parts_ended(self) -> bool:
         """Report whether all parts have ended."""
-        return not any(is_running(part) for part in self._titled_helpers)
+        return not any(is_running(part) for part in self._parts)
 
-    def _wait(
+    def _wait_until_ended(
         self,
         processes: Iterable[ProcessId],
         seconds: float,
@@ -170,12 +180,13 @@ class Terminator:
                 return
             time.sleep(POLL_S)
 
-    def _send(self, process: ProcessId, number: signal.Signals) -> None:
+    def _send_signal(self, process: ProcessId, number: signal.Signals) -> None:
         try:
             owner = psutil.Process(process.pid).uids().effective
             if owner != os.geteuid():
                 self._refused[process] = (
-                    f"it runs as UID {owner}, the supervisor as UID {os.geteuid()}"
+                    f"process runs as UID {owner}, but the supervisor as UID {os.geteuid()}: run "
+                    "both as the same user"
                 )
                 return
             send_signal(process, number, self._allowed)
@@ -188,7 +199,7 @@ class Terminator:
 def _format_end(main: ProcessId, number: signal.Signals, took_s: float) -> str:
     if number is signal.SIGKILL:
         return f"process {main.pid} was killed by SIGKILL {took_s:.1f} s after SIGTERM"
-    return f"process {main.pid} ended within {took_s:.1f} s of SIGTERM"
+    return f"process {main.pid} ended {took_s:.1f} s after SIGTERM"
 
 
 def _format_pids(processes: Iterable[ProcessId]) -> str:
@@ -198,9 +209,9 @@ def _format_pids(processes: Iterable[ProcessId]) -> str:
 
 
 class OwnedEngine:
-    """The operations of an adapter that signal processes and need no answer of the engine.
+    """Operations of an adapter that need no answer from the engine.
 
-    They are those of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
+    They implement :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
     """
 
     has_status_port = False
@@ -209,19 +220,19 @@ class OwnedEngine:
         self._owned = OwnedProcesses(endpoint)
 
     def processes(self) -> list[ProcessMemory]:
-        """Return the running processes of the engine; empty for none."""
+        """Return the running processes of the engine; empty if there are none."""
         return self._owned.list_all()
 
-    def page_signal(self) -> Signal | None:
-        """Return None: no metrics page is read."""
+    def metrics_page_signal(self) -> Signal | None:
+        """Return None, because this adapter reads no metrics page."""
         return None
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended and left other processes behind."""
+        """Report whether the main process ended while the engine's other processes still run."""
         return self._owned.has_main_ended()
 
     def sweep(self) -> str:
-        """End processes of an earlier engine; return a text that names them."""
+        """End processes of an earlier engine, and return a text that names them."""
         return self._owned.sweep()
 
     def end(self, frontend: ProcessId | None) -> TerminationResult:
@@ -230,11 +241,14 @@ class OwnedEngine:
 
     def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
         """Raise EngineError: only Plimsoll's own engine has a standby worker."""
-        raise EngineError("this engine has no standby worker")
+        raise EngineError("this engine does not support a standby worker")
 
 
 class OwnedProcesses:
-    """The processes of one engine. Thread-safe. A known main process is kept until it ends."""
+    """Processes of one engine. Thread-safe.
+
+    Once found, the main process stays the same until it ends.
+    """
 
     def __init__(
         self, endpoint: EngineEndpoint, clock: Callable[[], float] = time.monotonic
@@ -251,7 +265,10 @@ class OwnedProcesses:
         self._leftovers: set[ProcessId] = set()
 
     def find(self) -> EngineProcesses:
-        """Return the running processes. Raises and logs :class:`EngineNotFound`."""
+        """Return the running processes.
+
+        Raises and logs :class:`EngineNotFoundError` if there are none.
+        """
         with self._lock:
             known = self._found
             fresh = self._clock() - self._searched_at < REFRESH_S
@@ -264,57 +281,59 @@ class OwnedProcesses:
         before = self._found
         if before is not None and (before.main is None or not is_running(before.main)):
             self._leftovers |= set(
-                before.helpers if before.main is not None else self._titled_helpers(before)
+                before.helpers if before.main is not None else self._find_titled_helpers(before)
             )
         self._leftovers = {process for process in self._leftovers if is_running(process)}
         try:
             self._found = self._identity.find()
-        except EngineNotFound as none:
+        except EngineNotFoundError as none:
             self._found = None
             if str(none) != self._logged:
-                log.warning("engine not found: %s", none)
+                log.warning("cannot find the engine: %s", none)
             self._logged = str(none)
             raise
         self._logged = ""
         return self._found
 
     def list_all(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
-        """Return the processes with role and name; the main process is the frontend.
+        """Return the processes with role and name; the main process has the role ``Frontend``.
 
-        Without ``members``, finds the running processes first. Empty if there are none.
+        Without ``members``, find the running processes first. Empty if there are none.
         """
         members = members or self.find_or_none()
         if members is None:
             return []
-        lines = ((process.pid, command_line(process.pid)) for process in members.processes)
+        lines = ((process.pid, read_command_line(process.pid)) for process in members.processes)
         return assign_roles(lines, members.main.pid if members.main else None, self._kind)
 
     def find_or_none(self) -> EngineProcesses | None:
-        """Return the running processes; None if there is no engine."""
+        """Return the running processes; None if no engine is running."""
         try:
             return self.find()
-        except EngineNotFound:
+        except EngineNotFoundError:
             return None
 
     def has_main_ended(self) -> bool:
         """Report whether only orphaned helper processes of an engine are running.
 
-        Their age decides, because the main process may have ended before the first search.
+        Their age shows it, because the main process may have ended before the first search.
         """
         members = self.find_or_none()
         if members is None or members.main is not None:
             return False
-        parts = self._titled_helpers(members)
-        return bool(parts) and min(map(age_s, parts)) >= ORPHAN_AGE_S
+        parts = self._find_titled_helpers(members)
+        return bool(parts) and min(map(compute_age_s, parts)) >= ORPHAN_AGE_S
 
-    def _titled_helpers(self, members: EngineProcesses) -> list[ProcessId]:
-        """Return the processes with a title that only helpers of this engine type have."""
-        return [p for p in members.processes if has_helper_title(command_line(p.pid), self._kind)]
+    def _find_titled_helpers(self, members: EngineProcesses) -> list[ProcessId]:
+        """Return the processes whose title only helpers of this engine type have."""
+        return [
+            p for p in members.processes if has_helper_title(read_command_line(p.pid), self._kind)
+        ]
 
     def sweep(self) -> str:
-        """End the processes that an earlier engine left behind; return a text that names them.
+        """End the processes that an earlier engine left behind, and return a text that names them.
 
-        The text is empty if there were none. A container runtime does the same, if it can.
+        The text is empty if there were none. Some container runtimes end such processes themselves.
         """
         with self._lock:
             members = self._found
@@ -323,7 +342,7 @@ class OwnedProcesses:
                 return ""
             kept = {members.main, *members.helpers}
             self._leftovers = set()
-        ending = Terminator(left - kept).end(None)
+        ending = Terminator(left - kept).terminate(None)
         return "; ".join(filter(None, (ending.summary, ending.error)))
 
     def end(
@@ -331,39 +350,39 @@ class OwnedProcesses:
     ) -> TerminationResult:
         """End every process of the engine.
 
-        ``main`` is the main process at the time of the decision, if known. Another engine that has
-        started since is not affected.
+        ``main`` is the main process at the time of the decision, if known. An engine that has
+        started since then is not affected.
         """
         with self._lock:
             try:
                 members = self._search()
-            except EngineNotFound as none:
-                # A known main process can still be ended: its start time fences the signals.
+            except EngineNotFoundError as none:
+                # A known main process can still be ended: its start time protects a reused PID.
                 members = EngineProcesses(main, (main,) if main is not None else ())
                 if main is None or not is_running(main):
-                    return TerminationResult(f"no process was running ({none})")
+                    return TerminationResult(f"no process was running: {none}")
         if main is not None and members.main is not None and members.main != main:
             left = tuple(p for p in members.processes if p.started < members.main.started)
             members = EngineProcesses(main, left, None)
-        return _terminator(members, self._titled_helpers(members)).end(
+        return _make_terminator(members, self._find_titled_helpers(members)).terminate(
             main or members.main, grace_s
         )
 
 
 def end_leftovers(members: EngineProcesses) -> TerminationResult:
-    """End the remaining processes of an engine that ended by itself.
+    """End the remaining processes of an engine whose main process has ended.
 
-    Does nothing while its main process is running.
+    Does nothing while the main process is running.
     """
     deadline = time.monotonic() + MAIN_EXIT_S
     while members.main is not None and is_running(members.main):
         if time.monotonic() > deadline:
             return TerminationResult("")
         time.sleep(POLL_S)
-    return _terminator(members).end(None)
+    return _make_terminator(members).terminate(None)
 
 
-def _terminator(members: EngineProcesses, parts: Iterable[ProcessId] = ()) -> Terminator:
+def _make_terminator(members: EngineProcesses, parts: Iterable[ProcessId] = ()) -> Terminator:
     container = members.container
     return Terminator(
         members.processes,
@@ -373,46 +392,46 @@ def _terminator(members: EngineProcesses, parts: Iterable[ProcessId] = ()) -> Te
 
 
 class TrimEffect(msgspec.Struct, frozen=True):
-    """The bytes that a trim freed, negative if memory grew meanwhile; None is unknown.
+    """Bytes that a trim freed: negative if memory grew meanwhile, None if unknown.
 
-    ``devices`` is whether the engine has devices.
+    ``has_devices`` is whether the engine has devices.
     """
 
     host: int | None
     device: int | None
-    devices: bool
+    has_devices: bool
 
     @property
     def outcome(self) -> Outcome:
-        """``Unknown`` if nothing was freed and some of the memory could not be measured."""
-        if max(self.host or 0, self.device or 0) >= MIN_EFFECT_BYTES:
+        """``Unknown`` if nothing was seen to be freed and part of the memory was not measured."""
+        if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:
             return Outcome.SUCCEEDED
-        unmeasured = self.host is None or (self.devices and self.device is None)
+        unmeasured = self.host is None or (self.has_devices and self.device is None)
         return Outcome.UNKNOWN if unmeasured else Outcome.FAILED
 
     @property
     def summary(self) -> str:
         """The freed memory, as a sentence for the incident's timeline."""
-        parts = [f"{_bytes(self.host)} of host memory"]
-        if self.devices or self.device is not None:
-            parts.append(f"{_bytes(self.device)} of device memory")
-        return f"gave back {' and '.join(parts)}"
+        parts = [f"{_format_bytes(self.host)} of host memory"]
+        if self.has_devices or self.device is not None:
+            parts.append(f"{_format_bytes(self.device)} of device memory")
+        return f"freed {' and '.join(parts)}"
 
 
-def trim_effect(
+def measure_trim_effect(
     before: int | None, after: int | None, device: int | None, devices: bool
 ) -> TrimEffect:
-    """Compare host memory before and after the trim; ``device`` is what torch freed."""
+    """Return how much host memory the trim freed; ``device`` is what torch freed."""
     host = None if before is None or after is None else before - after
     return TrimEffect(host, device, devices)
 
 
-def trimmable_bytes(pids: Iterable[int]) -> int | None:
-    """Return the host memory of these processes that a trim can free; None if unknown."""
+def measure_trimmable_bytes(pids: Iterable[int]) -> int | None:
+    """Return the host memory of these processes that a trim can free; None if it is unknown."""
     sizes = [read_resident(pid) for pid in pids]
     known = [size.anon + size.shmem + (size.swap or 0) for size in sizes if size is not None]
     return sum_known(known) if known and len(known) == len(sizes) else None
 
 
-def _bytes(size: int | None) -> str:
+def _format_bytes(size: int | None) -> str:
     return "an unknown amount" if size is None else format_bytes(max(0, size))

@@ -115,8 +115,8 @@ def test_files_in_dev_shm_outlive_the_process_that_left_them(leaver: Any, tmp_pa
             process.wait(30)
         files = [f for name in names if (f := shared_memory.read_file(name)) is not None]
         assert sum(file.bytes for file in files) == 2 * MIB
-        holders = shared_memory.find_holders(files, tmp_path)
-        assert not any(map(holders.may_hold, files)), "who wrote them has let go of them"
+        holders = shared_memory.find_files_in_use(files, tmp_path)
+        assert not any(map(holders.may_include, files)), "who wrote them has let go of them"
 
 
 def test_sysv_segments_outlive_the_process_that_left_them(leaver: Any) -> None:
@@ -133,8 +133,8 @@ def test_sysv_segments_outlive_the_process_that_left_them(leaver: Any) -> None:
     process.wait(30)
     assert orphaned() == 2 * MIB
     try:
-        seen = shared_memory.unattached_segment_bytes(AGE_S, time.time() + AGE_S + 1)
-    except shared_memory.UnknownError as error:
+        seen = shared_memory.sum_unattached_segment_bytes(AGE_S, time.time() + AGE_S + 1)
+    except shared_memory.UnknownUsersError as error:
         assert "namespace of its node" in str(error)  # noqa: PT017 - it depends on the machine
     else:
         assert seen >= 2 * MIB
