@@ -43,7 +43,7 @@ _LIST_MAP: dict[str, Any] = {
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["type"],
 }
-MAX_CONDITIONS = 4
+MAX_INCIDENT_CONDITIONS = 4
 
 
 class IncidentWorkload(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -231,7 +231,7 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
     ] = None
     conditions: Annotated[
         list[IncidentCondition],
-        msgspec.Meta(max_length=MAX_CONDITIONS),
+        msgspec.Meta(max_length=MAX_INCIDENT_CONDITIONS),
         written(
             "`Resolved` says whether the incident ended well. `Reconciling` is True while it is "
             "open, so that kstatus calls it InProgress.",

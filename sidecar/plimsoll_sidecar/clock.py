@@ -66,7 +66,7 @@ class SteadyClock:
         """Adopt a change of the wall clock, and return it in seconds; zero if there was none.
 
         Call this only while no incident is open. Stored times must then be shifted (see
-        :func:`plimsoll_sidecar.govern.state.shift`).
+        :func:`plimsoll_sidecar.govern.state.shift_times`).
         """
         step = self._wall() - self._boottime() - self._offset
         if abs(step) <= MIN_STEP_S:

@@ -27,7 +27,7 @@ from plimsoll_api.state import View
 from plimsoll_api.supervision import Action
 from plimsoll_api.times import clock_time
 from plimsoll_api.units import format_bytes, format_span
-from plimsoll_sidecar.history import HistoryPoint, MemoryBand, draw_segment_chart
+from plimsoll_sidecar.history import HistoryPoint, MemoryBand, draw_growth_chart, draw_segment_chart
 
 RELOAD_S = 5
 DATE = "%Y-%m-%d %H:%M:%S"
@@ -134,8 +134,8 @@ def _render_body(known: View, points: Sequence[HistoryPoint]) -> str:
         f"<header><h1>{escape(known.service)}</h1><p>As of {clock_time(known.time, DATE)},"
         f" mode {mode}{role}, epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
         f"{_summary(known)}{troubles}</header><main>"
-        f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>{render_budgets(rows, seen.warm)}"
-        f"{suspicions(seen)}</section>"
+        f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>"
+        f"{render_budgets(rows, seen.warm)}{suspicions(seen)}</section>"
         f"<section tabindex=0 aria-labelledby=m><h2 id=m>Memory</h2>{_charts(memory, points)}"
         f"{render_segments(seen)}</section>"
         f"<section tabindex=0 aria-labelledby=r><h2 id=r>Remediation ladder</h2>"
@@ -183,7 +183,7 @@ def _charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
     }
     made = []
     for band in bands:
-        if band.budget and (picture := MemoryBand(band.name, grown[band.name], band.budget)):
+        if band.budget and (picture := draw_growth_chart(band.name, grown[band.name], band.budget)):
             made.append(f"<h3>{band.name}: unexplained growth</h3>{picture}")
         if picture := draw_segment_chart(band, points):
             made.append(f"<h3>{band.name}: memory by segment</h3>{picture}")
@@ -265,7 +265,8 @@ def _render_incident(story: Story) -> str:
     back = "" if story.returned_bytes is None else f", {_format_size(story.returned_bytes)} freed"
     steps = [
         f"<tr><td>{clock_time(step.at)}</td><td>{escape(step.name)}</td><td>{step.outcome}</td>"
-        f"<td class=n>{_format_size(step.before_bytes)}</td><td class=n>{_format_size(step.after_bytes)}</td>"
+        f"<td class=n>{_format_size(step.before_bytes)}</td>"
+        f"<td class=n>{_format_size(step.after_bytes)}</td>"
         f"<td>{escape(step.message)}</td></tr>"
         for step in story.steps
     ]

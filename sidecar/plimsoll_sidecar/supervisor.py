@@ -281,9 +281,7 @@ class Supervisor:
             self._actuator.set_slot_request(self._governor.state.slot_request)
 
     def _assess_group(self, own: Assessment) -> Assessment:
-        """Return the assessment that decisions use: for the leader of a group, that of all its
-        pods.
-        """
+        """Return the assessment for decisions: for the leader of a group, that of all its pods."""
         if self._group is None:
             return own
         opened = self._governor.state.incidents
@@ -377,8 +375,9 @@ class Supervisor:
         return True
 
     def _merge_stored_restarts(self) -> None:
-        """Add the restarts stored on the slot Leases, because a lost journal must not refill the
-        budget.
+        """Add the restarts stored on the slot Leases.
+
+        A lost journal must not refill the budget.
         """
         kept = None if self._has_merged_restarts else self._actuator.take_stored_restarts()
         if kept is None:

@@ -182,7 +182,7 @@ def test_a_dead_holder_expires_by_the_clock_of_the_one_who_waits(rig: Rig) -> No
     now = 0.0
     assert rig.slots("dead").acquire("incident-1", POLICY) is None
     waiting = rig.slots("alive", lambda: now)
-    held = Refusal(WaitReason.SLOT_HELD, f"{rig.slot} is held by dead")
+    held = Refusal(WaitReason.SLOT_HELD, f"dead holds {rig.slot}")
     assert waiting.acquire("incident-2", POLICY) == held
     now = LEASE_DURATION_S - 1.0
     assert waiting.acquire("incident-2", POLICY) == held
@@ -377,7 +377,7 @@ def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
 def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
     assert rig.slots("qwen-1").acquire("incident-1", POLICY) is None
     refusal = rig.slots("qwen-0").acquire("incident-2", POLICY)
-    assert refusal == Refusal(WaitReason.SLOT_HELD, f"{rig.slot} is held by qwen-1")
+    assert refusal == Refusal(WaitReason.SLOT_HELD, f"qwen-1 holds {rig.slot}")
     rig.slots("qwen-1").release()
     assert rig.slots(OPERATOR).acquire("incident-3", POLICY) is None
     refusal = rig.slots("qwen-0").acquire("incident-2", WIDE)
@@ -583,7 +583,7 @@ def test_a_pod_without_a_slot_waits_for_the_operator(rig: Rig) -> None:
     refusal = absent.acquire("incident-1", POLICY, 1.0)
     assert refusal is not None
     assert refusal.reason is WaitReason.NO_SLOT
-    assert "the operator has no restart slot for this pod yet" in refusal.message
+    assert "the operator has not created a restart slot for this pod yet" in refusal.message
     assert absent.list_replicas() == []
 
 

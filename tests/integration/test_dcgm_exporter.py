@@ -196,7 +196,7 @@ def test_why_a_source_is_not_in_use_is_said() -> None:
     assert "names a device of the engine" in explain_unused({}, None, [])[0]
     with exporter([(200, PAGE)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        assert "dcgm: does not report the memory of GPU-x" in explain_unused(
+        assert "dcgm: the source does not report the memory of GPU-x" in explain_unused(
             {"dcgm": dcgm}, "nvml", ["GPU-x"]
         )
         assert not any(

@@ -232,7 +232,7 @@ def test_a_restart_ends_every_process(machine: Machine, number: signal.Signals) 
     ending = adapter.end(identify(frontend))
     assert ending.error is None
     assert ("by SIGKILL" in ending.summary) == (number is signal.SIGKILL)
-    assert "still ran" in ending.summary
+    assert "still running" in ending.summary
     assert "ended by SIGTERM" in ending.summary
     process.wait(LIMIT_S)
     assert group(process.pid) == set()
@@ -278,7 +278,7 @@ def test_what_a_killed_frontend_left_is_known_and_ended(machine: Machine) -> Non
     frontend = identify(process.pid)
     process.kill()
     process.wait(LIMIT_S)
-    with pytest.raises(EngineError, match="main process ended, but processes"):
+    with pytest.raises(EngineError, match="main process has ended, but its processes"):
         adapter.status()
     sample = sampler.sample()
     assert (sample.host.processes, sample.host.frontend_lives) == (2, False)
@@ -286,7 +286,7 @@ def test_what_a_killed_frontend_left_is_known_and_ended(machine: Machine) -> Non
     os.kill(stopped, signal.SIGSTOP)  # it does not answer SIGTERM
     ending = adapter.end(frontend)
     assert ending.error is None, ending
-    assert "still ran" in ending.summary
+    assert "still running" in ending.summary
     assert f"process {other} ended by SIGTERM; process {stopped} ended by SIGKILL" in ending.summary
     assert group(process.pid) == set()
 
@@ -338,7 +338,7 @@ def test_an_engine_that_was_killed_before_anybody_saw_it_has_ended(
         second += 1
         assert second < 120
     assert "main process ended, but its other processes" in world.open[0].attribution.evidence[0]
-    with pytest.raises(EngineError, match="main process ended, but processes"):
+    with pytest.raises(EngineError, match="main process has ended, but its processes"):
         adapter.status()
     ending = adapter.end(None)
     assert ending.error is None

@@ -222,7 +222,11 @@ class Bad(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("/huge", "more than 4 MiB"), ("/drip", "did not end in time"), ("/metrics", "GET /metrics")],
+    [
+        ("/huge", "more than 4 MiB"),
+        ("/drip", "did not end within the timeout"),
+        ("/metrics", "GET /metrics"),
+    ],
 )
 def test_an_answer_that_is_none_is_an_error_in_time(path: str, message: str) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Bad)

@@ -150,8 +150,8 @@ def test_a_leaking_engine_is_drained_ended_and_found_well(pod: Pod) -> None:
     )
     steps = {step.step: step.message for step in incident.timeline}
     assert "Drain" in steps
-    assert steps[Action.TRIM.value] == "the engine does not support it"
-    assert steps[Action.ENGINE_RESTART.value].endswith("of SIGTERM")
+    assert steps[Action.TRIM.value] == "the engine does not support this action"
+    assert steps[Action.ENGINE_RESTART.value].endswith("after SIGTERM")
     assert incident.returned_bytes is not None
     assert incident.returned_bytes > 48 << 20
     assert [line.split(" ", 1)[1] for line in pod.log.read_text().splitlines()] == [

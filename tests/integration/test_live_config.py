@@ -53,7 +53,7 @@ def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> No
         sampled_since(port, 0.0)
         assert " DEBUG " not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.DEBUG)
-        wait_for(said, "engine status unavailable: ")
+        wait_for(said, "engine's status")
         assert "the configuration changed: mode Recover" in said.read_text()
         write(file, Mode.OBSERVE, LogLevel.ERROR)
         wait_for(said, "the configuration changed: mode Observe")
@@ -89,7 +89,7 @@ def test_a_supervisor_without_configuration_watches_and_its_pod_stays_ready(tmp_
         state = httpx.get(f"{base}/state").json()
         assert (state["mode"], state["service"]) == ("Observe", "chat-0")
         assert state["config_error"].startswith(
-            "no configuration, so the supervisor only observes: "
+            "the supervisor only observes, because it has no configuration"
         )
         assert "plimsoll_supervisor_config_valid 0.0" in httpx.get(f"{base}/metrics").text
         assert "no configuration" in httpx.get(base).text
@@ -97,7 +97,9 @@ def test_a_supervisor_without_configuration_watches_and_its_pod_stays_ready(tmp_
         assert said.read_text().count("no configuration") == 1
         assert "supervisor exited" not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.INFO)
-        wait_for(said, "the configuration has another engine, service or slot: restarting")
+        wait_for(
+            said, "the configuration has another engine, service or slot: the supervisor restarts"
+        )
         sampled_since(port, time.time())
         state = httpx.get(f"{base}/state").json()
         assert (state["mode"], state["config_error"]) == ("Recover", None)

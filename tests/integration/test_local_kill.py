@@ -215,7 +215,7 @@ def test_the_worker_is_killed(local: Local) -> None:
     assert Epoch.parse(after.epoch) == Epoch(before.boot_id, before.number + 1)
     crash = wait_for("its record", lambda: _crash(local, str(before)), 30)
     assert (crash["phase"], crash["reason"]) == ("Unresolved", "WorkerRestarted")
-    assert "lost processes: worker (PID" in "\n".join(crash["attribution"]["evidence"])
+    assert "processes that ended: worker (PID" in "\n".join(crash["attribution"]["evidence"])
 
 
 def test_the_supervisor_is_killed(local: Local) -> None:

@@ -182,10 +182,10 @@ def test_too_many_files_are_unknown_and_it_says_so(
         (shm / f"f{number}").touch()
     main, at = start(OPENS, __file__), Time()
     memory = OrphanedMemory(shm, at.clock, at.now, pod)
-    assert memory.error == "no engine has been seen"
+    assert memory.error == "no engine has been found yet"
     for _ in range(2):
         assert memory.read(main.pid) == OrphanedBytes()
-        assert memory.error == f"{shm} holds more than 3 files"
+        assert memory.error == f"{shm} has more than 3 files"
         at.later += SCAN_PERIOD_S
     assert caplog.text.count("holds more than 3 files") == 1, "once, not with every scan"
     (shm / "f3").unlink()

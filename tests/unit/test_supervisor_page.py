@@ -174,7 +174,7 @@ def test_what_comes_from_outside_is_escaped() -> None:
 
 
 def test_before_the_first_sample_the_page_says_so() -> None:
-    assert b"No sample yet" in render_page(EMPTY_STATE, [])
+    assert b"No sample has been taken yet" in render_page(EMPTY_STATE, [])
 
 
 def test_the_memory_of_the_history_is_small() -> None:

@@ -87,8 +87,8 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     series = tmp_path / "series.csv"
     series.write_text("time,bytes\nsoon,many\n")
     for source, text in (
-        (str(broken), "cannot be read"),
-        (str(series), "no line has two numbers"),
+        (str(broken), "cannot read"),
+        (str(series), "no line consists of two numbers"),
         (str(tmp_path / "none.jsonl"), "none.jsonl"),
         ("no-such-service", "does the service run here"),
     ):
@@ -125,7 +125,7 @@ def test_budgets_that_do_not_fit_are_told() -> None:
         " gains in 24h"
     )
     (large,) = told(7 * GIB + 1)
-    assert "is more than the 7.0 GiB below the memory limit after a start" in large
+    assert "is more than the 7.0 GiB between the size after a start and the memory limit" in large
     assert tune.explain_unsuitable_budgets(found, MemoryPolicy(host=budget_of("Auto"))) == []
 
 

@@ -21,7 +21,7 @@ import msgspec
 from plimsoll_api.incident_object import conditions_of, object_of
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
-from plimsoll_api.leakincident import MAX_CONDITIONS, MAX_TEXTS, MAX_WRITES
+from plimsoll_api.leakincident import MAX_INCIDENT_CONDITIONS, MAX_TEXTS, MAX_WRITES
 from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND, POLICY_KIND
 from plimsoll_api.supervisor_config import GroupMember, ServiceRef
 from plimsoll_api.times import unix_seconds
@@ -303,7 +303,7 @@ def _end(
     ended = _with_conditions(status, incident["spec"].get("openedAt") or now)
     held = {one.get("type") for one in before.get("conditions") or ()}
     fresh = [one for one in ended["conditions"] if one["type"] not in held]
-    left_out = fresh[max(0, MAX_CONDITIONS - len(held)) :]
+    left_out = fresh[max(0, MAX_INCIDENT_CONDITIONS - len(held)) :]
     ended["conditions"] = [one for one in ended["conditions"] if one not in left_out]
     found.updates.append(about | {"metadata": name, "status": ended})
 

@@ -94,7 +94,10 @@ class TurnContext:
             at=self.now if verb is Verb.TAKE_SLOT else None,
         )
         step = self.make_step(name, StepOutcome.BEGUN, "")
-        step.operation_id, step.before_bytes = command.operation_id, self.current(incident)
+        step.operation_id, step.before_bytes = (
+            command.operation_id,
+            self.read_current_bytes(incident),
+        )
         incident.add_step(step)
         self.state.pending = self.turn.command = command
         self.turn.changed = True
@@ -105,7 +108,7 @@ class TurnContext:
         seen = incident.attribution
         return seen.process if seen.pod is None else None
 
-    def step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
+    def make_step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
         """Return an entry of the timeline with this turn's time."""
         return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
 
@@ -115,9 +118,7 @@ class TurnContext:
         return self.state.pending is None
 
     def read_current_bytes(self, incident: Incident) -> int | None:
-        """Return the size in bytes of the memory that the incident's budget covers; None if
-        unknown.
-        """
+        """Return the bytes of the memory that the incident's budget covers; None if unknown."""
         budget = incident.budget(self.assessment)
         return budget.current if budget else None
 
@@ -162,7 +163,10 @@ class TurnContext:
         return budget.current >= NEAR_LIMIT_RATIO * budget.limit
 
     def does_memory_end_before_drain(self, incident: Incident) -> bool:
-        """Report whether memory would run out before a drain ends, so that a drain would lose more."""
+        """Report whether memory would run out before a drain ends.
+
+        A drain would then lose more requests.
+        """
         left = self.estimate_time_to_limit_s(incident)
         return left is not None and left <= self.policy.drain.deadline_s
 

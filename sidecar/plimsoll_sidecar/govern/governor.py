@@ -145,7 +145,7 @@ class Governor:
         confirmed = {one.kind for one in self.state.incidents if one.confirmed_at is not None}
         return frozenset(confirmed | self.state.quiet.keys())
 
-    def counted(self) -> ReplicaRestarts:
+    def copy_restarts(self) -> ReplicaRestarts:
         """Return the restarts of this replica, for storage outside the journal."""
         at = tuple(sorted(restart.at for restart in self.state.restarts))
         return ReplicaRestarts(at, self.state.exhausted)
@@ -206,7 +206,7 @@ class Governor:
         """Learn how much memory a start needs, unless an incident is being verified."""
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
-        if context.engine.answers and self.state.starts.observe(own):
+        if context.engine.answers and self.state.starts.add_assessment(own):
             context.turn.changed = True
 
     def _record_manual_actions(self, context: TurnContext, by_hand: Sequence[ManualAction]) -> None:

@@ -232,7 +232,7 @@ def judge_trim(context: TurnContext, incident: Incident) -> None:
     step = next((s for s in incident.timeline if is_unmeasured_trim(s)), None)
     if step is None:
         return
-    step.after_bytes = context.current(incident)
+    step.after_bytes = context.read_current_bytes(incident)
     if step.before_bytes is None or step.after_bytes is None:
         step.outcome = StepOutcome.UNKNOWN
     else:
@@ -262,7 +262,7 @@ def apply_result(
             if command.verb is Verb.TRIM and _is_measurable(step, result):
                 step.outcome = StepOutcome.BEGUN
             elif command.verb is not Verb.RESTART_ENGINE:
-                step.after_bytes = context.current(incident)
+                step.after_bytes = context.read_current_bytes(incident)
     incident.diagnostics.extend(result.diagnostics)
     ok = result.outcome is Outcome.SUCCEEDED
     if command.verb is not Verb.TAKE_SLOT:

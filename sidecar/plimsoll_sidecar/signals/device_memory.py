@@ -372,7 +372,7 @@ class Exporter(ABC):
     @staticmethod
     @abstractmethod
     def get_device_name(labels: dict[str, str]) -> str:
-        """Return the name of the device in the labels, in the form that ``read_memory`` takes."""
+        """Return the name of the device in the labels, in the form that ``memory`` takes."""
 
 
 class Dcgm(Exporter):

@@ -101,10 +101,10 @@ def test_after_a_restart_of_the_node_only_a_persons_drain_holds(
 ) -> None:
     for reason in readiness.REASONS:
         readiness.set_unready(str(tmp_path), reason, 600.0)
-    monkeypatch.setattr(readiness, "_boot_id", lambda: "the next boot")
+    monkeypatch.setattr(readiness, "_read_boot_id", lambda: "the next boot")
     assert list(readiness.read_active_reasons(str(tmp_path))) == [readiness.MANUAL]
     readiness.end_drain(str(tmp_path), readiness.MANUAL)
-    monkeypatch.setattr(readiness, "_boot_id", lambda: "the one after")
+    monkeypatch.setattr(readiness, "_read_boot_id", lambda: "the one after")
     assert readiness.is_ready(str(tmp_path)), "a drain that ended does not come back either"
 
 

@@ -34,7 +34,7 @@ class Kube:
         self.away = False
         self.before_get: Callable[[], None] = lambda: None
 
-    def now(self) -> float:
+    def estimate_server_time(self) -> float:
         return self.time
 
     def get(self, path: str) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_a_slot_that_others_took_is_an_error(kube: Kube) -> None:
     assert other.acquire("pod-1-1", POLICY, kube.time) is not None
     now = LEASE_DURATION_S + 1.0
     assert other.acquire("pod-1-1", POLICY, kube.time) is None
-    with pytest.raises(SlotLostError, match="held by pod-1"):
+    with pytest.raises(SlotLostError, match="pod-1 holds slot-0"):
         mine.reconcile(POLICY)
 
 

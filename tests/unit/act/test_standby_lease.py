@@ -31,7 +31,9 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(StandbyLease, "_turn", lambda self: None)  # the test turns it itself
+    monkeypatch.setattr(
+        StandbyLease, "_renew_in_turn", lambda self: None
+    )  # the test turns it itself
     return Engine()
 
 
@@ -85,7 +87,9 @@ def test_one_whose_epoch_is_over_is_not_given_back(
     for _ in range(2):
         lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_S)]
-    assert caplog.records[-1].getMessage() == "standby worker: the lease ended with its epoch"
+    assert (
+        caplog.records[-1].getMessage() == "standby worker: the lease ended together with its epoch"
+    )
 
 
 def test_one_that_is_refused_is_asked_for_again(
@@ -101,5 +105,8 @@ def test_one_that_is_refused_is_asked_for_again(
     lease.set_wanted("a:2", wanted=True)
     lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_S), ("a:1", LEASE_S), ("a:2", LEASE_S)]
-    assert caplog.records[0].getMessage() == "standby worker: cannot lease: HTTP 409 StaleEpoch"
+    assert (
+        caplog.records[0].getMessage()
+        == "standby worker: cannot lease the standby worker: HTTP 409 StaleEpoch"
+    )
     assert len(caplog.records) == 2, "the same trouble is told once"

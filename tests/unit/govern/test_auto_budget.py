@@ -302,7 +302,7 @@ def test_a_leak_is_only_reported_while_its_budget_is_learned() -> None:
     steps = {(step.step, step.outcome, step.message) for step in record.timeline}
     assert all(outcome is StepOutcome.WOULD for _, outcome, _ in steps)
     assert {message for _, _, message in steps} == {
-        "growthBudget Auto still learns what this service gains"
+        "growthBudget is Auto, and the usual growth of this service is not learned yet"
     }
     world.governor.apply_budgets(
         LearnedBudgets().resolve_budgets(MemoryPolicy(host=MemoryBudget(GIB)))

@@ -74,7 +74,7 @@ def test_an_engine_that_ended_by_itself_leaves_a_record_and_nothing_follows() ->
     assert "changed from boot:1 to other:1" in evidence
     assert "frontend (PID 10), weight_server (PID 11), worker (PID 12)" in evidence
     assert "memory before: host 954 MiB of 4.0 GiB" in evidence
-    assert "last seen healthy 8 s earlier" in evidence
+    assert "the engine was last healthy 8 s earlier" in evidence
     assert world.open == []
     assert world.governor.count_restarts_left(world.now) == 3, (
         "the budget is for restarts that we send"
@@ -86,7 +86,7 @@ def test_a_worker_that_ended_by_itself_is_distinguished() -> None:
     advance(world, "boot:1", processes=OLD)
     (crash,) = advance(world, "boot:2", processes=(*OLD[:2], EngineProcess("worker", 40)))
     assert (crash.reason, crash.attribution.process) == (Reason.WORKER_RESTARTED, "worker")
-    assert "lost processes: worker (PID 12)" in crash.attribution.evidence
+    assert "processes that ended: worker (PID 12)" in crash.attribution.evidence
 
 
 def test_a_worker_that_was_lost_before_it_served_is_known() -> None:
@@ -97,7 +97,7 @@ def test_a_worker_that_was_lost_before_it_served_is_known() -> None:
     assert advance(world, "boot:1", processes=OLD) == []
     assert advance(world, "boot:1", processes=OLD[:2]) == [], "seen without it, not yet replaced"
     (crash,) = advance(world, "boot:2", processes=(*OLD[:2], EngineProcess("worker", 40)))
-    assert "lost processes: worker (PID 12)" in crash.attribution.evidence
+    assert "processes that ended: worker (PID 12)" in crash.attribution.evidence
     assert "memory before: host 954 MiB" in crash.attribution.evidence
 
 

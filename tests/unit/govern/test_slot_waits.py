@@ -14,7 +14,7 @@ from plimsoll_sidecar.govern.state import SLOT_WAIT_S
 from tests.unit.govern.governed import World, done
 
 BUDGET = WaitReason.SERVICE_RESTART_BUDGET, "the service had 3 restarts within 3600 s"
-HELD = WaitReason.SLOT_HELD, "leaky-slot-0 is held by leaky-1"
+HELD = WaitReason.SLOT_HELD, "leaky-1 holds leaky-slot-0"
 
 
 def leaking() -> World:

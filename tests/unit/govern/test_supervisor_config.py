@@ -67,7 +67,7 @@ def test_without_its_file_a_supervisor_goes_on_watching_and_does_nothing(
     assert file.reload()
     assert file.is_missing
     assert file.error is not None
-    assert file.error.startswith("no configuration, so the supervisor only observes: ")
+    assert file.error.startswith("the supervisor only observes, because it has no configuration")
     assert file.current == config(Mode.OBSERVE)
     assert not file.reload()
     path.write_text("{")

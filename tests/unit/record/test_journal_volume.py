@@ -81,10 +81,10 @@ class Hands:
     def set_wanted(self, epoch: str, wanted: bool) -> None:
         self.leases.add(epoch if wanted else None)
 
-    def send(self, command: Command) -> None:
+    def queue_command(self, command: Command) -> None:
         self.sent.append(command)
 
-    def results(self) -> list[Result]:
+    def take_results(self) -> list[Result]:
         found, self.answers = self.answers, []
         return found
 
@@ -93,7 +93,7 @@ class Hands:
         done = self.sent[-1].operation_id
         self.answers.append(Result(operation_id=done, outcome=Outcome.SUCCEEDED))
 
-    def take_stored(self) -> None:
+    def take_stored_restarts(self) -> None:
         return None
 
     def set_slot_request(self, request: SlotRequest) -> None:

@@ -252,7 +252,9 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_metrics, "read_resident", lambda pid: ResidentMemory(6, 2, 0))
     monkeypatch.setattr(time, "process_time", lambda: 1.5)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    monkeypatch.setattr(collectors, "thread_status", lambda: {"publisher": False, "slot": True})
+    monkeypatch.setattr(
+        collectors, "read_thread_status", lambda: {"publisher": False, "slot": True}
+    )
     metrics = Metrics(lambda: CgroupMemory(current=1 << 30, reclaimable=0, limit=2 << 30, ooms=1))
     metrics.show_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
     group = GroupMember("0", worker=False, subdomain="llm")

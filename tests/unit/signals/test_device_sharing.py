@@ -61,7 +61,7 @@ def seen_after(waited_s: float, page: Page) -> str | None:
 
 def test_two_pods_on_one_device_are_seen_at_once() -> None:
     assert seen_after(0.0, Page(MINE, OTHER)) == (
-        "dcgm reports that it is also assigned to team-b/neighbour/vllm"
+        "dcgm reports that the device is also assigned to team-b/neighbour/vllm"
     )
 
 
@@ -115,7 +115,7 @@ def test_a_driver_that_lists_the_engines_processes_alone_says_nothing() -> None:
 
 def test_another_process_of_the_pod_is_another_user() -> None:
     """A sidecar's: the pod's containers have one PID namespace."""
-    assert driven(users(pid=77)) == "process 77 uses it and is not part of the engine"
+    assert driven(users(pid=77)) == "process 77 uses the device and is not part of the engine"
 
 
 def test_pids_of_another_namespace_say_nothing() -> None:
@@ -124,7 +124,7 @@ def test_pids_of_another_namespace_say_nothing() -> None:
 
 
 def test_clients_of_an_mps_server_share_it() -> None:
-    assert driven(users(mps=2)) == "MPS clients use it"
+    assert driven(users(mps=2)) == "MPS clients use the device"
 
 
 def test_what_grows_and_is_no_listed_processs_is_another_pods() -> None:

@@ -385,5 +385,5 @@ def test_a_signal_that_stays_away_is_logged_once_with_its_reason(
     told.update({"metrics": Signal()})
     assert caplog.messages == [
         "signal metrics: MetricsMissing: no route",
-        "signal metrics: available again",
+        "signal metrics is available again",
     ]

@@ -43,7 +43,7 @@ def test_a_cluster_outside_of_the_tested_range_is_named(minor: int, ok: bool, to
 
 
 def test_unreadable_shared_memory_is_unknown_with_its_reason() -> None:
-    reason = "/dev/shm holds more than 4096 files"
+    reason = "/dev/shm has more than 4096 files"
     for stood in (None, 4096):
         seen = ActionAnswer(shared_orphan=stood, shared_memory_error=reason)
         assert list(check_shared_memory("qwen-0", seen)) == [
