@@ -1,7 +1,7 @@
 """Remove files that an engine left behind in ``/dev/shm``, if the configuration allows it.
 
-A file is removed only if all of this is true: it was written while engines of this pod were
-running, before the last one ended; it belongs to this user; no running process has it mapped or
+A file is removed only if all of this is true. It was written while engines of this pod were
+running, before the last one ended. It belongs to this user. No running process has it mapped or
 open. If a process nevertheless uses the file, its memory stays mapped and only the name disappears.
 """
 

@@ -218,8 +218,8 @@ def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 class HttpClient:
     """Client of an engine's server; ``url`` has no path. Thread-safe.
 
-    Each request uses a new connection: an open one would count as a client's during a drain, and
-    one that the server closes between two requests would appear as a failure.
+    Each request uses a new connection. An open one would count as a client's during a drain. One
+    that the server closes between two requests would appear as a failure.
 
     Certificates of ``https`` URLs are not verified: the server is on the pod's own loopback
     interface, its certificate names the Service, and no secret is sent.

@@ -210,7 +210,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
 
 
 def find_lowest_growth(lows: Sequence[tuple[int, int]], since: int) -> int:
-    """Return the smallest growth of the hours from ``since`` onwards."""
+    """Return the smallest growth of the hours from ``since`` on."""
     return min(low for at, low in lows if at >= since)
 
 

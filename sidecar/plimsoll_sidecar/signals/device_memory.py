@@ -88,7 +88,7 @@ NOT_CONFIGURED_MESSAGES = {
     "dcgm": "no port is configured (set dcgmExporterPort, or plimsoll inject --dcgm-exporter-port)",
     "amd": "no port is configured (set amdExporterPort, or plimsoll inject --amd-exporter-port)",
 }
-"""How to configure each exporter that is not in use."""
+"""Hints for the configuration of each exporter that is not in use."""
 
 
 def select_available_sources(

@@ -50,7 +50,7 @@ class ResidentMemory(msgspec.Struct, frozen=True):
 class EngineProcessTable:
     """The processes of one engine: those that it reports, and their descendants.
 
-    The last reported processes are remembered with their start times, so that they can be read
+    The last reported processes are remembered with their start times. They can therefore be read
     while the engine does not answer, and a reused PID is not taken for one of them.
     """
 

@@ -1,4 +1,4 @@
-"""Take one :class:`~plimsoll_api.trace.Sample` from a running engine.
+"""Read one :class:`~plimsoll_api.trace.Sample` from a running engine.
 
 If a source fails, its part of the sample is unknown. Nothing here raises.
 """

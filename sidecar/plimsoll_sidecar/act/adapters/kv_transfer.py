@@ -1,4 +1,4 @@
-"""Find out how long a disaggregated engine may hold KV blocks for another engine.
+"""Determine how long a disaggregated engine may hold KV blocks for another engine.
 
 A prefill engine keeps the blocks of a finished request until a decode engine has read them, or
 until the connector's timeout. Although no request runs or waits meanwhile, these blocks are not
