@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from plimsoll_api.cel import rule, validations
 from plimsoll_api.schema import Amount, ResourceModel
@@ -38,6 +38,70 @@ class Resources(ResourceModel):
         for name, amount in self.limits.items():
             if "/" in name and quantity(amount).denominator != 1:
                 raise ValueError(f"limits.{name} {amount} {_WHOLE}")
+        return self
+
+
+_LABEL = Annotated[
+    str, StringConstraints(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+_NAME = Annotated[
+    str,
+    StringConstraints(
+        max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+    ),
+]
+ONE_SOURCE = "a resource claim needs one of resourceClaimName and resourceClaimTemplateName"
+
+
+class DeviceClaim(ResourceModel):
+    """Devices of a ResourceClaim, by dynamic resource allocation."""
+
+    name: _LABEL = Field(description="Name of the claim within the pod.")
+    resource_claim_name: _NAME | None = Field(
+        default=None,
+        description="Name of a ResourceClaim in the same namespace, which all replicas share.",
+    )
+    resource_claim_template_name: _NAME | None = Field(
+        default=None,
+        description="Name of a ResourceClaimTemplate in the same namespace, from which each "
+        "replica gets a claim of its own.",
+    )
+    request: _LABEL | None = Field(
+        default=None,
+        description="Name of a request in the claim. If unset, the engine gets all its devices.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.resource_claim_name is None) == (self.resource_claim_template_name is None):
+            raise ValueError(ONE_SOURCE)
+        return self
+
+
+CLAIM_RULES = validations(
+    rule("has(self.resourceClaimName) != has(self.resourceClaimTemplateName)", ONE_SOURCE)
+)
+
+
+class EngineResources(Resources):
+    """Compute resources of an engine, which may have devices by claim."""
+
+    resource_claims: Annotated[
+        list[Annotated[DeviceClaim, Field(json_schema_extra=CLAIM_RULES)]], Field(max_length=8)
+    ] = Field(
+        default_factory=list,
+        description="Devices by dynamic resource allocation (DRA). Each claim becomes one of the "
+        "pod's `resourceClaims`, and the engine's container gets its devices.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
+    )
+
+    @model_validator(mode="after")
+    def _each_name_once(self) -> Self:
+        if len({one.name for one in self.resource_claims}) < len(self.resource_claims):
+            raise ValueError("resourceClaims must have different names")
         return self
 
 

@@ -12,7 +12,7 @@ from plimsoll_api import engines
 from plimsoll_api.cel import rule, validations
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
-from plimsoll_api.resources import RESOURCE_RULES, Resources
+from plimsoll_api.resources import RESOURCE_RULES, EngineResources, Resources
 from plimsoll_api.schema import ATOMIC, PositiveDuration, PreservedObject, ResourceModel
 
 _CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
@@ -276,8 +276,8 @@ class Engine(ResourceModel):
         default_factory=EngineProbes,
         description="HTTP paths that the kubelet probes on the engine's port.",
     )
-    resources: Resources = Field(
-        default_factory=Resources,
+    resources: EngineResources = Field(
+        default_factory=EngineResources,
         description="Compute resources of the engine, including devices and MIG "
         "profiles (`nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`).",
         json_schema_extra=RESOURCE_RULES,

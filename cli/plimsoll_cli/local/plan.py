@@ -206,6 +206,8 @@ def ignored_fields(service: InferenceService) -> list[str]:
         lines.append(f"spec.replicas is {spec.replicas}: one replica runs here")
     if spec.pod_template:
         lines.append("spec.podTemplate is for a cluster and has no effect here")
+    if spec.engine.resources.resource_claims:
+        lines.append("spec.engine.resources.resourceClaims is for a cluster: all devices are here")
     if spec.engine.resources.limits or spec.engine.resources.requests:
         lines.append(
             "spec.engine.resources limits nothing here; the supervisor still uses the limit"

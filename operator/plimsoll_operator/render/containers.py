@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll_api.resources import Resources
+from plimsoll_api.resources import EngineResources, Resources
 from plimsoll_api.serving import DOWNLOAD_RESOURCES, SUPERVISOR_RESOURCES
 from plimsoll_api.units import quantity
 from plimsoll_operator.render import names
@@ -60,7 +60,14 @@ def restricted() -> dict[str, Any]:
 
 def resources(wanted: Resources) -> dict[str, Any]:
     """Return a container's limits and requests."""
-    return wanted.model_dump(by_alias=True)
+    return wanted.model_dump(by_alias=True, include={"limits", "requests"})
+
+
+def claimed_devices(wanted: EngineResources) -> tuple[list[Object], list[Object]]:
+    """Return the resource claims of a pod, and those of its engine's container."""
+    listed = [one.model_dump(by_alias=True, exclude_none=True) for one in wanted.resource_claims]
+    pod = [{key: one[key] for key in one if key != "request"} for one in listed]
+    return pod, [{key: one[key] for key in ("name", "request") if key in one} for one in listed]
 
 
 QOS_RESOURCES = ("cpu", "memory")

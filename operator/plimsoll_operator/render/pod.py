@@ -16,6 +16,7 @@ from plimsoll_operator.render.compare import merge_template
 from plimsoll_operator.render.containers import (
     LOG_ON_ERROR,
     Images,
+    claimed_devices,
     fit_resources,
     probe,
     resources,
@@ -87,6 +88,10 @@ def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
         "containers": [engine],
         "volumes": _volumes(service),
     }
+    claims, of_engine = claimed_devices(service.spec.engine.resources)
+    if claims:
+        pod["resourceClaims"] = claims
+        engine["resources"]["claims"] = of_engine
     add_pull_secrets(pod, wanted, images.pull_secrets)
     if service.spec.probe.enabled:
         add_probe(pod, engine, supervisor, service.spec.probe.image or images.probe)

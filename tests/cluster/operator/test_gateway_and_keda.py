@@ -81,3 +81,30 @@ def test_they_come_and_go_with_the_apis_of_the_cluster(
     finally:
         if defined:
             kubectl("delete", "crd", "--wait=false", *defined)
+
+
+def test_the_pods_of_a_service_have_its_device_claims(
+    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
+) -> None:
+    """Kubernetes' own controller makes a claim for each pod; no driver gives it a device."""
+    start()
+    text = (ROOT / "examples" / "integrations" / "device-claims.yaml").read_text()
+    template, service = yaml.safe_load_all(text)
+    manifest["spec"]["engine"] = manifest["spec"].get("engine", {}) | {
+        "resources": service["spec"]["engine"]["resources"]
+    }
+    manifest["spec"]["replicas"] = 2
+    kubectl.apply(template, manifest)
+    pods = eventually(lambda: len(found := kubectl.list("pods", SELECTOR)) == 2 and found)
+    owners = {one["metadata"]["uid"] for one in pods}
+
+    def claims() -> Any:
+        found = kubectl.list("resourceclaims")
+        return {one["metadata"]["ownerReferences"][0]["uid"] for one in found}
+
+    eventually(lambda: claims() == owners, 40)
+    for pod in pods:
+        assert pod["spec"]["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+    assert kubectl.condition("tiny", "ObjectsComplete")["status"] == "True"
+    strategy = kubectl.get("deployment", "tiny")["spec"]["strategy"]["rollingUpdate"]
+    assert strategy["maxSurge"] == 0, "a new pod would wait for the device of an old one"

@@ -131,6 +131,33 @@ def test_scaling_to_zero_needs_a_trigger_and_one_controller(scaling: dict[str, A
         parse(manifest(autoscaling=scaling))
 
 
+def test_the_engine_gets_the_devices_of_its_claims() -> None:
+    claims = [
+        {"name": "gpu", "resourceClaimTemplateName": "one-gpu", "request": "gpu"},
+        {"name": "fabric", "resourceClaimName": "shared-fabric"},
+    ]
+    spec = pod(engine={"resources": {"limits": {"cpu": "4"}, "resourceClaims": claims}})
+    assert spec["resourceClaims"] == [
+        {"name": "gpu", "resourceClaimTemplateName": "one-gpu"},
+        {"name": "fabric", "resourceClaimName": "shared-fabric"},
+    ]
+    (engine,) = spec["containers"]
+    assert engine["resources"]["claims"] == [{"name": "gpu", "request": "gpu"}, {"name": "fabric"}]
+    assert engine["resources"]["limits"] == {"cpu": "4"}
+    assert "resourceClaims" not in engine["resources"]
+    assert all("claims" not in one["resources"] for one in spec["initContainers"])
+    assert not {"resourceClaims"} & pod().keys()
+    assert "claims" not in pod()["containers"][0]["resources"]
+
+
+def test_a_claim_has_one_source_and_a_name_of_its_own() -> None:
+    both = {"name": "a", "resourceClaimName": "x", "resourceClaimTemplateName": "y"}
+    one = {"name": "a", "resourceClaimName": "x"}
+    for claims in ([{"name": "a"}], [both], [one, one]):
+        with pytest.raises(InvalidSpec, match=r"resource claim|different names"):
+            parse(manifest(engine={"resources": {"resourceClaims": claims}}))
+
+
 def test_a_disruption_budget_is_there_until_it_is_turned_off() -> None:
     made = objects(disruption={"maxUnavailable": "25%"})["PodDisruptionBudget", "qwen"]
     assert made["spec"]["maxUnavailable"] == "25%"
