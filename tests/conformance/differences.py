@@ -111,6 +111,11 @@ RULES: tuple[Rule, ...] = (
         OURS,
         "OpenAI demands the content of a user's message",
     ),
+    (
+        _says("TextEncodeInput must be Union"),
+        OURS,
+        "half of a character, which JavaScript and Python write, becomes U+FFFD",
+    ),
     (_has("functions"), OURS, "vLLM drops `functions` in silence"),
     (_refused("best_of is not supported"), OURS, "vLLM drops `best_of` in silence"),
     (_refused("use_beam_search is not supported"), BOTH, "beam search is not built"),
