@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from plimsoll_api.cel import rule, validations
+from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice_status import InferenceServiceStatus
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
@@ -31,7 +32,7 @@ from plimsoll_api.probe import SPEC_RULES as PROBE_RULES
 from plimsoll_api.probe import Probe, refusal
 from plimsoll_api.schema import FromStruct, PreservedObject, ResourceModel
 from plimsoll_api.serving import ENGINE_RULES, MODEL_RULES, Engine, ModelSource, SupervisorContainer
-from plimsoll_api.supervision import Supervision
+from plimsoll_api.supervision import GATE_MESSAGE, Supervision
 from plimsoll_api.units import format_bytes, parse_bytes
 
 MAX_NAME = 50
@@ -137,6 +138,12 @@ class InferenceServiceSpec(ResourceModel):
         return self
 
     @model_validator(mode="after")
+    def _gate_fits_its_engine(self) -> Self:
+        if self.supervision.start_gate and self.engine.type is not EngineType.PLIMSOLL:
+            raise ValueError(GATE_MESSAGE)
+        return self
+
+    @model_validator(mode="after")
     def _probe_fits_its_engine(self) -> Self:
         if (refused := refusal(self.probe, self.engine)) is not None:
             raise ValueError(refused)
@@ -180,6 +187,12 @@ class InferenceService(ResourceModel):
                 _LIMIT_OF_ENGINE,
                 "memory.host.growthBudget must not be larger than engine.resources.limits.memory",
                 fieldPath=".memory.host",
+            ),
+            rule(
+                "!has(self.supervision) || !has(self.supervision.startGate) || "
+                "!has(self.engine) || !has(self.engine.type) || self.engine.type == 'plimsoll'",
+                GATE_MESSAGE,
+                fieldPath=".supervision.startGate",
             ),
             *PROBE_RULES,
         ),

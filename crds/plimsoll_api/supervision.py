@@ -192,11 +192,42 @@ class Recycle(msgspec.Struct, frozen=True):
             raise ValueError("recycle.whenIdleFor must be shorter than recycle.maxAge")
 
 
+class StartGate(msgspec.Struct, frozen=True):
+    """Treatment of an engine that restarts while its devices still hold memory."""
+
+    within_s: Annotated[
+        PositiveSeconds,
+        written(
+            "Longest time for which a start waits until the devices are free. Defaults to 1m.",
+            name="within",
+            form=POSITIVE_DURATION,
+        ),
+    ] = 60.0
+    then: Annotated[
+        Action | None,
+        written(
+            "What follows if the devices are not free in time. `PodReplace` asks the operator for "
+            "another pod, and needs `PodReplace` in `ladder`. If unset, the engine starts anyway.",
+            schema={"type": "string", "enum": [Action.POD_REPLACE.value]},
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.then not in (None, Action.POD_REPLACE):
+            raise ValueError(f"startGate.then may only be {Action.POD_REPLACE}")
+
+
 _TOO_OFTEN = (
     "recycle.maxAge must be at least restartBudget.window (1h if unset), so that restarts are left "
     "for leaks"
 )
 _NO_RESTARTS = "recycle needs restarts: set restartBudget.count above 0, or remove recycle"
+GATE_MESSAGE = (
+    "supervision.startGate is for engine.type plimsoll only: no other engine asks before it starts"
+)
+_NO_REPLACEMENT = (
+    "startGate.then: PodReplace needs PodReplace in ladder: add it, or remove startGate.then"
+)
 _NO_RUNG = (
     "recycle needs WorkerRestart, EngineRestart or PodReplace in ladder: add one, or remove recycle"
 )
@@ -252,6 +283,13 @@ class Supervision(msgspec.Struct, frozen=True):
             "another one is ready. If unset, no healthy engine is restarted."
         ),
     ] = None
+    start_gate: Annotated[
+        StartGate | None,
+        written(
+            "Holds the start of a restarted engine until NVML shows its devices free, for engines "
+            "of the type `plimsoll`. If unset, engines start at once."
+        ),
+    ] = None
     sweep_shared_memory: Annotated[
         bool,
         written(
@@ -288,9 +326,18 @@ class Supervision(msgspec.Struct, frozen=True):
             _NO_RUNG,
             fieldPath=".recycle",
         ),
+        rule(
+            "!has(self.startGate) || !has(self.startGate.then) || "
+            "(has(self.ladder) && 'PodReplace' in self.ladder)",
+            _NO_REPLACEMENT,
+            fieldPath=".startGate",
+        ),
     )
 
     def __post_init__(self) -> None:
+        replaces = self.start_gate is not None and self.start_gate.then is not None
+        if replaces and Action.POD_REPLACE not in self.ladder:
+            raise ValueError(_NO_REPLACEMENT)
         if self.recycle is None:
             return
         if self.recycle.max_age_s < self.restart_budget.window_s:

@@ -19,7 +19,7 @@ from plimsoll_api.names import API_VERSION, METRICS_PORT, POLICY_KIND, PROBE_POR
 from plimsoll_api.probe import InjectedProbe
 from plimsoll_api.schema import FromStruct, ResourceModel
 from plimsoll_api.serving import SupervisorSettings
-from plimsoll_api.supervision import Supervision
+from plimsoll_api.supervision import GATE_MESSAGE, Supervision
 from plimsoll_api.supervision_policy_status import SupervisionPolicyStatus
 
 SUPERVISOR_PORTS = (METRICS_PORT, PROBE_PORT)
@@ -98,7 +98,18 @@ class SupervisionPolicySpec(ResourceModel):
     supervision: Annotated[Supervision, FromStruct(Supervision)] = Field(
         default_factory=Supervision,
         description="How the supervisor responds to memory leaks and stalls.",
+        json_schema_extra=validations(
+            rule("!has(self.startGate)", GATE_MESSAGE, fieldPath=".startGate")
+        ),
     )
+
+    @field_validator("supervision")
+    @classmethod
+    def _without_gate(cls, supervision: Supervision) -> Supervision:
+        if supervision.start_gate is not None:
+            raise ValueError(GATE_MESSAGE)
+        return supervision
+
     probe: Annotated[InjectedProbe, FromStruct(InjectedProbe)] = Field(
         default_factory=InjectedProbe, description="Probe inside the engine."
     )

@@ -157,7 +157,7 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
         useless |= {Action.WORKER_RESTART, Action.ENGINE_RESTART}
     ladder = tuple(one for one in config.supervision.ladder if one not in useless)
     recycle = config.supervision.recycle if set(ladder) - {Action.TRIM} else None
-    supervision = replace(config.supervision, ladder=ladder, recycle=recycle)
+    supervision = replace(config.supervision, ladder=ladder, recycle=recycle, start_gate=None)
     service = replace(config.service, workload=pod.workload, group=pod.group, role=pod.role)
     slots = slot_names(config.service.name, pod.workload, len(config.slots))
     if service.is_worker:

@@ -45,6 +45,7 @@ from plimsoll_engine.http.limits import SOCKET_BUFFER_BYTES
 from plimsoll_engine.http.slices import SlicedResponses
 from plimsoll_engine.process import host_memory, stacks
 from plimsoll_engine.process.stacks import stacks_path
+from plimsoll_engine.process.start_gate import wait_until_open
 from plimsoll_engine.settings import ENGINE_FILE, Settings
 
 log = logging.getLogger(__name__)
@@ -181,6 +182,7 @@ def run(settings: Settings) -> int:
     host_memory.return_large_blocks()
     with _run_dir_errors(settings):
         _write_stacks_on_sigusr1(settings)
+    wait_until_open(settings.run_dir)
     token = read_token(settings.token_file, min(settings.startup_timeout_s, TOKEN_TIMEOUT_S))
     tokenizer = Tokenizer(
         settings.model, settings.api.chat_template, settings.api.generation_config

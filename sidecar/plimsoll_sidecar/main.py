@@ -146,7 +146,7 @@ def build_supervisor(
     learned = LearnedFile(arguments.config.with_name(LEARNED_FILE))
     supervisor = Supervisor(
         config, source, create_detector, new_actuator, publisher, metrics, state_dir, pod, group,
-        peers, learned,
+        peers, learned, run_dir,
     )  # fmt: skip
     return supervisor, metrics
 

@@ -24,6 +24,7 @@ from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
+from plimsoll_sidecar.act.start_gate import DeviceUse, EngineStarts, device_use
 from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
@@ -77,6 +78,7 @@ class Supervisor:
         group: GroupMembers | None = None,
         peers: PeersFile | None = None,
         learned: LearnedFile | None = None,
+        run_dir: Path | None = None,
     ) -> None:
         self._others_learned, self._learned_shown = learned, False
         self._group, self._peers, self._replica = group, peers, replica
@@ -93,6 +95,7 @@ class Supervisor:
         self._detector = new_detector(self._resolve_config())
         self._actuator = new_actuator(self._get_frontend)
         self._sweep = SharedMemorySweep.create_for_this_pod()
+        self._starts = EngineStarts(run_dir or state_dir, self._device_use)
         self._inbox, self._has_merged_restarts = NoteInbox(state_dir), False
         self._actuator.may_end_leftovers = config.current.supervision.mode is Mode.RECOVER
         self._signal_log = SignalLog()
@@ -232,6 +235,7 @@ class Supervisor:
         assessment = self._detector.update(sample)
         if self._peers is not None:
             assessment = weigh_peers(assessment, self._replica, self._peers.read_peers())
+        self._check_start(assessment, status is not None, now)
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:
@@ -256,6 +260,23 @@ class Supervisor:
             processes=_list_processes(status),
         )
         return Observation(now, assessment, engine, status, out_of_service, signals)
+
+    def _check_start(self, assessment: Assessment, answers: bool, now: float) -> None:
+        """Answer an engine that waits to start, and add what holds its devices for too long."""
+        gate = self._config.current.supervision.start_gate
+        held = self._starts.update(gate, answers, now)
+        self._metrics.count_starts(self._starts.ended)
+        self._starts.ended.clear()
+        if held is not None:
+            kinds = [one.kind for one in assessment.suspicions]
+            assessment.suspicions += [] if held.kind in kinds else [held]
+
+    def _device_use(self) -> list[DeviceUse] | None:
+        """Return the use of the engine's devices; None if unknown, or if others use them too."""
+        if self._governor.memory.shared_device:
+            return None
+        found = self._source.device_use()
+        return None if found is None else [device_use(*one) for one in found]
 
     def _write_and_send(self, turn: Turn) -> None:
         """Write the changes to the journal, then send the command."""

@@ -76,7 +76,8 @@ class TurnContext:
         mode = self.policy.drain.mode
         if not carry and mode is DrainMode.CARRY:
             mode = DrainMode.FINISH  # diagnostics do not survive the end of the engine's process
-        stalled = incident.kind is IncidentKind.STALL
+        starting = incident.kind is IncidentKind.ORPHAN_DEVICE_MEMORY and not self.engine.answers
+        stalled = incident.kind is IncidentKind.STALL or starting
         deadline_s = 0.0 if mode is DrainMode.ABORT else self.policy.drain.deadline_s
         command = Command(
             verb=verb,

@@ -19,6 +19,7 @@ REQUIRED_CAPABILITIES = {
     Action.WORKER_RESTART: Capability.RESTART_WORKER,
     Action.ENGINE_RESTART: Capability.RESTART_ENGINE,
 }
+NO_PODS = "pods can be replaced only in a cluster"
 CURABLE_KINDS = frozenset(
     {
         IncidentKind.HOST_GROWTH,
@@ -44,10 +45,12 @@ def reason_to_skip(
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
         return "the action is not in spec.supervision.ladder"
+    if _asks_for_pod(kind, policy) and action is Action.POD_REPLACE:
+        return None if engine.replaceable else NO_PODS
     if kind not in CURABLE_KINDS:
         return f"no action of the supervisor cures {kind.value}"
     if action is Action.POD_REPLACE:
-        return None if engine.replaceable else "pods can be replaced only in a cluster"
+        return None if engine.replaceable else NO_PODS
     if pod is not None and action in (Action.TRIM, Action.WORKER_RESTART):
         return (
             f"pod {pod} of the group holds the memory, which only a restart of the group releases"
@@ -64,6 +67,12 @@ def reason_to_skip(
     if not engine.answers:
         return "the engine's frontend does not answer"
     return None
+
+
+def _asks_for_pod(kind: IncidentKind, policy: Supervision) -> bool:
+    """Report whether memory that holds up the start of an engine asks for another pod."""
+    gate = policy.start_gate
+    return kind is IncidentKind.ORPHAN_DEVICE_MEMORY and gate is not None and gate.then is not None
 
 
 def choose_next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:

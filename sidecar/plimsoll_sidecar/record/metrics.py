@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import (
@@ -32,6 +32,7 @@ from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Action
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.trace import OpenFiles
+from plimsoll_sidecar.act.start_gate import GateOutcome
 from plimsoll_sidecar.background import SamplingWatchdog
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
@@ -167,6 +168,12 @@ COUNTERS: dict[str, tuple[str, ...]] = {
         "action",
         "kind",
     ),
+    "engine_starts": (
+        "Starts of an engine that the start gate let through: its devices were free, they were "
+        "not free in time (timeout), or their use was unknown.",
+        "devices",
+    ),
+    "engine_start_held_seconds": ("Time for which the start gate held starts of an engine.",),
     "shared_memory_swept_bytes": (
         "Size of deleted files in /dev/shm that a terminated engine had left behind.",
     ),
@@ -240,6 +247,8 @@ class Metrics:
 
     def _create_zero_counters(self) -> None:
         """Create counters at zero, because the first event of a new series is not an increase."""
+        for end in GateOutcome:
+            self._counters["engine_starts"].labels(end.value)
         for kind in sorted(set(IncidentKind) - OPERATOR_ONLY):
             self._counters["incidents"].labels(kind.value)
         for action in sorted(REMEDIATION_STEPS):
@@ -352,6 +361,12 @@ class Metrics:
     def show_open_files(self, files: OpenFiles | None) -> None:
         """Export the newest count of the engine's open files; None if it is unknown."""
         self._open_files.newest = files
+
+    def count_starts(self, ended: Iterable[tuple[str, float]]) -> None:
+        """Count starts that the gate let through, each with the seconds that it was held."""
+        for outcome, held_s in ended:
+            self._counters["engine_starts"].labels(outcome).inc()
+            self._counters["engine_start_held_seconds"].inc(held_s)
 
     def count_swept_bytes(self, size: int) -> None:
         """Count ``size`` bytes of deleted shared memory."""

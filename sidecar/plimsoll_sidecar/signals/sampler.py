@@ -27,7 +27,9 @@ from plimsoll_api.trace import (
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
 from plimsoll_sidecar.signals.device_memory import (
+    DeviceBytes,
     DeviceSource,
+    DeviceUsers,
     Nvml,
     assigned_devices,
     explain_unused,
@@ -310,6 +312,21 @@ class Sampler:
         first = self._processes.first
         others = list(self._processes.names())
         return others if first is None else [first.pid, *(p for p in others if p != first.pid)]
+
+    def device_use(self) -> list[tuple[str, DeviceBytes, DeviceUsers | None]] | None:
+        """Return the memory and the users of each known device of the engine, by NVML.
+
+        None if no device is known, or one cannot be read.
+        """
+        nvml = self._sources["nvml"]
+        found = []
+        for uuid in self._uuids.values():
+            memory = nvml.memory(uuid)
+            if memory is None:
+                return None
+            users = nvml.users(uuid) if isinstance(nvml, Nvml) else None
+            found.append((uuid, memory, users))
+        return found or None
 
     def device_reasons(self) -> list[str]:
         """Return the reason why each device memory source that is not in use provides no data."""

@@ -84,6 +84,18 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
         {"supervision": {"recycle": {"maxAge": "2h", "whenIdleFor": "2h"}}},
         "recycle.whenIdleFor must be shorter than recycle.maxAge",
     ),
+    ({"supervision": {"startGate": {"then": "EngineRestart"}}}, "startGate.then"),
+    (
+        {"supervision": {"startGate": {"then": "PodReplace"}}},
+        "startGate.then: PodReplace needs PodReplace in ladder",
+    ),
+    (
+        {
+            "engine": {"type": "vllm", "image": "i"},
+            "supervision": {"startGate": {"within": "1m"}},
+        },
+        "supervision.startGate is for engine.type plimsoll only",
+    ),
     ({"engine": {"type": "magic"}}, "spec.engine.type"),
     ({"engine": {"port": 8001}}, "engine.port must not be 8001"),
     (
@@ -201,6 +213,10 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
         "growthBudget must not be larger than limit",
     ),
     ({"supervision": {"ladder": ["WorkerRestart", "Trim"]}}, "ladder must be in the order"),
+    (
+        {"supervision": {"startGate": {"within": "1m"}}},
+        "supervision.startGate is for engine.type plimsoll only",
+    ),
     ({"supervison": {}}, 'unknown field "spec.supervison"'),
 ]
 """The same for policies."""
@@ -253,6 +269,10 @@ def test_recycling_is_taken_in_services_and_policies(definitions: Definitions) -
     window = {"start": "02:00", "days": ["Sunday"]}
     recycle = {"maxAge": "24h", "whenIdleFor": "10m", "window": window}
     definitions.create(service({"supervision": {"recycle": recycle}}))
+    ladder = ["EngineRestart", "PodReplace"]
+    gate = {"startGate": {"within": "2m", "then": "PodReplace"}, "ladder": ladder}
+    definitions.create(service({"supervision": gate}))
+    check("m.yaml", service({"supervision": gate}))
     supervision = {"supervision": {"recycle": {"maxAge": "1h"}}}
     taken = definitions.create(POLICY | {"spec": POLICY["spec"] | supervision})
     assert taken["spec"]["supervision"]["recycle"] == {"maxAge": "1h"}
