@@ -140,6 +140,17 @@ def service() -> Dashboard:
                           "Deleted files in /dev/shm, which terminated engines had left.",
                           (f"plimsoll_shared_memory_swept_bytes_total{{{AT}}}", "{{pod}}"),
                           width=HALF))
+        .with_panel(lines("Start gate", COUNT,
+                          "Starts of an engine by the state of its devices, and for how many "
+                          "seconds they were held.",
+                          (f"sum by (devices) (increase(plimsoll_engine_starts_total{{{AT}}}"
+                           "[$__range]))", "{{devices}}"),
+                          (f"sum(increase(plimsoll_engine_start_held_seconds_total{{{AT}}}"
+                           "[$__range]))", "seconds held"), width=HALF))
+        .with_panel(lines("Roles", COUNT,
+                          "Pods by their role in disaggregated or multi-node serving.",
+                          (f"sum by (role) (plimsoll_pod_info{{{AT}}})", "{{role}}"),
+                          width=HALF))
         .with_panel(lines("Supervisor: memory", BYTES, "Memory of each supervisor.",
                           (f"plimsoll_supervisor_resident_memory_bytes{{{AT}}}",
                            "{{pod}} {{process}}"), width=THIRD))
