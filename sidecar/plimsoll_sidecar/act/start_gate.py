@@ -25,7 +25,7 @@ from plimsoll_api.start_gate import (
 from plimsoll_api.supervision import Action, StartGate
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, DeviceUsers
-from plimsoll_sidecar.signals.process_table import command_line
+from plimsoll_sidecar.signals.process_table import read_command_line
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -> Dev
 
 
 def _program(pid: int) -> str:
-    words = command_line(pid)
+    words = read_command_line(pid)
     return words[0].rsplit("/", 1)[-1][:63] if words else "ended"
 
 

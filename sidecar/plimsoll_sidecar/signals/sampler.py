@@ -324,7 +324,7 @@ class Sampler:
             memory = nvml.memory(uuid)
             if memory is None:
                 return None
-            users = nvml.users(uuid) if isinstance(nvml, Nvml) else None
+            users = nvml.read_users(uuid) if isinstance(nvml, Nvml) else None
             found.append((uuid, memory, users))
         return found or None
 
