@@ -257,7 +257,7 @@ async def _serve(
         lambda: answers.held + sum(server.connections.nbytes for server in servers),
         lambda: answers.bound + sum(server.connections.bound for server in servers),
     )
-    engine.on_draining(servers[0].close_idle_connections)
+    engine.set_drain_callback(servers[0].close_idle_connections)
     serve_tasks = [
         asyncio.create_task(server.serve(sockets=[listener]), name="http")
         for server, listener in zip(servers, (serving_socket, admin_socket), strict=True)

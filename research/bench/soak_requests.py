@@ -85,7 +85,7 @@ class Clients:
         )
         name = f"soak-{number}"
         generation = Generation(
-            name, ids, sampling, engine.tokenizer.continuations(ids)(), media=media
+            name, ids, sampling, engine.tokenizer.create_detokenizer_factory(ids)(), media=media
         )
         with engine.running(generation):
             try:

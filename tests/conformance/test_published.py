@@ -113,7 +113,9 @@ def generated(
     """The streamed text of an answer of ``ids``, and where its tokens begin in it."""
     before = tokenizer.encode(prompt)
     rules = TextRules([stop] if stop else [])
-    one = Generation("a", before, Sampling(len(ids)), tokenizer.continuations(before)(), rules)
+    one = Generation(
+        "a", before, Sampling(len(ids)), tokenizer.create_detokenizer_factory(before)(), rules
+    )
     pieces, offsets = [], []
     for number, token in enumerate(ids):
         one.push(token, "length" if number == len(ids) - 1 else None, Logprobs(-1.0, [], []))
@@ -140,7 +142,7 @@ def test_a_streamed_text_is_what_the_tokens_decode_to(folder: Path) -> None:
         assert found == expected, text
         assert offsets == sorted(offsets)
         for place, token in zip(offsets, whole[start:], strict=True):
-            alone = tokenizer.token_text(token)
+            alone = tokenizer.decode_token(token)
             if "\ufffd" not in alone:
                 assert found[place:].startswith(alone), (text, alone)
         stop = expected[len(expected) // 2 :][:2]

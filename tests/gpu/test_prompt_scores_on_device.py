@@ -59,7 +59,7 @@ def test_they_are_those_of_a_cpu_and_every_byte_comes_back(tmp_path: Path) -> No
     for length, ours, theirs in zip(LENGTHS, on_device, on_host, strict=True):
         assert ours.is_complete
         for place in range(1, length):
-            score, wanted = ours.score_at(place), theirs.score_at(place)
+            score, wanted = ours.get_score(place), theirs.get_score(place)
             assert score.logprob == pytest.approx(wanted.logprob, abs=1e-3)
             assert score.top == pytest.approx(wanted.top, abs=1e-3)
             assert len(score.top_ids) == MOST

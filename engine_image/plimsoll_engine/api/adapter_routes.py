@@ -27,7 +27,7 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
             param="lora_path", code="adapter_not_found",
         )  # fmt: skip
     try:
-        await adapter_loading.load(engine, body.lora_name, path)
+        await adapter_loading.load_adapter(engine, body.lora_name, path)
     except AdapterRefused as error:
         raise invalid(str(error), error.param) from None
     except NoAnswer as error:
@@ -49,7 +49,7 @@ def _is_missing(path: Path) -> bool:
 
 def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
     """Unload the adapter in ``body`` and return vLLM's success message. Raises ApiError."""
-    if not adapter_loading.unload(engine, body.lora_name):
+    if not adapter_loading.unload_adapter(engine, body.lora_name):
         raise ApiError(
             404, f"the adapter {body.lora_name!r} is not loaded", param="lora_name",
             code="adapter_not_found",

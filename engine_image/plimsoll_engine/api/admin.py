@@ -25,7 +25,7 @@ from plimsoll_engine.frontend.admin import (
 from plimsoll_engine.frontend.admin.status import StatusReader
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.epochs import StaleEpoch
-from plimsoll_engine.frontend.operations import Busy, Recorder
+from plimsoll_engine.frontend.operations import OperationConflict, Recorder
 from plimsoll_engine.settings import StandbyPolicy
 
 MAX_BODY_BYTES = 64 << 10
@@ -128,7 +128,9 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             return _json(statuses.read())
         current = engine.operations.current
         if current is not None and current.kind != "drain":
-            raise AdminError(409, "Busy", f"operation {current.id} ({current.kind}) is in progress")
+            raise AdminError(
+                409, "OperationConflict", f"operation {current.id} ({current.kind}) is in progress"
+            )
         await engine.operations.cancel()
         drain.resume(engine)
         return _json(statuses.read())
@@ -250,8 +252,8 @@ def _start_operation(
             raise _not_possible(engine, kind)
     try:
         operation = operations.begin(body.operation_id, kind, body.expected_epoch, work)
-    except Busy as error:
-        raise AdminError(409, "Busy", str(error)) from None
+    except OperationConflict as error:
+        raise AdminError(409, "OperationConflict", str(error)) from None
     return _accepted(operation)
 
 

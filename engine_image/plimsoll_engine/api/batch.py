@@ -145,7 +145,7 @@ async def _build_batch(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
             prepared.bad_words, tokenizer.checkpoint.defaults,
         )  # fmt: skip
-        detokenizer = tokenizer.continuations(ids, body.skip_special_tokens, tags)
+        detokenizer = tokenizer.create_detokenizer_factory(ids, body.skip_special_tokens, tags)
         await asyncio.sleep(0)  # yield, because a thousand prompts would block the streams
         for choice in range(batch.n):
             # As in vLLM, each further choice increments the seed. The first one also scores the

@@ -22,7 +22,7 @@ from plimsoll_engine.api import chat_images
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import Message, Tool, thought_text
 from plimsoll_engine.api.tool_calls import NotACall, load_lenient_json
-from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer, TooLong
+from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
 
 MARK = "\ue000\uf8ff\ue000"
 """Marker after the message that the model continues; the prompt ends before it."""
@@ -106,7 +106,7 @@ class ChatPrompt:
     ) -> str:
         """Return the prompt in the first form that the template renders completely."""
         developer = any(one["role"] == "developer" for one in plain)
-        if developer and "developer" not in self._tokenizer.template_source(tools):
+        if developer and "developer" not in self._tokenizer.get_template_source(tools):
             for one in plain:
                 if one["role"] == "developer":
                     one["role"] = "system"
@@ -114,7 +114,7 @@ class ChatPrompt:
         for form in self._forms(plain):
             try:
                 text = write(form)
-            except TooLong:
+            except ChatTooLong:
                 raise
             except TemplateError as error:
                 failure = failure or error
@@ -136,7 +136,7 @@ class ChatPrompt:
                         "the chat template supports only one system message at the front: all"
                         " instructions are merged into it"
                     )
-            except TooLong:
+            except ChatTooLong:
                 raise
             except TemplateError:
                 pass

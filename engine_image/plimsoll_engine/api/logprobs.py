@@ -67,7 +67,7 @@ def prompt_entries(
         if not position:
             found.append(msgspec.Raw(b"null"))
             continue
-        score = scores.score_at(position)
+        score = scores.get_score(position)
         by_id = {ids[position]: (score.logprob, score.rank)}
         for number in range(min(num_top, len(score.top_ids))):
             by_id.setdefault(score.top_ids[number], (score.top[number], number + 1))

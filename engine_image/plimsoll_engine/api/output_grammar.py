@@ -146,12 +146,12 @@ def _tool_call_grammar(body: ChatRequest, tokenizer: Tokenizer, family: str) -> 
     several = not one_function and body.parallel_tool_calls is not False
 
     def tag(text: str) -> str:
-        number = tokenizer.added_token(text) if text in tool_families.TAGS else None
+        number = tokenizer.find_added_token(text) if text in tool_families.TAGS else None
         return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
 
     named = [(one.function.name, _parameters(body, one)) for one in tools]
     try:
-        template = tokenizer.template_source(tools=True)
+        template = tokenizer.get_template_source(tools=True)
         text = forced_calls.call_grammar(family, template, named, several, tag)
     except RecursionError:
         raise invalid("the parameters of a tool are nested too deeply", "tools") from None

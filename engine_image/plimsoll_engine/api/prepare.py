@@ -31,7 +31,7 @@ from plimsoll_engine.api.protocol import (
     Tool,
 )
 from plimsoll_engine.api.responses_request import ResponsesRequest
-from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer, TooLong
+from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
 CHARACTERS_PER_TOKEN = 64
@@ -103,7 +103,7 @@ class RequestPreparer:
         self._tokenizer = tokenizer
         self._prompt = ChatPrompt(tokenizer, image)
         self._accepts_images = image is not None
-        template = tokenizer.template_source(tools=True)
+        template = tokenizer.get_template_source(tools=True)
         self._family = tool_families.detect_family(template)
         self._writes_tools = "tools" in template
 
@@ -253,7 +253,7 @@ class RequestPreparer:
         else:
             special = body.add_special_tokens is not False
             ids = self._encode(body.prompt or "", limits, "prompt", special=special)
-        texts = self._tokenizer.token_names(ids) if body.return_token_strs else None
+        texts = self._tokenizer.get_token_names(ids) if body.return_token_strs else None
         answer = {
             "count": len(ids),
             "max_model_len": limits.max_model_len,
@@ -288,7 +288,7 @@ class RequestPreparer:
                 open_turn=body.add_generation_prompt, continue_last=body.continue_final_message,
                 warnings=warnings,
             )  # fmt: skip
-        except TooLong as error:
+        except ChatTooLong as error:
             assert limits.max_model_len is not None
             raise too_long(str(error), limits.max_model_len, "messages") from None
         except TemplateError as error:

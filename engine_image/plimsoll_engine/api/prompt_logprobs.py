@@ -97,6 +97,6 @@ class PromptLogprobs:
 def _token_logprobs(
     ids: list[int], scores: PromptScores, position: int, num_top: int, offset: int
 ) -> TokenLogprobs:
-    score = scores.score_at(position)
+    score = scores.get_score(position)
     found = Logprobs(score.logprob, score.top_ids[:num_top], score.top[:num_top])
     return TokenLogprobs(ids[position], found, offset)

@@ -168,7 +168,7 @@ def usage_object(
     if reasoning_end is None:
         return body
     reasoning = sum(
-        min(count, generation.tokens_before(reasoning_end))
+        min(count, generation.count_tokens_before(reasoning_end))
         for count, generation in zip(counts, generations, strict=True)
     )
     return body | {"completion_tokens_details": {"reasoning_tokens": reasoning}}

@@ -38,14 +38,14 @@ class ResponsesResponse(GenerationResponse):
         stream: bool,
         reasons: bool = False,
     ) -> None:
-        text_of = engine.tokenizer.token_text
+        text_of = engine.tokenizer.decode_token
         super().__init__(engine, batch, [ChatChoice(0, text_of, None)], stream=stream, usage=False)
         self._echoed: dict[str, Any] = msgspec.json.decode(echoed)
         reasoning = ReasoningParser() if reasons else None
         self.reasoning_end = engine.tokenizer.token_id(CLOSE) if reasons else None
         name = batch.request_id.removeprefix("resp-")
         self._output = ResponseOutput(
-            name, text_of, parser, reasoning, engine.tokenizer.token_bytes
+            name, text_of, parser, reasoning, engine.tokenizer.decode_token_bytes
         )
         self._created = int(time.time())
 

@@ -204,7 +204,7 @@ async def _respond_to_chats(
             hidden=not body.include_reasoning,
             echo=prepared.echoes[i // request_batch.n] if prepared.echoes else "",
             stop_ids=_stop_ids(body),
-            bytes_of=None if text_of is token_id_text else engine.tokenizer.token_bytes,
+            bytes_of=None if text_of is token_id_text else engine.tokenizer.decode_token_bytes,
         )
         for i in range(len(request_batch.generations))
     ]  # fmt: skip
@@ -224,7 +224,7 @@ def _tool_call_parser(
         return None
     parallel = prepared.body.parallel_tool_calls is not False
     if prepared.forced:
-        template = engine.tokenizer.template_source(tools=True)
+        template = engine.tokenizer.get_template_source(tools=True)
         return forced_calls.forced_call_parser(
             prepared.family, template, prepared.forced, prepared.texts, parallel
         )
@@ -283,7 +283,9 @@ def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
     @api.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models() -> dict[str, Any]:
         base = model_card()
-        loaded = [adapter_routes.model_card(base, adapter) for adapter in engine.adapters.listed()]
+        loaded = [
+            adapter_routes.model_card(base, adapter) for adapter in engine.adapters.list_visible()
+        ]
         return {"object": "list", "data": [base, *loaded]}
 
     @api.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
@@ -396,7 +398,7 @@ def _token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> T
     wanted = body.return_tokens_as_token_ids
     if wanted is None:
         wanted = engine.settings.api.return_tokens_as_token_ids
-    return token_id_text if wanted else engine.tokenizer.token_text
+    return token_id_text if wanted else engine.tokenizer.decode_token
 
 
 def _stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
@@ -426,6 +428,6 @@ def _build_response(
             body.prompt_logprobs,
             echo,
             _token_text(engine, body),
-            engine.tokenizer.continuations((), skip_special_tokens=False),
+            engine.tokenizer.create_detokenizer_factory((), skip_special_tokens=False),
         )
     return answer

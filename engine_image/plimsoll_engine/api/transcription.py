@@ -43,7 +43,7 @@ class TranscriptionResponse(GenerationResponse):
     def __init__(
         self, engine: AsyncEngine, batch: Batch, seconds: list[float], language: str, kind: str
     ) -> None:
-        text_of = engine.tokenizer.token_text
+        text_of = engine.tokenizer.decode_token
         choices = [CompletionChoice(i, text_of) for i in range(len(batch.generations))]
         super().__init__(engine, batch, choices, stream=False, usage=False)
         self._seconds = seconds
@@ -106,7 +106,7 @@ async def transcribe(
     )
     served = engine.settings.served_model_name
     made = Batch(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
-    admission, text = Admission(tenant=tenant), tokenizer.continuations(ids)
+    admission, text = Admission(tenant=tenant), tokenizer.create_detokenizer_factory(ids)
     for number, (_, window) in enumerate(windows):
         media = [window.media(0, processor.placeholders, processor.tokens)]
         name = f"{made.request_id}-{number}"

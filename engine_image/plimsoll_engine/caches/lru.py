@@ -1,9 +1,9 @@
 """Bounded LRU cache whose items can be pinned.
 
-Two invariants, which the worker's audit checks: order and data have the same keys, and only present
-keys are pinned. Touching a missing key therefore does nothing, since a stale key in the order would
-make eviction loop forever. Eviction visits each item at most once, so that it ends even if all
-items are pinned.
+The worker's audit checks two invariants: the order and the data have the same keys, and only
+present keys are pinned. Touching a missing key therefore does nothing, because a stale key in the
+order would make eviction loop forever. An eviction visits each item at most once, so it ends even
+if all items are pinned.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ V = TypeVar("V")
 class LruCache(Generic[K, V]):
     """LRU cache of items whose sizes add up to at most ``capacity``.
 
-    The unit of sizes is up to the user: 1 for each item, or bytes. Pins are counted; an item with
-    zero pins can be evicted.
+    The caller chooses the unit of size: 1 for each item, or bytes. Pins are counted. An item
+    without pins can be evicted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -50,18 +50,18 @@ class LruCache(Generic[K, V]):
         return len(self._pins)
 
     def get(self, key: K) -> V | None:
-        """Return the value; None if it is missing. Does not affect the order."""
+        """Return the value of ``key``; None if ``key`` is missing. The order does not change."""
         return self._data.get(key)
 
     def touch(self, key: K) -> None:
-        """Make ``key`` the most recently used, if it is present."""
+        """Make ``key`` the most recently used key if it is present."""
         if key in self._data:
             self._order.move_to_end(key)
 
     def put(self, key: K, value: V, size: int = 1) -> list[tuple[K, V]]:
-        """Store ``key`` as the most recently used. Return the evicted items.
+        """Store ``key`` as the most recently used key. Return the evicted items.
 
-        Raises MemoryError, without a change, if pinned items leave too little space.
+        Raises MemoryError and changes nothing if pinned items leave too little space.
         """
         if size < 0:
             raise ValueError(f"size {size} must not be negative")
@@ -90,7 +90,7 @@ class LruCache(Generic[K, V]):
         self._order.move_to_end(key)
 
     def unpin(self, key: K) -> None:
-        """Remove a pin of ``key``. Removing the last one makes it the most recently used."""
+        """Remove a pin of ``key``. Without pins, ``key`` becomes the most recently used key."""
         left = self._pins[key] - 1
         if left:
             self._pins[key] = left
@@ -101,7 +101,7 @@ class LruCache(Generic[K, V]):
     def evict(self, size: int) -> list[tuple[K, V]]:
         """Remove unpinned items, least recently used first, until ``size`` is freed. Return them.
 
-        It frees less if the other items are pinned. Pinned items move to the most recently used
+        Less is freed if the other items are pinned. Pinned items move to the most recently used
         end, and each item is visited at most once.
         """
         evicted: list[tuple[K, V]] = []
@@ -131,12 +131,12 @@ class LruCache(Generic[K, V]):
         return self._data.pop(key)
 
     def _evictable(self, besides: K) -> int:
-        """Return the total size of the unpinned items, without ``besides``."""
+        """Return the total size of the unpinned items except ``besides``."""
         kept = sum(self._sizes[key] for key in self._pins if key != besides)
         return self.used - kept - self._sizes.get(besides, 0)
 
     def problems(self) -> list[str]:
-        """Return the inconsistencies of this cache, for the audit."""
+        """Return a message for each inconsistency of this cache, for the audit."""
         found = []
         order, data = set(self._order), set(self._data)
         if order != data:

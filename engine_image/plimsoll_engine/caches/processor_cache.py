@@ -1,4 +1,4 @@
-"""Frontend cache of processed media, so that a repeated image is decoded once."""
+"""Frontend cache of processed media, so that a repeated image is decoded only once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from plimsoll_engine.multimodal.processor import Processed
 
 
 class ProcessorCache:
-    """Cache of processed media by key, with at most ``capacity`` bytes of tensors."""
+    """Cache of processed media by key. Its tensors take at most ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self._items: LruCache[bytes, Processed] = LruCache(capacity)
@@ -23,21 +23,21 @@ class ProcessorCache:
         return self._items.capacity
 
     def get(self, key: bytes) -> Processed | None:
-        """Return the item of ``key`` and make it the most recently used; None if it is missing."""
+        """Return the item of ``key``, now the most recently used; None if ``key`` is missing."""
         found = self._items.get(key)
         if found is not None:
             self._items.touch(key)
         return found
 
     def put(self, item: Processed) -> None:
-        """Cache ``item``, unless it is larger than the capacity."""
+        """Cache ``item`` unless it is larger than the capacity."""
         if len(item.data) <= self._items.capacity:
             self._items.put(item.key, item, len(item.data))
 
     def clear(self) -> int:
-        """Remove all items and return their number. Running requests keep theirs."""
+        """Remove all items and return their number. Running requests keep their items."""
         return len(self._items.clear())
 
     def problems(self) -> list[str]:
-        """Return the inconsistencies of this cache, for the audit."""
+        """Return a message for each inconsistency of this cache, for the audit."""
         return self._items.problems()

@@ -1,6 +1,6 @@
-"""Worker side of the media cache. It stores and removes what the sender orders.
+"""Worker side of the media cache. It stores and removes items as the sender commands.
 
-It has no order and no eviction of its own, so that it cannot diverge from the sender.
+The receiver keeps no order and evicts nothing itself, so it cannot diverge from the sender.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from plimsoll_engine.messages.worker_ipc import Media, MediaMissing, Submit
 
 
 class Receiver:
-    """Cache of media tensors by key. ``capacity`` (bytes) is enforced by the sender."""
+    """Cache of media tensors by key. The sender enforces the ``capacity`` in bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -25,7 +25,7 @@ class Receiver:
         return key in self._held
 
     def unpack(self, submit: Submit) -> Submit | MediaMissing:
-        """Return ``submit`` with the data of all its media, or which media are missing."""
+        """Return ``submit`` with the data of all its media, or the list of missing media."""
         for key in submit.forget:
             self._drop(key)
         for media in submit.media:
@@ -42,18 +42,18 @@ class Receiver:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
     def keys(self) -> list[bytes]:
-        """Return the sorted keys of all items, for the audit against the sender's."""
+        """Return the sorted keys of all items. The audit compares them with the sender's keys."""
         return sorted(self._held)
 
     def clear(self) -> int:
-        """Remove all items and return their number. Running requests keep theirs."""
+        """Remove all items and return their number. Running requests keep their items."""
         count = len(self._held)
         self._held.clear()
         self.bytes = 0
         return count
 
     def problems(self) -> list[str]:
-        """Return the inconsistencies of this cache, for the audit."""
+        """Return a message for each inconsistency of this cache, for the audit."""
         total = sum(map(len, self._held.values()))
         if total != self.bytes:
             return [f"the items have {total} bytes, but {self.bytes} are recorded"]

@@ -1,10 +1,10 @@
-"""Frontend side of the media cache. It knows what the worker holds without asking.
+"""Frontend side of the media cache. It always knows which items the worker holds.
 
-The worker keeps the tensors of images and audio, so that media shared by many requests are sent
-once. The sender alone decides what the worker keeps, when a submission is written to the socket.
-The socket delivers messages completely and in order, so both sides have the same keys whenever no
-message is in flight. (If each side evicted by itself, one lost message would make them diverge.) A
-sender lives as long as its connection; the next worker starts with an empty cache.
+The worker keeps the tensors of images and audio, so that media that many requests share are sent
+only once. The sender alone decides which items the worker keeps, when a submission is written to
+the socket. The socket delivers messages completely and in order, so both sides have the same keys
+whenever no message is in flight. (If each side evicted items itself, one lost message would make
+them diverge.) A sender lives as long as its connection; the next worker starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from plimsoll_engine.messages.worker_ipc import Media, Submit, ToWorker, Trim
 
 
 class Sender:
-    """Mirror of the worker's media cache, which has ``capacity`` bytes."""
+    """Mirror of the worker's media cache, which holds up to ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self._held: LruCache[bytes, None] = LruCache(capacity)
         self.changes = 0
-        """Number of changes; equal values mean that nothing changed in between."""
+        """Number of changes. Two equal values mean that nothing changed in between."""
         self.sent_bytes_total = 0
         self.spared_bytes_total = 0
 
     def pack(self, message: ToWorker) -> ToWorker:
-        """Return ``message`` in the form to be written. It must be written next.
+        """Return ``message`` in the form to write. The caller must write it next.
 
-        It lacks the data that the worker has, and orders it to remove items to make room.
+        Data that the worker already has is left out. The message names the items that the worker
+        must remove to make room.
         """
         match message:
             case Submit(media=media) if media:
@@ -50,7 +51,7 @@ class Sender:
         return set(self._held)
 
     def problems(self) -> list[str]:
-        """Return the inconsistencies of this cache, for the audit."""
+        """Return a message for each inconsistency of this cache, for the audit."""
         return self._held.problems()
 
     def _pack(self, submit: Submit) -> Submit:

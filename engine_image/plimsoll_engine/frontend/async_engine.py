@@ -1,7 +1,8 @@
-"""Engine facade of the two APIs: it takes requests, returns text, and hides the worker.
+"""Engine facade for the serving API and the admin API.
 
-Everything here runs on one event loop. :meth:`AsyncEngine._handle` receives a worker's messages,
-:meth:`AsyncEngine._on_worker_lost` its unexpected end. Long admin calls are in
+It accepts requests, returns their text, and hides the worker. Everything here runs on one event
+loop. :meth:`AsyncEngine._handle` receives the worker's messages, and
+:meth:`AsyncEngine._on_worker_lost` runs when the worker exits unexpectedly. Long admin calls are in
 :mod:`plimsoll_engine.frontend.admin`; ``workers/worker_manager.py`` keeps a worker running.
 """
 
@@ -54,7 +55,7 @@ DEADLINE_GRACE_S = 0.5
 
 
 class NotServing(Exception):
-    """The engine accepts no new requests; another replica may."""
+    """The engine accepts no new requests. Another replica may accept them."""
 
 
 class NoAnswer(Exception):
@@ -62,7 +63,7 @@ class NoAnswer(Exception):
 
 
 class AsyncEngine:
-    """Frontend of one engine process. ``exit_code`` resolves when the process should exit."""
+    """Frontend of one engine process. ``exit_code`` resolves when the process must exit."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -107,12 +108,13 @@ class AsyncEngine:
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
         self.stage = "processes"
-        """Last start-up stage of the newest worker: ``processes``, then a key of its ``stages_s``.
+        """Last startup stage of the newest worker: ``processes``, or a key of the worker's
+        ``stages_s``.
         """
         self.kv_handover: str | None = None
         """Outcome of the KV handover in the last planned restart."""
         self.report: worker_ipc.Report | None = None
-        self._counts = self._new_counts()
+        self._counts = self._create_epoch_counts()
         self._abandoned = AbandonedTracker(self._has_client)
         self._report_at: float | None = None
         self._replies: dict[str, asyncio.Future[worker_ipc.FromWorker]] = {}
@@ -127,10 +129,10 @@ class AsyncEngine:
     def running(self, *generations: Generation) -> Iterator[None]:
         """Admit the choices of a request, and release each of them at the end of the block.
 
-        Raises :class:`NotServing` or QueueFull before anything is admitted.
+        If it raises :class:`NotServing` or QueueFull, no choice is admitted.
         """
         if not self.lifecycle.is_admitting:
-            raise NotServing(f"the engine is {self.lifecycle.state}: it takes no new requests")
+            raise NotServing(f"the engine is {self.lifecycle.state} and accepts no new requests")
         deadline_s = min(
             (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
         )
@@ -142,7 +144,7 @@ class AsyncEngine:
         try:
             if deadline_s is not None:
                 timer = asyncio.get_running_loop().call_later(
-                    deadline_s + DEADLINE_GRACE_S, self._fail_late, generations
+                    deadline_s + DEADLINE_GRACE_S, self._fail_overdue, generations
                 )
             for _, group in groupby(generations, lambda generation: id(generation.prompt_ids)):
                 # Hash each prompt only once, because a long one blocks the event loop.
@@ -160,27 +162,27 @@ class AsyncEngine:
             for generation in generations:
                 self._release(generation)
 
-    def _fail_late(self, generations: tuple[Generation, ...]) -> None:
-        """Fail requests past their deadline that a hung or lost worker did not end."""
+    def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
+        """Fail requests that passed their deadline and that a hung or lost worker did not end."""
         for generation in generations:
-            generation.fail(RequestFailed("deadline", "the deadline passed"))
+            generation.fail(RequestFailed("deadline", "the request's deadline passed"))
 
     def _submit(self, generation: Generation) -> None:
         generation.with_worker = True
-        self.workers.send(generation.submission())
+        self.workers.send(generation.create_submission())
 
-    def withdraw(self, generation: Generation) -> None:
-        """Abort this request in the worker, if it is there."""
+    def abort_in_worker(self, generation: Generation) -> None:
+        """Abort the request in the worker if it was submitted."""
         if generation.with_worker and self.ready is not None:
             self.workers.send(worker_ipc.Abort(generation.request_id))
         generation.with_worker = False
 
     def _release(self, generation: Generation) -> None:
         self.requests.release(generation.request_id)
-        self.withdraw(generation)
+        self.abort_in_worker(generation)
         self.failures.requests.release(generation)
         self._submit_next_suspect()
-        self.unload(self.adapters.release(generation.admission.adapter))
+        self.send_unload(self.adapters.release(generation.admission.adapter))
         if generation.failed:
             reason = "error"
             self._counts.errors += 1
@@ -193,28 +195,28 @@ class AsyncEngine:
         if not len(self.requests):
             self.idle.set()
             if self.lifecycle.state is EngineState.DRAINING and self.operations.current is None:
-                self.lifecycle.move(EngineState.DRAINED)  # a drain whose deadline had passed
+                self.lifecycle.move_to(EngineState.DRAINED)  # a drain whose deadline had passed
 
-    def unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
-        """Send ``message``, if any, to the serving worker.
+    def send_unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
+        """Send ``message`` to the serving worker, unless it is None.
 
-        A later worker never loads that adapter.
+        Workers that start later do not load that adapter.
         """
         if message is not None and self.ready is not None:
             self.workers.send(message)
 
     def resubmit(self) -> int:
-        """Submit every carried request to the serving worker. Return their number."""
+        """Submit every carried-over request to the serving worker. Return their number."""
         if self.ready is None:
             return 0
-        carried = [g for g in self.requests.to_resubmit() if not g.with_worker]
+        carried = [g for g in self.requests.list_carried_over() if not g.with_worker]
         for generation in self.failures.requests.admit(carried):
             self._submit(generation)
         self._submit_next_suspect()
         return len(carried)
 
     def _submit_next_suspect(self) -> None:
-        """Submit the next quarantined request, unless another one runs."""
+        """Submit the next suspected request, unless another suspected request runs."""
         if (
             self.ready is not None
             and (generation := self.failures.requests.next_suspect()) is not None
@@ -224,11 +226,11 @@ class AsyncEngine:
     # ---- the worker
 
     def hold_requests(self) -> None:
-        """Let new requests wait for the next worker."""
+        """Make new requests wait for the next worker."""
         self._holding = True
 
-    def on_draining(self, callback: Callable[[], None]) -> None:
-        """Set the ``callback`` that runs each time the engine starts to drain."""
+    def set_drain_callback(self, callback: Callable[[], None]) -> None:
+        """Register the ``callback`` that runs each time the engine starts to drain."""
         self._on_draining = callback
 
     def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
@@ -237,7 +239,7 @@ class AsyncEngine:
         self._holding = False
         self.report = None
         self._report_at = None
-        self._counts = self._new_counts()
+        self._counts = self._create_epoch_counts()
         self._abandoned = AbandonedTracker(self._has_client)
         self.metrics.count_worker_start(reason)
         for adapter in self.adapters.list_for_worker():  # before any request that uses it
@@ -254,24 +256,24 @@ class AsyncEngine:
             },
         )
 
-    def _new_counts(self) -> load.EpochCounts:
+    def _create_epoch_counts(self) -> load.EpochCounts:
         return load.EpochCounts(adapters=0 if self.settings.max_loras else None)
 
     def on_epoch_ended(self) -> None:
-        """Stop submitting requests; they wait in the request log."""
+        """Stop submitting requests. They wait in the request log."""
         self.ready = None
         for generation in self.requests.unfinished():
             generation.with_worker = False
         for waiting in self._replies.values():
             if not waiting.done():
-                waiting.set_exception(NoAnswer("the worker ended before it answered"))
+                waiting.set_exception(NoAnswer("the worker exited before it answered"))
 
     async def ask(
         self, message: worker_ipc.ToWorker, reply_id: str, reply: type[Reply], timeout_s: float
     ) -> Reply:
         """Send a query to the worker and return its reply. Raises :class:`NoAnswer`."""
         if self.ready is None:
-            raise NoAnswer("no worker is ready")
+            raise NoAnswer("no worker is serving")
         waiting: asyncio.Future[worker_ipc.FromWorker] = asyncio.get_running_loop().create_future()
         self._replies[reply_id] = waiting
         self.workers.send(message)
@@ -293,16 +295,16 @@ class AsyncEngine:
             case worker_ipc.Tokens(tokens=tokens):
                 self._handle_tokens(tokens)
             case worker_ipc.PromptScores():
-                if (generation := self._find_current(message)) is not None:
+                if (generation := self._find_current_request(message)) is not None:
                     generation.add_scores(message)
             case worker_ipc.Dropped(reason=reason, message=why, param=param):
-                if (generation := self._find_current(message)) is not None:
+                if (generation := self._find_current_request(message)) is not None:
                     generation.with_worker = False
                     generation.fail(RequestFailed(reason, why or reason, param))
                 self._submit_next_suspect()
             case worker_ipc.MediaMissing(keys=keys):
-                self.workers.media_lost(keys)
-                if (generation := self._find_current(message)) is not None:
+                self.workers.mark_media_missing(keys)
+                if (generation := self._find_current_request(message)) is not None:
                     self._submit(generation)
             case worker_ipc.Report():
                 self.report = message
@@ -313,7 +315,7 @@ class AsyncEngine:
                 if abandoned is not None and self.ready is not None:
                     self.workers.send(worker_ipc.Abandoned(abandoned))
             case worker_ipc.AdapterLoaded(query_id=reply_id):
-                self._adapter_loaded(message)
+                self._on_adapter_loaded(message)
                 self._resolve_reply(reply_id, message)
             case worker_ipc.Trimmed(operation_id=reply_id):
                 self._resolve_reply(reply_id, message)
@@ -324,7 +326,7 @@ class AsyncEngine:
             ):
                 self._resolve_reply(reply_id, message)
 
-    def _adapter_loaded(self, answer: worker_ipc.AdapterLoaded) -> None:
+    def _on_adapter_loaded(self, answer: worker_ipc.AdapterLoaded) -> None:
         if self._counts.adapters is not None and answer.error is None:
             self._counts.adapters += 1
         if (adapter := self.adapters.loaded(answer)) is None:
@@ -342,7 +344,7 @@ class AsyncEngine:
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    def _find_current(
+    def _find_current_request(
         self,
         answer: (
             worker_ipc.Token
@@ -351,9 +353,9 @@ class AsyncEngine:
             | worker_ipc.MediaMissing
         ),
     ) -> Generation | None:
-        """Return the request that ``answer`` belongs to, if that submission is still running.
+        """Return the request that ``answer`` belongs to, if the request still runs that attempt.
 
-        None if the request was released, parked or submitted again since the worker sent
+        Return None if the request was released, parked or submitted again after the worker sent
         ``answer``.
         """
         generation = self.requests.get(answer.request_id)
@@ -364,7 +366,7 @@ class AsyncEngine:
     def _handle_tokens(self, tokens: list[worker_ipc.Token]) -> None:
         now = time.monotonic()
         for token in tokens:
-            if (generation := self._find_current(token)) is None:
+            if (generation := self._find_current_request(token)) is None:
                 continue
             if generation.started is None and token.started is not None:
                 generation.started = token.started
@@ -376,7 +378,7 @@ class AsyncEngine:
             if token.finish_reason is not None:
                 generation.with_worker = False
             elif generation.done:
-                self.withdraw(generation)  # the worker does not know stop strings
+                self.abort_in_worker(generation)  # the worker does not know stop strings
         self._submit_next_suspect()
 
     def _on_worker_lost(self, reason: str) -> None:
@@ -396,13 +398,13 @@ class AsyncEngine:
     # ---- the engine as a whole
 
     def load(self) -> Load:
-        """Return the frontend's own counts, merged with the worker's latest report."""
+        """Return the load of the engine: the frontend's counts and the worker's latest report."""
         reported = None if self.report is None else self.report.load
         usage = load.Usage() if self.report is None else load.Usage.from_report(self.report)
-        return load.merge(reported, self._counts, len(self.requests), usage, self.report_age_s)
+        return load.merge_load(reported, self._counts, len(self.requests), usage, self.report_age_s)
 
     def ledger_entries(self) -> list[LedgerEntry]:
-        """Return all ledger entries: the frontend's, and the worker's from its latest report."""
+        """Return the ledger entries of the frontend, and those of the worker's latest report."""
         reported = [] if self.report is None else self.report.ledger
         return self.ledger.entries() + reported + self.manager.standby.ledger()
 
@@ -411,7 +413,7 @@ class AsyncEngine:
         return None if self.report is None else load.Usage.from_report(self.report).kv
 
     def injections(self) -> list[str]:
-        """Return the names of the injected faults, also before the worker reports them."""
+        """Return the names of the injected faults, even before the worker reports them."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
         parts = (part.partition(":")[0].strip() for part in self.settings.inject.split(";"))
@@ -419,7 +421,7 @@ class AsyncEngine:
 
     @property
     def report_age_s(self) -> float | None:
-        """Seconds since the worker's latest report; None before the first."""
+        """Seconds since the worker's latest report; None before the first report."""
         return None if self._report_at is None else time.monotonic() - self._report_at
 
     @property
@@ -428,12 +430,12 @@ class AsyncEngine:
         return self.settings.max_model_len if self.ready is None else self.ready.max_model_len
 
     async def start(self) -> None:
-        """Start the first worker. Return when it serves, has failed, or the engine is shut down.
+        """Start the first worker. Return once it serves, or no worker will.
 
-        On failure the engine enters the state ``failed`` and ``exit_code`` is set.
+        On failure, the engine enters the state ``failed`` and ``exit_code`` is set.
         """
-        self.lifecycle.move(EngineState.WARMING)
-        first = asyncio.create_task(self.manager.first_start(), name="first start")
+        self.lifecycle.move_to(EngineState.WARMING)
+        first = asyncio.create_task(self.manager.start_first(), name="first start")
         self._first_start = first
         try:
             await asyncio.wait({first})
@@ -446,22 +448,22 @@ class AsyncEngine:
         self.collections.start()
 
     def fail(self, message: str) -> None:
-        """Fail every request and let the process exit with status 1."""
+        """Fail every request and make the process exit with status 1."""
         log.critical("engine failed", extra={"reason": message})
         if self.lifecycle.can_move_to(EngineState.FAILED):
-            self.lifecycle.move(EngineState.FAILED)
+            self.lifecycle.move_to(EngineState.FAILED)
         self.requests.fail_all("unavailable", f"the engine failed: {message}")
         if not self.exit_code.done():
             self.exit_code.set_result(1)
 
     async def shutdown(self, deadline_s: float) -> None:
-        """Stop the engine: let running requests finish for ``deadline_s`` seconds, then exit.
+        """Let running requests finish for up to ``deadline_s`` seconds, then stop the engine.
 
-        The exit status is 0.
+        The process exits with status 0.
         """
         if not self.lifecycle.can_move_to(EngineState.STOPPING):
             return
-        self.lifecycle.move(EngineState.STOPPING)
+        self.lifecycle.move_to(EngineState.STOPPING)
         for generation in self.requests.unfinished():
             generation.parked = False
         self.resubmit()
@@ -490,7 +492,7 @@ class AsyncEngine:
         self.media.close()
         self.collections.stop()
         frozen.unfreeze()
-        self.lifecycle.move(EngineState.STOPPED)
+        self.lifecycle.move_to(EngineState.STOPPED)
         if not self.exit_code.done():
             self.exit_code.set_result(0)
 

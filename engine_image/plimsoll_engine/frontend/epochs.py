@@ -1,4 +1,4 @@
-"""Current epoch of the engine, and the check of calls against it."""
+"""Current epoch of the engine, and the check that a call names it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from plimsoll_api.admin import Epoch
 
 
 class StaleEpoch(Exception):
-    """The call names an epoch that is not the current one."""
+    """The epoch that the call names is not the current epoch."""
 
 
 class Epochs:
-    """Current epoch and epoch numbers. Number 0 means that no worker has started yet.
+    """Current epoch and the numbers of later ones. Number 0 means that no worker has started yet.
 
-    Each forked worker reserves a number, which is never reused. Its epoch begins when it takes
-    over, so a successor that fails during preparation has no epoch.
+    Each forked worker reserves a number, which is never reused. The epoch begins when the worker
+    takes over, so a successor that fails during its preparation has no epoch.
     """
 
     def __init__(self, boot_id: str | None = None) -> None:
@@ -23,7 +23,7 @@ class Epochs:
         self._reserved = 0
 
     def reserve(self) -> Epoch:
-        """Return the epoch of a worker that is about to be forked."""
+        """Reserve the next epoch number for a worker that is about to be forked."""
         self._reserved += 1
         return Epoch(self.current.boot_id, self._reserved)
 
@@ -36,7 +36,7 @@ class Epochs:
     def check(self, expected: str) -> None:
         """Raise :class:`StaleEpoch` unless ``expected`` is the current epoch.
 
-        ValueError if malformed.
+        Raises ValueError if ``expected`` is malformed.
         """
         if Epoch.parse(expected) != self.current:
             raise StaleEpoch(

@@ -11,7 +11,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
 
 class FrontendHooks:
-    """Factories that a fault package overrides, each called once at start-up.
+    """Factories that a fault package overrides. Each is called once at startup.
 
     ``names`` lists the injected faults.
     """

@@ -1,4 +1,4 @@
-"""State machine of the engine: allowed transitions, and what each state admits."""
+"""State machine of the engine: the states, the transitions, and which states admit requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READY = frozenset({S.SERVING, S.RESTARTING})
 
 
 class IllegalTransition(Exception):
-    """The new state cannot follow the current one."""
+    """The engine cannot change from the current state to the new state."""
 
 
 class Lifecycle:
@@ -33,10 +33,10 @@ class Lifecycle:
         self.state = S.STARTING
         self._on_change = on_change
 
-    def move(self, state: S) -> None:
-        """Enter ``state``, or raise :class:`IllegalTransition`.
+    def move_to(self, state: S) -> None:
+        """Enter ``state``. Does nothing if it is the current state.
 
-        No effect if it is the current state.
+        Raises :class:`IllegalTransition`.
         """
         before = self.state
         if state is before:
@@ -47,7 +47,7 @@ class Lifecycle:
         self._on_change(before, state)
 
     def can_move_to(self, state: S) -> bool:
-        """Report whether ``state`` can follow the current one."""
+        """Report whether ``state`` may follow the current state."""
         return state in TRANSITIONS[self.state]
 
     @property
@@ -57,15 +57,15 @@ class Lifecycle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the Service may route here.
+        """Whether the engine's Service may route requests to this replica.
 
-        A worker restart does not make the replica unready.
+        The replica stays ready while its worker restarts.
         """
         return self.state in READY
 
     @property
     def is_warming(self) -> bool:
-        """Whether the first worker is still starting: a request would wait until it serves."""
+        """Whether the first worker is still starting, so that a request would wait for it."""
         return self.state in WARMING
 
     @property

@@ -1,4 +1,4 @@
-"""Long admin operations: idempotent by id, fenced by epoch, one at a time."""
+"""Long admin operations: idempotent by ID, bound to an epoch, and one at a time."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from plimsoll_engine.frontend.epochs import Epochs
 log = logging.getLogger(__name__)
 
 # A supervisor polls the operation that it just started; older ones are in its journal.
-HISTORY = 64
+MAX_OPERATIONS = 64
 
 
-class Busy(Exception):
-    """Another operation is running, or the id belongs to an operation of another kind."""
+class OperationConflict(Exception):
+    """Another operation is running, or the ID belongs to an operation of another kind."""
 
 
 class OperationFailed(Exception):
-    """The operation did not reach its goal. The message becomes the operation's error."""
+    """The operation failed. The exception's message becomes the operation's error."""
 
 
 class Recorder:
-    """Recorder of an operation's steps."""
+    """Recorder of the steps of one operation."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
@@ -43,7 +43,7 @@ class Recorder:
             self.operation.steps.append(step)
 
     def add(self, steps: list[OperationStep]) -> None:
-        """Append steps that the worker timed itself."""
+        """Append steps that the worker has timed."""
         self.operation.steps.extend(steps)
 
 
@@ -51,7 +51,7 @@ Work = Callable[[Recorder], Awaitable[None]]
 
 
 class Operations:
-    """The last :data:`HISTORY` operations of this engine process."""
+    """The last :data:`MAX_OPERATIONS` operations of this engine process."""
 
     def __init__(self, epochs: Epochs) -> None:
         self._epochs = epochs
@@ -60,26 +60,28 @@ class Operations:
         self.current: Operation | None = None
 
     def get(self, operation_id: str) -> Operation | None:
-        """Return the operation with that id; None if it is unknown or too old."""
+        """Return the operation with that ID; None if the ID is unknown or too old."""
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
-        """Start ``work``, or return the operation that this id already started.
+        """Start ``work``, or return the operation that was already started with this ID.
 
-        Raises StaleEpoch, ValueError for a malformed epoch, and :class:`Busy`. The id is checked
-        before the epoch: a caller that repeats its call after a lost reply must find its own
-        operation, which may have changed the epoch.
+        Raises StaleEpoch, ValueError for a malformed epoch, and :class:`OperationConflict`. The ID
+        is checked before the epoch: a caller that repeats its call after a lost reply must find the
+        operation that it started, which may have changed the epoch.
         """
         known = self._known.get(operation_id)
         if known is not None:
             if known.kind != kind:
-                raise Busy(f"operation {operation_id} is a {known.kind}: choose another id")
+                raise OperationConflict(
+                    f"operation {operation_id} is a {known.kind}: choose another id"
+                )
             return known
         self._epochs.check(expected_epoch)
         if self.current is not None:
-            raise Busy(
+            raise OperationConflict(
                 f"operation {self.current.id} ({self.current.kind}) is running: "
-                f"wait for it at /admin/v1/operations/{self.current.id}"
+                f"wait for its end at /admin/v1/operations/{self.current.id}"
             )
         operation = Operation(
             id=operation_id,
@@ -89,16 +91,16 @@ class Operations:
             started_at=time.time(),
         )
         self._known[operation_id] = operation
-        while len(self._known) > HISTORY:
+        while len(self._known) > MAX_OPERATIONS:
             del self._known[next(iter(self._known))]
         self.current = operation
         log.info("operation begun", extra={"operation": operation_id, "kind": kind})
         self._task = asyncio.create_task(_run(work, Recorder(operation)), name=f"operation {kind}")
         # Not in the task itself: a task that is cancelled before its first step runs no code.
-        self._task.add_done_callback(lambda task: self._ended(operation, task))
+        self._task.add_done_callback(lambda task: self._on_end(operation, task))
         return operation
 
-    def _ended(self, operation: Operation, task: asyncio.Task[None]) -> None:
+    def _on_end(self, operation: Operation, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
             operation.error = "cancelled by a resume or by the engine's shutdown"

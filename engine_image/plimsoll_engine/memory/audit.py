@@ -1,8 +1,8 @@
 """Consistency rules that must hold between two steps.
 
-An owner of memory brings the rules about itself (:mod:`plimsoll_engine.core.owners`); the rules
-here compare several. An idle engine has stricter ones: nothing may be left of requests that ended.
-A rule repairs nothing.
+Each owner of memory has rules about itself (:mod:`plimsoll_engine.core.owners`). The rules here
+compare several owners. An idle engine has stricter rules: requests that ended must leave nothing
+behind. A rule repairs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rule = Callable[[EngineCore, Ledger], list[str]]
 
 
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that block tables and transfers account for all references to blocks."""
+    """Check that the block tables and transfers account for all references to blocks."""
     named = Counter(block for request in engine.requests.values() for block in request.block_ids)
     if engine.inheritance is not None:
         named.update(engine.inheritance.held_blocks())
@@ -31,7 +31,7 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
         named.update(engine.scheduler.offload.held_blocks())
     counted = engine.pool.references()
     if engine.pool.held != sum(counted.values()):
-        return [f"{sum(counted.values())} references, {engine.pool.held} are counted"]
+        return [f"{sum(counted.values())} references exist, but the pool counts {engine.pool.held}"]
     wrong = [block for block in named.keys() | counted if named[block] != counted.get(block, 0)]
     if not wrong:
         return []
@@ -49,11 +49,11 @@ def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
     queued.update(engine.grammars)
     if queued == Counter(engine.requests.keys()):
         return scheduler.waiting.problems()
-    return [f"{queued.total()} requests are queued, {len(engine.requests)} are known"]
+    return [f"{queued.total()} requests are queued, but {len(engine.requests)} are known"]
 
 
 def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that reference counting has freed the requests that ended."""
+    """Check that reference counting has freed all requests that ended."""
     known = set(map(id, engine.requests.values()))
     kept = [request.request_id for request in engine.live if id(request) not in known]
     if not kept:
@@ -72,21 +72,21 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
     if cache is None or outputs is None:
         return []
     held, known = len(outputs), len(cache.known())
-    return [f"{held} encoder outputs, {known} in the ledger"] if held or known else []
+    return [f"{held} encoder outputs are in memory, {known} in the ledger"] if held or known else []
 
 
 def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that in an idle engine only transfers reference blocks."""
+    """Check that only transfers reference blocks in an idle engine."""
     offload = engine.scheduler.offload
     used = engine.pool.used - (0 if offload is None else len(set(offload.held_blocks())))
     return [f"{used} blocks are referenced by no request"] if used else []
 
 
 def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that nothing but the runner, its graphs and the KV offload references the KV pool.
+    """Check that only the runner, its graphs and the KV offload reference the KV pool.
 
     Another reference, such as one in a stored frame, would keep the pool in memory after shutdown.
-    A draft model's pool is checked in the same way.
+    The draft model's pool is checked in the same way.
     """
     found = []
     draft = None if engine.speculation is None else engine.speculation.draft_model
@@ -109,7 +109,7 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:
-    """Check that the garbage collector can reach all objects made since the start."""
+    """Check that the garbage collector can reach all objects created since the start."""
     return frozen.problems()
 
 

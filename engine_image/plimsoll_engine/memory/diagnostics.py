@@ -1,4 +1,4 @@
-"""Diagnostics of the worker, as text for a person."""
+"""Collect diagnostics of the worker as text for a person."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll_engine.process.allocations import TOP, Allocations
 
 
 def diagnose(kind: str, allocations: Allocations) -> str:
-    """Return the text of one :class:`Diagnostic`. For an unknown kind, list the known ones."""
+    """Return the text of one :class:`Diagnostic`. For an unknown kind, list the known kinds."""
     match kind:
         case Diagnostic.STACKS:
             return stacks()
@@ -26,7 +26,7 @@ def diagnose(kind: str, allocations: Allocations) -> str:
             return allocations.report()
         case Diagnostic.TORCH:
             return device()
-    return f"unknown diagnostic {kind!r}; there are {', '.join(Diagnostic)}"
+    return f"unknown diagnostic {kind!r}; use one of {', '.join(Diagnostic)}"
 
 
 def stacks() -> str:

@@ -1,4 +1,4 @@
-"""Memory that the open parts of a worker hold, by owner."""
+"""Ledger of a worker's memory, by owner."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from plimsoll_engine.process.owners import Owner, Part
 
 
 class Ledger:
-    """The owners in ``parts``, which the caller opens and closes."""
+    """Ledger of the owners in ``parts``. The caller opens and closes the parts."""
 
     def __init__(self, parts: Sequence[Part] = ()) -> None:
         self._parts = parts
 
     def owners(self) -> list[Owner]:
-        """Return every owner in the order of opening. Raises ValueError if two share a name."""
+        """Return all owners in the order of opening. Raises ValueError if two share a name."""
         owners = [owner for part in self._parts for owner in part.owners()]
         names = [owner.name for owner in owners]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"ledger owner {twice!r} is registered twice")
+            raise ValueError(f"the ledger owner {twice!r} is registered twice")
         return owners
 
     def entries(self) -> list[LedgerEntry]:
-        """Return the bytes of every owner now."""
+        """Return a ledger entry with the current bytes of each owner."""
         return [
             LedgerEntry(owner.name, owner.kind, owner.nbytes(), owner.bound, owner.process)
             for owner in self.owners()
@@ -33,7 +33,7 @@ class Ledger:
     def problems(self) -> list[str]:
         """Return a message for each owner that exceeds its bound."""
         return [
-            f"{entry.owner} holds {entry.bytes} bytes, its bound is {entry.bound}"
+            f"{entry.owner} holds {entry.bytes} bytes; its bound is {entry.bound}"
             for entry in self.entries()
             if entry.bound is not None and entry.bytes > entry.bound
         ]

@@ -1,8 +1,8 @@
-"""Lost capacity: it is taken, but nothing needs it or will release it.
+"""Lost capacity: memory that is in use, but that nothing needs and nothing will release.
 
 It is counted between steps, when all counts must agree, so that load, preemption and a full prefix
-cache are not mistaken for it. A healthy engine pays only for a sum over its running requests;
-blocks are examined once that sum differs from the pool's count.
+cache are not mistaken for it. A healthy engine pays only for a sum over its running requests. The
+blocks are examined only if that sum differs from the pool's count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plimsoll_engine.kvcache.offload import STALE_S
 def lost_blocks(engine: EngineCore) -> int:
     """Return the number of lost KV blocks.
 
-    They are referenced, but neither by a request with a client nor by a transfer that is not stuck.
+    A lost block has a reference, but not from a request with a client or from a live transfer.
     """
     pool, offload = engine.pool, engine.scheduler.offload
     fresh = [] if offload is None else offload.held_blocks(time.monotonic() - STALE_S)
@@ -37,17 +37,17 @@ def lost_blocks(engine: EngineCore) -> int:
 def lost_host_blocks(engine: EngineCore) -> int | None:
     """Return the number of host KV blocks that are pinned without a live transfer.
 
-    None without an offload.
+    Return None if KV offload is disabled.
     """
     offload = engine.scheduler.offload
     return None if offload is None else offload.lost_slots(time.monotonic() - STALE_S)
 
 
 def lost_encoder_tokens(engine: EngineCore) -> int | None:
-    """Return the tokens of the encoder cache's budget that are lost.
+    """Return the number of lost tokens in the encoder cache.
 
-    They belong to entries without a running request that has a client, or to outputs of the runner
-    without an entry. None for a model without an encoder.
+    They belong to entries that no running request with a client needs, or to outputs in the runner
+    that have no entry. Return None if the model has no encoder.
     """
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:

@@ -1,6 +1,6 @@
-"""Framing of messages on a stream socket: a 4-byte big-endian length, then the body.
+"""Frame messages on a stream socket: a 4-byte big-endian length, then the body.
 
-The frontend reads with asyncio; the worker's processes read from a non-blocking socket.
+The frontend reads frames with asyncio. The worker's processes read them from a non-blocking socket.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ MAX_MESSAGE_BYTES = 256 << 20
 
 
 def framed(body: bytes) -> bytes:
-    """Return ``body`` with its length in front."""
+    """Return ``body`` preceded by its length."""
     return LENGTH.pack(len(body)) + body
 
 
 async def read_body(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message's body, or None at the end of the stream.
+    """Return the body of the next message; None at the end of the stream.
 
-    Raises ValueError for a body of more than :data:`MAX_MESSAGE_BYTES`.
+    Raises ValueError if the body exceeds :data:`MAX_MESSAGE_BYTES`.
     """
     try:
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         if length > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {length} bytes; the maximum is {MAX_MESSAGE_BYTES}")
+            raise ValueError(f"the message has {length} bytes; the maximum is {MAX_MESSAGE_BYTES}")
         return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
@@ -39,15 +39,17 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add received bytes and yield the bodies that are complete.
+        """Add received bytes and yield the bodies that became complete.
 
-        Raises ValueError for a body of more than :data:`MAX_MESSAGE_BYTES`.
+        Raises ValueError if a body exceeds :data:`MAX_MESSAGE_BYTES`.
         """
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:
-                raise ValueError(f"a message of {length} bytes; the maximum is {MAX_MESSAGE_BYTES}")
+                raise ValueError(
+                    f"the message has {length} bytes; the maximum is {MAX_MESSAGE_BYTES}"
+                )
             end = LENGTH.size + length
             if len(self._buffer) < end:
                 return

@@ -1,8 +1,8 @@
 """Handover of the KV pool from a worker to its successor: block tables with checksums.
 
 The keys and values stay in the weight server's memory. The old worker sends this message after its
-last step, and the frontend passes it on unread. The successor verifies everything before it uses a
-block. If a check fails, the requests are computed again.
+last step, and the frontend passes it on without reading it. The successor verifies everything
+before it uses a block. If a check fails, the requests are computed again.
 
 This module must not import torch, because the frontend imports it.
 """
@@ -19,7 +19,7 @@ import msgspec
 MAGIC = b"plimsoKV"
 VERSION = 1
 MAX_BYTES = 64 << 20
-"""Maximum size of a message: the tables of two million blocks. Larger ones are not handed over."""
+"""Maximum size of a message: the tables of two million blocks. A larger message is not sent."""
 DIGEST_BYTES = 32
 _HEAD = struct.Struct(f">8sH{DIGEST_BYTES}s")
 _VERSION = struct.Struct(">H")
@@ -32,17 +32,18 @@ class Outcome(StrEnum):
 
     HANDED_OVER = "handed_over"
     NOT_ASKED = "not_asked"
-    """The restart keeps no weights, carries no requests, or had no room for a second worker."""
+    """The restart keeps no weights, carries over no requests, or prepared no second worker.
+    """
     NO_HOLDER = "no_holder"
-    """The worker allocated the KV pool itself, so the pool ends with it."""
+    """The worker allocated the KV pool itself, so the pool is lost with the worker."""
     WORKER_LOST = "worker_lost"
     """The old worker hung, crashed or lost its device before it sent the handover."""
     SUCCESSOR_LOST = "successor_lost"
     UNFENCED = "unfenced"
-    """The old worker or another one could still write to the pool."""
+    """The old worker or a third worker could still write to the pool."""
     TOO_LARGE = "too_large"
     DAMAGED = "damaged"
-    """The checksum, or the format, of the message is wrong."""
+    """The checksum or the format of the message is wrong."""
     OTHER_VERSION = "other_version"
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
@@ -50,11 +51,11 @@ class Outcome(StrEnum):
     BAD_CONTENTS = "bad_contents"
     """The contents of a block differ from its checksum."""
     FAILED = "failed"
-    """An unexpected error in either worker."""
+    """An unexpected error occurred in one of the workers."""
 
 
 class HandoverRefused(Exception):
-    """The handover failed; the requests are computed again."""
+    """The handover failed. The requests are computed again."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -62,17 +63,17 @@ class HandoverRefused(Exception):
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """The :class:`HandoverRefused` exception as a message."""
+    """Message with the content of a :class:`HandoverRefused` exception."""
 
     outcome: Outcome
     message: str
 
 
 class Layout(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of the KV pool; a handover requires equal layouts in both workers.
+    """Layout of the KV pool. A handover requires equal layouts in both workers.
 
-    ``weights`` and ``memory`` are the weight server's identities of the weights and of the memory.
-    ``shape`` is (layers, heads, head dimension) of one rank.
+    ``weights`` and ``memory`` are the identities that the weight server assigned to the weights and
+    to the memory. ``shape`` is (layers, heads, head dimension) of one rank.
     """
 
     weights: bytes
@@ -88,10 +89,10 @@ class Table(msgspec.Struct, array_like=True, frozen=True):
     """Block table of one running request.
 
     ``blocks`` hold the keys and values of the first ``computed`` tokens, in order. ``hashes`` has
-    one prefix hash per full block, over all tokens up to its end. ``tail`` is the prefix hash of a
-    partly filled last block, or empty. ``sums`` has a checksum of each block's contents.
-    ``started_at`` (CLOCK_MONOTONIC seconds) and ``cached_tokens`` are those of the request's first
-    start.
+    one prefix hash per full block, over all tokens up to the end of that block. ``tail`` is the
+    prefix hash of a partly filled last block; empty without such a block. ``sums`` has a checksum
+    of each block's contents. ``started_at`` (CLOCK_MONOTONIC seconds) and ``cached_tokens`` belong
+    to the request's first start.
     """
 
     request_id: str
@@ -107,7 +108,7 @@ class Table(msgspec.Struct, array_like=True, frozen=True):
 class Handover(msgspec.Struct, array_like=True, frozen=True):
     """Block tables of all running requests.
 
-    ``used`` counts distinct blocks; ``held`` counts a shared block once per table.
+    ``used`` counts each block once; ``held`` counts a shared block once per table.
     """
 
     layout: Layout
@@ -125,7 +126,8 @@ def seal(handover: Handover) -> bytes:
     body = _encoder.encode(handover)
     if len(body) > MAX_BYTES - _HEAD.size:
         raise HandoverRefused(
-            Outcome.TOO_LARGE, f"block tables take {len(body)} bytes; the maximum is {MAX_BYTES}"
+            Outcome.TOO_LARGE,
+            f"the block tables take {len(body)} bytes; the maximum is {MAX_BYTES}",
         )
     return _HEAD.pack(MAGIC, VERSION, _digest(VERSION, body)) + body
 
@@ -133,14 +135,17 @@ def seal(handover: Handover) -> bytes:
 def unseal(data: bytes) -> Handover:
     """Return the handover in a sealed message. Raises :class:`HandoverRefused` if it is invalid."""
     if not _HEAD.size <= len(data) <= MAX_BYTES:
-        raise HandoverRefused(Outcome.DAMAGED, f"invalid length of {len(data)} bytes")
+        raise HandoverRefused(
+            Outcome.DAMAGED, f"the handover has an invalid length of {len(data)} bytes"
+        )
     magic, version, digest = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if magic != MAGIC or digest != _digest(version, body):
-        raise HandoverRefused(Outcome.DAMAGED, "the checksum does not match")
+        raise HandoverRefused(Outcome.DAMAGED, "the handover's checksum does not match its content")
     if version != VERSION:
         raise HandoverRefused(
-            Outcome.OTHER_VERSION, f"version {version} is not supported, only {VERSION} is"
+            Outcome.OTHER_VERSION,
+            f"the handover has version {version}; only {VERSION} is supported",
         )
     try:
         handover: Handover = _decoder.decode(body)

@@ -1,4 +1,4 @@
-"""Parser of ``--lora-modules``: NAME=PATH, or vLLM's JSON object. Pure."""
+"""Parse ``--lora-modules``: NAME=PATH, or vLLM's JSON object. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\
 
 
 class LoraModule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """LoRA adapter that is loaded at startup.
+    """LoRA adapter that the engine loads at startup.
 
-    ``base_model_name`` is the parent in ``/v1/models``; None means the served model's name.
+    ``base_model_name`` is the ``parent`` in ``/v1/models``; None means the served model's name.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -21,7 +21,7 @@ class LoraModule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def parse(text: str) -> LoraModule:
-    """Return the adapter in ``text``. Raises ValueError for any other form."""
+    """Return the adapter that ``text`` describes. Raises ValueError for any other form."""
     if text.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(text, type=LoraModule)

@@ -1,7 +1,7 @@
 """Messages between rank 0 of a worker and its other ranks.
 
 Messages are framed as in :mod:`plimsoll_engine.messages.framing`. Every rank runs commands in the
-order in which rank 0 sends them. Rank 0 runs the same steps itself, so all ranks launch the same
+order in which rank 0 sends them. Rank 0 also runs the same steps, so all ranks launch the same
 collectives in the same order. :class:`Step`, :class:`PrepareGraphs` and :class:`CaptureGraph` get
 no reply, because the ranks synchronise in their collectives.
 """
@@ -24,10 +24,11 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 class Inputs:
     """Input arrays of a step, on the host.
 
-    ``sources`` locates each token's id: negative values index ``ids``, others a row of the tokens
-    that the previous step sampled. ``last`` are the rows that sample a token. ``scored`` are the
-    rows whose logits score the next prompt token, which ``targets`` holds. ``decodes``, ``longest``
-    and ``fresh`` are those of :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
+    ``sources`` locates the ID of each token: a negative value is an index into ``ids``, another
+    value is a row of the tokens that the previous step sampled. ``last`` are the rows that sample a
+    token. ``scored`` are the rows whose logits score the next prompt token, which ``targets``
+    holds. ``decodes``, ``longest`` and ``fresh`` are the fields of
+    :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
     """
 
     ids: Array
@@ -46,11 +47,11 @@ class Inputs:
     most: int = 0
     """Number of the likeliest tokens to return for each scored row."""
     greedy: bool = False
-    """True if every sampling row takes the likeliest token and no request needs logits."""
+    """Whether every sampling row takes the likeliest token and no request needs logits."""
 
     @property
     def decoding(self) -> bool:
-        """True if each sequence has one row and none is scored."""
+        """Whether each sequence has one row and no row is scored."""
         return len(self.ids) == len(self.contexts) and not len(self.scored)
 
 
@@ -58,7 +59,7 @@ class Inputs:
 
 
 class CreatePool(msgspec.Struct, tag="pool"):
-    """Command: allocate a KV pool, or map the weight server's if ``shared``.
+    """Command: allocate a KV pool, or map the weight server's pool if ``shared``.
 
     The pool serves the first ``layers`` layers of the model. The reply is :class:`PoolMade`.
     """
@@ -145,8 +146,8 @@ class Acknowledged(msgspec.Struct, tag="done"):
 class PoolMade(msgspec.Struct, tag="pool_made"):
     """Reply: the rank has its KV pool.
 
-    ``weights`` and ``memory`` are the weight server's identities of the mapped memory, or empty if
-    nothing is mapped. ``alone`` is that of
+    ``weights`` and ``memory`` are the identities that the weight server assigned to the mapped
+    memory; empty if nothing is mapped. ``alone`` is defined in
     :class:`plimsoll_engine.messages.weight_ipc.PoolClaimed`.
     """
 
@@ -162,7 +163,7 @@ class BlockSums(msgspec.Struct, tag="block_sums"):
 
 
 class Free(msgspec.Struct, tag="free"):
-    """Reply: free bytes on the device, or None on a CPU."""
+    """Reply: free bytes on the device; None on a CPU."""
 
     bytes: int | None
 
@@ -182,9 +183,10 @@ class RankTrimmed(msgspec.Struct, tag="trimmed"):
 
 
 class Ended(msgspec.Struct, tag="ended"):
-    """Reply: device bytes as in :class:`plimsoll_engine.messages.worker_ipc.Stopped`.
+    """Reply: the rank has released its memory.
 
-    ``fenced`` means that this rank can no longer write to the KV pool.
+    Device bytes are as in :class:`plimsoll_engine.messages.worker_ipc.Stopped`. ``fenced`` means
+    that this rank can no longer write to the KV pool.
     """
 
     device_allocated: int | None
@@ -193,7 +195,7 @@ class Ended(msgspec.Struct, tag="ended"):
 
 
 class RankFailed(msgspec.Struct, tag="failed"):
-    """Reply: an error, as in :class:`plimsoll_engine.messages.worker_ipc.Failed`."""
+    """Reply: the command failed. The fields are as in :class:`.worker_ipc.Failed`."""
 
     message: str
     permanent: bool = False

@@ -1,4 +1,4 @@
-"""Parser of ``--speculative-config``, with vLLM's field names. Pure."""
+"""Parse ``--speculative-config``, with vLLM's field names. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Lookup = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOOKUP_TOKENS)]
 class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Speculative decoding: each step verifies up to ``num_speculative_tokens`` drafts per request.
 
-    Method ``ngram`` looks up the last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens in the
-    request's own tokens. Method ``draft_model`` runs the smaller ``model``.
+    The method ``ngram`` searches the request's own tokens for its last ``prompt_lookup_min`` to
+    ``prompt_lookup_max`` tokens. The method ``draft_model`` runs the smaller ``model``.
     """
 
     method: Literal["ngram", "draft_model"]
@@ -29,13 +29,13 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def lookup(self) -> tuple[int, int]:
-        """Minimum and maximum n-gram length; each defaults to the other."""
+        """Minimum and maximum n-gram length. Each defaults to the other."""
         longest = self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP_TOKENS
         return self.prompt_lookup_min or longest, longest
 
 
 def parse(text: str) -> Speculative:
-    """Return the configuration in the flag's JSON. Raises ValueError that names the wrong field."""
+    """Return the configuration in the JSON object ``text``. Raises ValueError with the field."""
     try:
         found = msgspec.json.decode(text, type=Speculative)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -43,7 +43,7 @@ def parse(text: str) -> Speculative:
     if found.method == "draft_model":
         if not found.model:
             raise ValueError(
-                "field model is missing; method draft_model needs a checkpoint's folder"
+                "field model is missing; method draft_model needs the folder of a checkpoint"
             )
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(found, name) is not None:

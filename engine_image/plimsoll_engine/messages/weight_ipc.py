@@ -2,11 +2,11 @@
 
 Each connection is one mapping. A worker first requests the weights of its rank, then the KV pool.
 The weight server frees no memory while a mapping exists. A worker that finishes sends
-:class:`Returned`. If the connection ends without it, the worker crashed, and the weight server
-verifies the weights before it maps them again.
+:class:`Returned`. If the connection ends without that message, the worker crashed, and the weight
+server verifies the weights before it maps them again.
 
-A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether it is
-the only writer. Only then are the contents still those that its predecessor left.
+A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether the
+worker is the only writer. Only in that case are the contents still those that its predecessor left.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WeightsShared(msgspec.Struct, tag="weights"):
 
 
 class PoolShared(msgspec.Struct, tag="pool"):
-    """Reply: the shared KV pool; ``nbytes`` is 0 and ``identity`` empty if there is none yet.
+    """Reply: the shared KV pool. If no pool exists yet, ``nbytes`` is 0 and ``identity`` is empty.
 
     ``handle`` is as in :class:`WeightsShared`. ``identity`` is random and unique to this memory.
     """
@@ -65,7 +65,7 @@ class PoolClaimed(msgspec.Struct, tag="claimed"):
 class WeightsRefused(msgspec.Struct, tag="refused"):
     """Reply: the memory cannot be shared.
 
-    ``permanent`` means that the checkpoint or a setting is wrong, so a retry fails as well.
+    ``permanent`` means that the checkpoint or a setting is wrong, so a retry would also fail.
     """
 
     message: str
@@ -82,7 +82,7 @@ class WeightsRequest(msgspec.Struct, tag="weights_asked"):
 
 
 class PoolRequest(msgspec.Struct, tag="pool_asked"):
-    """Request: a KV pool of ``nbytes`` for the same rank, or the existing pool if 0."""
+    """Request: a KV pool of ``nbytes`` for the same rank. With 0, the existing pool."""
 
     nbytes: int
 
@@ -103,11 +103,11 @@ _requests = msgspec.msgpack.Decoder(Request)
 
 
 class MappingLost(ConnectionError):
-    """The connection broke. A worker loses its weights and KV pool with it."""
+    """The connection broke. The worker thereby loses its weights and its KV pool."""
 
 
 def send(connection: socket.socket, message: Answer | Request, fd: int | None = None) -> None:
-    """Send ``message``, with a file descriptor if given. Raises :class:`MappingLost`."""
+    """Send ``message``, with a file descriptor if one is given. Raises :class:`MappingLost`."""
     data = framed(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
@@ -118,7 +118,7 @@ def send(connection: socket.socket, message: Answer | Request, fd: int | None = 
 
 
 def receive(connection: socket.socket) -> tuple[Answer, int | None]:
-    """Return the weight server's reply and file descriptor, if any. Raises :class:`MappingLost`."""
+    """Return the weight server's reply and its file descriptor, if any. Raises MappingLost."""
     body, fds = _read(connection)
     return _answers.decode(body), fds[0] if fds else None
 
@@ -146,6 +146,6 @@ def _read(connection: socket.socket) -> tuple[bytes, list[int]]:
             wanted = LENGTH.size + LENGTH.unpack_from(data)[0]
             if wanted > MAX_MESSAGE_BYTES:
                 raise MappingLost(
-                    f"cannot map the weights: a message of {wanted} bytes is too large"
+                    f"cannot map the weights: the message has {wanted} bytes, which is too large"
                 )
     return bytes(data[LENGTH.size :]), fds

@@ -1,7 +1,8 @@
 """Messages between the frontend and its worker, on a Unix stream socket in the run directory.
 
-They are framed as in :mod:`plimsoll_engine.messages.framing`. The worker connects after it was
-forked and sends :class:`Hello` first. The frontend drops connections from workers of other epochs.
+Messages are framed as in :mod:`plimsoll_engine.messages.framing`. After its fork, the worker
+connects and sends :class:`Hello` first. The frontend drops connections from workers of other
+epochs.
 
 This module must not import torch, because the frontend imports it.
 """
@@ -23,7 +24,7 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
 
     ``text`` is a JSON schema for ``json_schema``, empty for ``json_object``, a regular expression
     for ``regex``, or a Lark grammar in llguidance's dialect for ``lark``. ``field`` is the request
-    field that errors name.
+    field that error messages name.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
@@ -34,19 +35,20 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
 class Sampling(msgspec.Struct, array_like=True):
     """Sampling parameters of a request.
 
-    ``temperature`` 0 is greedy. ``seed`` is always set: the random number of token i depends only
-    on (seed, i), so a carried-over request continues with the same sequence.
+    ``temperature`` 0 means greedy sampling. ``seed`` is always set: the random number of token i
+    depends only on (seed, i), so a carried-over request continues with the same sequence.
 
     ``presence_penalty`` and ``frequency_penalty`` apply to the output, ``repetition_penalty`` (1 is
-    neutral) to prompt and output. ``logit_bias`` maps token ids to an added logit. Stop tokens are
-    suppressed until there are ``min_tokens`` output tokens.
+    neutral) to prompt and output. ``logit_bias`` maps token IDs to a value that is added to the
+    logit. Stop tokens are suppressed until the output has ``min_tokens`` tokens.
 
     ``logprobs`` is the number of likeliest tokens to return for each output token; None disables
-    log probabilities. ``prompt_logprobs`` does the same for the prompt, whose tokens come as
-    :class:`PromptScores`. ``logprob_token_ids`` replaces the likeliest tokens by these.
+    log probabilities. ``prompt_logprobs`` does the same for the prompt, whose log probabilities
+    arrive as :class:`PromptScores`. If ``logprob_token_ids`` is set, it replaces the likeliest
+    tokens.
 
-    Only ``allowed_token_ids`` may be sampled; None allows all. Each of ``bad_words`` is a token
-    sequence that the output must not contain.
+    Only ``allowed_token_ids`` may be sampled; None allows all. Each item of ``bad_words`` is a
+    token sequence that the output must not contain.
     """
 
     max_tokens: int
@@ -74,13 +76,13 @@ class Sampling(msgspec.Struct, array_like=True):
 
 
 class Media(msgspec.Struct, array_like=True):
-    """Image or audio of a prompt, as the model's encoder reads it.
+    """Image or audio clip of a prompt, as the model's encoder reads it.
 
     ``key`` is a hash of the content and of its processing: equal keys have equal tensors. Its
-    ``length`` placeholder tokens begin at ``start`` of the prompt; cross-attention models have
-    none. ``tokens`` is its cost in the encoder cache's budget. ``data`` holds the little-endian
-    tensor of ``shape`` and ``dtype``; None means that the worker's receiver cache has it. ``keep``
-    makes the worker cache it.
+    ``length`` placeholder tokens begin at index ``start`` of the prompt; cross-attention models
+    have no placeholder tokens. ``tokens`` is its cost in the encoder cache's budget. ``data`` holds
+    the little-endian tensor of ``shape`` and ``dtype``; None means that the worker's receiver cache
+    has it. ``keep`` makes the worker cache the tensor.
     """
 
     kind: Literal["image", "audio"]
@@ -97,15 +99,15 @@ class Media(msgspec.Struct, array_like=True):
 class Submit(msgspec.Struct, tag="submit"):
     """Command: run a request.
 
-    ``output_ids`` are the tokens that an earlier epoch generated before a carry-over; they count
+    ``output_ids`` are the tokens that an earlier epoch generated before a carry-over. They count
     towards ``sampling.max_tokens``.
 
-    Lower ``priority`` runs first. Requests of equal priority are admitted fairly between tenants.
+    A lower ``priority`` runs first. Requests of equal priority are admitted fairly between tenants.
     ``arrived`` is in CLOCK_MONOTONIC seconds, and the request is dropped ``deadline_s`` seconds
     later. Only requests with equal ``cache_salt`` share cached prefixes. ``media`` are in the order
-    of the prompt; the receiver cache first evicts the keys in ``forget``. ``adapter`` is the number
+    of the prompt. The receiver cache first evicts the keys in ``forget``. ``adapter`` is the number
     of a loaded adapter, or 0. ``attempt`` numbers the submissions of a request, and each reply
-    repeats it.
+    repeats the number.
     """
 
     request_id: str
@@ -124,13 +126,13 @@ class Submit(msgspec.Struct, tag="submit"):
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    """Command: cancel a request. Unknown ids are ignored."""
+    """Command: cancel a request. Unknown IDs are ignored."""
 
     request_id: str
 
 
 class Abandoned(msgspec.Struct, tag="abandoned"):
-    """All requests that the worker still runs although their abort was sent long ago.
+    """Message: all requests that the worker still runs although the frontend aborted them long ago.
 
     Their memory counts as lost. Each message replaces the previous one.
     """
@@ -141,7 +143,7 @@ class Abandoned(msgspec.Struct, tag="abandoned"):
 class LoadAdapter(msgspec.Struct, tag="load_adapter"):
     """Command: load the LoRA adapter in the folder ``path``. The reply is :class:`AdapterLoaded`.
 
-    ``number`` identifies it in later submissions and is never reused for another adapter.
+    ``number`` identifies the adapter in later submissions and is never reused for another adapter.
     """
 
     query_id: str
@@ -153,7 +155,7 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter"):
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
     """Command: unload an adapter once no running request uses it.
 
-    No later submission names it.
+    No later submission names the adapter.
     """
 
     number: int
@@ -179,11 +181,12 @@ class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
 
 
 class TakeOver(msgspec.Struct, tag="take_over"):
-    """Command: the predecessor has released its memory; claim the KV pool, send Ready and serve.
+    """Command: claim the KV pool, send Ready and serve. The predecessor has released its memory.
 
     ``quick`` skips the trial of the largest step, because the predecessor served with the same
-    sizes. ``handover`` comes from the predecessor's :class:`Stopped`, only with ``quick``: a trial
-    writes to the pool. Its requests are submitted after Ready, followed by :class:`Carried`.
+    sizes. ``handover`` comes from the predecessor's :class:`Stopped` message. It requires
+    ``quick``, because a trial writes to the pool. The predecessor's requests are submitted after
+    Ready, followed by :class:`Carried`.
     """
 
     quick: bool = False
@@ -193,7 +196,7 @@ class TakeOver(msgspec.Struct, tag="take_over"):
 class Carried(msgspec.Struct, tag="carried"):
     """Message: all carried-over requests are submitted. The reply is :class:`Adopted`.
 
-    The worker frees all other blocks of the handover.
+    The worker frees all blocks of the handover that no request claimed.
     """
 
     query_id: str
@@ -202,9 +205,8 @@ class Carried(msgspec.Struct, tag="carried"):
 class Stop(msgspec.Struct, tag="stop"):
     """Command: finish the current step, drop its tokens, release all memory and send Stopped.
 
-    With ``hand_over``, the tokens of that step are sent, and a successor may continue from the KV
-    pool. ``sent`` is in CLOCK_MONOTONIC seconds. The worker exits when the frontend closes the
-    socket.
+    With ``hand_over``, the tokens of that step are sent, and a successor may reuse the KV pool.
+    ``sent`` is in CLOCK_MONOTONIC seconds. The worker exits when the frontend closes the socket.
     """
 
     hand_over: bool = False
@@ -245,8 +247,8 @@ class Starting(msgspec.Struct, tag="starting"):
 class Prepared(msgspec.Struct, tag="prepared"):
     """Message: context, weights and kernels are loaded, and the worker waits for TakeOver.
 
-    ``stages_s`` has the seconds of each stage. ``memory`` is that of this process and ``others``
-    that of the other ranks.
+    ``stages_s`` has the duration of each stage in seconds. ``memory`` is the memory of this
+    process, and ``others`` that of the other ranks.
     """
 
     epoch: int
@@ -259,8 +261,8 @@ class Ready(msgspec.Struct, tag="ready"):
     """Message: the worker serves.
 
     ``max_model_len`` limits prompt and output tokens together. ``load_s`` is the time since the
-    fork, including the wait for TakeOver, and ``stages_s`` that of each stage, in seconds.
-    ``refusal`` is the reason why a handover was refused; null if it was accepted or there was none.
+    fork, including the wait for TakeOver, and ``stages_s`` the duration of each stage, in seconds.
+    ``refusal`` is the reason why a handover was refused; null if it was accepted or none was sent.
     """
 
     epoch: int
@@ -273,7 +275,7 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Logprobs(msgspec.Struct, array_like=True):
-    """Natural logarithms of the model's probabilities of the sampled and the likeliest tokens.
+    """Natural logarithms of the probabilities of the sampled token and of the likeliest tokens.
 
     They do not include penalties, bias, grammar or temperature. ``top_ids`` and ``top`` are in
     descending order.
@@ -288,7 +290,7 @@ class Started(msgspec.Struct, array_like=True):
     """Statistics of a request at its first token.
 
     ``queued_s`` is the time in the waiting queue in seconds. ``cached_tokens`` counts the prompt
-    tokens that came from the prefix cache.
+    tokens that the prefix cache provided.
     """
 
     queued_s: float
@@ -298,9 +300,9 @@ class Started(msgspec.Struct, array_like=True):
 class Token(msgspec.Struct, array_like=True):
     """One generated token.
 
-    ``finish_reason`` is ``stop`` or ``length`` on the last token. ``started`` comes with the first
-    token from this worker. ``attempt`` is the submission's: after a resubmission, tokens of an
-    earlier attempt may still arrive.
+    ``finish_reason`` is ``stop`` or ``length`` on the last token, otherwise null. ``started`` is
+    set on the first token from this worker. ``attempt`` repeats that of the submission, because
+    tokens of an earlier attempt may still arrive after a resubmission.
     """
 
     request_id: str
@@ -319,12 +321,12 @@ class Tokens(msgspec.Struct, tag="tokens"):
 
 
 class PromptScores(msgspec.Struct, tag="prompt_scores"):
-    """Message: log probabilities of prompt tokens, from position ``first`` (1 or more) on.
+    """Message: log probabilities of prompt tokens, beginning at position ``first`` (1 or more).
 
-    Arrays of 4-byte little-endian numbers, token by token: float ``chosen`` and int ``ranks`` (1 is
-    the likeliest) of the token itself; int ``top_ids`` and float ``top`` of the likeliest tokens,
-    as many as requested. They come in order, and before the request's first token. ``attempt`` is
-    as in :class:`Token`.
+    The arrays contain 4-byte little-endian numbers, token by token: float ``chosen`` and int
+    ``ranks`` (1 is the likeliest) of the prompt's token, int ``top_ids`` and float ``top`` of the
+    likeliest tokens, as many as requested. The messages arrive in order, and before the request's
+    first token. ``attempt`` is as in :class:`Token`.
     """
 
     request_id: str
@@ -337,7 +339,7 @@ class PromptScores(msgspec.Struct, tag="prompt_scores"):
 
 
 class Dropped(msgspec.Struct, tag="dropped"):
-    """Message: a request ended without a token because of an error that concerns only it.
+    """Message: a request ended without a token because of an error that affects only this request.
 
     ``attempt`` is as in :class:`Token`. ``reason`` is ``invalid``, ``unavailable``, ``deadline`` or
     ``error``. ``param`` names the wrong field of an invalid request, if known.
@@ -351,7 +353,7 @@ class Dropped(msgspec.Struct, tag="dropped"):
 
 
 class MediaMissing(msgspec.Struct, tag="media_missing"):
-    """Message: the receiver cache lacks media of a submission, which must be sent again in full.
+    """Message: the receiver cache lacks media of a submission. Send the submission again in full.
 
     ``attempt`` is as in :class:`Token`.
     """
@@ -364,10 +366,10 @@ class MediaMissing(msgspec.Struct, tag="media_missing"):
 class Report(msgspec.Struct, tag="report"):
     """Message: load and memory of the worker, at least once a second, also while idle.
 
-    ``running`` are the ids of requests that hold blocks. Lost blocks and tokens have no owner. Host
-    blocks are null without KV offload, encoder tokens for a model without an encoder. With several
-    ranks, ``memory`` is that of rank 0, ``others`` that of the other ranks, and all else is of the
-    whole worker.
+    ``running`` are the IDs of requests that hold blocks. Lost blocks and tokens have no owner. Host
+    blocks are null without KV offload, and encoder tokens are null if the model has no encoder.
+    With several ranks, ``memory`` is that of rank 0, ``others`` that of the other ranks, and the
+    other fields describe the whole worker.
     """
 
     load: Load
@@ -392,7 +394,7 @@ class Report(msgspec.Struct, tag="report"):
 
 
 class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
-    """Reply: ``error`` is the reason why the adapter was not loaded, or null."""
+    """Reply: the adapter was loaded. Otherwise ``error`` is the reason."""
 
     query_id: str
     number: int
@@ -407,7 +409,7 @@ class Trimmed(msgspec.Struct, tag="trimmed"):
 
 
 class AuditReport(msgspec.Struct, tag="audited"):
-    """Reply: the findings of an audit, which checked only the invariants in ``rules``."""
+    """Reply: the findings of an audit. ``rules`` names the invariants that it checked."""
 
     query_id: str
     idle: bool
@@ -424,9 +426,9 @@ class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
 
 
 class Adopted(msgspec.Struct, tag="adopted"):
-    """Reply: requests that continue with the keys and values of the predecessor.
+    """Reply: ``request_ids`` continue with the predecessor's keys and values.
 
-    ``refused`` maps the ids of the other requests in the handover to a reason.
+    ``refused`` maps the ID of each other request in the handover to the reason.
     """
 
     query_id: str
@@ -438,9 +440,9 @@ class Stopped(msgspec.Struct, tag="stopped"):
     """Reply: all memory is released.
 
     Device bytes are torch's own count; null on a CPU. ``handover`` is a sealed message of
-    :mod:`plimsoll_engine.messages.handover` if requested, ``refusal`` the reason if there is none.
-    ``stages_s`` has the seconds of each shutdown stage since Stop was sent. ``sent`` is in
-    CLOCK_MONOTONIC seconds.
+    :mod:`plimsoll_engine.messages.handover` if requested, and ``refusal`` is the reason if it is
+    missing. ``stages_s`` has the duration in seconds of each shutdown stage since Stop was sent.
+    ``sent`` is in CLOCK_MONOTONIC seconds.
     """
 
     device_allocated: int | None = None
@@ -455,7 +457,7 @@ class Failed(msgspec.Struct, tag="failed"):
     """Message: the worker cannot continue, and exits.
 
     ``message`` says what to do. ``permanent`` means that the settings or the checkpoint are wrong,
-    so another worker fails as well.
+    so another worker would also fail.
     """
 
     message: str

@@ -1,13 +1,13 @@
 """Messages between the frontend and the zygote, and the zygote's configuration.
 
-The command is ``python -m plimsoll_engine.worker.zygote --control-fd FD --weights-fd FD --config
-JSON``. The first FD is the zygote's end of an inherited Unix socketpair. The second is the
+The frontend runs ``python -m plimsoll_engine.worker.zygote --control-fd FD --weights-fd FD --config
+JSON``. The first FD is the zygote's end of an inherited Unix socketpair. The second FD is the
 listening socket of the weight server. JSON is a :class:`WorkerConfig`. Messages are framed as in
 :mod:`plimsoll_engine.messages.framing`: a 4-byte big-endian length and a msgpack body.
 
-End of file on the socket means that the frontend has exited. The zygote then kills its workers and
-the weight server, and exits. If the zygote itself is killed, they survive as children of the
-frontend, which starts another zygote.
+If the frontend exits, the zygote reads the end of the stream. It then kills its workers and the
+weight server, and exits. If the zygote itself is killed, they survive as children of the frontend,
+which starts another zygote.
 
 This module must not import torch, because the frontend imports it.
 """
@@ -25,21 +25,23 @@ from plimsoll_engine.messages.framing import framed
 from plimsoll_engine.messages.speculative import Speculative
 
 MEDIA_CACHE_BYTES = 256 << 20
-"""Size of the receiver cache, and of the frontend's matching cache: about 200 images of 336 x
-336."""
+"""Size of the receiver cache, and of the frontend's matching cache.
+
+It holds about 200 images of 336 x 336 pixels.
+"""
 
 
 class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Configuration of all workers that a zygote forks.
 
     ``dtype`` is ``auto``, ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu`` or ``cuda``.
-    A worker has one process per rank (``tensor_parallel_size``). The worker chooses sizes that are
-    null.
+    A worker has one process per rank (``tensor_parallel_size``). The worker chooses the sizes that
+    are null.
 
-    ``socket`` is the path of the frontend's Unix socket, ``weights`` that of the weight server's;
-    if empty, each worker loads its own weights. ``inject`` is the value of ``PLIMSOLL_INJECT``.
-    ``max_loras`` 0 disables adapters; ``speculative`` null disables drafts. ``kv_cache_dtype`` is
-    ``auto`` (the model's) or ``fp8``.
+    ``socket`` is the path of the frontend's Unix socket. ``weights`` is the path of the weight
+    server's socket; if empty, each worker loads its own weights. ``inject`` is the value of
+    ``PLIMSOLL_INJECT``. ``max_loras`` 0 disables adapters; ``speculative`` null disables drafts.
+    ``kv_cache_dtype`` is ``auto`` (the model's dtype) or ``fp8``.
     """
 
     model: str
@@ -65,20 +67,20 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def draft_model(self) -> str | None:
-        """Folder of the draft model, or None."""
+        """Folder of the draft model; None without a draft model."""
         return None if self.speculative is None else self.speculative.model
 
 
 def rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
     """Return the paths of rank 0's socket and of the process group's store.
 
-    Their names are short, because a socket's path holds at most 107 bytes (unix(7)).
+    Their names are short, because the path of a socket holds at most 107 bytes (unix(7)).
     """
     return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening socket at ``path``; replaces the file of a killed predecessor."""
+    """Return a listening socket at ``path``. Replaces the file of a killed predecessor."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     Path(path).unlink(missing_ok=True)
     listener.bind(path)
@@ -108,7 +110,7 @@ ToZygote = Fork
 
 
 class ZygoteReady(msgspec.Struct, tag="ready"):
-    """Message: all imports are done (in ``import_s`` seconds), and the zygote accepts forks."""
+    """Message: all imports took ``import_s`` seconds, and the zygote accepts fork commands."""
 
     pid: int
     import_s: float
@@ -124,7 +126,7 @@ class Forked(msgspec.Struct, tag="forked"):
 
 
 class ForkFailed(msgspec.Struct, tag="fork_failed"):
-    """Reply: nothing was forked. ``message`` is the reason, such as lack of memory."""
+    """Reply: the fork failed. ``message`` is the reason, such as lack of memory."""
 
     number: int
     message: str

@@ -1,4 +1,4 @@
-"""Removal of memory addresses from messages to clients."""
+"""Remove memory addresses from messages to clients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")
 
 
 def without_addresses(text: str) -> str:
-    """Return ``text`` with Python's object representations reduced to the type.
+    """Return ``text`` with each address removed and each Python object replaced by its type.
 
-    An example is ``<_io.BytesIO object at 0x7f…>``. Addresses would reveal the heap's location,
-    which helps attacks on native libraries.
+    An example of an object is ``<_io.BytesIO object at 0x7f…>``. Addresses would reveal the heap's
+    location, which helps attacks on native libraries.
     """
     return _ADDRESS.sub("0x…", _OBJECT.sub(r"<\1>", text))

@@ -1,8 +1,8 @@
-"""Counts of a process's full garbage collections.
+"""Count the full garbage collections of a process.
 
-Requests are freed by reference counting, so that in steady state a full collection finds nothing.
-Anything that it finds is a reference cycle, which is a bug. Frontend and worker report these counts
-with their memory.
+Requests are freed by reference counting, so a full collection should find no garbage in steady
+state. Garbage that it finds is a reference cycle, which is a bug. Frontend and worker report these
+counts with their memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Free host memory of the engine, by the limits of its cgroup and of the machine.
+"""Free host memory of the engine, within the limits of its cgroup and of the machine.
 
-In a container, ``/sys/fs/cgroup`` is the container's cgroup; otherwise ``/proc/self/cgroup`` has
+In a container, ``/sys/fs/cgroup`` is the container's cgroup; otherwise ``/proc/self/cgroup`` gives
 its path. Versions 1 and 2 are supported. Limits of parent groups are not considered.
 """
 
@@ -22,11 +22,11 @@ _FILES = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
-"""Files by cgroup version: limit, usage, and the keys of reclaimable page cache."""
+"""Files of each cgroup version: limit, usage, and the keys of the reclaimable page cache."""
 
 
 def host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Return the free bytes, including page cache; None if unknown."""
+    """Return the free host memory in bytes, including page cache; None if unknown."""
     found = [bytes_of(str(proc / "meminfo"), "MemAvailable")]
     for folder, version in _folders(proc, cgroups):
         if (folder / _FILES[version][1]).exists():
@@ -36,7 +36,7 @@ def host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 
 def _folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
-    """Return the candidate folders of the cgroup's files, most likely first, with their version."""
+    """Return folders that may contain the cgroup's files, and their version, likeliest first."""
     try:
         own = memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))
     except OSError:
@@ -61,7 +61,7 @@ def _free_bytes(folder: Path, version: int) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in the file; None if unreadable or ``max``, which means no limit."""
+    """Return the number in the file; None if it is unreadable or ``max``, which means no limit."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

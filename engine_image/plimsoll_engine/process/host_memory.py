@@ -1,6 +1,6 @@
-"""Host memory of a process, as it measures it, with or without torch.
+"""Host memory of the current process, with or without torch.
 
-Unreadable values are None, never zero.
+Values that cannot be read are None, never zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROBE_BYTES = 16 << 20
 _PROBES = 3
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE_BYTES = 4 << 20
-"""Size from which malloc uses mmap. Pillow allocates pixels in blocks of 16 MiB."""
+"""Minimum size of blocks that malloc maps with mmap. Pillow allocates pixels in 16 MiB blocks."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -56,7 +56,7 @@ _mallopt = _libc("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_int)
 def _counts_our_malloc() -> bool:
     """Report whether glibc counts this process's allocations.
 
-    Not if jemalloc or tcmalloc is loaded.
+    The result is false if jemalloc or tcmalloc is loaded.
     """
     return _mallinfo2 is not None and any(_probe_counts(_mallinfo2) for _ in range(_PROBES))
 
@@ -64,8 +64,8 @@ def _counts_our_malloc() -> bool:
 def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
     """Report whether a test allocation changes glibc's counts.
 
-    Half of its size suffices, because other threads free memory meanwhile. With another allocator,
-    glibc's counts do not change at all.
+    A change by half of its size suffices, because other threads may free memory meanwhile. With
+    another allocator, glibc's counts do not change at all.
     """
     before = mallinfo2()
     probe = bytearray(_PROBE_BYTES)
@@ -77,7 +77,7 @@ def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
 def malloc() -> tuple[int | None, int | None]:
     """Return the bytes that malloc has in use, and the free bytes that it retains.
 
-    Both are None if they are unknown.
+    Both are None if unknown.
     """
     if _mallinfo2 is None or not _counts_our_malloc():
         return None, None
@@ -86,7 +86,7 @@ def malloc() -> tuple[int | None, int | None]:
 
 
 def malloc_trim() -> bool:
-    """Return malloc's free pages to the kernel. Return False if the libc cannot."""
+    """Return malloc's free pages to the kernel. Return False if the libc does not support it."""
     if _malloc_trim is None:
         return False
     _malloc_trim(0)
@@ -94,17 +94,17 @@ def malloc_trim() -> bool:
 
 
 def return_large_blocks() -> bool:
-    """Make malloc return each large block to the kernel when it is freed.
+    """Make malloc return each large block to the kernel as soon as it is freed.
 
-    Return False if the libc cannot. By default, glibc keeps blocks of up to 32 MiB in its arenas
-    once one was freed: two decoded images of 40 million pixels left 230 MiB. A later trim would
-    hold the arenas' locks and block the event loop.
+    Return False if the libc does not support it. By default, glibc keeps blocks of up to 32 MiB in
+    its arenas once such a block was freed: two decoded images of 40 million pixels left 230 MiB. A
+    later trim would hold the arenas' locks and block the event loop.
     """
     return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES) == 1
 
 
 class PythonObjects:
-    """Estimate of the bytes of Python objects from their number.
+    """Estimator of the bytes of Python objects from their number.
 
     ``sys.getallocatedblocks()`` takes microseconds, but measuring every object takes long. The mean
     size of a block is therefore measured once, from a sample of tracked objects.
@@ -132,7 +132,8 @@ def process_memory(
 ) -> ProcessMemory:
     """Return the host memory of this process by segment.
 
-    ``mapped`` bytes of its shared memory belong to another process; all of them are resident.
+    ``mapped`` is the number of bytes of its shared memory that belong to another process. All of
+    these bytes are resident.
     """
     in_use, retained = malloc()
     blocks, size = python.measure()
@@ -153,7 +154,7 @@ def process_memory(
 def rss_anon() -> int | None:
     """Return the anonymous resident memory of this process in bytes (``RssAnon``).
 
-    None if unknown.
+    Return None if unknown.
     """
     return _status_bytes("RssAnon")
 
@@ -164,7 +165,7 @@ def swapped() -> int | None:
 
 
 def machine_swap() -> int | None:
-    """Return the machine's swap space in bytes (``SwapTotal``), 0 without swap; None if unknown."""
+    """Return the machine's swap space in bytes (``SwapTotal``); 0 without swap, None if unknown."""
     return bytes_of("/proc/meminfo", "SwapTotal")
 
 
@@ -173,10 +174,10 @@ def _status_bytes(key: str) -> int | None:
 
 
 def private_anon(pid: int | None = None) -> int | None:
-    """Return the bytes of a process, by default this one, that it does not share; None if unknown.
+    """Return the bytes that a process shares with no other process; None if unknown.
 
-    Pages that it shares with its parent since the fork do not count. Files and shared memory count
-    only where it alone has written to them.
+    The default is this process. Pages that it has shared with its parent since the fork do not
+    count. Files and shared memory count only if no other process has mapped the same pages.
     """
     # Read the file once: the kernel walks all pages for each read.
     found = _all_bytes_of(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
@@ -185,12 +186,12 @@ def private_anon(pid: int | None = None) -> int | None:
 
 
 def bytes_of(path: str, key: str) -> int | None:
-    """Return the bytes after ``key:`` in a file of ``/proc``; None if absent."""
+    """Return the bytes in the line ``key:`` of a file in ``/proc``; None if absent."""
     return _all_bytes_of(path).get(key)
 
 
 def _all_bytes_of(path: str) -> dict[str, int]:
-    """Return the bytes of each line ``key: number kB``; empty without the file."""
+    """Return the bytes of each line ``key: number kB``; empty if the file cannot be read."""
     found = {}
     with contextlib.suppress(OSError), open(path) as status:
         for line in status:

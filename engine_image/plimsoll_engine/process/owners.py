@@ -1,6 +1,6 @@
-"""Owners of memory: each counts its bytes, declares a bound, checks itself and closes itself.
+"""Owners of memory. An owner counts its bytes, declares a bound, checks itself and closes itself.
 
-An owner counts when it is asked and stores no figure, so what it reports cannot go stale.
+An owner counts its bytes on each call and stores no count, so its report is never outdated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plimsoll_api.admin import MemoryKind, Role
 class Flush(NamedTuple):
     """Way to free memory of an owner that no request needs.
 
-    ``act`` frees the bytes that ``nbytes`` returns. ``what`` describes them for logs.
+    ``act`` frees the memory, ``nbytes`` returns its size, and ``what`` describes it for logs.
     """
 
     what: str
@@ -27,8 +27,9 @@ class Flush(NamedTuple):
 class Owner:
     """Component of ``process`` that holds memory of one ``kind``.
 
-    ``bound`` is the maximum number of bytes, None without a limit. ``checks`` are its audit rules
-    by name; each returns the problems it finds. ``close`` releases everything and is idempotent.
+    ``bound`` is the maximum number of bytes; None means no limit. ``checks`` maps the name of each
+    audit rule to a function that returns the problems it finds. ``close`` releases everything and
+    is idempotent.
     """
 
     name: str
@@ -42,17 +43,17 @@ class Owner:
 
 
 class Part(Protocol):
-    """A part of a worker process. Parts are closed in the reverse of the order of their opening."""
+    """Part of a worker process. Parts are closed in the reverse order of their opening."""
 
     @property
     def name(self) -> str:
-        """Return the name under which the time of its closing is reported."""
+        """Name in the report of the time that closing the part takes."""
         ...
 
     def owners(self) -> list[Owner]:
-        """Return what holds memory in this part while it is open."""
+        """Return the owners of memory in this part while it is open."""
         ...
 
     def close(self) -> None:
-        """Give everything back. A second call does nothing."""
+        """Release everything. Idempotent."""
         ...

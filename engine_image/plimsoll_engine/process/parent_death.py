@@ -7,11 +7,11 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
+"""Defined in linux/prctl.h."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when ``parent`` exits. Exit if it already has."""
+    """Make the kernel kill this process when ``parent`` exits. Exit if ``parent`` is gone."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -20,10 +20,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_zygote(zygote: int, frontend: int) -> None:
-    """Survive the exit of ``zygote``, the parent, as a child of ``frontend``.
+    """Let this process survive the exit of its parent ``zygote``, as a child of ``frontend``.
 
-    The process is killed when the frontend exits. If the frontend does not become its parent, it
-    exits with the zygote. The zygote kills its children if the frontend exits first.
+    This process is killed when the frontend exits. If the frontend does not become its parent, this
+    process exits with the zygote. If the frontend exits first, the zygote kills its children.
     """
 
     def adopted(*_: object) -> None:

@@ -1,9 +1,9 @@
-"""Rules for each of the engine's processes: the garbage collector's state, and method caches.
+"""Rules for each process of the engine: the garbage collector's state, and caches of methods.
 
-``gc.freeze()`` hides all existing objects from later collections. That is right once, for objects
-that live as long as the engine. While requests run, it would hide their garbage forever. The
-permanent generation belongs to the process, so freezes of all its engines are counted here, and the
-last one that unfreezes ends it.
+``gc.freeze()`` hides all existing objects from later collections. That is correct once, for objects
+that live as long as the engine. While requests run, it would hide their garbage forever. Frozen
+objects are a property of the process. This module therefore counts the freezes of all engines in
+the process, and the last ``unfreeze`` ends them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OURS = "plimsoll_"
 
 
 class Frozen:
-    """Counter of the freezes of one process."""
+    """Counter of the ``gc.freeze()`` calls in one process."""
 
     def __init__(self) -> None:
         self._engines = 0
@@ -27,7 +27,8 @@ class Frozen:
     def before_forks(self) -> None:
         """Freeze the objects that forked processes inherit.
 
-        They are counted here once, because counting 300,000 objects takes 30 ms of each restart.
+        They are counted once here, because counting 300,000 objects would add 30 ms to each
+        restart.
         """
         gc.collect()
         gc.freeze()
@@ -45,28 +46,28 @@ class Frozen:
         self._engines += 1
 
     def unfreeze(self) -> None:
-        """Undo :meth:`freeze`. No effect without one."""
+        """Undo :meth:`freeze`. Does nothing without an earlier freeze."""
         self._engines = max(0, self._engines - 1)
         if not self._engines:
             gc.unfreeze()
 
     def problems(self) -> list[str]:
-        """Return a problem if objects were frozen since :meth:`freeze`."""
+        """Return a message if objects were frozen after :meth:`freeze`."""
         if not self._engines:
             return []
         more = gc.get_freeze_count() - self._objects
         if more <= 0:
             return []
-        return [f"{more} objects were frozen while the engine serves, so they are never collected"]
+        return [f"{more} objects were frozen while the engine served, so they are never collected"]
 
 
 frozen = Frozen()
 
 
 def method_cache_problems() -> list[str]:
-    """Return each ``functools.lru_cache`` on a method of this project.
+    """Return a message for each ``functools.lru_cache`` on a method of this project.
 
-    Such a cache belongs to the class and keeps every instance that it was called on.
+    Such a cache belongs to the class and keeps alive every instance that the method was called on.
     """
     return [
         f"{name} has a cache on its class, which keeps the instances of {size} calls alive"

@@ -1,8 +1,8 @@
-"""Stack trace files of the engine's processes, written on SIGUSR1 and limited in size and number.
+"""Stack trace files of the engine's processes, written on SIGUSR1, bounded in size and number.
 
-The run directory is in memory and lives as long as the pod. Of ended processes, empty files are
-removed and the newest others are kept. That happens when the parent reaps a process, and at the
-next start of the frontend.
+The run directory is in memory and lives as long as the pod. For processes that have exited, empty
+files are removed and the newest other files are kept. The parent does this when it reaps a process,
+and the frontend at its next start.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
 KEPT = 8
-"""Number of files of ended processes that are kept."""
+"""Number of files that are kept for processes that have exited."""
 MAX_BYTES = 1 << 20
-"""Size above which a live process's file is truncated; a dump has about ten KiB."""
+"""Size above which the file of a live process is truncated. A stack dump has about ten KiB."""
 
 
 def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
-    """Return the file for stack traces of process ``pid``, which it writes on SIGUSR1.
+    """Return the file to which process ``pid`` writes its stack traces on SIGUSR1.
 
-    faulthandler writes it, even if the process hangs.
+    faulthandler writes the file, even if the process hangs.
     """
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
@@ -51,9 +51,9 @@ def tidy(run_dir: str | Path) -> None:
 
 
 def bounded_size(path: Path) -> int:
-    """Return the file's size in bytes, 0 if it is missing.
+    """Return the file's size in bytes; 0 if the file does not exist.
 
-    Truncates a file above the limit first.
+    A file above the limit is truncated first.
     """
     try:
         size = path.stat().st_size
@@ -66,9 +66,9 @@ def bounded_size(path: Path) -> int:
 
 
 def write_stacks_on_sigusr1(run_dir: str, role: str) -> None:
-    """Append the stacks of all threads to this process's file on SIGUSR1, even if it hangs.
+    """Make this process append the stacks of all threads to its file on SIGUSR1, even if it hangs.
 
-    They go to the log if the run directory is not writable.
+    If the run directory is not writable, the stacks go to the log.
     """
     path = stacks_path(run_dir, role, os.getpid())
     file: TextIO
@@ -77,6 +77,10 @@ def write_stacks_on_sigusr1(run_dir: str, role: str) -> None:
         # Keep it open: faulthandler writes to the descriptor from the signal handler.
         file = path.open("a")
     except OSError as error:
-        log.warning("--run-dir: %s; stacks go to the log", error, extra={"role": role})
+        log.warning(
+            "cannot write stacks to --run-dir: %s; they go to the log instead",
+            error,
+            extra={"role": role},
+        )
         file = sys.stderr
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)

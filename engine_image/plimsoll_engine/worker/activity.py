@@ -1,4 +1,4 @@
-"""Recent activity of the worker's loop, which explains what a Stop had to wait for."""
+"""Record the recent activity of the worker's loop, which explains what a Stop had to wait for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 KEPT = 32
-"""Number of recorded spans, which cover several turns of the loop."""
+"""Number of recorded spans. They cover several iterations of the loop."""
 
 
 class Activity:
-    """Recorder of one thread's consecutive spans: each ends where the next one begins."""
+    """Recorder of the consecutive spans of one thread. Each span ends where the next one begins."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class Activity:
         self._since = clock()
 
     def begin(self) -> None:
-        """Start the next span now, so that waiting time is not counted."""
+        """Start the next span now, so that the time spent waiting is not counted."""
         self._since = self._clock()
 
     def record(self, name: str) -> None:

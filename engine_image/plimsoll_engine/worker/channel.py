@@ -11,23 +11,23 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.framing import FrameReader
 
 SEND_TIMEOUT_S = 30.0
-"""Time after which a frontend that reads nothing counts as gone, so the worker does not hang."""
+"""Time after which the worker exits if the frontend reads nothing, so that it does not hang."""
 MAX_UNSENT_BYTES = 16 << 20
-"""Maximum unsent bytes while the frontend is busy, enough for 100,000 tokens and more.
+"""Maximum number of unsent bytes while the frontend is busy, enough for 100,000 tokens.
 
-Above it, the next message waits for the frontend.
+Above it, sending the next message waits for the frontend.
 """
 CONNECT_TIMEOUT_S = 10.0
 
 
 class FrontendGoneError(ConnectionError):
-    """The frontend closed the socket or does not read it, so the worker has to exit."""
+    """The frontend closed the socket or does not read it, so the worker must exit."""
 
 
 class Channel:
     """Non-blocking connection to the frontend.
 
-    Bytes that the socket does not accept at once are sent by later calls, so that a step does not
+    Bytes that the socket does not accept at once are sent in later calls, so that a step does not
     wait for a busy frontend.
     """
 
@@ -37,19 +37,22 @@ class Channel:
         try:
             self._socket.connect(path)
         except OSError as error:
-            raise FrontendGoneError(f"frontend socket {path}: {error}") from None
+            raise FrontendGoneError(
+                f"cannot connect to the frontend's socket {path}: {error}"
+            ) from None
         self._socket.setblocking(False)
         self._reader = FrameReader()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._sent_at = 0.0
-        """Last time that the socket accepted bytes or had none to send (CLOCK_MONOTONIC)."""
+        """Time when the socket last accepted bytes or the queue was empty (CLOCK_MONOTONIC).
+        """
 
     def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
         """Send a message, or queue it if the socket is full.
 
-        Blocks until the queue is empty for the ``last`` message, and until it is below
-        :data:`MAX_UNSENT_BYTES` otherwise. Raises FrontendGoneError.
+        The call blocks until the queue is empty if the message is the ``last``, and otherwise until
+        the queue is below :data:`MAX_UNSENT_BYTES`. Raises FrontendGoneError.
         """
         frame = memoryview(worker_ipc.frame(message))
         if not self._unsent:
@@ -63,7 +66,7 @@ class Channel:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket accepts now.
+        """Send the queued bytes that the socket accepts now.
 
         Raises FrontendGoneError, also after the send timeout.
         """
@@ -79,18 +82,18 @@ class Channel:
         except BlockingIOError:
             if self._remaining_s() <= 0:
                 raise FrontendGoneError(
-                    f"the frontend has read nothing for {SEND_TIMEOUT_S:g} s"
+                    f"the frontend has not read its socket for {SEND_TIMEOUT_S:g} s"
                 ) from None
         except OSError as error:
-            raise FrontendGoneError(f"frontend socket: {error}") from None
+            raise FrontendGoneError(f"cannot write to the frontend's socket: {error}") from None
 
     def _remaining_s(self) -> float:
         return max(0.0, self._sent_at + SEND_TIMEOUT_S - time.monotonic())
 
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
-        """Return the messages that arrive within ``timeout_s`` seconds; empty if none do.
+        """Return the messages that arrive within ``timeout_s`` seconds; empty if none arrives.
 
-        Returns after the first bytes. Sends queued messages meanwhile.
+        The call returns after the first bytes. Meanwhile, it sends queued messages.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -107,7 +110,7 @@ class Channel:
         try:
             data = self._socket.recv(1 << 20)
         except OSError as error:
-            raise FrontendGoneError(f"frontend socket: {error}") from None
+            raise FrontendGoneError(f"cannot read from the frontend's socket: {error}") from None
         if not data:
             raise FrontendGoneError("the frontend closed the socket")
         return [worker_ipc.to_worker.decode(body) for body in self._reader.feed(data)]
@@ -117,9 +120,9 @@ class Channel:
         return bool(select.select([self._socket], [], [], 0.0)[0])
 
     def wait_closed(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` seconds for the frontend to close the socket.
+        """Wait up to ``timeout_s`` seconds until the frontend closes the socket.
 
-        Ignores its messages.
+        Messages that arrive meanwhile are ignored.
         """
         deadline = time.monotonic() + timeout_s
         try:
@@ -129,5 +132,5 @@ class Channel:
             return
 
     def close(self) -> None:
-        """Close the socket. The frontend takes that for the end of the worker."""
+        """Close the socket. The frontend treats this as the end of the worker."""
         self._socket.close()

@@ -1,7 +1,7 @@
 """Entry point of the ranks above 0 (:mod:`plimsoll_engine.worker.rank_loop`).
 
-In an engine, the zygote forks them. Without a zygote, as in a benchmark, rank 0 starts ``python -m
-plimsoll_engine.worker.follower --config JSON --rank N`` for each of them.
+In an engine, the zygote forks these ranks. Without a zygote, as in a benchmark, rank 0 starts
+``python -m plimsoll_engine.worker.follower --config JSON --rank N`` for each of them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ from plimsoll_engine.worker.rank_loop import Follower, FollowError
 log = logging.getLogger(__name__)
 
 LINGER_S = 5.0
-"""Time for rank 0 to report why the whole group fails, before this exit is taken for the cause."""
+"""Time for rank 0 to report why the whole group fails.
+
+If this process exited earlier, its exit would be mistaken for the cause.
+"""
 LEAVE_S = 60.0
-"""Longer than rank 0 stays after its final message."""
+"""Time to wait for rank 0 to exit. It is longer than rank 0 stays after its final message."""
 
 
 def run(config: WorkerConfig, epoch: int, rank: int) -> int:
     """Run a rank in a freshly forked process. Return the exit status.
 
-    If rank 0 is gone, it returns at once and releases nothing: a kernel that waits for rank 0 ends
-    only with this process.
+    If rank 0 is gone, the call returns at once and releases nothing, because only the exit of this
+    process ends a kernel that waits for rank 0.
     """
     write_stacks_on_sigusr1(config.run_dir, "worker")
     size = config.tensor_parallel_size
@@ -78,9 +81,9 @@ def _fail(link: Link, rank: int, message: str, linger_s: float, permanent: bool 
 
 
 def main() -> NoReturn:
-    """Run one rank above 0 until rank 0 is gone. Does not return."""
+    """Run one rank above 0 until rank 0 is gone. The call does not return."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.follower")
-    parser.add_argument("--config", required=True, help="rank 0's WorkerConfig in JSON")
+    parser.add_argument("--config", required=True, help="WorkerConfig of rank 0 as JSON")
     parser.add_argument("--rank", required=True, type=int)
     parser.add_argument("--epoch", default=1, type=int)
     flags = parser.parse_args()

@@ -18,7 +18,7 @@ class WorkerHooks:
         """Run after a step in which ``finished`` requests ended."""
 
     def tick(self) -> None:
-        """Run before each report, also while idle."""
+        """Run before each report, also while the worker is idle."""
 
     def lose(self, message: ToWorker) -> bool:
         """Report whether to drop ``message`` instead of handling it."""
@@ -26,7 +26,7 @@ class WorkerHooks:
 
 
 def worker_hooks(text: str, epoch: int, engine: EngineCore) -> WorkerHooks:
-    """Return the hooks of the faults in ``text`` that the worker of ``epoch`` has.
+    """Return the hooks for the faults in ``text`` that affect the worker of ``epoch``.
 
     ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for a fault that this engine
     does not support.

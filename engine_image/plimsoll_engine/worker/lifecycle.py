@@ -1,10 +1,10 @@
 """Start and shutdown of a worker's engine core.
 
 The parts of the worker are opened in order and closed in reverse order. ``shutdown()`` is explicit,
-complete and idempotent: after success, after a start that failed at any stage, and after a failed
-forward pass. Nothing relies on ``__del__``, on the garbage collector or on the end of the process.
-On CUDA, torch's allocated bytes return exactly to the baseline, which is measured once the context
-exists and its libraries have run.
+complete and idempotent. It works after a success, after a start that failed at any stage, and after
+a failed forward pass. Nothing relies on ``__del__``, on the garbage collector or on the end of the
+process. On CUDA, torch's allocated bytes return exactly to the baseline, which is measured once the
+context exists and its libraries have run.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ log = logging.getLogger(__name__)
 class CoreLifecycle:
     """Owner of one engine core's memory, from start to shutdown.
 
-    A start has two phases. :meth:`prepare` needs little device memory, so that it can run while a
-    predecessor serves; :meth:`take_over` takes the KV pool.
+    A start has two phases. :meth:`prepare` needs little device memory, so it can run while a
+    predecessor serves. :meth:`take_over` then takes the KV pool.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CoreLifecycle:
         trials: TrialServer | None = None,
         on_stage: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Create an empty lifecycle. ``on_stage`` receives the name of each stage as it begins."""
+        """Create a lifecycle. ``on_stage`` receives the name of each stage when it begins."""
         self.config = config
         self.vocabulary = vocabulary
         self.trials = trials
@@ -91,20 +91,21 @@ class CoreLifecycle:
         self._model_config: Any = None
         self._kv_dtype: torch.dtype | None = None
         self._claim = rank_ipc.PoolMade()
-        """The weight server's answer when this process claimed its KV pool."""
+        """The weight server's reply to this process's claim of the KV pool."""
         self.refusal: Refusal | None = None
-        """Reason for which a handover was refused."""
+        """Reason why a handover was refused; None if no handover was refused."""
 
     def start(self) -> EngineCore:
-        """Run both phases. Releases everything if a phase fails."""
+        """Run both phases of the start. If a phase fails, release everything."""
         self.prepare()
         return self.take_over()
 
     def prepare(self) -> None:
-        """Create context, process group, weights and kernels.
+        """Create the context, the process group, the weights and the kernels.
 
-        Releases everything if it fails. A rank above 0 gets its kernels from the steps of rank 0. A
-        second thread creates the context and maps the weights meanwhile; neither holds the GIL.
+        If it fails, everything is released. A rank above 0 gets its kernels from the steps of rank
+        0. A second thread creates the context and maps the weights meanwhile. Neither task holds
+        the GIL.
         """
         with self._all_or_nothing(), ThreadPoolExecutor(1, "device") as beside:
             with self._stage("model_config"):
@@ -150,9 +151,10 @@ class CoreLifecycle:
     def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
         """Create the KV pool and the engine core, and warm it up.
 
-        Releases everything if it fails. ``quick`` skips the trial of the largest steps, which a
-        predecessor with the same sizes has done, and captures all graphs while serving. It also
-        accepts the predecessor's ``handover``; if that is refused, :attr:`refusal` says why.
+        If it fails, everything is released. ``quick`` skips the trial of the largest steps, which a
+        predecessor with the same sizes has done, and captures all graphs while the worker serves.
+        It also accepts the predecessor's ``handover``. If the handover is refused, :attr:`refusal`
+        is the reason.
         """
         with self._all_or_nothing():
             with self._stage("kv_pool"):
@@ -178,7 +180,7 @@ class CoreLifecycle:
             return engine
 
     def _open_pools(self) -> tuple[Runner, Forward | None]:
-        """Return the model over its KV pool, and the draft model over its own."""
+        """Return the target model with its KV pool, and the draft model with its own pool."""
         device, model, draft = self.model.device, self.model, self.weights.draft
         adapters = None
         if self.config.max_loras and isinstance(model, Decoder):
@@ -217,7 +219,7 @@ class CoreLifecycle:
     def _open_engine(
         self, runner: Runner, draft: Forward | None, tables: list[Table]
     ) -> EngineCore:
-        """Return the engine; ``tables`` are those of a predecessor."""
+        """Create the engine. ``tables`` are the predecessor's block tables."""
         settings, config = self._sizes, self.config
         pool = BlockPool(
             settings.num_blocks, settings.block_size, [table.blocks for table in tables]
@@ -265,7 +267,7 @@ class CoreLifecycle:
         return engine
 
     def hand_over(self) -> bytes:
-        """Return what a successor needs to continue with the KV blocks of running requests.
+        """Return the message that a successor needs to reuse the KV blocks of running requests.
 
         The engine must be at rest, and only :meth:`shutdown` may follow. Raises
         :class:`HandoverRefused`.
@@ -273,19 +275,20 @@ class CoreLifecycle:
         assert self.engine is not None
         if self.weights.pool is None:
             raise HandoverRefused(
-                Outcome.NO_HOLDER, "no other process holds the KV pool, so it ends with this worker"
+                Outcome.NO_HOLDER,
+                "no other process owns the KV pool, so it is lost with this worker",
             )
         return export.export_tables(self.engine, self._layout(self.engine.runner))
 
     def _accepted(self, handover: bytes | None, runner: Runner) -> list[Table]:
-        """Return the tables of ``handover``; empty if it is refused."""
+        """Return the block tables in ``handover``. Return an empty list if it is refused."""
         if handover is None:
             return []
         try:
             if self.weights.pool is None:
                 raise HandoverRefused(
                     Outcome.NO_HOLDER,
-                    "this worker's KV pool is new and lacks the handed-over blocks",
+                    "this worker's KV pool is new and does not contain the blocks of the handover",
                 )
             if not all(claim.alone for claim in [self._claim, *runner.pools]):
                 raise HandoverRefused(Outcome.UNFENCED, "another worker may write to the KV pool")
@@ -302,7 +305,7 @@ class CoreLifecycle:
         return []
 
     def _layout(self, runner: Runner) -> Layout:
-        """Return the properties that must be equal in both workers for a handover."""
+        """Return the KV pool's layout, which must be equal in both workers for a handover."""
         claims = [self._claim, *runner.pools]
         return Layout(
             b"".join(claim.weights for claim in claims),
@@ -315,19 +318,19 @@ class CoreLifecycle:
         )
 
     def freeze(self) -> None:
-        """End the start: existing objects stay out of the collector's reach until shutdown."""
+        """End the start: hide existing objects from the garbage collector until shutdown."""
         self._parts.append(self.heap)
         self.heap.open()
 
     @property
     def model(self) -> Model:
-        """The model, after :meth:`prepare`."""
+        """The model. Available after :meth:`prepare`."""
         assert self.weights.model is not None
         return self.weights.model
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The dtype of the KV pool, after :meth:`prepare`."""
+        """The dtype of the KV pool. Available after :meth:`prepare`."""
         assert self._kv_dtype is not None
         return self._kv_dtype
 
@@ -338,7 +341,7 @@ class CoreLifecycle:
 
     @property
     def mapped_host_bytes(self) -> int:
-        """Bytes of the weight server's shared memory that are mapped here."""
+        """Bytes of the weight server's shared memory that this process maps."""
         return 0 if self.device.is_cuda else self.weights.mapped_bytes
 
     @contextlib.contextmanager
@@ -358,8 +361,8 @@ class CoreLifecycle:
     def shutdown(self) -> None:
         """Release everything on every rank. Idempotent.
 
-        On CUDA nothing is released after a rank is lost, because kernels still wait for it. (NCCL
-        2.28.9 did not give up within 60 s on an H200.) The frontend kills this process.
+        If a rank was lost on CUDA, nothing is released, because kernels still wait for that rank.
+        (NCCL 2.28.9 did not give up within 60 s on an H200.) The frontend then kills this process.
         """
         if self.member.lost:
             if self.device.is_cuda:
@@ -376,16 +379,16 @@ class CoreLifecycle:
                 part.close()
 
     def allocated_after_shutdown(self) -> tuple[int | None, int | None]:
-        """Return the bytes still allocated on the devices of all ranks, and their baselines.
+        """Return the bytes that are still allocated on all ranks' devices, and their baselines.
 
-        Call it after :meth:`shutdown`. None on a CPU, or if a rank did not report.
+        Call it after :meth:`shutdown`. Each value is None on a CPU, or if a rank did not report.
         """
         return self.member.allocated_after_shutdown(self.device_allocated(), self.device.baseline)
 
     def device_allocated(self) -> int | None:
-        """Return the bytes that torch and the group of ranks have allocated on the device.
+        """Return the device bytes that torch and the process group have allocated.
 
-        None on a CPU.
+        Return None on a CPU.
         """
         allocated = self.device.allocated()
         return None if allocated is None else allocated + self.member.nbytes
@@ -393,7 +396,7 @@ class CoreLifecycle:
 
 @contextlib.contextmanager
 def _timed(stages_s: dict[str, float], name: str) -> Iterator[None]:
-    """Record the duration of the block in ``stages_s``, in seconds, unless it fails."""
+    """Record the duration of the block in ``stages_s``, in seconds, unless the block fails."""
     start = time.monotonic()
     yield
     stages_s[name] = round(time.monotonic() - start, 4)

@@ -1,7 +1,7 @@
 """Main loop of a worker: connect, prepare, take over, serve until Stop.
 
-It has one thread. It reads messages between steps, never waits for a busy frontend
-(``channel.py``), and sends a report at least once a second, also while idle.
+The loop has one thread. It reads messages between steps and never waits for a busy frontend
+(``channel.py``). It sends a report at least once a second, also while idle.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ TRANSFER_POLL_S = 0.01
 """Interval at which an idle worker polls its KV transfers, in seconds."""
 LINGER_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
-"""Interval between captures of decode graphs while requests run; a tenth of it while idle."""
+"""Interval between captures of decode graphs while requests run. While idle, a tenth of it."""
 CAPTURE_POSTPONED_S = 1.0
-"""Maximum delay of a capture by messages, the first of which may be a Stop."""
+"""Maximum time that messages postpone a capture. The first of them may be a Stop."""
 FIRST_MESSAGES_S = 0.05
-"""Delay of the first capture and report after Ready.
+"""Delay of the first capture and the first report after Ready.
 
-The requests that the worker takes over arrive in this time, and their streams wait for them.
+In this time, the requests arrive that the worker takes over. Their streams wait for them.
 """
 PERMANENT = (LoadError, SettingsError)
-"""Errors that another worker with the same settings and checkpoint would have as well."""
+"""Errors that would recur in another worker with the same settings and checkpoint."""
 
 
 def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
@@ -139,7 +139,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 
 
 def _prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
-    """Return the Prepared message, with the memory of each rank while it waits."""
+    """Return the Prepared message. It contains the memory of each rank while the rank waits."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
     leader = lifecycle.member.leader
     others = [] if leader is None else [rank.memory for rank in leader.waiting_accounts()]
@@ -149,7 +149,7 @@ def _prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepar
 
 
 def _wait_for_order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
-    """Wait for the order to take over or to stop."""
+    """Wait for the frontend's command to take over or to stop."""
     while True:
         for message in channel.receive(REPORT_INTERVAL_S):
             if isinstance(message, worker_ipc.TakeOver | worker_ipc.Stop):
@@ -164,14 +164,14 @@ def _release_and_report(
 ) -> None:
     """Release everything, report it, and wait until the frontend closes the socket.
 
-    A process that exits with a CUDA context keeps the driver busy, which would delay the
-    successor's calls. The handover is sent only once nothing in this process can write to the KV
-    pool. ``before_s`` has the durations of the earlier stages.
+    The process does not exit earlier: the exit of a process with a CUDA context keeps the driver
+    busy, which would delay the successor's calls. The handover is sent only after nothing in this
+    process can write to the KV pool. ``before_s`` has the durations of the earlier stages.
     """
     lifecycle.shutdown()
     if isinstance(handover, bytes) and not lifecycle.weights.fenced:
         handover = Refusal(
-            Outcome.UNFENCED, "something in the old worker still refers to the KV pool"
+            Outcome.UNFENCED, "an object in the old worker still references the KV pool"
         )
     stopped = worker_ipc.Stopped(*lifecycle.allocated_after_shutdown())
     if isinstance(handover, bytes):
@@ -194,7 +194,7 @@ def _fail(channel: Channel, message: str, permanent: bool = False) -> int:
 
 
 class Worker:
-    """Loop that connects the channel and the engine core."""
+    """Loop that passes messages between the channel and the engine core."""
 
     def __init__(self, lifecycle: CoreLifecycle, channel: Channel, hooks: WorkerHooks) -> None:
         assert lifecycle.engine is not None
@@ -209,11 +209,11 @@ class Worker:
         self._hand_over = False
         self._activity = Activity()
         self._ended_s: dict[str, float] = {}
-        """Duration of each stage of the stop before memory is released, in seconds."""
+        """Duration in seconds of each stage of the stop before memory is released."""
         self._next_report = self._next_capture = time.monotonic() + FIRST_MESSAGES_S
 
     def serve(self) -> None:
-        """Serve until Stop. Raises :class:`FrontendGoneError` and :class:`WorkerEnds`."""
+        """Serve until a Stop message. Raises :class:`FrontendGoneError` and :class:`WorkerEnds`."""
         while not self.stopping:
             due = min(self._next_report, self._next_capture)
             wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
@@ -255,9 +255,9 @@ class Worker:
             self.channel.send(dropped)
 
     def _capture(self) -> None:
-        """Capture one of the missing graphs, often while idle and rarely between steps.
+        """Capture one of the missing graphs: often while idle, rarely between steps.
 
-        A capture delays the next step by some tens of milliseconds, and a Stop as well.
+        A capture delays the next step, or a Stop, by some tens of milliseconds.
         """
         now = time.monotonic()
         late = now >= self._next_capture + CAPTURE_POSTPONED_S
@@ -309,7 +309,7 @@ class Worker:
     def _load_adapter(self, wanted: worker_ipc.LoadAdapter) -> worker_ipc.AdapterLoaded:
         answer = worker_ipc.AdapterLoaded(wanted.query_id, wanted.number)
         if (adapters := self.engine.runner.adapters) is None:
-            answer.error = "this engine takes no adapters: start it with --enable-lora"
+            answer.error = "this engine does not serve adapters: start it with --enable-lora"
             return answer
         try:
             adapters.load(wanted.name, wanted.number, Path(wanted.path))
@@ -374,9 +374,9 @@ class Worker:
         _release_and_report(self.lifecycle, self.channel, handover, self._ended_s)
 
     def _handover(self) -> bytes | Refusal:
-        """Finish the current step and return the handover of the KV pool, or the refusal.
+        """Finish the current step. Return the handover of the KV pool, or the reason for none.
 
-        Raises DeviceLost, because the contents of the pool are unknown then.
+        Raises DeviceLost, because the contents of the pool are then unknown.
         """
         begun = time.monotonic()
         self._answer(self.engine.quiesce())

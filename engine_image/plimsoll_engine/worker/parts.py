@@ -1,6 +1,6 @@
-"""Parts of a worker process except its engine, which the lifecycle opens and closes.
+"""Parts of a worker process, except its engine, that the lifecycle opens and closes.
 
-Each is a :class:`plimsoll_engine.process.owners.Part`.
+Each part is a :class:`plimsoll_engine.process.owners.Part`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from plimsoll_engine.process.rules import frozen
 from plimsoll_engine.weights.mapping import WeightMapping
 
 GC_THRESHOLDS = (20_000, 50, 1_000)
-"""Thresholds of the garbage collector. Full collections pause all streams, so they are rare."""
+"""Thresholds of the garbage collector. Full collections pause all streams, so they must be rare."""
 
 
 class OpenDevice:
-    """Device with its context, and its allocated bytes before this worker allocates any."""
+    """The device with its context, and the bytes allocated before this worker allocates any."""
 
     name = "device"
 
@@ -44,11 +44,11 @@ class OpenDevice:
 
     @property
     def is_cuda(self) -> bool:
-        """Report whether a CUDA device has been chosen."""
+        """Whether a CUDA device was chosen."""
         return self.device is not None and self.device.type == "cuda"
 
     def open(self, dtype: torch.dtype) -> None:
-        """Make the device current in this thread, and measure its baseline for ``dtype``."""
+        """Make the device current in this thread. Measure its baseline for ``dtype``."""
         assert self.device is not None
         if self.is_cuda:
             torch.cuda.set_device(self.device)
@@ -81,7 +81,8 @@ class OpenDevice:
 class Weights:
     """Weights of the model and of its draft model.
 
-    If a weight server is configured, it owns the weights and the KV pool, and they are mapped here.
+    If a weight server is configured, it owns the weights and the KV pool, and this process maps
+    them.
     """
 
     name = "weights"
@@ -93,15 +94,15 @@ class Weights:
         self._unbound: OwnModel | None = None
         self.draft: Decoder | None = None
         self.pool: torch.Tensor | None = None
-        """The weight server's KV pool, uint8 [bytes], once it is mapped."""
+        """The weight server's KV pool as uint8 [bytes], once it is mapped; None before."""
         self.fenced = False
         """Whether this process can no longer write to the weight server's KV pool."""
         self._mapping: WeightMapping | None = None
         self._sizes: dict[str, int] = {}
-        """Bytes of the weights by owner, once they are bound."""
+        """Bytes of the weights by owner, once the weights are bound."""
 
     def request(self, model_config: Any, dtype: torch.dtype) -> None:
-        """Ask the weight server to load the weights, if there is one for this model."""
+        """Request the weights from the weight server, if one serves this model."""
         if not self._config.weights:
             return
         shard = self._member.shard
@@ -111,11 +112,11 @@ class Weights:
 
     @property
     def is_mapped(self) -> bool:
-        """Report whether the weights belong to the weight server."""
+        """Whether the weights belong to the weight server."""
         return self._mapping is not None
 
     def map(self) -> dict[str, torch.Tensor]:
-        """Return the weight server's weights by name, and map its KV pool if it has one."""
+        """Return the weight server's weights by name. If it has a KV pool, map that as well."""
         assert self._mapping is not None
         tensors = self._mapping.tensors()
         self.map_pool()
@@ -128,7 +129,7 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Model:
-        """Return the model with the ``mapped`` weights. If None, load them from the files."""
+        """Return the model with the ``mapped`` weights; None loads the weights from files."""
         draft = None if self._config.draft_model is None else Path(self._config.draft_model)
         if mapped is not None and self._unbound is not None:
             own, drafts = draft_models.split_tensors(mapped)
@@ -152,17 +153,17 @@ class Weights:
         return self.model
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
-        """Return the weight server's memory for this rank's KV pool, uint8 [bytes].
+        """Map the weight server's memory for this rank's KV pool. Return it as uint8 [bytes].
 
-        If it does not exist yet, it is created with ``nbytes``, unless that is 0. None without a
-        weight server.
+        If the pool does not exist yet, it is created with ``nbytes``, unless that is 0. Return None
+        without a weight server or without a pool.
         """
         if self._mapping is not None and self.pool is None:
             self.pool = self._mapping.pool(nbytes)
         return self.pool
 
     def claim_pool(self) -> rank_ipc.PoolMade:
-        """Claim the weight server's KV pool for this process, and return the server's answer."""
+        """Claim the weight server's KV pool for this process. Return the server's reply."""
         if self._mapping is None or self.pool is None:
             return rank_ipc.PoolMade()
         alone = self._mapping.claim_pool()
@@ -170,11 +171,11 @@ class Weights:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the weight server's memory that are mapped here."""
+        """Bytes of the weight server's memory that this process maps."""
         return 0 if self._mapping is None else self._mapping.nbytes + self._mapping.pool_nbytes
 
     def owners(self) -> list[Owner]:
-        """Return the weights of all ranks and of the draft model."""
+        """Return the owners of the weights of all ranks, and of the draft model's weights."""
         if self.model is None:
             return []
         process = Role.WEIGHT_SERVER if self.is_mapped else Role.WORKER
@@ -196,7 +197,7 @@ class Weights:
 
 
 class Heap:
-    """Garbage collector settings of a serving worker."""
+    """Settings of the garbage collector in a serving worker."""
 
     name = "heap"
 
@@ -212,7 +213,7 @@ class Heap:
         self.collections.start()
 
     def owners(self) -> list[Owner]:
-        """Return an empty list, because frozen objects are counted by their owners."""
+        """Return an empty list, because other owners count the frozen objects."""
         return []
 
     def close(self) -> None:
@@ -231,7 +232,7 @@ def _nbytes(model: Model) -> int:
 def has_compiled() -> bool:
     """Report whether torch.compile has compiled anything in this process.
 
-    Check it before a reset, which imports the compiler even if there is nothing to reset. That
+    Check this before a reset. A reset imports the compiler even if there is nothing to reset, which
     adds 2 s to a restart.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
@@ -247,10 +248,10 @@ def create_context(device: torch.device) -> None:
 
 
 def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
-    """Return the bytes allocated after the context is created and its libraries have run once.
+    """Return the bytes allocated once the context exists and its libraries have run.
 
-    The libraries run for ``dtype`` only, because they load other kernels for each dtype. None on a
-    CPU.
+    The libraries run only for ``dtype``, because they load other kernels for each dtype. Return
+    None on a CPU.
     """
     if device.type != "cuda":
         return None
@@ -263,7 +264,7 @@ def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
 
 
 def release_device_caches() -> None:
-    """Release what torch caches: cuBLAS workspaces, free segments and pinned memory."""
+    """Release the memory that torch caches: cuBLAS workspaces, free segments and pinned memory."""
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch._C._host_emptyCache()

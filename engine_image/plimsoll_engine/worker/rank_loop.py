@@ -1,4 +1,4 @@
-"""Loop of a rank above 0. It executes rank 0's commands in order and schedules nothing itself."""
+"""Loop of a rank above 0. It runs the commands of rank 0 in order and schedules nothing itself."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from plimsoll_engine.worker.lifecycle import CoreLifecycle
 class FollowError(RuntimeError):
     """A command of rank 0 failed.
 
-    ``answered`` means that rank 0 waits for a reply and receives the error there. Otherwise rank 0
-    waits in a collective, which only the exit of this process ends.
+    ``answered`` means that rank 0 waits for a reply, and the reply reports the error. Otherwise
+    rank 0 waits in a collective, which only the exit of this process ends.
     """
 
     def __init__(self, message: str, answered: bool) -> None:
@@ -28,9 +28,9 @@ class FollowError(RuntimeError):
 
 
 class Follower:
-    """Executor of rank 0's commands.
+    """Executor of the commands of rank 0.
 
-    ``lifecycle`` has prepared the model. Commands create and drop the KV pool.
+    ``lifecycle`` has prepared the model. Commands create and release the KV pool.
     """
 
     def __init__(self, lifecycle: CoreLifecycle, link: Link) -> None:
@@ -40,7 +40,7 @@ class Follower:
         self._python = PythonObjects()
 
     def serve(self) -> None:
-        """Execute commands until rank 0 sends End. Raises LeaderGone and FollowError."""
+        """Run commands until rank 0 sends Shutdown. Raises LeaderGone and FollowError."""
         while not isinstance(command := self._link.receive(), rank_ipc.Shutdown):
             try:
                 answer = self._execute(command)

@@ -1,10 +1,10 @@
 """Zygote: a process with torch and the model code imported, one thread and no CUDA context.
 
-The weight server and the workers are forked from it.
+The weight server and the workers are forked from the zygote.
 
 The frontend starts it as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``
-(:mod:`plimsoll_engine.messages.zygote_ipc`). A fork copies only one thread. A lock that another
-thread held would stay locked in the child forever, and an OpenMP library would wait for its lost
+(:mod:`plimsoll_engine.messages.zygote_ipc`). A fork copies only one thread. A lock held by another
+thread would stay locked in the child forever, and an OpenMP library would wait for its lost
 threads. The zygote therefore sets thread counts before numpy and torch load, runs no tensor
 operation, never calls ``torch.cuda.is_available()``, and checks its number of threads before each
 fork.
@@ -51,9 +51,9 @@ log = logging.getLogger(__name__)
 
 SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 COMPILED_ON_CPU = "128"
-"""Capacity of oneDNN's cache of kernels compiled for CPU shapes.
+"""Capacity of oneDNN's cache of compiled CPU kernels, in entries.
 
-Each takes up to 0.3 MB, and the default capacity is 1,024.
+An entry takes up to 0.3 MB, and the default capacity is 1,024 entries.
 """
 IMPORTS = (
     "torch",
@@ -63,7 +63,7 @@ IMPORTS = (
     "plimsoll_engine.worker.follower",
 )
 OPTIONAL_IMPORTS = ("triton",)
-"""Published for Linux on x86-64 only."""
+"""Modules that are published only for Linux on x86-64."""
 
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 """Threads that may exist during a fork.
@@ -88,12 +88,12 @@ class Zygote:
         self.weights = weights
         """Listening socket of the weight server.
 
-        It belongs to the frontend, so a worker can connect before a weight server runs, and the
-        workers of the next zygote reach the same one.
+        It belongs to the frontend. A worker can therefore connect before a weight server runs, and
+        the workers of the next zygote reach the same weight server.
         """
 
     def serve(self) -> None:
-        """Serve until the frontend is gone. Kills the remaining children then."""
+        """Serve until the frontend is gone. Then kill the remaining children."""
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         try:
@@ -106,7 +106,7 @@ class Zygote:
                         return
         except OSError as error:
             # The frontend exited during a write.
-            log.error("control socket: %s", error)
+            log.error("cannot use the control socket: %s", error)
         finally:
             self._kill_children()
 
@@ -126,7 +126,7 @@ class Zygote:
     def _fork(self, message: Fork) -> int | None:
         others = [name for name in threads()[1:] if name not in FORK_SAFE_THREADS]
         if others:
-            why = f"the zygote has more than one thread ({', '.join(others)}); a fork copies one"
+            why = f"cannot fork: the zygote has several threads ({', '.join(others)})"
             self.send(ForkFailed(message.number, why, message.role))
             return None
         zygote = os.getpid()
@@ -145,7 +145,7 @@ class Zygote:
         return fd
 
     def _run_child(self, message: Fork, zygote: int) -> NoReturn:
-        """Run the child process and exit; never returns into the zygote's code."""
+        """Run the child process and exit. Never returns to the zygote's code."""
         status = 1
         try:
             outlive_zygote(zygote, self.frontend)
@@ -183,7 +183,7 @@ class Zygote:
         self.send(Exited(child.number, child.pid, code, child.role, child.rank))
 
     def _kill_children(self) -> None:
-        """Kill workers before the weight server, so that their memory is not freed under them."""
+        """Kill the workers before the weight server, because they use its memory."""
         for fd in sorted(
             self.children, key=lambda fd: self.children[fd].role == Role.WEIGHT_SERVER
         ):
@@ -196,9 +196,9 @@ class Zygote:
 
 
 def import_everything(model: Path, device: str) -> None:
-    """Import everything that workers of ``model`` on ``device`` need.
+    """Import every module that workers of ``model`` on ``device`` need.
 
-    Sets thread counts before, because libraries read them when they load.
+    Thread counts are set before, because libraries read them when they load.
     """
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", COMPILED_ON_CPU)
@@ -217,13 +217,11 @@ def import_everything(model: Path, device: str) -> None:
 
 
 def main() -> None:
-    """Import what workers need, then fork on request until the frontend is gone."""
+    """Import the modules that workers need, then fork on request until the frontend is gone."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.zygote")
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument(
-        "--weights-fd", type=int, help="the listening socket of WorkerConfig.weights"
-    )
-    parser.add_argument("--config", required=True, help="a WorkerConfig in JSON")
+    parser.add_argument("--weights-fd", type=int, help="listening socket of WorkerConfig.weights")
+    parser.add_argument("--config", required=True, help="WorkerConfig as JSON")
     arguments = parser.parse_args()
     logs.configure()
     die_with_parent(os.getppid())

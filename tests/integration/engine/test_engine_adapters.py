@@ -123,7 +123,7 @@ def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_p
         ("big", str(big), "lora_path", "field r: 16 is above --max-lora-rank 8"),
         ("long", f"/{'x' * 300}", "lora_path", "name too long"),
         ("hub", "organisation/name", "lora_path", "give an absolute path"),
-        ("tiny", str(adapters["first"]), "lora_name", "name of the model itself"),
+        ("tiny", str(adapters["first"]), "lora_name", "name of the served model"),
     ):
         status, text = post(engine, "load", lora_name=name, lora_path=path)
         error = json.loads(text)["error"]

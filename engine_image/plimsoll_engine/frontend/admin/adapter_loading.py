@@ -1,4 +1,4 @@
-"""Loading and unloading of LoRA adapters while the engine runs."""
+"""Load and unload LoRA adapters while the engine runs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from plimsoll_engine.messages import worker_ipc
 log = logging.getLogger(__name__)
 
 # Enough for gigabytes from a slow disk, while the worker also runs requests.
-TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 60.0
 
 
-async def load(engine: AsyncEngine, name: str, path: Path) -> None:
-    """Load an adapter, so that requests can name it.
+async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
+    """Load an adapter and list it, so that requests can name it.
 
-    Raises AdapterRefused or NoAnswer. Nothing remains loaded then.
+    Raises AdapterRefused or NoAnswer. The adapter is then not loaded.
     """
     async with engine.adapter_changes:
         if name == engine.settings.served_model_name:
-            raise AdapterRefused(f"{name!r} is the name of the model itself", "lora_name")
+            raise AdapterRefused(
+                f"{name!r} is the name of the served model: choose another name", "lora_name"
+            )
         adapter = engine.adapters.create(name, path)
         message, epoch = adapter.loading(), engine.epochs.current
         try:
             answer = await engine.ask(
-                message, message.query_id, worker_ipc.AdapterLoaded, TIMEOUT_S
+                message, message.query_id, worker_ipc.AdapterLoaded, LOAD_TIMEOUT_S
             )
         except BaseException:
             if engine.ready is not None:
@@ -36,16 +38,19 @@ async def load(engine: AsyncEngine, name: str, path: Path) -> None:
         if answer.error is not None:
             raise AdapterRefused(answer.error, "lora_path")
         if engine.epochs.current != epoch:
-            raise NoAnswer("the worker was replaced meanwhile")
+            raise NoAnswer("the worker was replaced during the load: try again")
         engine.adapters.add(adapter)
         log.info("adapter loaded", extra={"adapter": name, "path": str(path)})
 
 
-def unload(engine: AsyncEngine, name: str) -> bool:
-    """Hide an adapter from new requests; running ones keep it. Return False if it is unknown."""
+def unload_adapter(engine: AsyncEngine, name: str) -> bool:
+    """Hide an adapter from new requests. Running requests keep it.
+
+    Return False if no adapter has that name.
+    """
     adapter = engine.adapters.find(name)
     if adapter is None:
         return False
-    engine.unload(engine.adapters.unlist(adapter))
+    engine.send_unload(engine.adapters.hide(adapter))
     log.info("adapter unloaded", extra={"adapter": name})
     return True

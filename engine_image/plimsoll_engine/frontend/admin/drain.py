@@ -1,4 +1,4 @@
-"""Drain and resume: stop admitting requests, end the running ones, and serve again."""
+"""Drain the engine and resume it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ ANSWER_TIMEOUT_S = 5.0
 
 
 async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) -> None:
-    """Stop admitting requests, and end the running ones.
+    """Stop admitting requests, and end the running requests.
 
-    ``finish`` waits for them, ``abort`` fails them, ``carry`` parks them until a resume or a
-    restart. If the deadline passes, the operation fails but no request does: the engine stays
-    ``draining`` and becomes ``drained`` with the last request.
+    ``mode`` ``finish`` waits for them, ``abort`` fails them, and ``carry`` parks them until a
+    resume or a restart. If the deadline passes, the operation fails, but the requests continue: the
+    engine stays ``draining`` and becomes ``drained`` when the last request ends.
     """
-    engine.lifecycle.move(EngineState.DRAINING)
+    engine.lifecycle.move_to(EngineState.DRAINING)
     unfinished = engine.requests.unfinished()
     if request.mode is DrainMode.CARRY:
         with recorder.step("park"):
             for generation in unfinished:
-                engine.withdraw(generation)
+                engine.abort_in_worker(generation)
                 generation.parked = True
         recorder.operation.carried_requests = len(unfinished)
     else:
         if request.mode is DrainMode.ABORT:
             with recorder.step("abort"):
-                engine.requests.fail_all("unavailable", "the engine is drained: send it again")
+                engine.requests.fail_all(
+                    "unavailable", "the engine is draining: send the request again"
+                )
         deadline_s = request.deadline_s
         if request.mode is DrainMode.ABORT:
             deadline_s = max(deadline_s, ANSWER_TIMEOUT_S)
         with recorder.step("finish"):
             await _wait_until_idle(engine, deadline_s)
-    engine.lifecycle.move(EngineState.DRAINED)
+    engine.lifecycle.move_to(EngineState.DRAINED)
 
 
 async def _wait_until_idle(engine: AsyncEngine, deadline_s: float) -> None:
@@ -51,8 +53,8 @@ async def _wait_until_idle(engine: AsyncEngine, deadline_s: float) -> None:
 
 
 def resume(engine: AsyncEngine) -> None:
-    """Serve again. Parked requests continue where they stopped."""
-    engine.lifecycle.move(EngineState.SERVING)
+    """Admit requests again, and continue the parked requests."""
+    engine.lifecycle.move_to(EngineState.SERVING)
     for generation in engine.requests.unfinished():
         generation.parked = False
     engine.resubmit()

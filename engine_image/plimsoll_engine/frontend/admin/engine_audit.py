@@ -1,4 +1,4 @@
-"""Audit of the whole engine: the worker's rules and the frontend's, checked against each other."""
+"""Audit of the whole engine: the rules of the worker and of the frontend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process.rules import frozen, method_cache_problems
 
-TIMEOUT_S = 5.0
+AUDIT_TIMEOUT_S = 5.0
 
 LEDGER_BOUNDS = "frontend_ledger_within_bounds"
 CAPACITY = "request_log_within_capacity"
@@ -31,7 +31,7 @@ RULES = [
 async def audit(engine: AsyncEngine) -> Audit:
     """Check all rules and return the findings.
 
-    ``idle`` is true if neither the frontend nor the worker held a request before and after.
+    ``idle`` is true if the frontend and the worker had no request before and after the check.
     """
     before = len(engine.requests)
     sender = engine.workers.sender
@@ -41,7 +41,7 @@ async def audit(engine: AsyncEngine) -> Audit:
         # The query follows every abort on the same socket, so the worker of an idle frontend has
         # ended its requests before it answers.
         worker = await engine.ask(
-            worker_ipc.AuditQuery(query_id), query_id, worker_ipc.AuditReport, TIMEOUT_S
+            worker_ipc.AuditQuery(query_id), query_id, worker_ipc.AuditReport, AUDIT_TIMEOUT_S
         )
     except NoAnswer as error:
         findings = [AuditFinding(ANSWERS, str(error)), *_audit_frontend(engine)]
@@ -52,33 +52,41 @@ async def audit(engine: AsyncEngine) -> Audit:
     if sender is not None and sender is engine.workers.sender and sender.changes == changes:
         findings += compare_receiver_cache(sender, set(worker.receiver_keys))
     if idle and not worker.idle:
-        findings.append(AuditFinding(IDLE_WORKER, "the worker holds requests that have no client"))
+        findings.append(
+            AuditFinding(IDLE_WORKER, "the worker runs requests although the frontend has none")
+        )
     if idle and engine.workers.unsent:
-        findings.append(AuditFinding(IDLE_OUTBOX, f"{engine.workers.unsent} messages unsent"))
+        findings.append(
+            AuditFinding(
+                IDLE_OUTBOX, f"{engine.workers.unsent} messages to the worker are not sent yet"
+            )
+        )
     return Audit(
         str(engine.epochs.current), idle and worker.idle, [*worker.rules, *RULES], findings
     )
 
 
 def compare_receiver_cache(sender: Sender, receiver_keys: set[bytes]) -> list[AuditFinding]:
-    """Compare the worker's receiver cache with the frontend's view of it."""
+    """Compare the keys in the worker's receiver cache with those that the frontend has sent."""
     details = sender.problems()
     if lacking := len(sender.keys() - receiver_keys):
-        details.append(f"{lacking} media that were sent are not in the worker")
+        details.append(f"{lacking} media that the frontend sent are missing in the worker")
     if unknown := len(receiver_keys - sender.keys()):
-        details.append(f"{unknown} media in the worker are unknown to the frontend")
+        details.append(f"{unknown} media in the worker were not sent by the frontend")
     return [AuditFinding(RECEIVER, detail) for detail in details]
 
 
 def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     findings = [
-        AuditFinding(LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, its bound is {e.bound}")
+        AuditFinding(LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes; its bound is {e.bound}")
         for e in engine.ledger.entries()
         if e.bound is not None and e.bytes > e.bound
     ]
     held, capacity = len(engine.requests), engine.requests.capacity
     if held > capacity:
-        findings.append(AuditFinding(CAPACITY, f"{held} requests, capacity {capacity}"))
+        findings.append(
+            AuditFinding(CAPACITY, f"{held} requests exceed the capacity of {capacity}")
+        )
     findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.problems()]
     used = engine.requests.adapters()
     findings += [AuditFinding(ADAPTERS, why) for why in engine.adapters.problems(used)]

@@ -1,4 +1,4 @@
-"""Diagnostics of a faulty engine for a person: text, returned within seconds."""
+"""Collect diagnostics of a faulty engine as text for a person."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from plimsoll_engine.process.allocations import TOP
 
 WORKER_TIMEOUT_S = 10.0
 # Only the tail of a stacks file is shown: the last dump, not older ones.
-STACKS_BYTES = 256 << 10
+MAX_STACKS_BYTES = 256 << 10
 
 
 async def diagnose(engine: AsyncEngine, kind: Diagnostic) -> str:
     """Return the diagnostics of the frontend and of the worker as text.
 
-    The worker's part says ``unknown`` and why if the worker does not answer.
+    If the worker does not answer, its part says ``unknown`` and gives the reason.
     """
-    own = _frontend_text(engine, kind)
+    own = _diagnose_frontend(engine, kind)
     if kind is Diagnostic.STACKS:
-        worker = await _worker_stacks(engine)
+        worker = await _read_worker_stacks(engine)
     else:
-        worker = await _worker_text(engine, kind)
+        worker = await _diagnose_worker(engine, kind)
     return f"== frontend\n{own}\n== worker, epoch {engine.epochs.current}\n{worker}\n"
 
 
-async def _worker_text(engine: AsyncEngine, kind: Diagnostic) -> str:
+async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
     query_id = f"diagnostic-{secrets.token_hex(8)}"
     query = worker_ipc.DiagnosticQuery(query_id, str(kind))
     try:
@@ -44,7 +44,7 @@ async def _worker_text(engine: AsyncEngine, kind: Diagnostic) -> str:
         return f"unknown: {error}"
 
 
-async def _worker_stacks(engine: AsyncEngine) -> str:
+async def _read_worker_stacks(engine: AsyncEngine) -> str:
     """Return the worker's stack traces. Uses a signal, because a hung worker reads no messages."""
     path = await engine.workers.dump_stacks()
     if path is None:
@@ -53,11 +53,11 @@ async def _worker_stacks(engine: AsyncEngine) -> str:
             " to the run directory; without a writable directory they go to its log"
         )
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - STACKS_BYTES))
+        file.seek(max(0, path.stat().st_size - MAX_STACKS_BYTES))
         return file.read().decode(errors="replace")
 
 
-def _stacks() -> str:
+def _format_stacks() -> str:
     # In memory, because the disk may be the problem.
     with open(os.memfd_create("stacks"), "w+") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
@@ -69,18 +69,18 @@ def _stacks() -> str:
     return f"{threads}\n-- tasks\n{tasks.getvalue()}"
 
 
-def _objects() -> str:
+def _count_objects() -> str:
     counts = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
     lines = [f"{count:>9}  {name}" for name, count in counts.most_common(TOP)]
     return "\n".join([f"gc counts {gc.get_count()}, garbage {len(gc.garbage)}", *lines]) + "\n"
 
 
-def _frontend_text(engine: AsyncEngine, kind: Diagnostic) -> str:
+def _diagnose_frontend(engine: AsyncEngine, kind: Diagnostic) -> str:
     match kind:
         case Diagnostic.STACKS:
-            return _stacks()
+            return _format_stacks()
         case Diagnostic.GC:
-            return _objects()
+            return _count_objects()
         case Diagnostic.TRACEMALLOC:
             return engine.allocations.report()
         case Diagnostic.TORCH:

@@ -14,7 +14,7 @@ WORKER_TIMEOUT_S = 30.0
 
 
 async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
-    """Free the caches and unused heap of both processes, the frontend first.
+    """Free the caches and the unused heap of the frontend, then of the worker.
 
     Raises OperationFailed if the worker does not answer.
     """
@@ -37,5 +37,7 @@ async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
             worker_ipc.Trim(operation_id), operation_id, worker_ipc.Trimmed, WORKER_TIMEOUT_S
         )
     except NoAnswer as error:
-        raise OperationFailed(f"only the frontend was trimmed: {error}") from None
+        raise OperationFailed(
+            f"the frontend was trimmed, but the worker was not: {error}"
+        ) from None
     recorder.add(trimmed.steps)

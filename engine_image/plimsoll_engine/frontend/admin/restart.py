@@ -2,11 +2,11 @@
 
 First, the successor is forked and loads its context, weights and kernels while the old worker
 serves. Then the old worker stops, and the successor takes over the KV pool and the running
-requests. If either worker dies meanwhile, the other one or a new one serves, or the operation
-reports why none does.
+requests. If a worker dies meanwhile, the other one or a new one serves. If none can serve, the
+operation reports the reason.
 
 The old worker hands over its block tables, so the keys and values of running requests stay in the
-pool. If that fails, the requests are prefilled again, and the operation reports why.
+pool. If the handover fails, the requests are prefilled again, and the operation reports the reason.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from plimsoll_engine.messages.handover import Outcome, Refusal
 log = logging.getLogger(__name__)
 
 ADOPTED_TIMEOUT_S = 10.0
-"""Timeout for the successor's answer, which follows its first step."""
+"""Timeout for the successor's report of adopted requests, which follows its first step."""
 CANCEL_GRACE_S = 10.0
 """Time that an engine in shutdown waits for the next worker, so that requests can finish."""
-DETAIL_LENGTH = 500
-SHOWN_S = 0.0005
+MAX_DETAIL_CHARACTERS = 500
+MIN_SHOWN_S = 0.0005
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
-    """Replace the worker, healthy or hung, and continue the running requests in a new epoch."""
+    """Replace the worker, healthy or hung. The running requests continue in the new epoch."""
     async with engine.manager.replacing:
-        successor = await _prepare(engine, recorder) if request.keep_weights else None
+        successor = await _prepare_successor(engine, recorder) if request.keep_weights else None
         if successor is None:
             await engine.manager.standby.end()
-        engine.lifecycle.move(EngineState.RESTARTING)
+        engine.lifecycle.move_to(EngineState.RESTARTING)
         for generation in engine.requests.unfinished():
             generation.parked = False
         try:
             if not request.carry:
                 with recorder.step("finish_requests") as step:
-                    step.detail = await _finish(engine, request.deadline_s)
+                    step.detail = await _finish_requests(engine, request.deadline_s)
         except asyncio.CancelledError:
             if successor is not None:
                 await engine.workers.abandon(successor)
             raise
         replacing = asyncio.create_task(
-            _replace(engine, recorder, request, successor), name="worker replacement"
+            _replace_worker(engine, recorder, request, successor), name="worker replacement"
         )
         try:
             await asyncio.shield(replacing)
@@ -68,36 +68,41 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
                 if successor is not None:
                     await engine.workers.abandon(successor)
             elif not replacing.cancelled() and (failure := replacing.exception()) is not None:
-                log.warning("worker not replaced", extra={"reason": str(failure)})
+                log.warning("cannot replace the worker", extra={"reason": str(failure)})
             raise
         except WorkerUnrecoverable as error:
             raise OperationFailed(str(error)) from None
 
 
-async def _replace(
+async def _replace_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, successor: WorkerHandle | None
 ) -> None:
-    """Stop the old worker and let the next one serve. Raises :class:`WorkerUnrecoverable`."""
-    handover = await _stop(engine, recorder, request, request.carry and successor is not None)
+    """Stop the old worker and start the next one. Raises :class:`WorkerUnrecoverable`."""
+    handover = await _stop_worker(
+        engine, recorder, request, request.carry and successor is not None
+    )
     with recorder.step("start_worker"):
         ready = await engine.manager.replace(
             successor, None if isinstance(handover, Refusal) else handover
         )
     if ready is None and not isinstance(handover, Refusal):
-        handover = Refusal(Outcome.SUCCESSOR_LOST, "the successor ended before it served")
+        handover = Refusal(Outcome.SUCCESSOR_LOST, "the successor exited before it served")
     if ready is not None and ready.refusal is not None:
         handover = ready.refusal
     await _carry_over(engine, recorder, handover if isinstance(handover, Refusal) else None)
 
 
 async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal | None) -> None:
-    """Submit the running requests to the new worker. ``refusal`` says why it has no KV blocks."""
+    """Submit the running requests to the new worker.
+
+    ``refusal`` is the reason why the new worker received no KV blocks, if it did not.
+    """
     operation = recorder.operation
     with recorder.step("resubmit") as step:
-        computed = {g.request_id: g.computed_tokens for g in engine.requests.to_resubmit()}
+        computed = {g.request_id: g.computed_tokens for g in engine.requests.list_carried_over()}
         operation.carried_requests = engine.resubmit()
         if engine.lifecycle.state is EngineState.RESTARTING:
-            engine.lifecycle.move(EngineState.SERVING)
+            engine.lifecycle.move_to(EngineState.SERVING)
         if refusal is None:
             try:
                 # The query follows the submissions on the same socket, without a step between.
@@ -112,7 +117,7 @@ async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal 
                     computed.pop(request_id, None)
                 operation.carried_kv_requests = len(adopted.request_ids)
                 step.detail = (
-                    "; ".join(sorted(set(adopted.refused.values())))[:DETAIL_LENGTH] or None
+                    "; ".join(sorted(set(adopted.refused.values())))[:MAX_DETAIL_CHARACTERS] or None
                 )
         if refusal is not None:
             operation.carried_kv_requests = 0
@@ -128,11 +133,12 @@ async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal 
         engine.metrics.count_restart(outcome, operation.carried_prefill_tokens)
 
 
-async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
-    """Return the prepared successor.
+async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
+    """Return a prepared successor.
 
-    None if it needs the old worker to stop first, for example for lack of memory. Raises
-    OperationFailed if no worker could be started; the old one keeps serving.
+    Return None if the old worker must stop before a successor can start, for example because of too
+    little memory. Raises OperationFailed if no worker can be started; the old worker then keeps
+    serving.
     """
     with recorder.step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
@@ -146,17 +152,17 @@ async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | No
         except WorkerLost as error:
             step.detail = str(error)
             log.warning(
-                "cannot prepare a successor while the worker runs", extra={"reason": str(error)}
+                "cannot prepare a successor while the old worker runs", extra={"reason": str(error)}
             )
             if error.permanent and engine.ready is not None:
                 raise OperationFailed(f"{error}; the worker keeps serving") from None
             return None
 
 
-async def _stop(
+async def _stop_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
 ) -> bytes | Refusal:
-    """Stop the old worker. Return its handover, or the reason why there is none."""
+    """Stop the old worker. Return its handover, or the reason why it handed nothing over."""
     with recorder.step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
         stop = await engine.workers.stop(grace_s, hand_over)
@@ -175,7 +181,7 @@ async def _stop(
     if not hand_over:
         return Refusal(
             Outcome.NOT_ASKED,
-            "no request is carried over, or no successor was prepared",
+            "no requests are carried over, or no successor is prepared",
         )
     if stop.stopped is None:
         return Refusal(Outcome.WORKER_LOST, "the old worker sent no final message")
@@ -185,12 +191,14 @@ async def _stop(
 
 
 def format_stages(stages_s: Mapping[str, float]) -> str:
-    """Format the duration of each stage of the worker's stop, without negligible ones."""
-    return ", ".join(f"{name} {took:.3f} s" for name, took in stages_s.items() if took >= SHOWN_S)
+    """Format the duration of each stage of the worker's stop. Omit negligible durations."""
+    return ", ".join(
+        f"{name} {took:.3f} s" for name, took in stages_s.items() if took >= MIN_SHOWN_S
+    )
 
 
-async def _finish(engine: AsyncEngine, deadline_s: float) -> str:
-    """Let the worker's requests finish while new ones wait. Return a summary of the result."""
+async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
+    """Wait for the worker's requests to finish while new ones wait. Return a summary."""
     with_worker = [g for g in engine.requests.unfinished() if g.with_worker]
     engine.hold_requests()
     with contextlib.suppress(TimeoutError):
@@ -199,5 +207,7 @@ async def _finish(engine: AsyncEngine, deadline_s: float) -> str:
                 await generation.ended.wait()
     left = [generation for generation in with_worker if not generation.done]
     for generation in left:
-        generation.fail(RequestFailed("unavailable", "the worker is restarted: send it again"))
+        generation.fail(
+            RequestFailed("unavailable", "the worker was restarted: send the request again")
+        )
     return f"{len(with_worker) - len(left)} finished, {len(left)} aborted"

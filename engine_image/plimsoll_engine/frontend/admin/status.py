@@ -1,4 +1,4 @@
-"""Status of the engine for the admin API. Reading it never waits for the worker."""
+"""Status of the engine for the admin API. Reading the status never waits for the worker."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ VERSION = version()
 
 
 class StatusReader:
-    """Reader of the status. It measures the mean size of a Python object once."""
+    """Reader of the engine's status. It measures the mean size of a Python object once."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._python = PythonObjects()
 
     def read(self) -> Status:
-        """Return the current body of ``GET /status``.
+        """Return the body of ``GET /status``.
 
         Values that no worker has reported are null.
         """
@@ -35,10 +35,10 @@ class StatusReader:
             model=engine.settings.served_model_name,
             uptime_s=round(time.monotonic() - engine.started_at, 3),
             load=engine.load(),
-            processes=self._processes(),
+            processes=self._list_processes(),
             devices=[] if report is None else report.devices,
             ledger=engine.ledger_entries(),
-            capabilities=self._capabilities(),
+            capabilities=self._list_capabilities(),
             injections=engine.injections(),
             worker_starts=engine.workers.starts,
             report_age_s=engine.report_age_s,
@@ -47,18 +47,18 @@ class StatusReader:
             standby=engine.manager.standby.status,
         )
 
-    def _capabilities(self) -> list[Capability]:
+    def _list_capabilities(self) -> list[Capability]:
         leased = self._engine.settings.standby_worker is StandbyPolicy.ON_SUSPICION
         return [one for one in Capability if leased or one is not Capability.STANDBY]
 
-    def _processes(self) -> list[ProcessMemory]:
+    def _list_processes(self) -> list[ProcessMemory]:
         workers = self._engine.workers
         processes = [process_memory(Role.FRONTEND, self._python, self._engine.collections)]
         if workers.zygote_pid is not None:
             processes.append(ProcessMemory(role=Role.ZYGOTE, pid=workers.zygote_pid))
         report = self._engine.report
         if workers.weight_server_pid is not None:
-            shared = None if report is None else _weight_server_host_bytes(report.ledger)
+            shared = None if report is None else _find_weight_server_bytes(report.ledger)
             processes.append(
                 ProcessMemory(role=Role.WEIGHT_SERVER, pid=workers.weight_server_pid, shared=shared)
             )
@@ -69,8 +69,8 @@ class StatusReader:
         return processes + self._engine.manager.standby.processes
 
 
-def _weight_server_host_bytes(ledger: list[LedgerEntry]) -> int:
-    """Return the host memory of the weight server, which the worker declares on its behalf."""
+def _find_weight_server_bytes(ledger: list[LedgerEntry]) -> int:
+    """Return the weight server's host memory in bytes, as declared in the worker's ledger."""
     return sum(
         entry.bytes
         for entry in ledger

@@ -1,7 +1,7 @@
-"""Abandoned requests: the worker still runs them, but no client waits for them.
+"""Find abandoned requests: the worker still runs them, but no client waits for them.
 
-The client was answered or disconnected, and the abort was lost. A worker cannot tell such requests
-from others; their memory is lost until they end.
+This happens if the client got its answer or disconnected, and the abort message was lost. A worker
+cannot recognise such requests. Their memory is lost until they end.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 REPORTS = 10
-"""Reports until a request without a client counts as abandoned.
+"""Number of consecutive reports after which a request without a client counts as abandoned.
 
-The worker reads aborts between two steps, and reports every 0.5 s or after a longer step. An abort
-that was not lost therefore takes fewer reports, however long the steps are.
+The worker reads aborts between two steps. It reports every 0.5 s, or later if a step is longer. An
+abort that was not lost therefore takes effect within fewer reports, however long the steps are.
 """
 
 
 class AbandonedTracker:
-    """Tracker of one worker's abandoned requests.
+    """Tracker of the abandoned requests of one worker.
 
     ``has_client`` reports whether a client still waits for a request ID.
     """
@@ -30,9 +30,7 @@ class AbandonedTracker:
     def update(self, running: Iterable[str]) -> list[str] | None:
         """Record the running requests of one report.
 
-        Return the sorted IDs of all abandoned requests.
-
-        None if they are the same as before.
+        Return the sorted IDs of all abandoned requests, or None if they have not changed.
         """
         self._seen = {
             name: self._seen.get(name, 0) + 1 for name in running if not self._has_client(name)

@@ -11,7 +11,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
 
 class FrontendLedger:
-    """Owners of frontend memory, counted on request."""
+    """Owners of the frontend's memory. Their bytes are counted on each read."""
 
     def __init__(self, requests: RequestLog, tokenizer: Tokenizer, media: ProcessorCache) -> None:
         self._requests = requests

@@ -1,4 +1,4 @@
-"""Metrics of HTTP connections: open ones, and those that the server closed."""
+"""Metrics of HTTP connections: those that are open, and those that the server closed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class HttpConnections(Collector):
         registry.register(self)
 
     def add(self, name: str, connections: Connections) -> None:
-        """Export the connections of a server, with the label ``server`` set to ``name``."""
+        """Export the connections of a server. Its name becomes the label ``server``."""
         self._servers[name] = connections
 
     def collect(self) -> Iterable[Metric]:
-        """Yield open connections, their limit, and closed connections by reason."""
+        """Yield the open connections, their limit, and the closed connections by reason."""
         opened = GaugeMetricFamily(
-            PREFIX + "http_connections", "Connections that are open.", labels=["server"]
+            PREFIX + "http_connections", "Open connections.", labels=["server"]
         )
         bound = GaugeMetricFamily(
             PREFIX + "http_connections_limit", "Maximum number of connections.", labels=["server"]

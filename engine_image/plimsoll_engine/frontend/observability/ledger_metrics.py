@@ -32,7 +32,7 @@ class MemoryMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the injected faults, the ledger in bytes, and the KV cache usage."""
         faults = InfoMetricFamily(
-            PREFIX + "injections", "Faults that are injected for a test.", labels=["name"]
+            PREFIX + "injections", "Faults that a test injected into the engine.", labels=["name"]
         )
         for name in self._injections():
             faults.add_metric([name], {})
@@ -40,7 +40,7 @@ class MemoryMetrics(Collector):
         yield from self._owners()
         usage = GaugeMetricFamily(
             PREFIX + "kv_cache_usage_perc",
-            "Share of the KV blocks that requests hold (1 is all of them).",
+            "KV cache usage by requests, 0 to 1 (1 means that all blocks are in use).",
             labels=["model_name"],
         )
         if (share := self._kv_usage()) is not None:
@@ -50,10 +50,14 @@ class MemoryMetrics(Collector):
     def _owners(self) -> Iterable[Metric]:
         labels = ["model_name", "owner", "kind", "process"]
         held = GaugeMetricFamily(
-            PREFIX + "ledger_bytes", "Memory that an owner declares.", labels=labels
+            PREFIX + "ledger_bytes",
+            "Memory that an owner declares to hold, in bytes.",
+            labels=labels,
         )
         bound = GaugeMetricFamily(
-            PREFIX + "ledger_bound_bytes", "Declared maximum of an owner's memory.", labels=labels
+            PREFIX + "ledger_bound_bytes",
+            "Maximum memory that an owner declares, in bytes.",
+            labels=labels,
         )
         for entry in self._ledger():
             values = [self._model, entry.owner, entry.kind.value, entry.process.value]

@@ -1,4 +1,4 @@
-"""Load figures of one epoch, from the frontend and the worker."""
+"""Load of the engine in one epoch, from the frontend's counts and the worker's report."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import msgspec
 from plimsoll_api.admin import Load
 from plimsoll_engine.messages.worker_ipc import Media, Report
 
-KNOWN_PROMPTS = 4096
-"""Slots of the prompt hash table, which is 32 KiB large."""
+PROMPT_SLOTS = 4096
+"""Slots of the hash table of prompts, which takes 32 KiB."""
 
 
 @dataclass(slots=True)
 class EpochCounts:
-    """The frontend's counts of one epoch.
+    """The frontend's counts in one epoch.
 
-    ``adapters`` is None if the engine takes no adapters. A carried request counts in the epoch that
-    admitted it.
+    ``adapters`` is None if the engine does not serve adapters. A carried-over request counts in the
+    epoch that admitted it.
     """
 
     requests: int = 0
@@ -33,14 +33,14 @@ class EpochCounts:
     adapters: int | None = None
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * KNOWN_PROMPTS)))
+    _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * PROMPT_SLOTS)))
 
     def count_admitted(
         self, prompt_ids: Sequence[int], media: Iterable[Media], choices: int = 1
     ) -> None:
-        """Count ``choices`` requests that share this prompt. Hashes the prompt once.
+        """Count ``choices`` requests that share one prompt.
 
-        A prompt whose hash slot was overwritten counts as distinct again.
+        If another prompt overwrote the hash slot, the prompt counts as distinct again.
         """
         self.requests += choices
         self.prompt_tokens += choices * len(prompt_ids)
@@ -50,14 +50,17 @@ class EpochCounts:
             self.audios += choices * (one.kind == "audio")
             keys.append(one.key)
         prompt = hash((*prompt_ids, *keys))
-        place = prompt % KNOWN_PROMPTS
+        place = prompt % PROMPT_SLOTS
         if self._prompts[place] != prompt:
             self._prompts[place] = prompt
             self.distinct_prompts += 1
 
 
 class Usage(NamedTuple):
-    """Shares of a worker's capacity, 0 to 1; None if it has none or has not reported."""
+    """Shares of a worker's capacity in use, 0 to 1.
+
+    A share is None if the worker has no such capacity or has not reported yet.
+    """
 
     kv: float | None = None
     kv_lost: float | None = None
@@ -66,25 +69,25 @@ class Usage(NamedTuple):
 
     @classmethod
     def from_report(cls, report: Report) -> Usage:
-        """Return the shares in ``report``; None for pools without a size."""
+        """Return the shares in ``report``. The share of a pool without a size is None."""
         return cls(
-            kv=_ratio(report.kv_blocks_used, report.kv_blocks_total),
-            kv_lost=_ratio(report.kv_blocks_lost, report.kv_blocks_total),
-            offload_lost=_ratio(report.host_blocks_lost, report.host_blocks_total),
-            encoder_lost=_ratio(report.encoder_tokens_lost, report.encoder_tokens_total),
+            kv=_compute_share(report.kv_blocks_used, report.kv_blocks_total),
+            kv_lost=_compute_share(report.kv_blocks_lost, report.kv_blocks_total),
+            offload_lost=_compute_share(report.host_blocks_lost, report.host_blocks_total),
+            encoder_lost=_compute_share(report.encoder_tokens_lost, report.encoder_tokens_total),
         )
 
 
-def _ratio(part: int | None, whole: int | None) -> float | None:
+def _compute_share(part: int | None, whole: int | None) -> float | None:
     # Lost outputs can exceed the whole budget.
     return min(1.0, part / whole) if part is not None and whole else None
 
 
-REPORT_FRESH_S = 5.0
-"""Age of a report above which the worker may hang; it reports twice a second."""
+MAX_REPORT_AGE_S = 5.0
+"""Age of a report above which the worker may hang. A worker reports twice a second."""
 
 
-def merge(
+def merge_load(
     reported: Load | None,
     counts: EpochCounts,
     inflight: int,
@@ -93,11 +96,11 @@ def merge(
 ) -> Load:
     """Return the engine's load.
 
-    The worker's latest report provides what only it knows: running, waiting, steps and preemptions.
-    These values stay frozen while it hangs. All others come from the frontend. ``compiling`` is
-    unknown once the report is old, because it must not excuse a hang.
+    ``running``, ``waiting``, ``steps`` and ``preemptions`` come from the worker's latest report, so
+    they do not change while the worker hangs. All other values come from the frontend.
+    ``compiling`` is unknown if the report is old, because it must not excuse a hang.
     """
-    fresh = reported is not None and report_age_s is not None and report_age_s <= REPORT_FRESH_S
+    fresh = reported is not None and report_age_s is not None and report_age_s <= MAX_REPORT_AGE_S
     return msgspec.structs.replace(
         reported or Load(),
         compiling=reported.compiling if reported is not None and fresh else None,

@@ -1,6 +1,7 @@
-"""Time that the event loop was blocked: no stream and no probe moves meanwhile.
+"""Measure how long the event loop is blocked.
 
-A beat is due every :data:`BEAT_S`; its delay is the time that something blocked the loop. Delay is
+A blocked loop continues no stream and answers no probe. A timer fires every
+:data:`TIMER_INTERVAL_S`; its delay is the time that something blocked the loop. The delay is
 wall-clock time, which on a busy node includes the CPU time of other processes. The CPU time of this
 process in the same interval bounds its own share.
 """
@@ -17,26 +18,26 @@ from prometheus_client.registry import Collector
 
 from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX
 
-BEAT_S = 0.02
-"""Interval of beats, and maximum error of a measured block.
+TIMER_INTERVAL_S = 0.02
+"""Interval of the timer, and the maximum error of a measured delay.
 
-50 beats a second cost about a thousandth of a core.
+50 timer calls a second cost about a thousandth of a core.
 """
 WINDOW_S = 60.0
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class LoopBlocks(Collector):
-    """Collector of event loop blocks between :meth:`start` and :meth:`stop`.
+    """Collector of event loop delays between :meth:`start` and :meth:`stop`.
 
-    It exports a histogram, and the longest block of the last one to two minutes.
+    It exports a histogram, and the longest delay of the last one to two minutes.
     """
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._model = model
         self._histogram = Histogram(
             PREFIX + "event_loop_block_seconds",
-            "Delay of the event loop's beats, which are due every 20 ms.",
+            "Delay of a timer in the event loop that fires every 20 ms.",
             ["model_name"],
             registry=registry,
             buckets=BUCKETS_S,
@@ -53,22 +54,22 @@ class LoopBlocks(Collector):
         self._schedule()
 
     def stop(self) -> None:
-        """Stop measuring. Collected values stay."""
+        """Stop measuring. The collected values are kept."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def longest_s(self) -> tuple[float, float]:
-        """Return the longest block in wall-clock seconds and in CPU seconds."""
+        """Return the longest recent delay in wall-clock seconds, and its CPU seconds."""
         wall, cpu = zip(*self._windows, strict=True)
         return max(wall), max(cpu)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the longest recent block, in seconds of wall-clock and of CPU time."""
+        """Yield the longest recent delay, in seconds of wall-clock time and of CPU time."""
         longest = GaugeMetricFamily(
             PREFIX + "event_loop_block_max_seconds",
-            "Longest block of the event loop in the last one to two minutes; clock=cpu is the CPU"
-            " time of this process in it.",
+            "Longest time that the event loop was blocked in the last one to two minutes. clock=cpu"
+            " is the CPU time of this process meanwhile.",
             labels=["model_name", "clock"],
         )
         for clock, value in zip(("wall", "cpu"), self.longest_s(), strict=True):
@@ -77,11 +78,11 @@ class LoopBlocks(Collector):
 
     def _schedule(self) -> None:
         # loop.time() can be stale: some loops cache it while a callback runs.
-        self._due = time.monotonic() + BEAT_S
+        self._due = time.monotonic() + TIMER_INTERVAL_S
         self._cpu = time.process_time()
-        self._timer = self._loop.call_later(BEAT_S, self._on_beat)
+        self._timer = self._loop.call_later(TIMER_INTERVAL_S, self._on_timer)
 
-    def _on_beat(self) -> None:
+    def _on_timer(self) -> None:
         now = time.monotonic()
         late = max(0.0, now - self._due)
         self._histogram.observe(late)

@@ -1,7 +1,7 @@
 """Prometheus metrics of the serving API, named after vLLM's, with Plimsoll's prefix.
 
-These counters live as long as the process, across workers. Those of the admin API restart with each
-epoch.
+These counters live as long as the process, across workers. The counters of the admin API restart
+with each epoch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _E2E_S = (
 
 
 class Metrics:
-    """Metrics of one engine. The functions that it is given are called at each scrape."""
+    """Metrics of one engine. The given functions are called at each scrape."""
 
     def __init__(
         self,
@@ -66,43 +66,43 @@ class Metrics:
         self.http = HttpConnections(self.registry)
         self.registry.register(MemoryMetrics(model, injections, ledger, kv_usage))
         self.registry.register(PickerMetrics(model, load, kv_usage))
-        self._gauges(model, state, load)
-        self._prompt_tokens = self._counter(model, "prompt_tokens", "Prompt tokens received.")
-        self._tokens = self._counter(model, "generation_tokens", "Tokens generated.")
-        self._preemptions = self._counter(model, "num_preemptions", "Requests preempted.")
-        self._hits = self._counter(
+        self._add_gauges(model, state, load)
+        self._prompt_tokens = self._add_counter(model, "prompt_tokens", "Prompt tokens received.")
+        self._tokens = self._add_counter(model, "generation_tokens", "Tokens generated.")
+        self._preemptions = self._add_counter(model, "num_preemptions", "Requests preempted.")
+        self._hits = self._add_counter(
             model, "prefix_cache_hits", "Prompt tokens found in the prefix cache."
         )
-        self._queries = self._counter(
+        self._queries = self._add_counter(
             model, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
-        self._drafts = self._counter(
+        self._drafts = self._add_counter(
             model,
             "spec_decode_num_drafts",
-            "Steps of requests that verified draft tokens.",
+            "Verifications of draft tokens, one per request and step.",
         )
-        self._draft_tokens = self._counter(
+        self._draft_tokens = self._add_counter(
             model, "spec_decode_num_draft_tokens", "Draft tokens verified."
         )
-        self._accepted_tokens = self._counter(
+        self._accepted_tokens = self._add_counter(
             model, "spec_decode_num_accepted_tokens", "Draft tokens accepted."
         )
-        self._failed_streams = self._counter(
+        self._failed_streams = self._add_counter(
             model, "stream_errors", "Streams that ended with an error event after part of the text."
         )
-        self._ttft = self._histogram(
+        self._ttft = self._add_histogram(
             model, "time_to_first_token_seconds", "Time from admission to the first token.", _TTFT_S
         )
-        self._queue = self._histogram(
+        self._queue = self._add_histogram(
             model,
             "request_queue_time_seconds",
-            "Time from admission to the first place in a batch.",
+            "Time from admission until the request first joins a batch.",
             _E2E_S,
         )
-        self._itl = self._histogram(
+        self._itl = self._add_histogram(
             model, "inter_token_latency_seconds", "Time between two tokens of a request.", _ITL_S
         )
-        self._e2e = self._histogram(
+        self._e2e = self._add_histogram(
             model, "e2e_request_latency_seconds", "Time from admission to the last token.", _E2E_S
         )
         self._requests = Counter(
@@ -125,7 +125,7 @@ class Metrics:
         )
         for outcome in Outcome:
             self._handovers.labels(model, outcome)
-        self._carried_prefill = self._counter(
+        self._carried_prefill = self._add_counter(
             model, "carried_prefill_tokens", "Tokens computed again after planned restarts."
         )
         for reason in ("stop", "length", "abort", "error"):
@@ -140,12 +140,12 @@ class Metrics:
         return generate_latest(self.registry)
 
     def count_worker_start(self, reason: str) -> None:
-        """Count a worker start. The new worker's counters begin at zero."""
+        """Count a worker start. The counters of the new worker begin at zero."""
         self._starts.labels(self._model, reason).inc()
         self._last = None
 
     def count_restart(self, outcome: Outcome, prefill_tokens: int | None) -> None:
-        """Count a planned restart, and its recomputed tokens; None if they are unknown."""
+        """Count a planned restart and its recomputed tokens; None means that they are unknown."""
         self._handovers.labels(self._model, outcome).inc()
         self._carried_prefill.inc(prefill_tokens or 0)
 
@@ -182,9 +182,9 @@ class Metrics:
         self._queue.observe(started.queued_s)
 
     def observe_token(self, generation: Generation, now: float) -> None:
-        """Observe the latency of one token at ``now`` (monotonic seconds).
+        """Observe the latency of one token. ``now`` is in monotonic seconds.
 
-        It counts as time to first token or as inter-token latency.
+        The latency is a time to first token or an inter-token latency.
         """
         times = generation.times
         self._tokens.inc()
@@ -204,31 +204,33 @@ class Metrics:
         """Count a stream that ended with an error event."""
         self._failed_streams.inc()
 
-    def _counter(self, model: str, name: str, text: str) -> Counter:
+    def _add_counter(self, model: str, name: str, text: str) -> Counter:
         family = Counter(PREFIX + name, text, ["model_name"], registry=self.registry)
         return family.labels(model)
 
-    def _histogram(self, model: str, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+    def _add_histogram(
+        self, model: str, name: str, text: str, buckets: tuple[float, ...]
+    ) -> Histogram:
         family = Histogram(
             PREFIX + name, text, ["model_name"], registry=self.registry, buckets=buckets
         )
         return family.labels(model)
 
-    def _gauges(
+    def _add_gauges(
         self, model: str, state: Callable[[], EngineState], load: Callable[[], Load]
     ) -> None:
-        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+        def add_gauge(name: str, text: str, value: Callable[[], float]) -> None:
             family = Gauge(PREFIX + name, text, ["model_name"], registry=self.registry)
             family.labels(model).set_function(value)
 
         nan = float("nan")  # unknown is not zero
-        gauge("num_requests_running", "Requests in the running batch.",
+        add_gauge("num_requests_running", "Requests in the running batch.",
               lambda: nan if (n := load().running) is None else n)  # fmt: skip
-        gauge("num_requests_waiting", "Requests that wait for the batch.",
+        add_gauge("num_requests_waiting", "Requests that wait for the batch.",
               lambda: nan if (n := load().waiting) is None else n)  # fmt: skip
-        gauge("num_requests_compiling", "Waiting requests whose grammar is being compiled.",
+        add_gauge("num_requests_compiling", "Waiting requests whose grammar is being compiled.",
               lambda: nan if (n := load().compiling) is None else n)  # fmt: skip
-        gauge("num_requests_inflight", "Requests accepted and not yet answered.",
+        add_gauge("num_requests_inflight", "Requests accepted and not yet answered.",
               lambda: load().inflight or 0)  # fmt: skip
         states = Gauge(
             PREFIX + "state",

@@ -1,7 +1,7 @@
 """Registry of the LoRA adapters that every worker must load. Pure.
 
-Unloading hides an adapter at once. It stays registered until the last request that uses it is
-released, so that this request can be carried over to another worker.
+Unloading an adapter hides it at once. The adapter stays registered until the last request that uses
+it is released, so that the request can be carried over to another worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plimsoll_engine.messages.lora_modules import LoraModule
 
 
 class AdapterRefused(Exception):
-    """The adapter cannot be loaded; ``param`` names the request field that is wrong."""
+    """The adapter cannot be loaded. ``param`` names the request field that is wrong."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -26,30 +26,30 @@ class AdapterRefused(Exception):
 class RegisteredAdapter:
     """A LoRA adapter that requests can name.
 
-    ``number`` identifies this loading of it. ``users`` counts the admitted requests that use it.
-    ``required`` means that the engine was started with it and has not loaded it yet.
+    ``number`` is unique to each load. ``users`` counts the admitted requests that use the adapter.
+    ``required`` means that the engine was started with the adapter and has not loaded it yet.
     """
 
     name: str
     path: Path
     number: int
-    listed: bool = True
+    is_visible: bool = True
     users: int = 0
     required: bool = False
     parent: str | None = None
-    """Name of its base model, if that is not the served model."""
+    """Name of the adapter's base model, if it differs from the served model's name."""
 
     def loading(self) -> worker_ipc.LoadAdapter:
-        """Return the message that lets a worker load it."""
+        """Return the message that makes a worker load the adapter."""
         return worker_ipc.LoadAdapter(
             f"adapter-{self.number}", self.name, self.number, str(self.path)
         )
 
 
 class AdapterRegistry:
-    """Registry of at max_adapters ``max_adapters`` adapters, at first those of ``modules``.
+    """Registry of up to ``max_adapters`` adapters, at first those of ``modules``.
 
-    ``max_adapters`` is 0 if the engine takes none.
+    ``max_adapters`` is 0 if the engine serves no adapters.
     """
 
     def __init__(self, max_adapters: int, modules: Mapping[str, LoraModule]) -> None:
@@ -62,15 +62,15 @@ class AdapterRegistry:
             self.add(adapter)
 
     def create(self, name: str, path: Path) -> RegisteredAdapter:
-        """Return a new adapter, not registered yet. Raises :class:`AdapterRefused`."""
+        """Return a new adapter without registering it. Raises :class:`AdapterRefused`."""
         if self.find(name) is not None:
             raise AdapterRefused(
-                f"the adapter {name!r} is loaded already: unload it first", "lora_name"
+                f"the adapter {name!r} is already loaded: unload it first", "lora_name"
             )
         if len(self._known) >= self._max_adapters:
             raise AdapterRefused(
-                f"{len(self._known)} adapters are loaded or still used by requests, as many as"
-                f" --max-loras {self._max_adapters} allows: unload one first",
+                f"{len(self._known)} adapters are loaded or still used by requests, the limit of"
+                f" --max-loras {self._max_adapters}: unload one first",
                 "lora_name",
             )
         self._last += 1
@@ -81,12 +81,12 @@ class AdapterRegistry:
         self._known[adapter.number] = adapter
 
     def find(self, name: str) -> RegisteredAdapter | None:
-        """Return the adapter that new requests get by ``name``; None if there is none."""
-        return next((adapter for adapter in self.listed() if adapter.name == name), None)
+        """Return the adapter that ``name`` means in a new request; None if the name is unknown."""
+        return next((adapter for adapter in self.list_visible() if adapter.name == name), None)
 
-    def listed(self) -> list[RegisteredAdapter]:
+    def list_visible(self) -> list[RegisteredAdapter]:
         """Return the adapters that new requests can name, oldest first."""
-        return [adapter for adapter in self._known.values() if adapter.listed]
+        return [adapter for adapter in self._known.values() if adapter.is_visible]
 
     def list_for_worker(self) -> list[RegisteredAdapter]:
         """Return the adapters that a new worker must load, oldest first."""
@@ -98,30 +98,33 @@ class AdapterRegistry:
             adapter.users += 1
 
     def release(self, adapter: RegisteredAdapter | None) -> worker_ipc.UnloadAdapter | None:
-        """Count off a released request.
+        """Decrement the adapter's user count for a released request.
 
-        Return the message to unload the adapter, if that is due.
+        Return the message that unloads the adapter if it is hidden and this was its last user.
         """
         if adapter is None:
             return None
         adapter.users -= 1
         return self._forget(adapter)
 
-    def unlist(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
-        """Hide ``adapter`` from new requests. Return the message to unload it, if that is due."""
-        adapter.listed = False
+    def hide(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
+        """Hide ``adapter`` from new requests.
+
+        Return the message that unloads the adapter if no request uses it.
+        """
+        adapter.is_visible = False
         return self._forget(adapter)
 
     def _forget(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
-        if adapter.listed or adapter.users or self._known.pop(adapter.number, None) is None:
+        if adapter.is_visible or adapter.users or self._known.pop(adapter.number, None) is None:
             return None
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def loaded(self, answer: worker_ipc.AdapterLoaded) -> RegisteredAdapter | None:
         """Record a worker's answer about a registered adapter.
 
-        Return the adapter if it could not be loaded. It is unregistered then, and the worker fails
-        the requests that use it.
+        If the adapter could not be loaded, unregister and return it. The worker fails the requests
+        that use it.
         """
         adapter = self._known.get(answer.number)
         if adapter is None:
@@ -130,19 +133,19 @@ class AdapterRegistry:
             adapter.required = False
             return None
         del self._known[adapter.number]
-        adapter.listed = False
+        adapter.is_visible = False
         return adapter
 
     def problems(self, used: Iterable[RegisteredAdapter]) -> list[str]:
-        """Return the adapters whose user count is wrong, or that nothing uses any more.
+        """Return a message for each adapter that has a wrong user count or no use any more.
 
-        ``used`` has the adapter of each running request.
+        ``used`` contains the adapter of each running request.
         """
         counted: dict[RegisteredAdapter, int] = {}
         for adapter in used:
             counted[adapter] = counted.get(adapter, 0) + 1
         return [
-            f"adapter {a.name} counts {a.users} requests, {counted.get(a, 0)} use it"
+            f"adapter {a.name} counts {a.users} requests, but {counted.get(a, 0)} use it"
             for a in self._known.values()
-            if a.users != counted.get(a, 0) or not (a.listed or a.users)
+            if a.users != counted.get(a, 0) or not (a.is_visible or a.users)
         ]

@@ -1,6 +1,6 @@
-"""Incremental detokenization: whole characters only, and no text after a stop string.
+"""Incremental detokenization: it returns whole characters, and no text after a stop string.
 
-Text depends on the sequence of tokens alone, never on its split into steps or epochs.
+The text depends only on the sequence of tokens, never on how steps or epochs split it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-REPLACEMENT = "\ufffd"
-MAX_WINDOW = 32
+REPLACEMENT_CHARACTER = "\ufffd"
+MAX_PENDING_TOKENS = 32
 """Maximum number of tokens that wait for the rest of a character.
 
-A character has at most four bytes, and a vocabulary may spell each with a token. A longer sequence
-is not a character, or has no text (special tokens).
+A character has at most four bytes, and a vocabulary may spell each byte with a token. A longer
+sequence is not a character or has no text (special tokens).
 """
 
 
 class Detokenizer:
-    """Incremental decoder of one text, as the continuation of ``context``.
+    """Incremental decoder of a text that continues ``context``.
 
-    ``context`` is the end of the prompt (:func:`prompt_context`). It keeps a decoder that strips
-    the space at the beginning of a text from stripping that of a continuation. The cost of a token
+    ``context`` is the end of the prompt (:func:`find_prompt_context`). Some decoders strip a space
+    at the beginning of a text; the context keeps them from stripping it here. The cost of a token
     does not grow with the text. The token IDs in ``skipped`` produce no text.
     """
 
@@ -40,7 +40,7 @@ class Detokenizer:
         self._restart(list(context))
 
     def push(self, token_id: int) -> str:
-        """Add a token and return the text that is complete with it."""
+        """Add a token and return the text that became complete."""
         if token_id in self._skipped:
             return ""
         self._pending.append(token_id)
@@ -55,14 +55,14 @@ class Detokenizer:
         if piece is not None:
             self._context, self._pending = self._pending, []
             return piece
-        if len(self._pending) <= MAX_WINDOW:
+        if len(self._pending) <= MAX_PENDING_TOKENS:
             return ""
         piece = self.finish()
         self._restart(self._context)
         return piece
 
     def finish(self) -> str:
-        """Return the remaining text: an unfinished character, as replacement characters."""
+        """Return the remaining text. An incomplete character becomes replacement characters."""
         if not self._pending:
             return ""
         before = self._decode(self._context)
@@ -84,26 +84,26 @@ class Detokenizer:
         return text
 
 
-def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the IDs of the special tokens, which most texts are shown without."""
+def find_special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the IDs of the special tokens, which most texts omit."""
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(number for number, token in added if token.special)
 
 
-def prompt_context(
+def find_prompt_context(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped: frozenset[int] = frozenset()
 ) -> list[int]:
     """Return the shortest token sequence at the end of a prompt that decodes to whole characters.
 
-    Tokens at the end that complete no character are left out, because they are not part of the
-    answer. Empty if the last tokens have no text.
+    Trailing tokens that complete no character are omitted, because their character is not part of
+    the answer. The list is empty if the last tokens have no text.
     """
-    shown = [one for one in prompt_ids[-2 * MAX_WINDOW :] if one not in skipped]
+    shown = [one for one in prompt_ids[-2 * MAX_PENDING_TOKENS :] if one not in skipped]
     for end in range(len(shown), max(0, len(shown) - 4), -1):
-        for start in range(end - 1, max(-1, end - MAX_WINDOW - 1), -1):
+        for start in range(end - 1, max(-1, end - MAX_PENDING_TOKENS - 1), -1):
             ids = shown[start:end]
             text = tokenizer.decode(ids, skip_special_tokens=False)
-            if text and not text.endswith(REPLACEMENT):
+            if text and not text.endswith(REPLACEMENT_CHARACTER):
                 return ids
     return []
 
@@ -111,7 +111,7 @@ def prompt_context(
 class StopMatcher:
     """Matcher that cuts a text before the first stop string, and holds back partial matches.
 
-    With ``include`` it cuts after the stop string.
+    With ``include``, it cuts the text after the stop string.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
@@ -119,11 +119,11 @@ class StopMatcher:
         self._include = include
         self._held = ""
         self.found: str | None = None
-        """Stop string that ended the text."""
+        """Stop string that ended the text; None so far."""
 
     @property
     def held(self) -> str:
-        """Text that is held back, because it may be the beginning of a stop string."""
+        """Text that is held back because it may be the beginning of a stop string."""
         return self._held
 
     def push(self, piece: str) -> tuple[str, bool]:
@@ -141,7 +141,7 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def finish(self) -> str:
-        """Return the text held back, because no further text follows."""
+        """Return the text that was held back. Call it when no further text follows."""
         held, self._held = self._held, ""
         return held
 

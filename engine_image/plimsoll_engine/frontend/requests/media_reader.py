@@ -1,4 +1,4 @@
-"""Processing of the images and audio clips of requests, in a few threads beside the event loop."""
+"""Process the images and audio clips of requests in a few threads next to the event loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from plimsoll_engine.multimodal.processors import Processors, load_processors
 from plimsoll_engine.settings import Settings
 
 THREADS = 2
-"""Number of threads. Each may hold one decoded image of the maximum size."""
+"""Number of threads. Each of them may hold one decoded image of the maximum size."""
 MAX_WAITING = 64
-"""Maximum number of files that wait for a thread. A file is at most as large as a request body."""
+"""Maximum number of files that wait for a thread. Each is at most as large as a request body."""
 
 Result = TypeVar("Result")
 
 
 class MediaReader:
-    """Reader of media files, with a cache of ``capacity`` bytes for the processed tensors."""
+    """Reader of media files. It caches processed tensors of up to ``capacity`` bytes."""
 
     def __init__(self, processors: Processors, capacity: int) -> None:
         self.processors = processors
@@ -33,7 +33,7 @@ class MediaReader:
         self._waiting = 0
 
     async def read(self, processor: Processor, data: bytes) -> Processed:
-        """Return the processed tensor of the file ``data``.
+        """Return the processed tensor of a file with the content ``data``.
 
         Raises MediaError, and QueueFull if too many files wait.
         """
@@ -47,7 +47,9 @@ class MediaReader:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` in one of the threads. Raises QueueFull if too many files wait."""
         if self._waiting >= MAX_WAITING:
-            raise QueueFull(f"{self._waiting} images and audio clips wait to be decoded: try again")
+            raise QueueFull(
+                f"{self._waiting} images and audio clips are waiting to be decoded: try again later"
+            )
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -55,7 +57,7 @@ class MediaReader:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Accept no more work and empty the cache. Running work ends by itself."""
+        """Refuse new files and empty the cache. Running work ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.cache.clear()
 
@@ -63,7 +65,7 @@ class MediaReader:
 def create_reader(settings: Settings) -> MediaReader:
     """Return the media reader of the checkpoint.
 
-    Raises UsageError with the name of a wrong file.
+    Raises UsageError that names the wrong file.
     """
     try:
         return MediaReader(load_processors(settings.model), settings.media_cache_bytes)

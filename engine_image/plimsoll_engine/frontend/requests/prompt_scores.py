@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens, collected from workers. Pure."""
+"""Collect the log probabilities of a prompt's tokens from workers. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUMBER_BYTES = 4
 
 
 class Score(NamedTuple):
-    """Log probability and rank of one token, and the most likely tokens in falling order."""
+    """Log probability and rank of one token, and the most likely tokens in descending order."""
 
     logprob: float
     rank: int
@@ -22,7 +22,8 @@ class PromptScores:
     """Scores of a prompt of ``length`` tokens, with the ``top_count`` most likely tokens for each.
 
     The first token has no score. A worker that prefills the prompt again sends its scores again;
-    known ones are kept. The scores use 8 bytes a token, and 8 for each of its most likely tokens.
+    scores that are already stored are kept. A token's score takes 8 bytes, and 8 more for each of
+    its most likely tokens.
     """
 
     def __init__(self, length: int, top_count: int) -> None:
@@ -36,16 +37,16 @@ class PromptScores:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all tokens but the first have a score."""
+        """Whether all tokens except the first have a score."""
         return len(self) == self._wanted
 
     @property
     def nbytes(self) -> int:
-        """Memory of the scores."""
+        """Size of the scores in bytes."""
         return (2 + 2 * self.top_count) * NUMBER_BYTES * len(self)
 
     def add(self, message: worker_ipc.PromptScores) -> None:
-        """Add the scores of ``message`` that are new. Ignores a message that would leave a gap."""
+        """Add the new scores in ``message``. A message that would leave a gap is ignored."""
         count = len(message.chosen) // NUMBER_BYTES
         known = len(self) - (message.first - 1)
         if known < 0 or message.first < 1:
@@ -60,8 +61,8 @@ class PromptScores:
             size = width * NUMBER_BYTES
             mine.extend(theirs[known * size : max(known, end) * size])
 
-    def score_at(self, place: int) -> Score:
-        """Return the score of the prompt's token at ``place``, which is 1 or more."""
+    def get_score(self, place: int) -> Score:
+        """Return the score of the prompt's token at index ``place``, which is at least 1."""
         row, top_count = place - 1, self.top_count
         chosen, ranks = memoryview(self._chosen).cast("f"), memoryview(self._ranks).cast("i")
         ids, top = memoryview(self._top_ids).cast("i"), memoryview(self._top).cast("f")

@@ -1,6 +1,6 @@
 """Request log: everything that another worker needs to continue a running request.
 
-A request is in the log from its admission to its one :meth:`RequestLog.release`. Nothing that it
+A request stays in the log from its admission to :meth:`RequestLog.release`. No object that it
 references refers back to it, so reference counting alone frees it.
 """
 
@@ -22,25 +22,25 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
 TOKEN_BYTES = 8 + sys.getsizeof(1 << 20)
-"""Bytes of a token in a list: its slot and, for larger integers, an object."""
+"""Bytes of a token in a list: an 8-byte slot and an integer object."""
 PIECE_BYTES = 8 + sys.getsizeof("")
 LOGPROB_BYTES = 100
-"""Bytes of one log probability that is not sent yet, as an object or as JSON.
+"""Bytes of one log probability that has not been sent yet, as an object or as JSON.
 
 ``tests/unit/engine/frontend/test_request_log.py`` measures it.
 """
 
 
 class QueueFull(Exception):
-    """The engine holds the maximum number of unanswered requests."""
+    """The maximum number of unanswered requests is reached."""
 
 
 class RequestFailed(Exception):
     """A request ended with an error.
 
-    ``reason`` is ``invalid`` if the client can correct it (``param`` names the field),
-    ``unavailable`` if another replica can answer, ``deadline`` if the request's deadline passed,
-    otherwise ``error``.
+    ``reason`` is ``invalid`` if the client can correct the request (``param`` names the field),
+    ``unavailable`` if another replica can answer it, ``deadline`` if its deadline passed, otherwise
+    ``error``.
     """
 
     def __init__(self, reason: str, message: str, param: str | None = None) -> None:
@@ -53,7 +53,7 @@ class TokenLogprobs(NamedTuple):
     """Log probabilities of one output token.
 
     ``offset`` is the number of characters of text before the token. ``shown`` is False for tokens
-    without text, such as one that ends the output.
+    without text, such as an end token.
     """
 
     token_id: int
@@ -65,9 +65,9 @@ class TokenLogprobs(NamedTuple):
 class Delta(NamedTuple):
     """New output of a request since the previous delta.
 
-    ``finish_reason`` is ``stop`` or ``length`` in the last delta. ``token_ids`` and ``logprobs``
-    cover all new tokens, also those without text. ``stop_reason`` is the stop string or stop token
-    that ended the output.
+    ``finish_reason`` is ``stop`` or ``length`` in the last delta, otherwise None. ``token_ids`` and
+    ``logprobs`` cover all new tokens, including those without text. ``stop_reason`` is the stop
+    string or stop token that ended the output.
     """
 
     text: str
@@ -78,13 +78,13 @@ class Delta(NamedTuple):
 
 
 class TextRules(NamedTuple):
-    """Stop strings of a request. ``include`` keeps the stop string or stop token in the text."""
+    """Stop strings of a request. ``include`` keeps a stop string or stop token in the text."""
 
     stops: Sequence[str] = ()
     include: bool = False
 
 
-ENDS_NOWHERE = TextRules()
+NO_STOPS = TextRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Times:
 
 
 class Generation:
-    """One running request, or one choice of it."""
+    """One running request, or one of its choices."""
 
     __slots__ = (
         "__weakref__",
@@ -150,15 +150,15 @@ class Generation:
         prompt_ids: list[int],
         sampling: Sampling,
         detokenizer: Detokenizer,
-        text: TextRules = ENDS_NOWHERE,
+        text: TextRules = NO_STOPS,
         admission: Admission = Admission(),
         wake: asyncio.Event | None = None,
         media: Sequence[Media] = (),
     ) -> None:
-        """Begin a generation.
+        """Create a generation.
 
-        ``wake`` is set when :meth:`take` has something to return. The choices of one answer share
-        it.
+        ``wake`` is set when :meth:`take` has output to return. The choices of one request share
+        ``wake``.
         """
         self.request_id = request_id
         self.prompt_ids = prompt_ids
@@ -171,9 +171,9 @@ class Generation:
         self.parked = False
         self.with_worker = False  # the serving worker has received it and not ended it
         self.losses = 0
-        """Workers that crashed while they ran it, since its last token."""
+        """Number of workers that crashed while they ran the request, since its last token."""
         self.attempt = 0
-        """Number of its latest submission."""
+        """Number of the request's latest submission."""
         self.times = Times(arrived=time.monotonic())
         self.started: Started | None = None
         self._detokenizer = detokenizer
@@ -186,7 +186,7 @@ class Generation:
         """Bytes of text and log probabilities that the client has not received yet."""
         most = sampling.prompt_logprobs
         self.scores = None if most is None else PromptScores(len(prompt_ids), most)
-        """Scores of the prompt's tokens, if they were requested."""
+        """Scores of the prompt's tokens, if the client requested them."""
         self._searched = 0
         self._closed_at: int | None = None
         self._taken = 0
@@ -257,9 +257,9 @@ class Generation:
             self.ended.set()
 
     def take(self, streamed: bool = True) -> Delta | None:
-        """Return the output since the previous call; None if there is none.
+        """Return the output since the previous call; None if there is no new output.
 
-        Without ``streamed``, the output counts as memory until the request ends. Raises
+        If ``streamed`` is false, the output counts as memory until the request ends. Raises
         :class:`RequestFailed`.
         """
         if self._error is not None:
@@ -279,21 +279,22 @@ class Generation:
 
     @property
     def computed_tokens(self) -> int:
-        """Number of tokens that a worker had prefilled for the latest token; 0 before the first."""
+        """Number of tokens that were prefilled for the latest token; 0 before the first."""
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
-    def tokens_before(self, last: int) -> int:
-        """Return the number of output tokens before the first ``last``, or all if it is absent.
+    def count_tokens_before(self, last: int) -> int:
+        """Return the number of output tokens before the first occurrence of ``last``.
 
-        ``last`` must be the same in every call. Each token is compared once.
+        Return the number of all output tokens if ``last`` does not occur. ``last`` must be the same
+        in every call, because each token is compared only once.
         """
         if self._closed_at is None and last in self.output_ids[self._searched :]:
             self._closed_at = self.output_ids.index(last, self._searched)
         self._searched = len(self.output_ids)
         return self._searched if self._closed_at is None else self._closed_at
 
-    def submission(self) -> Submit:
-        """Return the message that lets a worker continue from here, as a new attempt.
+    def create_submission(self) -> Submit:
+        """Return the message that makes a worker continue the request, as a new attempt.
 
         Replies to earlier attempts are ignored.
         """
@@ -318,7 +319,7 @@ class Generation:
 
 
 class RequestLog:
-    """Log of the requests that were admitted and not released, oldest first."""
+    """Log of the requests that are admitted and not yet released, oldest first."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -328,43 +329,43 @@ class RequestLog:
         return len(self._running)
 
     def admit(self, *generations: Generation) -> None:
-        """Admit all of ``generations``, or none and raise :class:`QueueFull`."""
+        """Admit all of ``generations``. Raises :class:`QueueFull` without admitting any."""
         if len(self._running) + len(generations) > self.capacity:
             raise QueueFull(
-                f"{len(self._running)} requests wait for an answer and {len(generations)} more "
-                f"would exceed the limit of {self.capacity} (--max-queued)"
+                f"{len(self._running)} requests are waiting for an answer, and {len(generations)} "
+                f"more would exceed the limit of {self.capacity} (--max-queued)"
             )
         for generation in generations:
             self._running[generation.request_id] = generation
 
     def get(self, request_id: str) -> Generation | None:
-        """Return the running generation with that id; None if it has been released."""
+        """Return the running generation with that ID; None if it was released."""
         return self._running.get(request_id)
 
     def release(self, request_id: str) -> Generation | None:
-        """Remove and return a request; None if it has already been released."""
+        """Remove and return a request; None if it was already released."""
         return self._running.pop(request_id, None)
 
     def unfinished(self) -> list[Generation]:
         """Return the generations that have not ended, oldest first."""
         return [generation for generation in self._running.values() if not generation.done]
 
-    def to_resubmit(self) -> list[Generation]:
-        """Return the unfinished requests to carry over, oldest first, without the parked ones.
+    def list_carried_over(self) -> list[Generation]:
+        """Return the unfinished requests to carry over, oldest first, except the parked ones.
 
-        The next worker repeats the tokens that a dead one had computed but not sent. Token i
-        depends only on the tokens before it and on (seed, i), so the client sees one consistent
+        The next worker recomputes the tokens that a dead worker had computed but not sent. Token i
+        depends only on the tokens before it and on (seed, i), so the client receives one consistent
         text.
         """
         return [generation for generation in self.unfinished() if not generation.parked]
 
     def adapters(self) -> list[RegisteredAdapter]:
-        """Return the adapter of each request that uses one."""
+        """Return the adapter of each request that uses an adapter."""
         found = (generation.admission.adapter for generation in self._running.values())
         return [adapter for adapter in found if adapter is not None]
 
     def fail_all(self, reason: str, message: str) -> None:
-        """End all unfinished requests with the same error."""
+        """Fail all unfinished requests with the same error."""
         for generation in self.unfinished():
             generation.fail(RequestFailed(reason, message))
 
@@ -380,7 +381,7 @@ class RequestLog:
         return TOKEN_BYTES * tokens + scores + sum(g.answer_bytes for g in running)
 
     def media_bytes(self) -> int:
-        """Return the bytes of image and audio tensors, each counted once.
+        """Return the bytes of image and audio tensors. A tensor that requests share counts once.
 
         Tensors that the processor cache also holds count there as well.
         """

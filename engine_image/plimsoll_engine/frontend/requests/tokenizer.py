@@ -1,7 +1,7 @@
-"""Tokenization of text and rendering of chats, from the files of a checkpoint; no torch.
+"""Tokenize text and render chats, with the files of a checkpoint and without torch.
 
 transformers compiles the chat templates, with its filters, tags, globals and sandbox. This module
-adds a limit on the output, and errors that name the template's line.
+limits the length of the output and names the template's line in errors.
 """
 
 from __future__ import annotations
@@ -22,33 +22,37 @@ from plimsoll_engine.checkpoint import (
     Checkpoint,
 )
 from plimsoll_engine.errors import UsageError
-from plimsoll_engine.frontend.requests.detokenize import Detokenizer, prompt_context, special_ids
+from plimsoll_engine.frontend.requests.detokenize import (
+    Detokenizer,
+    find_prompt_context,
+    find_special_ids,
+)
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""Name of a token that stands for a byte in SentencePiece vocabularies."""
+"""Name of a token that represents one byte in SentencePiece vocabularies."""
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES_OF_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(_OTHERS)
 }
-"""Bytes of the letters of byte-level vocabularies, as in GPT-2.
+"""Byte that each letter of a byte-level vocabulary represents, as in GPT-2.
 
-Printable characters stand for themselves; letters from U+0100 on stand for the other bytes.
+Printable characters represent themselves. Letters from U+0100 on represent the other bytes.
 """
 
 
 class TemplateError(Exception):
-    """The chat template rejected the chat. The message is the template's own."""
+    """The chat template rejected the chat. The exception's message is the template's own."""
 
 
-class TooLong(TemplateError):
+class ChatTooLong(TemplateError):
     """The rendered chat exceeds the maximum length."""
 
 
 class Tokenizer:
     """Tokenizer and chat templates of the checkpoint in ``model``.
 
-    The other parameters are those of :meth:`Checkpoint.read`. Raises UsageError with the name of a
+    The other parameters are those of :meth:`Checkpoint.read`. Raises UsageError that names the
     wrong file.
     """
 
@@ -63,10 +67,10 @@ class Tokenizer:
         self._added = {token.content: number for number, token in added.items()}
         decoder = checkpoint.tokenizer.decoder
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
-        self._special = special_ids(checkpoint.tokenizer)
+        self._special = find_special_ids(checkpoint.tokenizer)
         self.vocab_size = checkpoint.num_tokens
         self.eos_ids = checkpoint.ends
-        self._middle = prompt_context(self._tokenizer, self.encode_rendered("a"))
+        self._middle = find_prompt_context(self._tokenizer, self.encode_rendered("a"))
         self._middle_text = self.decode(self._middle)
         self.chat_template = checkpoint.chat_templates.get(DEFAULT_TEMPLATE)
         where = chat_template or "the checkpoint"
@@ -77,11 +81,11 @@ class Tokenizer:
         }
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a plain prompt, including added ones such as BOS."""
+        """Return the tokens of a plain prompt, including special tokens such as BOS."""
         return self._encode(text, True)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the tokens of a rendered chat, whose template wrote all special tokens."""
+        """Return the tokens of a rendered chat. The template has written all special tokens."""
         return self._encode(text, False)
 
     def _encode(self, text: str, special: bool) -> list[int]:
@@ -96,63 +100,64 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def continuations(
+    def create_detokenizer_factory(
         self,
         prompt_ids: Sequence[int],
         skip_special_tokens: bool = True,
         shown: Collection[str] = (),
     ) -> Callable[[], Detokenizer]:
-        """Return a factory of detokenizers for continuations of ``prompt_ids``.
+        """Return a factory of detokenizers for texts that continue ``prompt_ids``.
 
-        It makes one for each choice. Special tokens in ``shown`` are never skipped.
+        The factory creates one detokenizer per choice. Special tokens in ``shown`` are never
+        skipped.
         """
         skipped = frozenset[int]()
         if skip_special_tokens:
             skipped = self._special - {self._added[text] for text in shown if text in self._added}
-        context = prompt_context(self._tokenizer, prompt_ids, skipped)
+        context = find_prompt_context(self._tokenizer, prompt_ids, skipped)
         return lambda: Detokenizer(self._tokenizer, context, skipped)
 
-    def token_text(self, token_id: int) -> str:
+    def decode_token(self, token_id: int) -> str:
         """Return the text of one token in the middle of a text, even for special tokens."""
         text = self.decode([*self._middle, token_id])
         if text.startswith(self._middle_text):
             return text[len(self._middle_text) :]
         return self.decode([token_id])
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, which may be part of a character."""
+    def decode_token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token. They may be only part of a character."""
         name = self._tokenizer.id_to_token(token_id)
         if name is not None and name not in self._added:
             if self._byte_level and all(letter in BYTES_OF_LETTERS for letter in name):
                 return bytes(BYTES_OF_LETTERS[letter] for letter in name)
             if found := _BYTE_TOKEN.fullmatch(name):
                 return bytes([int(found[1], 16)])
-        return self.token_text(token_id).encode()
+        return self.decode_token(token_id).encode()
 
     def token_id(self, text: str) -> int | None:
         """Return the ID of the token ``text``; None if it is not a single token."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
-    def added_token(self, text: str) -> int | None:
-        """Return the ID of the added token ``text``, which other tokens cannot spell.
+    def find_added_token(self, text: str) -> int | None:
+        """Return the ID of the added token ``text``; None if the tokenizer has no such token.
 
-        None if absent.
+        No sequence of other tokens spells an added token.
         """
         return self._added.get(text)
 
-    def token_names(self, ids: Sequence[int]) -> list[str | None]:
-        """Return each token as the vocabulary writes it; None for unknown IDs.
+    def get_token_names(self, ids: Sequence[int]) -> list[str | None]:
+        """Return the name of each token in the vocabulary; None for an unknown ID.
 
         A byte that is only part of a character has a name in the vocabulary, but no text.
         """
         return [self._tokenizer.id_to_token(token) for token in ids]
 
-    def template_source(self, tools: bool) -> str:
+    def get_template_source(self, tools: bool) -> str:
         """Return the source of the chat template for messages with or without ``tools``."""
-        return self.checkpoint.chat_templates.get(self._name(tools), "")
+        return self.checkpoint.chat_templates.get(self._choose_template(tools), "")
 
-    def _name(self, tools: bool) -> str:
+    def _choose_template(self, tools: bool) -> str:
         return TOOLS_TEMPLATE if tools and TOOLS_TEMPLATE in self._templates else DEFAULT_TEMPLATE
 
     def render(
@@ -163,12 +168,12 @@ class Tokenizer:
         max_characters: int | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt of a chat, with the generation prompt if requested.
+        """Return the rendered prompt of a chat.
 
-        ``variables`` are those of the template, such as ``enable_thinking``. Raises
-        :class:`TooLong` beyond ``max_characters``.
+        ``variables`` are passed to the template, such as ``enable_thinking``. Raises
+        :class:`ChatTooLong` if the prompt has more than ``max_characters``.
         """
-        template = self._templates.get(self._name(bool(tools)))
+        template = self._templates.get(self._choose_template(bool(tools)))
         if template is None:
             raise TemplateError(
                 "this model has no chat template (chat_template.jinja or tokenizer_config.json): "
@@ -184,7 +189,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
             )
             return _join(pieces, max_characters)
-        except TooLong:
+        except ChatTooLong:
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             why = str(error) or type(error).__name__
@@ -196,14 +201,14 @@ class Tokenizer:
 
 
 def _join(pieces: Iterable[str], max_characters: int | None) -> str:
-    """Join the pieces of a template. Raise :class:`TooLong` beyond ``max_characters``."""
+    """Join the pieces of a template. Raises :class:`ChatTooLong` above ``max_characters``."""
     taken: list[str] = []
     size = 0
     for piece in pieces:
         taken.append(piece)
         size += len(piece)
         if max_characters is not None and size > max_characters:
-            raise TooLong(f"the chat's prompt has more than {max_characters} characters")
+            raise ChatTooLong(f"the chat's prompt has more than {max_characters} characters")
     return "".join(taken)
 
 

@@ -1,4 +1,4 @@
-"""Processes whose zygote has died. The frontend, a subreaper, becomes their parent."""
+"""Watch processes whose zygote has died. The frontend, a subreaper, becomes their parent."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from plimsoll_engine.messages.zygote_ipc import Exited
 log = logging.getLogger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h."""
+"""Defined in linux/prctl.h."""
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of descendants that lose theirs, in place of init."""
+    """Make this process, instead of init, the parent of its orphaned descendants."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        log.error("not a subreaper", extra={"errno": ctypes.get_errno()})
+        log.error("cannot become a subreaper", extra={"errno": ctypes.get_errno()})
 
 
 class OrphanWatcher:
     """Watcher of processes whose zygote has died.
 
-    ``on_exit`` is called once for each process that exits, with the message that a zygote would
-    send.
+    ``on_exit`` is called once for each process that exits. Its argument is the message that a
+    zygote would send.
     """
 
     def __init__(self, on_exit: Callable[[Exited], None]) -> None:
@@ -38,9 +38,9 @@ class OrphanWatcher:
         self._pidfds: dict[int, int] = {}
 
     def watch(self, number: int, pid: int, role: Role, rank: int = 0) -> None:
-        """Watch ``pid``, whose zygote has been reaped.
+        """Watch the process ``pid``, whose zygote was reaped.
 
-        ``number`` is its epoch, or the number of a weight server.
+        ``number`` is the worker's epoch or the weight server's number.
         """
         try:
             pidfd = os.pidfd_open(pid)

@@ -1,8 +1,8 @@
-"""Failure handling of the frontend: what to restart after a failure, and how often.
+"""Rules for failures: which processes to restart, and how often.
 
-A failure ends the smallest scope that cures it: a request, a worker, the zygote, all processes or
-the engine. Each scope has an exception and a crash budget. Only consecutive failures spend a
-budget: a process that served for a minute resets it.
+Each failure ends the smallest scope that cures it: a request, a worker, the zygote, all processes
+or the engine. Each scope has an exception and a crash budget. Only consecutive failures spend a
+crash budget: a process that served for a minute resets it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from enum import Enum, auto
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
 
 CRASH_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
-"""Delay before the restart after each consecutive crash. One more crash ends the engine.
+"""Delay in seconds before the restart after each consecutive crash.
 
-The first two crashes may be chance, so they cost no delay. Restarting a worker does not cure a
-fault outside its state, so the kubelet's restart back-off (10 s and more) takes over. Requests wait
-meanwhile.
+One more crash ends the engine. The first two crashes may be chance, so they cost no delay.
+Restarting a worker does not cure a fault outside of it, so the kubelet's restart back-off (10 s and
+more) takes over. Requests wait meanwhile.
 """
 HEALTHY_AFTER_S = 60.0
-"""Serving time after which a worker's crashes no longer count as consecutive."""
-SUSPECTED = 2
-"""Number of workers that must crash, without a token between, before a request is suspected."""
+"""Serving time after which a worker's earlier crashes no longer count."""
+CRASHES_UNTIL_SUSPECTED = 2
+"""Number of consecutive worker crashes without a token after which a request is suspected."""
 
 
 class WorkerLost(Exception):
     """A worker exited, or never became ready.
 
-    ``permanent`` means that the worker reported wrong settings or a wrong checkpoint, so another
-    worker would fail as well.
+    ``permanent`` means that the settings or the checkpoint are wrong, so another worker would also
+    fail.
     """
 
     def __init__(self, message: str, permanent: bool = False) -> None:
@@ -40,7 +40,7 @@ class WorkerLost(Exception):
 
 
 class ForkRefused(Exception):
-    """The kernel refused the zygote another process. The zygote itself still works."""
+    """The kernel did not let the zygote create a process. The zygote itself still works."""
 
 
 class ZygoteLost(Exception):
@@ -52,11 +52,11 @@ class WorkerUnrecoverable(Exception):
 
 
 class FailureScope(Enum):
-    """Scope of a failure: what has to end, from small to large."""
+    """Scope of a failure: the processes to end, from the fewest to the most."""
 
     WORKER = auto()
     ZYGOTE = auto()
-    """Only the zygote. The frontend becomes the parent of its processes."""
+    """Only the zygote. Its children continue as children of the frontend."""
     PROCESSES = auto()
     """The zygote and every process that it forked."""
 
@@ -64,7 +64,7 @@ class FailureScope(Enum):
 class CrashBudget:
     """Limit on consecutive crashes, with a delay before each restart.
 
-    A process that has served for ``healthy_after_s`` seconds before it crashes resets the count.
+    A process that served for ``healthy_after_s`` seconds before it crashed resets the count.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class CrashBudget:
         self._since: float | None = None
 
     def reset(self) -> None:
-        """Forget the crashes so far, because their cause may be gone."""
+        """Reset the count of crashes, because their cause may be gone."""
         self._consecutive, self._since = 0, None
 
     def mark_serving(self) -> None:
-        """Record that the process serves from now on."""
+        """Record that the process starts to serve."""
         self._since = self._clock()
 
     def spend(self) -> float | None:
         """Count a crash or a failed start.
 
-        Return the seconds to wait before the restart, or None if the budget is exhausted.
+        Return the delay before the restart in seconds, or None if the budget is exhausted.
         """
         if self._since is not None and self._clock() - self._since >= self._settled_s:
             self._consecutive = 0
@@ -104,12 +104,12 @@ class CrashBudget:
 
 
 class Quarantine:
-    """Requests that may have crashed the workers that ran them. Each one runs again alone.
+    """Quarantine for requests that may have crashed the workers that ran them.
 
-    Without quarantine, a request that crashes its worker is carried over and crashes the next one,
-    until the engine gives up. A request is suspected after two consecutive workers crashed while
-    they ran it, without a token between. Only one suspect runs at a time, until its next token
-    clears it. If a third worker crashes, the suspect fails and the other requests continue.
+    Without it, a request that crashes its worker is carried over and crashes the next worker, until
+    the engine exits. A request is suspected if two consecutive workers crashed while they ran it
+    and it got no token. Only one suspected request runs at a time, until its next token clears it.
+    If a third worker crashes, the suspected request fails and the other requests continue.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Quarantine:
         self._tried: Generation | None = None
 
     def count_loss(self, unfinished: Sequence[Generation]) -> None:
-        """Count the loss of a worker for each request it ran, and fail the suspect among them."""
+        """Count a lost worker for each request that it ran. Fail the request that is to blame."""
         tried, self._tried = self._tried, None
         for generation in unfinished:
             if not generation.with_worker:
@@ -125,27 +125,32 @@ class Quarantine:
             generation.losses += 1
             if generation is tried:
                 generation.fail(
-                    RequestFailed("error", f"{generation.losses} workers ended while computing it")
+                    RequestFailed(
+                        "error",
+                        f"{generation.losses} workers exited while they computed this request",
+                    )
                 )
 
     def release(self, generation: Generation) -> None:
-        """Forget a request that ended."""
+        """Remove a request that ended."""
         if generation in self._waiting:
             self._waiting.remove(generation)
         if generation is self._tried:
             self._tried = None
 
     def admit(self, carried: Sequence[Generation]) -> list[Generation]:
-        """Return the requests of ``carried`` that are not suspected.
+        """Return the requests in ``carried`` that are not suspected.
 
-        :meth:`next_suspect` returns the suspects.
+        :meth:`next_suspect` returns the suspected ones.
         """
-        suspects = [generation for generation in carried if generation.losses >= SUSPECTED]
+        suspects = [
+            generation for generation in carried if generation.losses >= CRASHES_UNTIL_SUSPECTED
+        ]
         self._waiting = deque(suspects)
-        return [generation for generation in carried if generation.losses < SUSPECTED]
+        return [generation for generation in carried if generation.losses < CRASHES_UNTIL_SUSPECTED]
 
     def next_suspect(self) -> Generation | None:
-        """Return the suspect to run now, or None while another one runs."""
+        """Return the suspected request to run next; None while another one runs."""
         tried = self._tried
         if tried is not None and tried.with_worker and tried.losses and not tried.done:
             return None
@@ -159,7 +164,7 @@ class Quarantine:
 
 
 class Failures:
-    """Crash budgets of one engine, and the rules for what to restart."""
+    """Crash budgets of one engine, and the rules that decide which processes to restart."""
 
     def __init__(self) -> None:
         self.requests = Quarantine()
@@ -168,23 +173,23 @@ class Failures:
         self.zygote = CrashBudget()
 
     def count_worker_end(self, error: WorkerLost) -> float:
-        """Return the seconds to wait before the next worker starts, and count this one's end.
+        """Count the end of a worker. Return the delay before the next worker starts, in seconds.
 
         Raises :class:`WorkerUnrecoverable` if the budget is exhausted or the error is permanent.
         """
         delay_s = self.worker.spend()
         if error.permanent:
-            raise WorkerUnrecoverable(f"no worker can be started: {error}")
+            raise WorkerUnrecoverable(f"cannot start a worker: {error}")
         if delay_s is None:
             raise WorkerUnrecoverable(f"the worker keeps crashing; last reason: {error}")
         return delay_s
 
     @staticmethod
-    def scope_of_failed_start(error: Exception, another_serves: bool) -> FailureScope:
-        """Return what to end if a worker could not be forked.
+    def choose_scope_of_failed_start(error: Exception, another_serves: bool) -> FailureScope:
+        """Return the scope to end if a worker could not be forked.
 
         A zygote that hangs is always replaced. A zygote that may not fork is kept while a worker
-        serves: the kernel's limit would stop the next zygote as well.
+        serves, because the kernel's limit would also stop the next zygote.
         """
         refused = isinstance(error, ForkRefused) and not another_serves
         return (
@@ -192,10 +197,10 @@ class Failures:
         )
 
     @staticmethod
-    def scope_of_unkillable_process(needed: bool) -> FailureScope:
-        """Return what to end if a process survives SIGKILL.
+    def choose_scope_of_unkillable_process(needed: bool) -> FailureScope:
+        """Return the scope to end if a process survives SIGKILL.
 
         ``needed`` means that the next worker needs the memory of that process. Otherwise the
-        process exits once the driver releases it.
+        process exits as soon as the driver releases it.
         """
         return FailureScope.PROCESSES if needed else FailureScope.WORKER

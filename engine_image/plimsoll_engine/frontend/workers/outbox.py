@@ -1,9 +1,9 @@
-"""Messages that wait to be written to the worker. Pure.
+"""Queue of messages that wait to be written to the worker. Pure.
 
-A hung worker does not read while clients come and go, so writing every message to the socket buffer
-would grow that buffer without bound. In this queue, an abort cancels a submission that was not
-written yet. It therefore never holds more than one message for each live request, and one abort for
-each request that the worker received before it hung.
+While a worker hangs, clients still come and go. Writing every message to the socket's buffer would
+make the buffer grow without bound. In this queue, an abort cancels a submission that is not written
+yet. The queue therefore holds at most one message per running request, and one abort per request
+that the worker received before it hung.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Outbox:
     def put(self, message: ToWorker) -> None:
         """Queue a message.
 
-        An abort cancels a submission that was not sent yet, and a stop clears the whole queue.
+        An abort cancels a submission that is not sent yet. A stop clears the whole queue.
         """
         if isinstance(message, Stop):
             self._waiting = {"stop": message}
@@ -38,7 +38,7 @@ class Outbox:
             self._waiting[f"query {self._count}"] = message
 
     def take(self) -> ToWorker | None:
-        """Remove and return the next message, or None if the queue is empty."""
+        """Remove and return the next message; None if the queue is empty."""
         for key in self._waiting:
             return self._waiting.pop(key)
         return None

@@ -1,10 +1,10 @@
-"""Standby worker: a successor prepared in advance, so that a restart need not wait for one.
+"""Standby worker: a successor that is prepared in advance, so that a restart need not wait for it.
 
-It has its CUDA context, weights and kernels, like any successor. It writes to nothing that the
-serving worker uses: it only maps the weights and the KV pool. At most one exists, always or while
-someone holds a lease on it. It starts after a report of the serving worker, once that worker has
-taken over carried requests, and only if memory is free. If it crashes, another one starts, within
-the same crash budget as a serving worker. The serving worker does not notice.
+Like any successor, it has its CUDA context, weights and kernels. It only maps the weights and the
+KV pool, and writes to nothing that the serving worker uses. At most one standby exists, either
+always or while a lease requests it. It starts after a report of the serving worker, once that
+worker has taken over carried requests, and only if memory is free. If the standby crashes, another
+one starts, within the same crash budget as a serving worker. The serving worker does not notice.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ REFUSED_RETRY_S = 10.0
 """Delay before free memory is checked again."""
 HOST_SPARE_BYTES = 1 << 30
 DEVICE_SPARE_BYTES = 2 << 30
-"""Free memory, for each rank on the host and on each device, that a standby needs to start.
+"""Free memory per rank, on the host and on each device, that a standby needs to start.
 
-It uses less than half of that, so the serving worker does not run out of memory.
+A standby uses less than half of it, so the serving worker does not run out of memory.
 """
 
 
 class Standby:
     """Manager of the standby worker.
 
-    ``policy`` says when a standby should exist. ``timeout_s`` limits its preparation.
+    ``policy`` decides when a standby should exist. ``timeout_s`` limits its preparation.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Standby:
     ) -> None:
         self.policy = policy
         self.error: str | None = None
-        """Reason why there is no standby although one is wanted."""
+        """Reason why no standby exists although one should; empty otherwise."""
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = headroom
         self._crashes = crashes
         self._not_before: float | None = 0.0
-        """Earliest start of the next standby (CLOCK_MONOTONIC); None if the crash budget is
+        """Earliest start of the next standby (CLOCK_MONOTONIC seconds); None if the crash budget is
         exhausted.
         """
         self._leased_until = 0.0
@@ -110,7 +110,7 @@ class Standby:
 
     @property
     def processes(self) -> list[ProcessMemory]:
-        """Processes of the standby's ranks since their fork; empty if there is no standby."""
+        """Processes of the standby's ranks since their fork; empty if no standby exists."""
         handle = self._handle
         if self._preparing is None or handle is None or handle.is_lost:
             return []
@@ -141,19 +141,19 @@ class Standby:
             loop = asyncio.get_running_loop()
             self._lease = loop.call_later(lease_s, self._stop_in_background, "its lease expired")
         else:
-            self._stop_in_background("it is no longer wanted")
+            self._stop_in_background("it is no longer needed")
 
     def on_epoch_started(self) -> None:
-        """Forget the previous epoch's standby memory, and end the lease."""
+        """Discard the memory record of the previous epoch's standby, and end the lease."""
         self._memory = StandbyMemory()
         self._includes_former_worker = True
         self.close()
 
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
-        """Start a standby if one is due, when the serving worker reports its ``devices``.
+        """Start a standby if one should exist. ``devices`` are those of the serving worker.
 
         A worker's first report is ignored: the driver may not have freed the former worker's
-        memory, from which the standby's would be subtracted.
+        memory yet, from which the standby's memory would be subtracted.
         """
         if self._includes_former_worker:
             self._includes_former_worker = False
@@ -165,7 +165,7 @@ class Standby:
             self._memory.update(devices, self.prepared is not None)
 
     async def take(self) -> WorkerHandle | None:
-        """Remove and return the standby once it is prepared; None if there is none or it failed."""
+        """Remove and return the standby once it is prepared; None if it fails or is absent."""
         if self._stopping is not None:  # another successor beside it would need more memory
             await asyncio.wait({self._stopping})
         preparing = self._detach()
@@ -189,7 +189,7 @@ class Standby:
             await self._workers.abandon(preparing.result())
 
     def close(self) -> None:
-        """End the lease. A standby that a restart has taken is not affected."""
+        """End the lease. A standby that a restart has already taken is not affected."""
         self._leased_until = 0.0
         if self._lease is not None:
             self._lease.cancel()
@@ -201,9 +201,9 @@ class Standby:
             self._stopping = asyncio.create_task(self.end(), name="standby worker stop")
 
     def _start(self, devices: Sequence[DeviceMemory]) -> None:
-        if (lack := self._memory_shortage(devices)) is not None:
+        if (lack := self._find_memory_shortage(devices)) is not None:
             if lack != self.error:
-                log.warning("no standby worker", extra={"reason": lack})
+                log.warning("cannot start a standby worker", extra={"reason": lack})
             self.error, self._not_before = lack, time.monotonic() + REFUSED_RETRY_S
             return
         self._memory.begin(devices)
@@ -217,16 +217,16 @@ class Standby:
         await self._workers.prepare(handle, self._timeout_s)
         return handle
 
-    def _memory_shortage(self, devices: Sequence[DeviceMemory]) -> str | None:
-        """Return which memory is too short for a standby; None if enough is free or unknown."""
+    def _find_memory_shortage(self, devices: Sequence[DeviceMemory]) -> str | None:
+        """Return a message if memory is too short for a standby; None if enough or unknown."""
         spare, needed = self._headroom(), HOST_SPARE_BYTES * self._workers.ranks
         if spare is not None and spare < needed:
-            return f"less than {needed >> 20} MiB of host memory are free"
+            return f"less than {needed >> 20} MiB of host memory is free"
         for device in devices:
             if device.total is None or device.used is None:
                 continue
             if device.total - device.used < DEVICE_SPARE_BYTES:
-                return f"less than {DEVICE_SPARE_BYTES >> 20} MiB of device {device.index} are free"
+                return f"less than {DEVICE_SPARE_BYTES >> 20} MiB of device {device.index} is free"
         return None
 
     def _detach(self) -> asyncio.Task[WorkerHandle] | None:
@@ -239,7 +239,7 @@ class Standby:
         return preparing
 
     async def _watch(self, preparing: asyncio.Task[WorkerHandle]) -> None:
-        """Wait until the standby ends, and let the next one start."""
+        """Wait until the standby exits, and allow the next one to start."""
         self._crashes.mark_serving()
         try:
             handle = await asyncio.shield(preparing)
@@ -250,7 +250,7 @@ class Standby:
         except WorkerLost as error:
             reason = str(error)
         delay_s = self._crashes.spend()
-        log.warning("no standby worker", extra={"reason": reason, "next_in_s": delay_s})
+        log.warning("the standby worker failed", extra={"reason": reason, "next_in_s": delay_s})
         self.error = reason
         self._preparing = self._handle = None
         self._not_before = None if delay_s is None else time.monotonic() + max(delay_s, RETRY_S)

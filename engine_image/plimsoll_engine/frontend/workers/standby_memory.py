@@ -1,7 +1,7 @@
 """Host and device memory of a standby worker, for the engine's ledger.
 
-The ledger counts it from its fork on. Otherwise a supervisor that watches for a leak would take the
-standby's preparation for growth.
+The ledger counts that memory from the fork on. Otherwise a supervisor would mistake the standby's
+preparation for a leak.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from plimsoll_api.admin import DeviceMemory, LedgerEntry, MemoryKind, ProcessMemory, Role
 
-OWNER = "standby_worker"
+STANDBY_OWNER = "standby_worker"
 SETTLED_REPORTS = 2
-"""Reports of the serving worker until its device figures include a prepared standby.
+"""Number of reports of the serving worker until its device memory includes a prepared standby.
 
 The first report may have been written before the standby was ready.
 """
 
 
 class StandbyMemory:
-    """Memory of the consecutive standbys of one epoch."""
+    """Memory of the successive standbys of one epoch."""
 
     def __init__(self) -> None:
         self._without: int | None = None
@@ -28,26 +28,26 @@ class StandbyMemory:
         self._bounds: dict[MemoryKind, int] = {}
 
     def begin(self, devices: Sequence[DeviceMemory]) -> None:
-        """Record the serving worker's ``devices`` before the standby is forked."""
-        self._without, self._taken, self._settled = beyond_torch(devices), None, 0
+        """Record the device memory before the standby is forked."""
+        self._without, self._taken, self._settled = count_bytes_outside_torch(devices), None, 0
 
     def update(self, devices: Sequence[DeviceMemory], prepared: bool) -> None:
-        """Record the serving worker's ``devices`` while the standby runs.
+        """Record the device memory while the standby runs.
 
-        The standby uses no more memory once it is ``prepared``.
+        Once it is ``prepared``, the standby uses no more memory.
         """
         if self._settled >= SETTLED_REPORTS:
             return
         self._settled += prepared
-        after = beyond_torch(devices)
+        after = count_bytes_outside_torch(devices)
         if None not in (self._without, after):
             self._taken = max(0, (after or 0) - (self._without or 0))
 
     def entries(self, processes: Sequence[ProcessMemory]) -> list[LedgerEntry]:
         """Return the ledger entries of the standby with these ``processes``.
 
-        ``processes`` is empty if there is no standby. A standby that was stopped stays in the
-        ledger with 0 bytes, because the growth that it explained is gone as well.
+        ``processes`` is empty if no standby exists. A stopped standby stays in the ledger with 0
+        bytes, because its memory is gone as well.
         """
         private = [process.private for process in processes]
         known = [size for size in private if size is not None]
@@ -60,14 +60,14 @@ class StandbyMemory:
             if size is None or (not size and kind not in self._bounds):
                 continue
             bound = self._bounds[kind] = max(size, self._bounds.get(kind, 0))
-            entries.append(LedgerEntry(f"{OWNER}_{kind}", kind, size, bound, Role.WORKER))
+            entries.append(LedgerEntry(f"{STANDBY_OWNER}_{kind}", kind, size, bound, Role.WORKER))
         return entries
 
 
-def beyond_torch(devices: Sequence[DeviceMemory]) -> int | None:
-    """Return the used bytes of all devices, without the serving worker's PyTorch allocator.
+def count_bytes_outside_torch(devices: Sequence[DeviceMemory]) -> int | None:
+    """Return the used bytes of all devices, minus those of the serving worker's PyTorch allocator.
 
-    None if a value is unknown or there is no device.
+    Return None if a value is unknown or no device exists.
     """
     found = 0
     for device in devices:

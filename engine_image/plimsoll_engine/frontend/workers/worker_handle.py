@@ -1,8 +1,8 @@
-"""State of one worker, as the frontend sees it: forked, prepared, ready, stopped, reaped.
+"""State of one worker from the frontend's view: forked, prepared, ready, stopped, reaped.
 
-A worker has one process for each rank. Rank 0 speaks for all of them, and they live and end
-together. Each stage is a future or an event that is set once. If the worker ends early, the futures
-of the missing stages raise the reason.
+A worker has one process per rank. Rank 0 speaks for all of them, and they start and exit together.
+Each stage is a future or an event that is set once. If the worker exits early, the futures of the
+missing stages raise the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REAP_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class StopOutcome:
-    """Result of stopping a worker. ``stopped`` is its final message, None if it sent none."""
+    """Result of stopping a worker. ``stopped`` is its final message; None if it sent none."""
 
     stopped: worker_ipc.Stopped | None
     signals: tuple[str, ...] = ()
@@ -46,8 +46,8 @@ class StopOutcome:
 class WorkerHandle:
     """One worker and its processes.
 
-    ``on_message`` receives its messages. ``on_lost`` receives the reason if a ready worker ends
-    unexpectedly.
+    ``on_message`` receives the worker's messages. If a ready worker exits unexpectedly, ``on_lost``
+    receives the reason.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class WorkerHandle:
         """Process IDs of the forked ranks, in rank order."""
         self._ranks = ranks
         self._reaped: set[int] = set()
-        self.link = WorkerLink(epoch.number, media_cache_bytes, self._received, self._on_disconnect)
+        self.link = WorkerLink(
+            epoch.number, media_cache_bytes, self._on_link_message, self._on_disconnect
+        )
         self.prepared: asyncio.Future[worker_ipc.Prepared] = loop.create_future()
         self.ready: asyncio.Future[worker_ipc.Ready] = loop.create_future()
         self.stopped: asyncio.Future[worker_ipc.Stopped] = loop.create_future()
@@ -82,7 +84,7 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """Return the process ID of rank 0; None before its fork."""
+        """Process ID of rank 0; None before its fork."""
         return self.pids[0] if self.pids else None
 
     @property
@@ -101,11 +103,12 @@ class WorkerHandle:
         return self.exited.is_set() or self._lost
 
     async def stop(self, grace_s: float, hand_over: bool = False) -> StopOutcome:
-        """Ask the worker to stop; kill it after ``grace_s`` seconds, even if it hangs.
+        """Ask the worker to stop. Kill it after ``grace_s`` seconds.
 
-        With ``hand_over`` it leaves its KV blocks for a successor. The call returns at the worker's
-        final message, because all its resources are released by then. The process stays until
-        :meth:`dismiss`, so the next worker need not wait for the driver to destroy its context.
+        With ``hand_over``, it leaves its KV blocks for a successor. The call returns at the
+        worker's final message, because all its resources are released by then. The process stays
+        until :meth:`dismiss`, so that the next worker need not wait for the driver to destroy its
+        context.
         """
         if self.stopped.done():
             return StopOutcome(self.stopped.result())
@@ -123,14 +126,14 @@ class WorkerHandle:
         """Record that no more ranks will be forked."""
         self._ranks = len(self.pids)
         if len(self._reaped) == self._ranks:
-            self.on_exit("not all of its ranks could be started")
+            self.on_exit("not all ranks of the worker could be started")
 
     def dismiss(self) -> None:
-        """Let a worker exit that has sent its final message."""
+        """Let a worker exit after its final message."""
         self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
-        """Send SIGTERM, then SIGKILL. Return the names of the signals sent.
+        """Send SIGTERM, then SIGKILL. Return the names of the signals that were sent.
 
         ``exited`` is set if the worker has exited.
         """
@@ -146,9 +149,9 @@ class WorkerHandle:
         return tuple(sent)
 
     async def dump_stacks(self) -> Path | None:
-        """Return the file with rank 0's stack traces, even if it hangs; None if it wrote none.
+        """Return the file with the stack traces of rank 0, even if it hangs; None if it wrote none.
 
-        The other ranks write theirs to files of their own.
+        Each other rank writes its stack traces to its own file.
         """
         if self.pid is None or self.exited.is_set():
             return None
@@ -167,12 +170,12 @@ class WorkerHandle:
         return None
 
     def kill_now(self, reason: str) -> None:
-        """Kill the worker at once, for a ``reason`` that lies outside of it."""
+        """Kill the worker at once. ``reason`` is a cause outside of the worker."""
         self.mark_lost(reason)
         self._signal(signal.SIGKILL)
 
     def on_rank_exit(self, message: Exited) -> None:
-        """Record that a rank exited. If that was unexpected, kill the other ranks."""
+        """Record that a rank exited. If the exit was unexpected, kill the other ranks."""
         self._reaped.add(message.pid)
         if len(self._reaped) == self._ranks:
             self.on_exit(describe_exit(message))
@@ -187,17 +190,17 @@ class WorkerHandle:
         self.remove_files()
 
     def remove_files(self) -> None:
-        """Remove the files that killed ranks leave behind."""
+        """Remove the files that killed ranks left behind."""
         for path in rendezvous_paths(self._run_dir, self.epoch.number):
             with contextlib.suppress(OSError):  # no such file, or a read-only directory
                 path.unlink()
 
     def _signal(self, number: signal.Signals) -> bool:
-        """Send a signal to every live rank. Return False if there is none."""
+        """Send a signal to every live rank. Return False if no rank is alive."""
         return sum(send_signal(pid, number) for pid in self.live_pids) > 0
 
     def mark_lost(self, reason: str, permanent: bool = False) -> None:
-        """Record that the worker is lost, once. A worker that was asked to stop does not count."""
+        """Record once that the worker is lost. Does nothing if the worker was asked to stop."""
         if self._lost:
             return
         self._lost = True
@@ -208,7 +211,7 @@ class WorkerHandle:
         elif not self._stopping:
             self._on_lost(self, reason)
 
-    def _received(self, message: worker_ipc.FromWorker) -> None:
+    def _on_link_message(self, message: worker_ipc.FromWorker) -> None:
         match message:
             case worker_ipc.Prepared() if not self.prepared.done():
                 self.prepared.set_result(message)
@@ -226,7 +229,7 @@ class WorkerHandle:
             self._reaping = asyncio.create_task(self._reap(), name="worker reaper")
 
     async def _reap(self) -> None:
-        """Wait for the exit of a worker whose socket closed, and kill it after a timeout."""
+        """Wait for the exit of a worker whose socket was closed, and kill it after a timeout."""
         if not await finishes_within(self.exited.wait(), REAP_TIMEOUT_S):
             self._signal(signal.SIGKILL)
 
@@ -241,7 +244,7 @@ def describe_exit(message: Exited) -> str:
 
 
 def send_signal(pid: int, number: signal.Signals) -> bool:
-    """Send a signal. Return False if there is no such process."""
+    """Send a signal. Return False if the process does not exist."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Frontend side of the worker socket: authentication, and one connection for each worker."""
+"""Frontend side of the worker socket: authentication, and one connection per worker."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _UCRED = struct.Struct("3i")  # PID, uid, gid: unix(7)
 class WorkerLink:
     """Connection to the worker of one epoch.
 
-    ``on_message`` receives each message. ``on_lost`` is called once if the connection ends, except
-    after :meth:`drop`.
+    ``on_message`` receives each message. ``on_lost`` is called once when the connection ends,
+    unless :meth:`drop` ended it.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class WorkerLink:
         return self._writer is None and not self._dropped
 
     def send(self, message: worker_ipc.ToWorker) -> None:
-        """Queue ``message``. Never blocks, even if the worker does not read."""
+        """Queue ``message``. The call never blocks, even if the worker does not read."""
         if not self._dropped:
             self.outbox.put(message)
             self._work.set()
 
     def drop(self) -> None:
-        """Close the connection and ignore everything that follows."""
+        """Close the connection and ignore all later messages."""
         self._dropped = True
         self.outbox = Outbox()
         if self._flusher is not None:
@@ -101,7 +101,7 @@ class WorkerLink:
 
 
 class WorkerSocket:
-    """Listening socket of the workers. It passes each connection to its worker's link."""
+    """Listening socket for workers. It passes each connection to its worker's link."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,7 +110,7 @@ class WorkerSocket:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> None:
-        """Start listening, once. Replaces a socket file that a killed predecessor left."""
+        """Start listening. Replaces the socket file of a killed predecessor. Idempotent."""
         if self._server is not None:
             return
         self._path.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class WorkerSocket:
                 return
             if link is None or not link.is_open:
                 log.warning(
-                    "dropped a worker of another epoch",
+                    "dropped the connection of a worker of another epoch",
                     extra={"pid": hello.pid, "worker_epoch": hello.epoch},
                 )
                 return

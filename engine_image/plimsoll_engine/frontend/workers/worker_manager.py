@@ -1,4 +1,4 @@
-"""Keeps one worker serving: the first start, planned restarts, and recovery from crashes."""
+"""Keep one worker serving: the first start, planned restarts, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PREPARE_TIMEOUT_S = 60.0
 
 
-class Served(Protocol):
+class RequestOwner(Protocol):
     """Owner of the requests that the worker runs."""
 
     def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
@@ -40,7 +40,7 @@ class Served(Protocol):
 
 
 class WorkerManager:
-    """Manager of the serving worker and its standby.
+    """Manager of the serving worker and the standby.
 
     A restart or a recovery holds the lock ``replacing`` while it replaces the worker.
     """
@@ -50,7 +50,7 @@ class WorkerManager:
         workers: WorkerProcesses,
         epochs: Epochs,
         lifecycle: Lifecycle,
-        served: Served,
+        served: RequestOwner,
         failures: Failures,
         startup_timeout_s: float,
         standby: StandbyPolicy = StandbyPolicy.NEVER,
@@ -66,7 +66,7 @@ class WorkerManager:
         self._timeout_s = startup_timeout_s
         self._failures = failures
 
-    async def first_start(self) -> None:
+    async def start_first(self) -> None:
         """Start the first worker. Return when it serves or the engine has failed."""
         async with self.replacing:
             try:
@@ -75,12 +75,12 @@ class WorkerManager:
                 return
             self._served.resubmit()
             if self._lifecycle.state is EngineState.WARMING:
-                self._lifecycle.move(EngineState.SERVING)
+                self._lifecycle.move_to(EngineState.SERVING)
 
     async def recover(self, reason: str, lost: Epoch) -> None:
-        """Replace the worker of the epoch ``lost``, which ended unexpectedly.
+        """Replace the worker of the epoch ``lost``, which exited unexpectedly.
 
-        The standby replaces it if there is one. A drained engine stays drained.
+        The standby replaces it if one exists. A drained engine stays drained.
         """
         async with self.replacing:
             if self._epochs.current != lost:
@@ -88,7 +88,7 @@ class WorkerManager:
             # A restart may have seen this worker ready after it had exited, and submitted requests.
             self._served.on_epoch_ended()
             if self._lifecycle.state is EngineState.SERVING:
-                self._lifecycle.move(EngineState.RESTARTING)
+                self._lifecycle.move_to(EngineState.RESTARTING)
             try:
                 await self._wait_after_loss(WorkerLost(reason))
                 await self._workers.discard()
@@ -97,7 +97,7 @@ class WorkerManager:
                 return
             log.info("requests carried over", extra={"count": self._served.resubmit()})
             if self._lifecycle.state is EngineState.RESTARTING:
-                self._lifecycle.move(EngineState.SERVING)
+                self._lifecycle.move_to(EngineState.SERVING)
 
     def on_report(self, report: worker_ipc.Report) -> None:
         """Pass the report to the standby, unless the worker is being replaced."""
@@ -105,7 +105,7 @@ class WorkerManager:
             self.standby.on_report(report.devices)
 
     async def prepare(self) -> tuple[WorkerHandle, bool]:
-        """Return a prepared successor, and whether it is the standby.
+        """Return a prepared successor, and whether it was the standby.
 
         Raises :class:`WorkerLost`.
         """
@@ -121,26 +121,25 @@ class WorkerManager:
         handover: bytes | None = None,
         reason: str = "restart",
     ) -> worker_ipc.Ready | None:
-        """Let ``successor`` serve, or a new worker if it is None or dies.
+        """Make ``successor`` serve, or a new worker if ``successor`` is None or dies.
 
-        No worker may run before the call. Return the Ready message of ``successor``, which alone
-        receives ``handover``, or None if another worker serves. Raises
-        :class:`WorkerUnrecoverable`.
+        No worker may run before the call. Only ``successor`` receives ``handover``. Return its
+        Ready message, or None if another worker serves. Raises :class:`WorkerUnrecoverable`.
         """
         if successor is not None:
             try:
                 ready = await self._workers.take_over(successor, self._timeout_s, True, handover)
             except WorkerLost as error:
-                self._start_failed(error)
+                self._fail_start(error)
                 await self._wait_after_loss(error)
             else:
-                self._begin(ready, reason)
+                self._begin_epoch(ready, reason)
                 return ready
         await self.start(reason if successor is None else "crash")
         return None
 
     async def start(self, reason: str) -> None:
-        """Start a worker, with retries within the crash budget.
+        """Start a worker, and retry within the crash budget.
 
         Raises :class:`WorkerUnrecoverable` if the budget is exhausted.
         """
@@ -148,20 +147,20 @@ class WorkerManager:
             try:
                 ready = await self._workers.start(self._timeout_s)
             except WorkerLost as error:
-                self._start_failed(error)
+                self._fail_start(error)
                 await self._wait_after_loss(error)
                 reason = "crash"
                 continue
-            self._begin(ready, reason)
+            self._begin_epoch(ready, reason)
             return
 
-    def _begin(self, ready: worker_ipc.Ready, reason: str) -> None:
+    def _begin_epoch(self, ready: worker_ipc.Ready, reason: str) -> None:
         self._failures.worker.mark_serving()
         self.standby.on_epoch_started()
         self._served.on_epoch_started(ready, reason)
 
     async def _wait_after_loss(self, error: WorkerLost) -> None:
-        """Wait until the next worker may start; fail the engine and raise if none may."""
+        """Wait until the next worker may start. If none may start, fail the engine and raise."""
         try:
             delay_s = self._failures.count_worker_end(error)
         except WorkerUnrecoverable as gave_up:
@@ -169,8 +168,8 @@ class WorkerManager:
             raise
         await asyncio.sleep(delay_s)
 
-    def _start_failed(self, error: WorkerLost) -> None:
+    def _fail_start(self, error: WorkerLost) -> None:
         log.error(
-            "worker start failed",
+            "cannot start a worker",
             extra={"epoch": str(self._epochs.current), "reason": str(error)},
         )

@@ -1,4 +1,4 @@
-"""Processes of the engine: zygote, weight server, serving worker and its successor."""
+"""Processes of the engine: zygote, weight server, serving worker and successor."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ Stage = TypeVar("Stage")
 # A healthy worker stops after the current step. One that needs longer counts as hung.
 STOP_GRACE_S = 5.0
 # Time from a worker's final message to the end of its process.
-LEAVE_GRACE_S = 15.0
+EXIT_GRACE_S = 15.0
 # The weight server frees tens of GiB in milliseconds; it waits only for its workers.
 WEIGHT_SERVER_GRACE_S = 5.0
 # After this time the next worker's start has to start the zygote.
-RENEW_TIMEOUT_S = 120.0
+ZYGOTE_RESTART_TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -61,8 +61,8 @@ class _WeightServer:
 class WorkerProcesses:
     """Owner of the engine's processes.
 
-    ``on_message`` receives the serving worker's messages. ``on_lost`` receives the reason if that
-    worker ends unexpectedly.
+    ``on_message`` receives the serving worker's messages. If that worker exits unexpectedly,
+    ``on_lost`` receives the reason.
     """
 
     def __init__(
@@ -94,53 +94,53 @@ class WorkerProcesses:
 
     @property
     def ranks(self) -> int:
-        """Number of processes of a worker."""
+        """Number of processes per worker."""
         return self._config.tensor_parallel_size
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the serving worker's rank 0; None if there is none."""
+        """Process ID of the serving worker's rank 0; None if no worker serves."""
         worker = self._serving
         return None if worker is None or worker.is_gone else worker.pid
 
     @property
     def pids(self) -> list[int]:
-        """Return the process IDs of the serving worker's ranks."""
+        """Process IDs of the serving worker's ranks."""
         worker = self._serving
         return [] if worker is None or worker.is_gone else worker.live_pids
 
     @property
     def zygote_pid(self) -> int | None:
-        """Process ID of the zygote; None if it does not run."""
+        """Process ID of the zygote; None if it is not running."""
         return None if self._zygote is None else self._zygote.pid
 
     @property
     def weight_server_pid(self) -> int | None:
-        """Process ID of the weight server; None if it does not run."""
+        """Process ID of the weight server; None if it is not running."""
         return None if self._weight_server is None else self._weight_server.pid
 
     @property
     def unsent(self) -> int:
-        """Number of messages that wait to be sent to the serving worker."""
+        """Number of messages to the serving worker that have not been sent."""
         return 0 if self._serving is None else len(self._serving.link.outbox)
 
     def send(self, message: worker_ipc.ToWorker) -> None:
-        """Send ``message`` to the serving worker, if there is one."""
+        """Send ``message`` to the serving worker, if a worker serves."""
         if self._serving is not None:
             self._serving.link.send(message)
 
-    def media_lost(self, keys: list[bytes]) -> None:
+    def mark_media_missing(self, keys: list[bytes]) -> None:
         """Record media that the serving worker lacks, so that the next submission includes them."""
         if self._serving is not None:
             self._serving.link.sender.mark_missing(keys)
 
     @property
     def sender(self) -> Sender | None:
-        """Sender state that mirrors the serving worker's receiver cache; None if none serves."""
+        """Mirror of the serving worker's receiver cache; None if no worker serves."""
         return None if self._serving is None else self._serving.link.sender
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
-        """Start the next epoch's worker. Return its Ready message once it serves."""
+        """Start the worker of the next epoch. Return its Ready message once it serves."""
         worker = self.successor()
         self._set_serving(worker)
         deadline = time.monotonic() + timeout_s
@@ -148,7 +148,7 @@ class WorkerProcesses:
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
     def successor(self) -> WorkerHandle:
-        """Return a worker that is not forked yet, with a new epoch number."""
+        """Return a worker with a new epoch number. It has not been forked yet."""
         return WorkerHandle(
             self._epochs.reserve(),
             self._config.run_dir,
@@ -159,9 +159,9 @@ class WorkerProcesses:
         )
 
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
-        """Fork ``worker`` and let it load context, weights and kernels while another one serves.
+        """Fork ``worker`` and let it load context, weights and kernels while another worker serves.
 
-        Raises :class:`WorkerLost` after removing the worker.
+        Raises :class:`WorkerLost` after it has removed the worker.
         """
         number = worker.epoch.number
         self._living[number] = worker
@@ -178,14 +178,12 @@ class WorkerProcesses:
         except Exception as error:  # noqa: BLE001 - any error ends this worker alone
             asked, serving = self._zygote, self._serving
             await self._discard_unstarted(worker)
-            ends = self._failures.scope_of_failed_start(
+            ends = self._failures.choose_scope_of_failed_start(
                 error, serving is not None and not serving.is_lost
             )
             if ends is FailureScope.ZYGOTE and asked is not None and asked is self._zygote:
                 asked.kill()
-            raise WorkerLost(
-                f"the worker could not be started: {error or type(error).__name__}"
-            ) from None
+            raise WorkerLost(f"cannot start the worker: {error or type(error).__name__}") from None
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._await_stage(
             worker, worker.prepared, max(0.1, deadline - time.monotonic())
@@ -196,7 +194,7 @@ class WorkerProcesses:
         )
 
     async def _discard_unstarted(self, worker: WorkerHandle) -> None:
-        """Kill and forget a worker that could not be started."""
+        """Kill and remove a worker that could not be started."""
         worker.finish_forking()
         await self._kill(worker)
         if not worker.live_pids:
@@ -209,7 +207,7 @@ class WorkerProcesses:
         quick: bool = False,
         handover: bytes | None = None,
     ) -> worker_ipc.Ready:
-        """Let a prepared worker serve. Its stopped predecessor exits once this one is ready.
+        """Make a prepared worker serve. Its stopped predecessor exits once this worker is ready.
 
         ``handover`` comes from the predecessor. Raises :class:`WorkerLost`.
         """
@@ -221,15 +219,15 @@ class WorkerProcesses:
             self._dismiss()
 
     async def stop(self, grace_s: float = STOP_GRACE_S, hand_over: bool = False) -> StopOutcome:
-        """Stop the serving worker, with signals after ``grace_s`` seconds.
+        """Stop the serving worker. Send it signals after ``grace_s`` seconds.
 
-        After its final message it exits when its successor is ready, or at :meth:`close`.
+        After its final message, it exits when its successor is ready or at :meth:`close`.
         """
         worker = self._serving
         return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
 
     def _dismiss(self) -> None:
-        """Let every worker exit that has sent its final message."""
+        """Let every worker that has sent its final message exit."""
         for worker in self._living.values():
             if worker.stopped.done() and not worker.exited.is_set():
                 worker.dismiss()
@@ -250,11 +248,11 @@ class WorkerProcesses:
     async def drop_weights(self) -> None:
         """Stop the weight server, so that the next worker loads its weights from the checkpoint.
 
-        Every worker must have been stopped before.
+        All workers must have stopped before the call.
         """
         for worker in list(self._living.values()):
             worker.dismiss()
-            if not await finishes_within(worker.exited.wait(), LEAVE_GRACE_S):
+            if not await finishes_within(worker.exited.wait(), EXIT_GRACE_S):
                 await self._kill(worker)
         server = self._weight_server
         if server is None:
@@ -296,7 +294,7 @@ class WorkerProcesses:
             self.starts += 1
 
     async def _fork(self, zygote: ZygoteClient, worker: WorkerHandle, rank: int) -> None:
-        """Fork a rank of ``worker``. Records its PID even if the caller is cancelled."""
+        """Fork a rank of ``worker``. Record its PID even if the caller is cancelled."""
         forking = asyncio.ensure_future(zygote.fork(worker.epoch.number, rank=rank))
         try:
             worker.pids.append(await asyncio.shield(forking))
@@ -329,7 +327,7 @@ class WorkerProcesses:
         async with self._zygote_starts:
             if self._zygote is None:
                 zygote = ZygoteClient(
-                    self._config, self._weights, self._on_process_exit, self._zygote_lost
+                    self._config, self._weights, self._on_process_exit, self._on_zygote_lost
                 )
                 await self._socket.listen()
                 try:
@@ -351,8 +349,8 @@ class WorkerProcesses:
 
     async def _await_exit(self, worker: WorkerHandle) -> None:
         """Wait until a stopped worker has exited; kill it after a timeout."""
-        if not await finishes_within(worker.exited.wait(), LEAVE_GRACE_S):
-            log.warning("worker does not exit", extra={"pid": worker.pid})
+        if not await finishes_within(worker.exited.wait(), EXIT_GRACE_S):
+            log.warning("the worker does not exit", extra={"pid": worker.pid})
             await self._kill(worker)
 
     async def _kill(self, worker: WorkerHandle) -> None:
@@ -363,8 +361,8 @@ class WorkerProcesses:
         await self._handle_unkillable("worker", worker.pid, needed=worker is self._serving)
 
     async def _handle_unkillable(self, name: str, pid: int, needed: bool) -> None:
-        ends = self._failures.scope_of_unkillable_process(needed)
-        log.error(f"{name} not reaped", extra={"pid": pid, "ends": ends.name.lower()})
+        ends = self._failures.choose_scope_of_unkillable_process(needed)
+        log.error(f"cannot reap {name}", extra={"pid": pid, "ends": ends.name.lower()})
         if ends is FailureScope.PROCESSES:
             await self._kill_zygote()
 
@@ -387,7 +385,7 @@ class WorkerProcesses:
 
     def _on_process_exit(self, message: Exited) -> None:
         if message.role is Role.WEIGHT_SERVER:
-            self._weight_server_exited(message)
+            self._on_weight_server_exit(message)
             return
         worker = self._living.get(message.number)
         if worker is None:
@@ -398,7 +396,7 @@ class WorkerProcesses:
             self._socket.forget(worker.link)
             asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_unknown_children)
 
-    def _weight_server_exited(self, message: Exited) -> None:
+    def _on_weight_server_exit(self, message: Exited) -> None:
         server = self._weight_server
         if server is None or server.number != message.number:
             return
@@ -406,12 +404,12 @@ class WorkerProcesses:
         server.exited.set()
         if not server.stopping:
             reason = f"the weights are lost: {describe_exit(message)}"
-            log.error("weight server lost", extra={"reason": reason})
+            log.error("the weight server exited unexpectedly", extra={"reason": reason})
             for worker in list(self._living.values()):
                 worker.kill_now(reason)
 
-    def _zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
-        """Start another zygote. Processes of the lost one continue to serve."""
+    def _on_zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
+        """Start another zygote. The processes of the lost zygote keep serving."""
         if self._zygote is not zygote:
             return  # it was still starting: its starter receives the error
         log.error("zygote lost", extra={"reason": reason})
@@ -424,9 +422,9 @@ class WorkerProcesses:
         while (delay_s := self._failures.zygote.spend()) is not None:
             await asyncio.sleep(delay_s)
             try:
-                await self._ensure_zygote(time.monotonic() + RENEW_TIMEOUT_S)
+                await self._ensure_zygote(time.monotonic() + ZYGOTE_RESTART_TIMEOUT_S)
             except (ZygoteLost, OSError) as error:
-                log.error("zygote not started", extra={"reason": str(error)})
+                log.error("cannot start the zygote", extra={"reason": str(error)})
             else:
                 return
 

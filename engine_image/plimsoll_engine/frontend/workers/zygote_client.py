@@ -1,4 +1,4 @@
-"""Frontend side of the zygote: starts it, requests forks, and reports exits of its children."""
+"""Frontend side of the zygote: start it, request forks, and report exits of its children."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ FORK_TIMEOUT_S = 10.0
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Environment of the zygote, which its workers inherit.
 
-One thread, because a fork copies only one. Passive, because OpenMP threads that spin between small
-operations slow each other down on a busy or CPU-limited machine. 600 tokens then took 27 s instead
-of 2 s (2 cores, load 4).
+It limits OpenMP to one thread, because a fork copies only one. ``PASSIVE`` stops OpenMP threads
+from spinning between small operations, where they slow each other down on a busy or CPU-limited
+machine. 600 tokens then took 27 s instead of 2 s (2 cores, load 4).
 """
 
 
 class ZygoteClient:
     """Client of one zygote process.
 
-    ``on_exit`` is called for each child that exits, and ``on_lost`` once when the zygote is lost.
+    ``on_exit`` is called for each child that exits, and ``on_lost`` once if the zygote is lost.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the zygote; None if it does not run."""
+        """Process ID of the zygote; None if it is not running."""
         return None if self._process is None else self._process.pid
 
     async def start(self, timeout_s: float) -> ZygoteReady:
         """Start the zygote.
 
         Raises :class:`ZygoteLost` if it is not ready within ``timeout_s`` seconds, and OSError if
-        the kernel refuses a process or socket.
+        the kernel cannot create a process or socket.
         """
         self._ready = asyncio.get_running_loop().create_future()
-        ours, theirs = socket.socketpair()
+        ours, child_end = socket.socketpair()
         try:
-            await self._spawn(theirs)
+            await self._spawn(child_end)
         except BaseException:
             ours.close()
             raise
@@ -87,19 +87,19 @@ class ZygoteClient:
             await self.close()
             raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
 
-    async def _spawn(self, theirs: socket.socket) -> None:
-        inherited = [theirs.fileno()]
+    async def _spawn(self, child_end: socket.socket) -> None:
+        inherited = [child_end.fileno()]
         flags: list[str] = []
         if self._weights is not None:
             inherited.append(self._weights.fileno())
             flags = ["--weights-fd", str(self._weights.fileno())]
-        with theirs:
+        with child_end:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "plimsoll_engine.worker.zygote",
                 "--control-fd",
-                str(theirs.fileno()),
+                str(child_end.fileno()),
                 *flags,
                 "--config",
                 msgspec.json.encode(self._config).decode(),
@@ -111,17 +111,17 @@ class ZygoteClient:
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
         """Fork a process and return its PID.
 
-        Raises :class:`ZygoteLost`, or :class:`ForkRefused`, after which a retry is possible.
+        Raises :class:`ZygoteLost`, or :class:`ForkRefused` if a retry is possible.
         """
         async with self._forks:  # a standby may be forked at any time
             return await self._fork(zygote_ipc.Fork(number, role, rank))
 
-    async def _fork(self, order: zygote_ipc.Fork) -> int:
+    async def _fork(self, request: zygote_ipc.Fork) -> int:
         if self._writer is None:
             raise ZygoteLost("the zygote is not running")
         self._forked = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(zygote_ipc.frame(order))
+            self._writer.write(zygote_ipc.frame(request))
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await self._forked
         except TimeoutError:
@@ -135,7 +135,7 @@ class ZygoteClient:
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill the zygote alone. Its children continue, as children of this process."""
+        """Kill only the zygote. Its children continue as children of this process."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

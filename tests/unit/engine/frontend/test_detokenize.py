@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from plimsoll_engine.frontend.requests.detokenize import (
-    MAX_WINDOW,
-    REPLACEMENT,
+    MAX_PENDING_TOKENS,
+    REPLACEMENT_CHARACTER,
     Detokenizer,
     StopMatcher,
-    prompt_context,
-    special_ids,
+    find_prompt_context,
+    find_special_ids,
 )
 from tests.byte_text import FIRST_BYTE, byte_level, llama_2
 
@@ -41,8 +41,8 @@ def token(tokenizer: Tokenizer, text: str) -> int:
 
 
 def detokenize(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()) -> list[str]:
-    skipped = special_ids(tokenizer)
-    detokenizer = Detokenizer(tokenizer, prompt_context(tokenizer, prompt, skipped), skipped)
+    skipped = find_special_ids(tokenizer)
+    detokenizer = Detokenizer(tokenizer, find_prompt_context(tokenizer, prompt, skipped), skipped)
     return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
 
 
@@ -54,8 +54,8 @@ def test_pieces_make_the_text(text: str) -> None:
 
 @given(st.text(max_size=100))
 def test_no_piece_holds_half_a_character(text: str) -> None:
-    pieces = detokenize(BYTES, text.replace(REPLACEMENT, "").encode())
-    assert not any(REPLACEMENT in piece for piece in pieces)
+    pieces = detokenize(BYTES, text.replace(REPLACEMENT_CHARACTER, "").encode())
+    assert not any(REPLACEMENT_CHARACTER in piece for piece in pieces)
 
 
 @pytest.mark.parametrize("tokenizer", [LLAMA, LLAMA_WITHOUT_STRIP])
@@ -97,22 +97,22 @@ def test_invalid_bytes_take_no_text_with_them() -> None:
     euro = [FIRST_BYTE + byte for byte in "€".encode()]
     broken, letter = FIRST_BYTE + 0xF0, token(LLAMA, "a")
     pieces = detokenize(LLAMA, [letter, *euro, broken, letter, letter, *euro, letter])
-    assert "".join(pieces) == f"a€{REPLACEMENT}aa€a"
+    assert "".join(pieces) == f"a€{REPLACEMENT_CHARACTER}aa€a"
 
 
-@given(st.lists(st.integers(0, 255), max_size=MAX_WINDOW))
+@given(st.lists(st.integers(0, 255), max_size=MAX_PENDING_TOKENS))
 def test_invalid_bytes_make_the_same_text_as_at_once(ids: list[int]) -> None:
     assert "".join(detokenize(BYTES, ids)) == BYTES.decode(ids)
 
 
 @pytest.mark.parametrize(("tokenizer", "number"), [(BYTES, 0x80), (LLAMA, 0x80), (LLAMA, EOS)])
 def test_tokens_without_text_cost_no_growing_window(tokenizer: Tokenizer, number: int) -> None:
-    detokenizer, longest = Detokenizer(tokenizer, skipped=special_ids(tokenizer)), 0
+    detokenizer, longest = Detokenizer(tokenizer, skipped=find_special_ids(tokenizer)), 0
     for _ in range(1000):
         detokenizer.push(number)
         longest = max(longest, len(detokenizer._pending))
-    assert longest <= MAX_WINDOW
-    assert detokenizer.finish().count(REPLACEMENT) <= MAX_WINDOW
+    assert longest <= MAX_PENDING_TOKENS
+    assert detokenizer.finish().count(REPLACEMENT_CHARACTER) <= MAX_PENDING_TOKENS
 
 
 @given(

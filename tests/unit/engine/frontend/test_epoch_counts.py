@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from plimsoll_api.admin import Load
-from plimsoll_engine.frontend.observability.load import KNOWN_PROMPTS, EpochCounts, Usage, merge
+from plimsoll_engine.frontend.observability.load import PROMPT_SLOTS, EpochCounts, Usage, merge_load
 from plimsoll_engine.messages.worker_ipc import Media
 
 
@@ -21,7 +21,7 @@ def test_prompts_count_once_and_media_by_kind() -> None:
     counts.count_admitted([1, 2, 3], [])
     counts.count_admitted([1, 2, 3], [media("image", b"a"), media("image", b"b")])
     counts.count_admitted([1, 2, 3], [media("audio", b"c")])
-    load = merge(Load(steps_total=7), counts, inflight=2, usage=Usage(kv=0.25))
+    load = merge_load(Load(steps_total=7), counts, inflight=2, usage=Usage(kv=0.25))
     assert (load.requests_total, load.prompt_tokens_total) == (4, 12)
     assert (load.images_total, load.audios_total) == (2, 1)
     assert load.distinct_prompts_total == 3
@@ -46,7 +46,7 @@ def test_choices_of_one_prompt_are_read_once_and_count_each() -> None:
 
 def test_many_prompts_need_no_more_memory() -> None:
     counts = EpochCounts()
-    for number in range(3 * KNOWN_PROMPTS):
+    for number in range(3 * PROMPT_SLOTS):
         counts.count_admitted([number, number + 1], [])
-    assert counts.distinct_prompts == 3 * KNOWN_PROMPTS
-    assert len(counts._prompts) == KNOWN_PROMPTS
+    assert counts.distinct_prompts == 3 * PROMPT_SLOTS
+    assert len(counts._prompts) == PROMPT_SLOTS

@@ -112,7 +112,7 @@ def test_a_standby_that_cannot_be_forked_costs_the_standby(
         serving = await rig.serve()
         rig.zygote.failure = {ranks - 1: error}
         standby = rig.processes.successor()
-        with pytest.raises(WorkerLost, match="could not be started"):
+        with pytest.raises(WorkerLost, match="cannot start the worker"):
             await rig.processes.prepare(standby, 5.0)
         assert not serving.is_lost
         assert rig.lost == []
@@ -130,7 +130,7 @@ def test_a_worker_that_cannot_be_forked_has_another_zygote_but_the_same_weights(
 ) -> None:
     async def run() -> None:
         rig = Rig(tmp_path, 1, monkeypatch)
-        rig.zygote.failure = {0: ForkRefused("more than one thread")}
+        rig.zygote.failure = {0: ForkRefused("several threads")}
         with pytest.raises(WorkerLost):
             await rig.processes.start(5.0)
         assert rig.zygote.killed
@@ -217,7 +217,7 @@ def test_a_request_that_ends_its_workers_ends_alone(settings: Settings) -> None:
         assert [name for _, name in workers.submitted()] == [*"abc", *"abc", "a"]
         assert not others[0].with_worker, "they wait for their turn"
         await crash()
-        with pytest.raises(RequestFailed, match="3 workers ended"):
+        with pytest.raises(RequestFailed, match="3 workers exited"):
             guilty.take()
         for other in others:
             assert other.with_worker
@@ -277,7 +277,7 @@ def test_what_an_end_of_a_worker_ends() -> None:
     ]
     with pytest.raises(WorkerUnrecoverable, match="keeps crashing; last reason: x"):
         failures.count_worker_end(WorkerLost("x"))
-    with pytest.raises(WorkerUnrecoverable, match="no worker can be started: no such file"):
+    with pytest.raises(WorkerUnrecoverable, match="cannot start a worker: no such file"):
         Failures().count_worker_end(WorkerLost("no such file", permanent=True))
     assert failures.standby.spend() == failures.zygote.spend() == 0.0, "each has its own budget"
 
@@ -295,4 +295,4 @@ def test_what_an_end_of_a_worker_ends() -> None:
 def test_what_a_fork_that_fails_ends(
     error: Exception, another_serves: bool, ends: FailureScope
 ) -> None:
-    assert Failures.scope_of_failed_start(error, another_serves) is ends
+    assert Failures.choose_scope_of_failed_start(error, another_serves) is ends

@@ -39,7 +39,7 @@ def resubmitted(folder: Path, *answers: FromWorker) -> Generation:
         engine.requests.admit(request)
         engine.ready = Ready(epoch=1, max_model_len=512, num_blocks=8, block_size=4, load_s=1.0)
         assert engine.resubmit() == 1
-        engine.withdraw(request)
+        engine.abort_in_worker(request)
         assert engine.resubmit() == 1
         assert (request.attempt, request.with_worker) == (2, True)
         for answer in answers:

@@ -20,11 +20,11 @@ def test_only_declared_transitions_happen(path: list[S]) -> None:
     for state in path:
         before = lifecycle.state
         if state is before or state in TRANSITIONS[before]:
-            lifecycle.move(state)
+            lifecycle.move_to(state)
             assert lifecycle.state is state
         else:
             with pytest.raises(IllegalTransition):
-                lifecycle.move(state)
+                lifecycle.move_to(state)
             assert lifecycle.state is before
         assert not (lifecycle.is_ready and not lifecycle.is_admitting)
     assert all(after in TRANSITIONS[before] for before, after in seen)
@@ -40,7 +40,7 @@ def test_every_state_can_reach_an_end() -> None:
 def test_a_worker_restart_keeps_the_replica_in_service() -> None:
     lifecycle = Lifecycle()
     for state in (S.WARMING, S.SERVING, S.RESTARTING):
-        lifecycle.move(state)
+        lifecycle.move_to(state)
     assert lifecycle.is_ready
     assert lifecycle.is_admitting
 

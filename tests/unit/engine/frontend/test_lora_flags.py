@@ -86,14 +86,14 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     assert one.required
     assert adapters.loaded(AdapterLoaded("", one.number)) is None
     assert not one.required
-    with pytest.raises(AdapterRefused, match="loaded already"):
+    with pytest.raises(AdapterRefused, match="already loaded"):
         adapters.create("one", Path("/other"))
     adapters.use(one)
     adapters.use(one)
     assert adapters.problems([one, one]) == []
     assert adapters.problems([one]) == ["adapter one counts 2 requests, 1 use it"]
-    assert adapters.unlist(one) is None
-    assert (adapters.find("one"), adapters.listed(), adapters.list_for_worker()) == (
+    assert adapters.hide(one) is None
+    assert (adapters.find("one"), adapters.list_visible(), adapters.list_for_worker()) == (
         None,
         [],
         [one],
@@ -107,7 +107,7 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     assert adapters.release(one) is None
     assert adapters.release(one) == UnloadAdapter(one.number)
     assert adapters.list_for_worker() == [again]
-    assert adapters.unlist(again) == UnloadAdapter(again.number)
+    assert adapters.hide(again) == UnloadAdapter(again.number)
     assert adapters.list_for_worker() == []
 
 
@@ -116,6 +116,6 @@ def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
     (one,) = adapters.list_for_worker()
     adapters.use(one)
     assert adapters.loaded(AdapterLoaded("", one.number, "no such file")) is one
-    assert (adapters.listed(), adapters.list_for_worker()) == ([], [])
+    assert (adapters.list_visible(), adapters.list_for_worker()) == ([], [])
     assert adapters.release(one) is None
     assert adapters.problems([]) == []

@@ -9,8 +9,8 @@ import pytest
 from plimsoll_api.admin import OperationState
 from plimsoll_engine.frontend.epochs import Epochs, StaleEpoch
 from plimsoll_engine.frontend.operations import (
-    HISTORY,
-    Busy,
+    MAX_OPERATIONS,
+    OperationConflict,
     OperationFailed,
     Operations,
     Recorder,
@@ -47,7 +47,7 @@ def test_the_same_id_is_the_same_operation_also_in_a_later_epoch() -> None:
         assert str(epochs.current) == "boot:1"
         with pytest.raises(StaleEpoch):
             operations.begin("b", "restart", "boot:0", restart)
-        with pytest.raises(Busy, match="choose another id"):
+        with pytest.raises(OperationConflict, match="choose another id"):
             operations.begin("a", "trim", "boot:1", nothing)
 
     asyncio.run(run())
@@ -62,7 +62,7 @@ def test_one_at_a_time() -> None:
             await gate.wait()
 
         first = operations.begin("a", "drain", "boot:0", wait)
-        with pytest.raises(Busy, match="a \\(drain\\) is running"):
+        with pytest.raises(OperationConflict, match="a \\(drain\\) is running"):
             operations.begin("b", "trim", "boot:0", nothing)
         await operations.cancel()
         assert first.state is OperationState.FAILED
@@ -92,7 +92,7 @@ def test_a_failure_is_the_operations_own() -> None:
 def test_history_is_bounded() -> None:
     async def run() -> None:
         operations = Operations(Epochs("boot"))
-        for number in range(HISTORY + 5):
+        for number in range(MAX_OPERATIONS + 5):
             operations.begin(f"op-{number}", "trim", "boot:0", nothing)
             await ended(operations)
         assert operations.get("op-4") is None

@@ -57,7 +57,7 @@ class Workers:
             self.engine._on_worker_lost(reason)
 
     async def prepare(self, handle: WorkerHandle, _timeout_s: float) -> None:
-        handle._received(Prepared(handle.epoch.number))
+        handle._on_link_message(Prepared(handle.epoch.number))
         self.prepared.append(handle)
 
     async def start(self, timeout_s: float) -> Ready:
@@ -71,7 +71,9 @@ class Workers:
         number = handle.epoch.number
         if handle.is_lost:
             raise WorkerLost("it ended")
-        handle._received(Ready(number, max_model_len=512, num_blocks=8, block_size=4, load_s=0.1))
+        handle._on_link_message(
+            Ready(number, max_model_len=512, num_blocks=8, block_size=4, load_s=0.1)
+        )
         if number in self.dies:  # before anybody has taken in that it is ready
             handle.on_rank_exit(Exited(number, number, -9))
         return await handle.ready
@@ -115,8 +117,8 @@ async def engine_of(settings: Settings, *dies: int) -> tuple[AsyncEngine, Worker
     engine.manager.standby._workers = cast(Any, workers)
     request = Generation("a", [1, 2], Sampling(max_tokens=9), bytes_text())
     engine.requests.admit(request)
-    engine.lifecycle.move(EngineState.WARMING)
-    await engine.manager.first_start()
+    engine.lifecycle.move_to(EngineState.WARMING)
+    await engine.manager.start_first()
     await recovered(engine)
     return engine, workers, request
 

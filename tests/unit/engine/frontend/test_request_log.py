@@ -79,7 +79,7 @@ def test_the_end_of_the_reasoning_costs_one_look_at_each_token(end: int | None) 
     one.output_ids = tokens = CountedTokens()
     for number in range(3_000):
         tokens.append(7 if number == end else 1)
-        assert one.tokens_before(7) == (len(tokens) if end is None or number < end else end)
+        assert one.count_tokens_before(7) == (len(tokens) if end is None or number < end else end)
     assert tokens.read <= 3_000
 
 
@@ -136,7 +136,7 @@ def test_what_is_carried_is_what_runs() -> None:
     parked.parked = True
     sampling, arrived = Sampling(max_tokens=9, seed=4), running.times.arrived
     for attempt in (1, 2):  # each submission has a number of its own
-        assert [g.submission() for g in log.to_resubmit()] == [
+        assert [g.create_submission() for g in log.list_carried_over()] == [
             Submit("a", [1, 2], sampling, [ord("x")], arrived=arrived, attempt=attempt)
         ]
 

@@ -24,7 +24,7 @@ from plimsoll_api.admin import (
 from plimsoll_engine.frontend.workers import standby as module
 from plimsoll_engine.frontend.workers.failures import CrashBudget, WorkerLost
 from plimsoll_engine.frontend.workers.standby import Standby
-from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory, beyond_torch
+from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory, count_bytes_outside_torch
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.messages.worker_ipc import Prepared
 from plimsoll_engine.messages.zygote_ipc import Exited
@@ -84,10 +84,10 @@ async def turn() -> None:
 
 
 def test_used_memory_beyond_torch_is_unknown_where_a_part_is() -> None:
-    assert beyond_torch(devices(5 * GIB) + devices(3 * GIB)) == 4 * GIB
-    assert beyond_torch(devices(5 * GIB) + devices(None)) is None
-    assert beyond_torch(devices(5 * GIB, None)) is None
-    assert beyond_torch([]) is None
+    assert count_bytes_outside_torch(devices(5 * GIB) + devices(3 * GIB)) == 4 * GIB
+    assert count_bytes_outside_torch(devices(5 * GIB) + devices(None)) is None
+    assert count_bytes_outside_torch(devices(5 * GIB, None)) is None
+    assert count_bytes_outside_torch([]) is None
 
 
 def test_the_ledger_has_what_the_devices_have_less() -> None:
@@ -225,8 +225,8 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
 @pytest.mark.parametrize(
     ("spare", "device", "lack"),
     [
-        (module.HOST_SPARE_BYTES - 1, None, "less than 1024 MiB of host memory are free"),
-        (None, 79 * GIB, "less than 2048 MiB of device 0 are free"),
+        (module.HOST_SPARE_BYTES - 1, None, "less than 1024 MiB of host memory is free"),
+        (None, 79 * GIB, "less than 2048 MiB of device 0 is free"),
     ],
 )
 def test_it_is_refused_where_it_would_take_the_last_memory(

@@ -121,7 +121,7 @@ def test_what_the_tokenizer_config_calls_special_is_no_text(
     assert number is not None
 
     def text(ids: list[int]) -> str:
-        decoder = Tokenizer(folder).continuations([])()
+        decoder = Tokenizer(folder).create_detokenizer_factory([])()
         return "".join(map(decoder.push, ids))
 
     letters = library.encode("a").ids
@@ -237,7 +237,7 @@ def test_a_token_alone_reads_as_in_the_middle_of_a_text(tmp_path: Path) -> None:
     ):
         token = made.token_to_id(text)
         assert token is not None
-        assert tokenizer.token_text(token) == shown
+        assert tokenizer.decode_token(token) == shown
 
 
 def test_special_tokens_that_are_shown_have_their_text(folder: Path) -> None:
@@ -248,7 +248,7 @@ def test_special_tokens_that_are_shown_have_their_text(folder: Path) -> None:
     ids = [letter, numbers["<call>"], numbers["<other>"], 2, letter]
 
     def text(**how: Any) -> str:
-        decoder = tokenizer.continuations([letter, 2], **how)()
+        decoder = tokenizer.create_detokenizer_factory([letter, 2], **how)()
         return "".join(map(decoder.push, ids)) + decoder.finish()
 
     assert text() == "aa"
@@ -300,7 +300,7 @@ def test_chats_with_tools_have_a_template_of_their_own(folder: Path, form: str) 
     message = {"role": "user", "content": "hi"}
     assert tokenizer.render([message]) == "hi"
     assert tokenizer.render([message], [{"a": "tide"}]) == "tide hi"
-    assert tokenizer.template_source(tools=True) == tools
+    assert tokenizer.get_template_source(tools=True) == tools
 
 
 def test_the_bytes_of_tokens_are_those_of_the_text(folder: Path) -> None:
@@ -309,8 +309,8 @@ def test_the_bytes_of_tokens_are_those_of_the_text(folder: Path) -> None:
     tokenizer = Tokenizer(folder)
     text = "a 😀é漢𓀀\n\t\x7f­ <|im_end|>"
     ids = tokenizer.encode_rendered(text)
-    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
-    assert tokenizer.token_bytes(numbers["<漢>"]) == "<漢>".encode()
+    assert b"".join(map(tokenizer.decode_token_bytes, ids)).decode() == text
+    assert tokenizer.decode_token_bytes(numbers["<漢>"]) == "<漢>".encode()
 
 
 def test_byte_tokens_have_their_byte(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_byte_tokens_have_their_byte(tmp_path: Path) -> None:
     tokenizer = Tokenizer(tmp_path)
     (number,) = (tokenizer.token_id("<0xF0>"),)
     assert number is not None
-    assert tokenizer.token_bytes(number) == b"\xf0"
+    assert tokenizer.decode_token_bytes(number) == b"\xf0"
     there = tokenizer.token_id("▁there")
     assert there is not None
-    assert tokenizer.token_bytes(there) == b" there"
+    assert tokenizer.decode_token_bytes(there) == b" there"

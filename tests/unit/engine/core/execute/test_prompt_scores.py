@@ -59,7 +59,7 @@ def run(engine: EngineCore, wanted: dict[str, PromptScores]) -> dict[str, list[i
 
 def told(scores: PromptScores, length: int) -> list[Any]:
     assert scores.is_complete
-    return [scores.score_at(place) for place in range(1, length)]
+    return [scores.get_score(place) for place in range(1, length)]
 
 
 def check(scores: PromptScores, ids: list[int], wanted: torch.Tensor) -> None:
@@ -138,10 +138,10 @@ def test_what_is_told_again_is_taken_in_once_and_a_gap_not_at_all() -> None:
     scores.add(message(1, [-1.0, -2.0]))
     scores.add(message(1, [-1.0, -2.0]))
     scores.add(message(2, [-2.0, -3.0, -4.0]))
-    assert [scores.score_at(place).logprob for place in (1, 2, 3, 4)] == [-1.0, -2.0, -3.0, -4.0]
+    assert [scores.get_score(place).logprob for place in (1, 2, 3, 4)] == [-1.0, -2.0, -3.0, -4.0]
     assert not scores.is_complete
     scores.add(message(0, [5.0]))
     scores.add(message(5, [-5.0, -6.0, -7.0]))  # more than the prompt has
     assert scores.is_complete
-    assert scores.score_at(5) == (-5.0, 0, [0], [-5.0])
+    assert scores.get_score(5) == (-5.0, 0, [0], [-5.0])
     assert scores.nbytes == 5 * 4 * NUMBER_BYTES
