@@ -169,7 +169,7 @@ def _write_ports(settings: Settings, port: int, admin_port: int, boot_id: str) -
 def _write_stacks_on_sigusr1(settings: Settings) -> None:
     path = stacks_path(settings.run_dir, "frontend", os.getpid())
     path.parent.mkdir(parents=True, exist_ok=True)
-    stacks.tidy(settings.run_dir)
+    stacks.remove_stale_stacks(settings.run_dir)
     faulthandler.register(signal.SIGUSR1, file=path.open("a"), all_threads=True, chain=False)
 
 

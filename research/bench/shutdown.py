@@ -29,7 +29,7 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process import host_memory
 from plimsoll_engine.process.host_memory import PythonObjects
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
-from plimsoll_engine.worker.parts import device_baseline
+from plimsoll_engine.worker.parts import measure_baseline
 from plimsoll_faults.models.tiny import write_checkpoint
 
 MIB = 1 << 20
@@ -45,10 +45,10 @@ def cycle(config: WorkerConfig) -> tuple[int | None, int | None, int]:
     while engine.has_work:
         output = engine.step()
         assert not output.dropped, output.dropped
-    peak = lifecycle.device_allocated() or 0
+    peak = lifecycle.get_device_allocated() or 0
     del engine
     lifecycle.shutdown()
-    return lifecycle.device_allocated(), lifecycle.device.baseline, peak
+    return lifecycle.get_device_allocated(), lifecycle.device.baseline, peak
 
 
 def nvml_used(device: torch.device) -> int | None:
@@ -78,7 +78,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    device_baseline(device, torch.float32)
+    measure_baseline(device, torch.float32)
     python = PythonObjects()
     left: list[int] = []
     after: list[int] = []

@@ -121,7 +121,7 @@ class RankedBench(Bench):
         """Everything back, on every rank; SystemExit where a rank does not leave well."""
         self.engine = self.runner = None  # type: ignore[assignment]
         self.lifecycle.shutdown()
-        left = self.lifecycle.allocated_after_shutdown()
+        left = self.lifecycle.get_allocated_after_shutdown()
         if self.leader is not None:
             self.leader.close()
         ends = [process.wait(EXIT_TIMEOUT_S) for process in self.others]

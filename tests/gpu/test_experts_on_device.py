@@ -163,5 +163,5 @@ def test_tokens_are_those_of_a_cpu_and_every_byte_comes_back(
         assert audit(engine, lifecycle.ledger)[2] == []
         del engine
         lifecycle.shutdown()
-        allocated, baseline = lifecycle.allocated_after_shutdown()
+        allocated, baseline = lifecycle.get_allocated_after_shutdown()
         assert allocated == baseline

@@ -147,7 +147,7 @@ def test_graphs_make_the_same_text_and_all_memory_comes_back(
         assert entries["kv_pool"].bytes == 2048 * 16 * per_token
         del engine
         lifecycle.shutdown()
-        allocated, baseline = lifecycle.allocated_after_shutdown()
+        allocated, baseline = lifecycle.get_allocated_after_shutdown()
         assert allocated == baseline
     # Batches are padded to the captured sizes, whose products the library may sum in another way.
     equal = [a == b for a, b in zip(*found, strict=True)]

@@ -47,7 +47,7 @@ def scores(folder: Path, device: str) -> list[PromptScores]:
     assert audit(engine, lifecycle.ledger)[2] == []
     del engine
     lifecycle.shutdown()
-    allocated, baseline = lifecycle.allocated_after_shutdown()
+    allocated, baseline = lifecycle.get_allocated_after_shutdown()
     assert allocated == baseline
     return found
 

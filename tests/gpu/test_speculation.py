@@ -92,6 +92,6 @@ def test_drafts_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert steps < NEW_TOKENS
             assert max(replays) == REQUESTS * (1 + DRAFTS)
         lifecycle.shutdown()
-        allocated, baseline = lifecycle.allocated_after_shutdown()
+        allocated, baseline = lifecycle.get_allocated_after_shutdown()
         assert allocated == baseline
     assert found[0] == found[1] == found[2]

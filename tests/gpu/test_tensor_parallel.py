@@ -183,7 +183,7 @@ def test_all_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None, size
             assert all(d.torch_allocated and d.torch_allocated >= pool for d in devices)
             del engine
         assert [process.returncode for process in processes] == [0] * (size - 1)
-        allocated, baseline = lifecycle.allocated_after_shutdown()
+        allocated, baseline = lifecycle.get_allocated_after_shutdown()
         assert allocated is not None
         assert allocated == baseline
         after.append(used(size))

@@ -65,9 +65,9 @@ def rules(link: Link) -> set[str]:
     return {finding.rule for finding in link.wait_for(worker_ipc.AuditReport).findings}
 
 
-def stopped(link: Link) -> worker_ipc.Stopped:
+def stopped(link: Link) -> worker_ipc.StopResult:
     send(link, worker_ipc.Stop())
-    found: worker_ipc.Stopped = link.wait_for(worker_ipc.Stopped)
+    found: worker_ipc.StopResult = link.wait_for(worker_ipc.StopResult)
     link.socket.close()
     return found
 
@@ -97,7 +97,7 @@ def test_an_eviction_that_spins_leaves_its_stacks_and_a_successor_goes_on(
     texts = generate(link, NAMES, TOKENS)
     send(link, Submit("d", PROMPT, Sampling(max_tokens=3)))
     with pytest.raises(TimeoutError):
-        link.wait_for(worker_ipc.Stopped, 1.0)
+        link.wait_for(worker_ipc.StopResult, 1.0)
     os.kill(pid, signal.SIGUSR1)
     stacks = stacks_path(harness.run_dir, "worker", pid)
     assert eventually(lambda: "evict" in stacks.read_text())

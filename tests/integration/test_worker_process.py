@@ -21,7 +21,7 @@ from plimsoll_api.admin import Role
 from plimsoll_engine.frontend.workers.zygote_client import THREADS
 from plimsoll_engine.messages import worker_ipc, zygote_ipc
 from plimsoll_engine.messages.framing import FrameReader
-from plimsoll_engine.messages.handover import Outcome
+from plimsoll_engine.messages.handover import HandoverOutcome
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import Exited, Fork, Forked, WorkerConfig, ZygoteReady
 from plimsoll_engine.process.stacks import stacks_path
@@ -54,7 +54,7 @@ class Link:
             if not data:
                 raise EOFError("closed by the other side")
             found = [self.decode(body) for body in self.reader.feed(data)]
-            self.inbox += [one for one in found if not isinstance(one, worker_ipc.Starting)]
+            self.inbox += [one for one in found if not isinstance(one, worker_ipc.StartupStage)]
         return self.inbox.pop(0)
 
     def wait_for(self, kind: type[M], timeout_s: float = WAIT_S) -> M:
@@ -285,7 +285,7 @@ def test_a_worker_serves_reports_and_stops_and_its_successor_carries_on(
     _, successor = harness.prepared(2)
     assert generate(link, ["a"], 5)["a"] == whole["a"][:5]
     send(link, worker_ipc.Stop())
-    stopped = link.wait_for(worker_ipc.Stopped)
+    stopped = link.wait_for(worker_ipc.StopResult)
     assert (stopped.device_allocated, stopped.device_baseline) == (None, None)
     assert (stopped.handover, stopped.refusal) == (None, None)
     assert stopped.stages_s.keys() >= {"engine", "weights"}
@@ -310,7 +310,7 @@ def handed_over(link: Link, names: list[str]) -> tuple[bytes, dict[str, list[int
     while min(map(len, made.values())) < 5:
         collect(link.wait_for(worker_ipc.Tokens), made)
     send(link, worker_ipc.Stop(hand_over=True))
-    while not isinstance(message := link.next(), worker_ipc.Stopped):
+    while not isinstance(message := link.next(), worker_ipc.StopResult):
         if isinstance(message, worker_ipc.Tokens):
             collect(message, made)
     assert message.refusal is None
@@ -325,23 +325,23 @@ def collect(message: worker_ipc.Tokens, made: dict[str, list[int]]) -> None:
 
 def goes_on(
     link: Link, handover: bytes, made: dict[str, list[int]]
-) -> tuple[worker_ipc.Ready, worker_ipc.Adopted, dict[str, list[int]]]:
+) -> tuple[worker_ipc.Ready, worker_ipc.AdoptionResult, dict[str, list[int]]]:
     """A successor that takes ``handover``; all tokens of its requests."""
     send(link, worker_ipc.TakeOver(True, handover))
     ready = link.wait_for(worker_ipc.Ready)
     for name, tokens in made.items():
         submit = Submit(name, [*PROMPT, ord(name[0])], Sampling(max_tokens=NEW), list(tokens))
         send(link, submit)
-    send(link, worker_ipc.Carried("q"))
+    send(link, worker_ipc.CarryOverComplete("q"))
     found = {name: list(tokens) for name, tokens in made.items()}
-    adopted: worker_ipc.Adopted | None = None
+    adopted: worker_ipc.AdoptionResult | None = None
     left = set(made)
     while left or adopted is None:
         message = link.next()
         if isinstance(message, worker_ipc.Tokens):
             collect(message, found)
             left -= {token.request_id for token in message.tokens if token.finish_reason}
-        elif isinstance(message, worker_ipc.Adopted):
+        elif isinstance(message, worker_ipc.AdoptionResult):
             adopted = message
     send(link, worker_ipc.AuditQuery("q"))
     audit = link.wait_for(worker_ipc.AuditReport)
@@ -385,7 +385,7 @@ def test_keys_and_values_go_from_worker_to_worker_and_only_as_they_were(
         memory.write(bytes(byte ^ 1 for byte in content))
     ready, adopted, found = goes_on(following, handover, made)
     assert ready.refusal is not None
-    assert ready.refusal.outcome is Outcome.BAD_CONTENTS
+    assert ready.refusal.outcome is HandoverOutcome.BAD_CONTENTS
     assert adopted.request_ids == []
     assert found == whole
 
@@ -394,7 +394,7 @@ def test_keys_and_values_go_from_worker_to_worker_and_only_as_they_were(
     handover, made = handed_over(link, names)
     ready, adopted, found = goes_on(following, handover[:-1] + b"\x00", made)
     assert ready.refusal is not None
-    assert ready.refusal.outcome is Outcome.DAMAGED
+    assert ready.refusal.outcome is HandoverOutcome.DAMAGED
     assert (adopted.request_ids, found) == ([], whole)
 
     # It is an older worker's: the pool is the same, and what is in it is not. The requests must
@@ -403,7 +403,7 @@ def test_keys_and_values_go_from_worker_to_worker_and_only_as_they_were(
     _, made = handed_over(link, others)
     ready, adopted, found = goes_on(following, handover, made)
     assert ready.refusal is not None
-    assert ready.refusal.outcome is Outcome.BAD_CONTENTS
+    assert ready.refusal.outcome is HandoverOutcome.BAD_CONTENTS
     assert (adopted.request_ids, found) == ([], whole_of_others)
 
     # Its writer still maps the pool: the weight server says so, whoever passes the message on.
@@ -414,7 +414,7 @@ def test_keys_and_values_go_from_worker_to_worker_and_only_as_they_were(
     assert third.wait_for(worker_ipc.Ready).refusal is None
     ready, adopted, found = goes_on(following, handover, made)
     assert ready.refusal is not None
-    assert ready.refusal.outcome is Outcome.UNFENCED
+    assert ready.refusal.outcome is HandoverOutcome.UNFENCED
     assert (adopted.request_ids, found) == ([], whole)
 
 
@@ -437,7 +437,7 @@ def test_abort_and_refusal_touch_nobody_else(shared: Harness) -> None:
     link.wait_for(worker_ipc.Tokens)
     send(link, worker_ipc.Abort("long"), worker_ipc.Abort("nobody"))
     send(link, Submit("huge", [5] * 9_000, Sampling(max_tokens=1)))
-    dropped = link.wait_for(worker_ipc.Dropped)
+    dropped = link.wait_for(worker_ipc.RequestFailure)
     assert (dropped.request_id, dropped.reason) == ("huge", "invalid")
     assert "max_model_len" in dropped.message
     assert len(generate(link, ["x"], 5)["x"]) == 5
@@ -478,7 +478,7 @@ def test_a_worker_that_cannot_start_says_why_and_exits(checkpoint: Path, tmp_pat
             connection, _ = server.accept()
             with connection:
                 link = Link(connection, worker_ipc.from_worker.decode)
-                while not isinstance(failed := link.next(), worker_ipc.Failed):
+                while not isinstance(failed := link.next(), worker_ipc.WorkerFailure):
                     if isinstance(failed, worker_ipc.Prepared):
                         send(link, worker_ipc.TakeOver())
                 assert message in failed.message
@@ -517,7 +517,7 @@ def test_no_worker_outlives_a_killed_zygote(start: Callable[..., Harness]) -> No
     harness.process.send_signal(signal.SIGKILL)
     harness.expected_status = -signal.SIGKILL
     with pytest.raises((EOFError, ConnectionError)):
-        link.wait_for(worker_ipc.Stopped, 10.0)
+        link.wait_for(worker_ipc.StopResult, 10.0)
     assert eventually(lambda: not alive(pid))
 
 
@@ -576,7 +576,7 @@ def test_the_request_cycle_grows_and_a_trim_cures_it_unless_frozen(
     send(link, worker_ipc.AuditQuery("q"))
     assert {f.rule for f in link.wait_for(worker_ipc.AuditReport).findings} == broken
     send(link, worker_ipc.Trim("t"))
-    steps = {step.name: step for step in link.wait_for(worker_ipc.Trimmed).steps}
+    steps = {step.name: step for step in link.wait_for(worker_ipc.TrimResult).steps}
     left = in_use(reports_after(link, 13)) - in_use(before)
     assert (left < 4 * MIB) == cured
     collect = steps["gc_collect"]
@@ -632,7 +632,9 @@ def test_the_eviction_loop_hangs_the_worker_and_its_stacks_can_still_be_had(
     generate(link, ["a", "b"], 3)
     send(link, Submit("c", PROMPT, Sampling(max_tokens=3)))
     with pytest.raises(TimeoutError):
-        link.wait_for(worker_ipc.Stopped, 3.0)  # never sent: all that comes in between is dropped
+        link.wait_for(
+            worker_ipc.StopResult, 3.0
+        )  # never sent: all that comes in between is dropped
     assert not link.inbox
     os.kill(pid, signal.SIGUSR1)
     path = stacks_path(harness.run_dir, "worker", pid)
@@ -695,7 +697,7 @@ def test_a_standby_takes_over_from_a_crashed_worker_unless_that_one_damaged_the_
     os.kill(standby, signal.SIGKILL)
     shared.exit_of(standby)
     send(link, worker_ipc.TakeOver(quick=True))
-    failed = link.wait_for(worker_ipc.Failed)
+    failed = link.wait_for(worker_ipc.WorkerFailure)
     assert "weights changed under a worker that crashed" in failed.message
     assert not failed.permanent
     shared.exit_of(second)
@@ -711,7 +713,7 @@ def test_a_weight_server_ends_only_when_its_last_worker_has(start: Callable[...,
     assert len(generate(link, ["a"], 10)["a"]) == 10
     assert alive(harness.weight_server)
     send(link, worker_ipc.Stop())
-    link.wait_for(worker_ipc.Stopped)
+    link.wait_for(worker_ipc.StopResult)
     link.socket.close()
     ended = [harness.control.wait_for(Exited), harness.control.wait_for(Exited)]
     ended.sort(key=lambda one: one.role)  # the mapping is returned before the worker is reaped
@@ -725,6 +727,6 @@ def test_a_weight_server_ends_only_when_its_last_worker_has(start: Callable[...,
 def test_a_successor_that_is_not_wanted_goes(shared: Harness) -> None:
     pid, link = shared.prepared(1)
     send(link, worker_ipc.Stop())
-    assert isinstance(link.next(), worker_ipc.Stopped)
+    assert isinstance(link.next(), worker_ipc.StopResult)
     link.socket.close()
     assert shared.exit_of(pid) == Exited(1, pid, 0)

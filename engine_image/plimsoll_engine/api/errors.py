@@ -6,7 +6,7 @@ import msgspec
 
 from plimsoll_engine.frontend.async_engine import NotServing
 from plimsoll_engine.frontend.requests.request_log import QueueFull, RequestFailed
-from plimsoll_engine.process.addresses import without_addresses
+from plimsoll_engine.process.addresses import remove_addresses
 
 RETRY_AFTER_S = 1
 
@@ -26,7 +26,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry: bool = False,
     ) -> None:
-        super().__init__(without_addresses(message))
+        super().__init__(remove_addresses(message))
         self.status = status
         self.param = param
         self.code = code

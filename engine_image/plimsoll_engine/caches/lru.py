@@ -68,7 +68,7 @@ class LruCache(Generic[K, V]):
         excess = self.used - self._sizes.get(key, 0) + size - self.capacity
         evicted: list[tuple[K, V]] = []
         if excess > 0:
-            if excess > self._evictable(besides=key):
+            if excess > self._evictable(excluded_key=key):
                 raise MemoryError(
                     f"no room for {size} in a cache of {self.capacity}:"
                     f" {len(self._pins)} of its {len(self)} items are pinned"
@@ -130,12 +130,12 @@ class LruCache(Generic[K, V]):
         self.used -= self._sizes.pop(key)
         return self._data.pop(key)
 
-    def _evictable(self, besides: K) -> int:
-        """Return the total size of the unpinned items except ``besides``."""
-        kept = sum(self._sizes[key] for key in self._pins if key != besides)
-        return self.used - kept - self._sizes.get(besides, 0)
+    def _evictable(self, excluded_key: K) -> int:
+        """Return the total size of the unpinned items except ``excluded_key``."""
+        kept = sum(self._sizes[key] for key in self._pins if key != excluded_key)
+        return self.used - kept - self._sizes.get(excluded_key, 0)
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return a message for each inconsistency of this cache, for the audit."""
         found = []
         order, data = set(self._order), set(self._data)

@@ -38,6 +38,6 @@ class ProcessorCache:
         """Remove all items and return their number. Running requests keep their items."""
         return len(self._items.clear())
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return a message for each inconsistency of this cache, for the audit."""
-        return self._items.problems()
+        return self._items.find_problems()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from plimsoll_engine.messages.worker_ipc import Media, MediaMissing, Submit
+from plimsoll_engine.messages.worker_ipc import Media, MissingMedia, Submit
 
 
-class Receiver:
+class MediaCacheReceiver:
     """Cache of media tensors by key. The sender enforces the ``capacity`` in bytes."""
 
     def __init__(self, capacity: int) -> None:
@@ -24,7 +24,7 @@ class Receiver:
     def __contains__(self, key: object) -> bool:
         return key in self._held
 
-    def unpack(self, submit: Submit) -> Submit | MediaMissing:
+    def unpack(self, submit: Submit) -> Submit | MissingMedia:
         """Return ``submit`` with the data of all its media, or the list of missing media."""
         for key in submit.forget:
             self._drop(key)
@@ -35,10 +35,12 @@ class Receiver:
                 self.bytes += len(media.data)
         missing = [m.key for m in submit.media if m.data is None and m.key not in self._held]
         if missing:
-            return MediaMissing(submit.request_id, submit.attempt, missing)
-        return replace(submit, media=[self._with_data(media) for media in submit.media], forget=[])
+            return MissingMedia(submit.request_id, submit.attempt, missing)
+        return replace(
+            submit, media=[self._restore_data(media) for media in submit.media], forget=[]
+        )
 
-    def _with_data(self, media: Media) -> Media:
+    def _restore_data(self, media: Media) -> Media:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
     def keys(self) -> list[bytes]:
@@ -52,7 +54,7 @@ class Receiver:
         self.bytes = 0
         return count
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return a message for each inconsistency of this cache, for the audit."""
         total = sum(map(len, self._held.values()))
         if total != self.bytes:

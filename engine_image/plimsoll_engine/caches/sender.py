@@ -15,7 +15,7 @@ from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.messages.worker_ipc import Media, Submit, ToWorker, Trim
 
 
-class Sender:
+class MediaCacheSender:
     """Mirror of the worker's media cache, which holds up to ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
@@ -50,9 +50,9 @@ class Sender:
         """Return the keys that the worker should hold."""
         return set(self._held)
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return a message for each inconsistency of this cache, for the audit."""
-        return self._held.problems()
+        return self._held.find_problems()
 
     def _pack(self, submit: Submit) -> Submit:
         forget: list[bytes] = []

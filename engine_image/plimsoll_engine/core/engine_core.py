@@ -19,13 +19,13 @@ from weakref import WeakSet
 
 import torch
 
-from plimsoll_engine.caches.receiver import Receiver
+from plimsoll_engine.caches.receiver import MediaCacheReceiver
 from plimsoll_engine.core.execute.runner import InFlightStep, NextToken, Runner
 from plimsoll_engine.core.execute.sampling import NO_TOKEN
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars
 from plimsoll_engine.core.grammar.matcher import GRACE_S
 from plimsoll_engine.core.handover.inheritance import Inheritance
-from plimsoll_engine.core.owners import owners_of
+from plimsoll_engine.core.owners import create_owners
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
 from plimsoll_engine.core.schedule.token_rules import TOKEN_BYTES as COUNT_BYTES
@@ -33,10 +33,10 @@ from plimsoll_engine.core.speculation.drafting import Speculation
 from plimsoll_engine.errors import DeviceLost, WorkerEnds
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import (
-    Dropped,
     Logprobs,
-    MediaMissing,
+    MissingMedia,
     PromptScores,
+    RequestFailure,
     Submit,
     Token,
 )
@@ -68,7 +68,7 @@ class StepOutput:
     tokens: list[Token] = field(default_factory=list)
     scores: list[PromptScores] = field(default_factory=list)
     """To be sent before the tokens."""
-    dropped: list[Dropped] = field(default_factory=list)
+    dropped: list[RequestFailure] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class EngineCore:
     ) -> None:
         self.runner = runner
         self.speculation = speculation
-        self.receiver = Receiver(media_cache_bytes)
+        self.receiver = MediaCacheReceiver(media_cache_bytes)
         self.scheduler = scheduler
         self.grammars = Grammars(None) if grammars is None else grammars
         self.counters = Counters()
@@ -160,12 +160,12 @@ class EngineCore:
         self.pool.reset_prefix_cache()
         return settled
 
-    def submit(self, submit: Submit) -> Dropped | MediaMissing | None:
+    def submit(self, submit: Submit) -> RequestFailure | MissingMedia | None:
         """Queue a request. Return why it is refused, or which media are missing, else None."""
         whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
             return self._refuse(submit, "a request with this ID is already running")
-        if isinstance(whole, MediaMissing):
+        if isinstance(whole, MissingMedia):
             return whole
         request = self.make_request(whole)
         if submit.adapter and (why := self._set_adapter(request, submit.adapter)) is not None:
@@ -235,7 +235,7 @@ class EngineCore:
         self._end(request)
         return True
 
-    def _add_compiled(self, wait_s: float = 0.0) -> list[Dropped]:
+    def _add_compiled(self, wait_s: float = 0.0) -> list[RequestFailure]:
         """Queue requests whose grammar is compiled, and end those whose grammar is invalid."""
         dropped = []
         for request_id, outcome in self.grammars.finished(wait_s):
@@ -249,13 +249,15 @@ class EngineCore:
                 request.matcher = outcome
         return dropped
 
-    def expire(self, now: float) -> list[Dropped]:
+    def expire(self, now: float) -> list[RequestFailure]:
         """End requests whose deadline has passed."""
         late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
         for request in late:
             self.counters.errors += 1
             self._end(request)
-        return [Dropped(r.request_id, r.attempt, "deadline", _deadline_message(r)) for r in late]
+        return [
+            RequestFailure(r.request_id, r.attempt, "deadline", _deadline_message(r)) for r in late
+        ]
 
     def step(self) -> StepOutput:
         """Launch one batch, then take the tokens of the previous one.
@@ -376,7 +378,7 @@ class EngineCore:
         self.counters.errors += 1
         self._end(request)
         message = "the model's logits for this request are not finite; it cannot continue"
-        output.dropped.append(Dropped(request.request_id, request.attempt, "error", message))
+        output.dropped.append(RequestFailure(request.request_id, request.attempt, "error", message))
 
     def _append(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
@@ -435,7 +437,9 @@ class EngineCore:
             self.counters.errors += 1
             (request,) = requests
             self._end(request)
-            output.dropped.append(Dropped(request.request_id, request.attempt, reason, message))
+            output.dropped.append(
+                RequestFailure(request.request_id, request.attempt, reason, message)
+            )
             return
         log.warning("a step of %d requests failed, each is tried alone: %s", len(chunks), message)
         for request in requests:
@@ -471,9 +475,9 @@ class EngineCore:
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
-    def _refuse(self, submit: Submit, message: str) -> Dropped:
+    def _refuse(self, submit: Submit, message: str) -> RequestFailure:
         self.counters.errors += 1
-        return Dropped(submit.request_id, submit.attempt, "invalid", message)
+        return RequestFailure(submit.request_id, submit.attempt, "invalid", message)
 
     def request_bytes(self) -> int:
         """Return the host memory of the live requests in bytes.
@@ -498,7 +502,7 @@ class EngineCore:
 
     def owners(self) -> list[Owner]:
         """Return the owners of this engine's memory."""
-        return owners_of(self)
+        return create_owners(self)
 
     def close(self) -> None:
         """Release every request, the model and the KV pool. A second call does nothing."""
@@ -520,7 +524,7 @@ def _deadline_message(request: Request) -> str:
     return f"the deadline passed after {request.num_outputs} tokens of output"
 
 
-def _invalid_grammar(request: Request, error: GrammarError) -> Dropped:
+def _invalid_grammar(request: Request, error: GrammarError) -> RequestFailure:
     if error.unavailable:
-        return Dropped(request.request_id, request.attempt, "unavailable", str(error))
-    return Dropped(request.request_id, request.attempt, "invalid", str(error), error.field)
+        return RequestFailure(request.request_id, request.attempt, "unavailable", str(error))
+    return RequestFailure(request.request_id, request.attempt, "invalid", str(error), error.field)

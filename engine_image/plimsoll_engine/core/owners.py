@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plimsoll_api.admin import MemoryKind
-from plimsoll_engine.process.owners import Flush, Owner
+from plimsoll_engine.process.owners import FlushAction, Owner
 
 if TYPE_CHECKING:
     from plimsoll_engine.core.engine_core import EngineCore
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HOST = MemoryKind.HOST
 
 
-def owners_of(engine: EngineCore) -> list[Owner]:
+def create_owners(engine: EngineCore) -> list[Owner]:
     """Return the owners of ``engine``; the last one is closed first."""
     runner, pool, receiver = engine.runner, engine.pool, engine.receiver
     grammars, scheduler = engine.grammars, engine.scheduler
@@ -41,10 +41,10 @@ def owners_of(engine: EngineCore) -> list[Owner]:
             nbytes=pool.index_bytes,
             bound=pool.index_bytes_bound,
             checks={
-                "kv_blocks_add_up": pool.problems,
-                "prefix_cache_keys_equal": pool.prefix.problems,
+                "kv_blocks_add_up": pool.find_problems,
+                "prefix_cache_keys_equal": pool.prefix.find_problems,
             },
-            flush=Flush(
+            flush=FlushAction(
                 "cached KV blocks",
                 lambda: pool.cached * (runner.kv_bytes // pool.num_blocks),
                 engine.reset_prefix_cache,
@@ -60,7 +60,7 @@ def owners_of(engine: EngineCore) -> list[Owner]:
                 nbytes=lambda: adapters.bytes,
                 bound=adapters.bytes_bound,
                 checks={
-                    "adapters_are_held": lambda: adapters.problems(
+                    "adapters_are_held": lambda: adapters.find_problems(
                         [r.adapter for r in engine.requests.values() if r.adapter is not None]
                     )
                 },
@@ -73,8 +73,10 @@ def owners_of(engine: EngineCore) -> list[Owner]:
                 kind=HOST,
                 nbytes=lambda: receiver.bytes,
                 bound=receiver.capacity,
-                checks={"receiver_cache_adds_up": receiver.problems},
-                flush=Flush("media that the worker keeps", lambda: receiver.bytes, receiver.clear),
+                checks={"receiver_cache_adds_up": receiver.find_problems},
+                flush=FlushAction(
+                    "media that the worker keeps", lambda: receiver.bytes, receiver.clear
+                ),
                 close=receiver.clear,
             )
         )
@@ -86,8 +88,8 @@ def owners_of(engine: EngineCore) -> list[Owner]:
                 bound=cache.budget * outputs.bytes_per_token,
                 checks={
                     "encoder_outputs_are_known": lambda: (
-                        cache.problems(request.request_id for request in scheduler.running)
-                        + outputs.problems(cache.known())
+                        cache.find_problems(request.request_id for request in scheduler.running)
+                        + outputs.find_problems(cache.known())
                     )
                 },
             )
@@ -100,7 +102,7 @@ def owners_of(engine: EngineCore) -> list[Owner]:
                 nbytes=lambda: offload.copies.nbytes,
                 bound=offload.copies.nbytes,
                 checks={
-                    "offload_adds_up": offload.problems,
+                    "offload_adds_up": offload.find_problems,
                     "transfers_end": offload.forgotten_transfers,
                 },
                 close=offload.close,
@@ -112,7 +114,7 @@ def owners_of(engine: EngineCore) -> list[Owner]:
             kind=HOST,
             nbytes=lambda: grammars.bytes,
             bound=grammars.bytes_bound,
-            flush=Flush("compiled grammars", lambda: grammars.bytes, grammars.flush),
+            flush=FlushAction("compiled grammars", lambda: grammars.bytes, grammars.flush),
             close=grammars.close,
         )
     )

@@ -90,13 +90,13 @@ class Leader:
                 raise self._lose_rank("did not connect", self._missing()) from None
             peer = _Peer(connection)
             joining = self._expect(
-                peer, self._missing(), rank_ipc.Joining, deadline - time.monotonic()
+                peer, self._missing(), rank_ipc.RankHello, deadline - time.monotonic()
             )
             self._peers[joining.rank] = peer
 
     def loaded(self) -> None:
         """Wait until each rank has loaded its part of the model."""
-        self._gather(rank_ipc.Loaded, LOAD_TIMEOUT_S)
+        self._gather(rank_ipc.RankReady, LOAD_TIMEOUT_S)
 
     def tell(self, command: rank_ipc.Command) -> None:
         """Send a command to every rank. Raises :class:`RanksLost` if one is gone."""
@@ -149,7 +149,7 @@ class Leader:
         """Let the other ranks drop their KV pool, if they still follow."""
         with contextlib.suppress(RanksLost, LoadError):
             if not self.lost:
-                self.ask(rank_ipc.ReleasePool(), rank_ipc.Acknowledged)
+                self.ask(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
 
     def end(self) -> None:
         """Let the other ranks release everything. :meth:`ended` returns the result."""
@@ -157,12 +157,12 @@ class Leader:
             if not self.lost:
                 self.tell(rank_ipc.Shutdown())
 
-    def ended(self) -> list[rank_ipc.Ended] | None:
+    def ended(self) -> list[rank_ipc.RankShutdownReport] | None:
         """Return what remains allocated on each rank; None if unknown."""
         if self.lost or len(self._peers) < self.shard.size - 1:
             return None
         try:
-            return self._gather(rank_ipc.Ended, END_TIMEOUT_S)
+            return self._gather(rank_ipc.RankShutdownReport, END_TIMEOUT_S)
         except (RanksLost, LoadError):
             return None
 
@@ -214,7 +214,7 @@ class Leader:
         if isinstance(message, rank_ipc.RankReport):
             self._reports[rank] = message
             self._asked = False
-        elif isinstance(message, rank_ipc.RankFailed):
+        elif isinstance(message, rank_ipc.RankError):
             lost = self._lose_rank(message.message, rank)
             raise LoadError(message.message) if message.permanent else lost
 
@@ -232,7 +232,7 @@ class Leader:
                 rank = by_socket[connection]
                 try:
                     while (message := self._peers[rank].receive(0.0)) is not None:
-                        if isinstance(message, rank_ipc.RankFailed):
+                        if isinstance(message, rank_ipc.RankError):
                             return RanksLost(f"rank {rank}: {message.message}")
                 except OSError:
                     return RanksLost(f"rank {rank} is gone: {failure}", gone=True)

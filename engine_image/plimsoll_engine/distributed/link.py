@@ -42,7 +42,7 @@ class Link:
 
     def join(self) -> None:
         """Report to rank 0 that this rank's device works, so that the group can be formed."""
-        self.send(rank_ipc.Joining(self.shard.rank, os.getpid()))
+        self.send(rank_ipc.RankHello(self.shard.rank, os.getpid()))
 
     def send(self, message: rank_ipc.Reply) -> None:
         """Send a reply to rank 0. Raises :class:`LeaderGone`."""

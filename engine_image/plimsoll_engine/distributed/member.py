@@ -36,7 +36,7 @@ class Member:
         self.leader = end if isinstance(end, Leader) else None
         self.group: Group = ALONE
         self._kept = 0
-        self._left: list[rank_ipc.Ended] | None = []
+        self._left: list[rank_ipc.RankShutdownReport] | None = []
 
     @property
     def shard(self) -> Shard:
@@ -87,7 +87,8 @@ class Member:
         values = [free]
         if self.leader is not None:
             values += [
-                rank.bytes for rank in self.leader.ask(rank_ipc.MeasureFreeMemory(), rank_ipc.Free)
+                rank.bytes
+                for rank in self.leader.ask(rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory)
             ]
         return min((value for value in values if value is not None), default=None)
 
@@ -136,7 +137,7 @@ class Member:
         """Whether no other rank can write to its KV pool any more. Asked after :meth:`close`."""
         return self._left is not None and all(rank.fenced for rank in self._left)
 
-    def allocated_after_shutdown(
+    def get_allocated_after_shutdown(
         self, allocated: int | None, baseline: int | None
     ) -> tuple[int | None, int | None]:
         """Return allocated device bytes and baselines of all ranks after shutdown.

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plimsoll_engine.download.target import DownloadError, unwritable_error
-from plimsoll_engine.process.headroom import host_headroom
+from plimsoll_engine.process.headroom import measure_host_headroom
 from plimsoll_engine.process.parent_death import die_with_parent
 
 log = logging.getLogger("download")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             from plimsoll_engine.download import hub
 
-            hub.bound_buffers(os.environ, host_headroom())
+            hub.bound_buffers(os.environ, measure_host_headroom())
             if given.to is None:
                 log.info("%s", hub.download_to_cache(given.repository, given.revision))
                 return 0

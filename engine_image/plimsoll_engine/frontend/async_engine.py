@@ -42,11 +42,11 @@ log = logging.getLogger(__name__)
 
 Reply = TypeVar(
     "Reply",
-    worker_ipc.Trimmed,
+    worker_ipc.TrimResult,
     worker_ipc.AuditReport,
     worker_ipc.DiagnosticReport,
-    worker_ipc.AdapterLoaded,
-    worker_ipc.Adopted,
+    worker_ipc.AdapterLoadResult,
+    worker_ipc.AdoptionResult,
 )
 
 
@@ -290,19 +290,19 @@ class AsyncEngine:
 
     def _handle(self, message: worker_ipc.FromWorker) -> None:
         match message:
-            case worker_ipc.Starting(stage=stage):
+            case worker_ipc.StartupStage(stage=stage):
                 self.stage = stage
             case worker_ipc.Tokens(tokens=tokens):
                 self._handle_tokens(tokens)
             case worker_ipc.PromptScores():
                 if (generation := self._find_current_request(message)) is not None:
                     generation.add_scores(message)
-            case worker_ipc.Dropped(reason=reason, message=why, param=param):
+            case worker_ipc.RequestFailure(reason=reason, message=why, param=param):
                 if (generation := self._find_current_request(message)) is not None:
                     generation.with_worker = False
                     generation.fail(RequestFailed(reason, why or reason, param))
                 self._submit_next_suspect()
-            case worker_ipc.MediaMissing(keys=keys):
+            case worker_ipc.MissingMedia(keys=keys):
                 self.workers.mark_media_missing(keys)
                 if (generation := self._find_current_request(message)) is not None:
                     self._submit(generation)
@@ -313,20 +313,20 @@ class AsyncEngine:
                 self.manager.on_report(message)
                 abandoned = self._abandoned.update(message.running)
                 if abandoned is not None and self.ready is not None:
-                    self.workers.send(worker_ipc.Abandoned(abandoned))
-            case worker_ipc.AdapterLoaded(query_id=reply_id):
+                    self.workers.send(worker_ipc.AbandonedRequests(abandoned))
+            case worker_ipc.AdapterLoadResult(query_id=reply_id):
                 self._on_adapter_loaded(message)
                 self._resolve_reply(reply_id, message)
-            case worker_ipc.Trimmed(operation_id=reply_id):
+            case worker_ipc.TrimResult(operation_id=reply_id):
                 self._resolve_reply(reply_id, message)
             case (
                 worker_ipc.AuditReport(query_id=reply_id)
                 | worker_ipc.DiagnosticReport(query_id=reply_id)
-                | worker_ipc.Adopted(query_id=reply_id)
+                | worker_ipc.AdoptionResult(query_id=reply_id)
             ):
                 self._resolve_reply(reply_id, message)
 
-    def _on_adapter_loaded(self, answer: worker_ipc.AdapterLoaded) -> None:
+    def _on_adapter_loaded(self, answer: worker_ipc.AdapterLoadResult) -> None:
         if self._counts.adapters is not None and answer.error is None:
             self._counts.adapters += 1
         if (adapter := self.adapters.loaded(answer)) is None:
@@ -349,8 +349,8 @@ class AsyncEngine:
         answer: (
             worker_ipc.Token
             | worker_ipc.PromptScores
-            | worker_ipc.Dropped
-            | worker_ipc.MediaMissing
+            | worker_ipc.RequestFailure
+            | worker_ipc.MissingMedia
         ),
     ) -> Generation | None:
         """Return the request that ``answer`` belongs to, if the request still runs that attempt.

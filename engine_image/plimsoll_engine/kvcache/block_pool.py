@@ -160,7 +160,7 @@ class BlockPool:
         """Return the number of references to each used block."""
         return {block: count for block, count in enumerate(self._references) if count}
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return the inconsistencies of this pool, for the audit."""
         found = []
         if (referenced := len(self.references())) != self.used:

@@ -191,9 +191,9 @@ class Offload:
             return []
         return [f"{len(ages)} KV transfers are not looked after, the oldest for {max(ages):.0f} s"]
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return the inconsistencies of this cache, for the audit."""
-        found = [f"host cache: {problem}" for problem in self.stored.problems()]
+        found = [f"host cache: {problem}" for problem in self.stored.find_problems()]
         slots = [slot for key in self.stored if (slot := self.stored.get(key)) is not None]
         if sorted(slots + self._free) != list(range(self.slots)):
             found.append(

@@ -17,7 +17,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.process.rules import frozen, method_cache_problems
+from plimsoll_engine.process.rules import find_method_caches, frozen
 
 Rule = Callable[[EngineCore, Ledger], list[str]]
 
@@ -48,7 +48,7 @@ def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
     queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
     queued.update(engine.grammars)
     if queued == Counter(engine.requests.keys()):
-        return scheduler.waiting.problems()
+        return scheduler.waiting.find_problems()
     return [f"{queued.total()} requests are queued, but {len(engine.requests)} are known"]
 
 
@@ -63,7 +63,7 @@ def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
 
 def ledger_within_bounds(_: EngineCore, ledger: Ledger) -> list[str]:
     """Check that no owner exceeds its declared bound."""
-    return ledger.problems()
+    return ledger.find_problems()
 
 
 def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
@@ -110,12 +110,12 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:
     """Check that the garbage collector can reach all objects created since the start."""
-    return frozen.problems()
+    return frozen.find_problems()
 
 
 def methods_cache_no_instances(_: EngineCore, __: Ledger) -> list[str]:
     """Check that no ``lru_cache`` on a method keeps instances of its class alive."""
-    return method_cache_problems()
+    return find_method_caches()
 
 
 ALWAYS: tuple[Rule, ...] = (

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from plimsoll_api.admin import Diagnostic
-from plimsoll_engine.process.allocations import TOP, Allocations
+from plimsoll_engine.process.allocations import MAX_RANKED_LINES, Allocations
 
 
 def diagnose(kind: str, allocations: Allocations) -> str:
@@ -47,7 +47,7 @@ def collector() -> str:
     lines = [
         f"enabled {gc.isenabled()}, thresholds {gc.get_threshold()}, counts {gc.get_count()}",
         f"frozen {gc.get_freeze_count()}, tracked {types.total()}",
-        *(f"{count:>9} {name}" for name, count in types.most_common(TOP)),
+        *(f"{count:>9} {name}" for name, count in types.most_common(MAX_RANKED_LINES)),
     ]
     return "\n".join(lines)
 
@@ -68,7 +68,7 @@ def device() -> str:
     lines = [
         str(cuda.memory_summary()),
         f"{len(segments)} segments, {len(used)} blocks in use; the largest:",
-        *(f"{block['size']:>14} bytes{_origin(block)}" for block in used[:TOP]),
+        *(f"{block['size']:>14} bytes{_origin(block)}" for block in used[:MAX_RANKED_LINES]),
     ]
     return "\n".join(lines)
 

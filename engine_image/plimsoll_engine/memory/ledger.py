@@ -30,7 +30,7 @@ class Ledger:
             for owner in self.owners()
         ]
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return a message for each owner that exceeds its bound."""
         return [
             f"{entry.owner} holds {entry.bytes} bytes; its bound is {entry.bound}"

@@ -16,7 +16,7 @@ from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.kvcache.offload import STALE_S
 
 
-def lost_blocks(engine: EngineCore) -> int:
+def count_lost_blocks(engine: EngineCore) -> int:
     """Return the number of lost KV blocks.
 
     A lost block has a reference, but not from a request with a client or from a live transfer.
@@ -26,15 +26,15 @@ def lost_blocks(engine: EngineCore) -> int:
     if engine.inheritance is not None:  # released by itself
         fresh += engine.inheritance.held_blocks()
     # Waiting requests hold none. If a defect leaves them some, the blocks are examined below.
-    running = _with_client(engine, engine.scheduler.running)
+    running = _select_with_client(engine, engine.scheduler.running)
     if pool.held == sum(len(request.block_ids) for request in running) + len(fresh):
         return 0
-    waited_for = _with_client(engine, engine.requests.values())
+    waited_for = _select_with_client(engine, engine.requests.values())
     named = set(chain(fresh, *(request.block_ids for request in waited_for)))
     return len(pool.references().keys() - named)
 
 
-def lost_host_blocks(engine: EngineCore) -> int | None:
+def count_lost_host_blocks(engine: EngineCore) -> int | None:
     """Return the number of host KV blocks that are pinned without a live transfer.
 
     Return None if KV offload is disabled.
@@ -43,7 +43,7 @@ def lost_host_blocks(engine: EngineCore) -> int | None:
     return None if offload is None else offload.lost_slots(time.monotonic() - STALE_S)
 
 
-def lost_encoder_tokens(engine: EngineCore) -> int | None:
+def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
     """Return the number of lost tokens in the encoder cache.
 
     They belong to entries that no running request with a client needs, or to outputs in the runner
@@ -52,10 +52,10 @@ def lost_encoder_tokens(engine: EngineCore) -> int | None:
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return None
-    running = {r.request_id for r in _with_client(engine, engine.scheduler.running)}
+    running = {r.request_id for r in _select_with_client(engine, engine.scheduler.running)}
     held = sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
     return held + outputs.tokens_beyond(cache.known())
 
 
-def _with_client(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:
+def _select_with_client(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:
     return [request for request in requests if request.request_id not in engine.abandoned]

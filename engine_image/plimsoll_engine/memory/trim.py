@@ -29,8 +29,8 @@ def trim(
         for owner in engine.owners()
         if (flush := owner.flush) is not None
     ]
-    others = [] if leader is None else leader.ask(rank_ipc.TrimRank(), rank_ipc.RankTrimmed)
-    return steps + _combine_ranks(
+    others = [] if leader is None else leader.ask(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
+    return steps + _combine_steps(
         [trim_process(engine.runner.device, python), *(o.steps for o in others)]
     )
 
@@ -63,7 +63,7 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
     return steps
 
 
-def _combine_ranks(ranks: list[list[OperationStep]]) -> list[OperationStep]:
+def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
     """Combine equal steps of all ranks: the longest duration and the sum of bytes, if known."""
 
     def total(values: list[int | None]) -> int | None:

@@ -27,7 +27,7 @@ _VERSION = struct.Struct(">H")
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
-class Outcome(StrEnum):
+class HandoverOutcome(StrEnum):
     """Result of handing over the KV pool in a planned restart."""
 
     HANDED_OVER = "handed_over"
@@ -57,19 +57,19 @@ class Outcome(StrEnum):
 class HandoverRefused(Exception):
     """The handover failed. The requests are computed again."""
 
-    def __init__(self, outcome: Outcome, message: str) -> None:
+    def __init__(self, outcome: HandoverOutcome, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
 
 
-class Refusal(msgspec.Struct, array_like=True, frozen=True):
+class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
     """Message with the content of a :class:`HandoverRefused` exception."""
 
-    outcome: Outcome
+    outcome: HandoverOutcome
     message: str
 
 
-class Layout(msgspec.Struct, array_like=True, frozen=True):
+class PoolLayout(msgspec.Struct, array_like=True, frozen=True):
     """Layout of the KV pool. A handover requires equal layouts in both workers.
 
     ``weights`` and ``memory`` are the identities that the weight server assigned to the weights and
@@ -85,7 +85,7 @@ class Layout(msgspec.Struct, array_like=True, frozen=True):
     ranks: int
 
 
-class Table(msgspec.Struct, array_like=True, frozen=True):
+class BlockTable(msgspec.Struct, array_like=True, frozen=True):
     """Block table of one running request.
 
     ``blocks`` hold the keys and values of the first ``computed`` tokens, in order. ``hashes`` has
@@ -111,8 +111,8 @@ class Handover(msgspec.Struct, array_like=True, frozen=True):
     ``used`` counts each block once; ``held`` counts a shared block once per table.
     """
 
-    layout: Layout
-    tables: list[Table]
+    layout: PoolLayout
+    tables: list[BlockTable]
     used: Count
     held: Count
 
@@ -121,36 +121,38 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Handover)
 
 
-def seal(handover: Handover) -> bytes:
+def encode_handover(handover: Handover) -> bytes:
     """Return the handover as a message. Raises :class:`HandoverRefused` if it is too large."""
     body = _encoder.encode(handover)
     if len(body) > MAX_BYTES - _HEAD.size:
         raise HandoverRefused(
-            Outcome.TOO_LARGE,
+            HandoverOutcome.TOO_LARGE,
             f"the block tables take {len(body)} bytes; the maximum is {MAX_BYTES}",
         )
     return _HEAD.pack(MAGIC, VERSION, _digest(VERSION, body)) + body
 
 
-def unseal(data: bytes) -> Handover:
-    """Return the handover in a sealed message. Raises :class:`HandoverRefused` if it is invalid."""
+def decode_handover(data: bytes) -> Handover:
+    """Return the handover in a message. Raises :class:`HandoverRefused` if it is invalid."""
     if not _HEAD.size <= len(data) <= MAX_BYTES:
         raise HandoverRefused(
-            Outcome.DAMAGED, f"the handover has an invalid length of {len(data)} bytes"
+            HandoverOutcome.DAMAGED, f"the handover has an invalid length of {len(data)} bytes"
         )
     magic, version, digest = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if magic != MAGIC or digest != _digest(version, body):
-        raise HandoverRefused(Outcome.DAMAGED, "the handover's checksum does not match its content")
+        raise HandoverRefused(
+            HandoverOutcome.DAMAGED, "the handover's checksum does not match its content"
+        )
     if version != VERSION:
         raise HandoverRefused(
-            Outcome.OTHER_VERSION,
+            HandoverOutcome.OTHER_VERSION,
             f"the handover has version {version}; only {VERSION} is supported",
         )
     try:
         handover: Handover = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise HandoverRefused(Outcome.DAMAGED, str(error)) from None
+        raise HandoverRefused(HandoverOutcome.DAMAGED, str(error)) from None
     return handover
 
 

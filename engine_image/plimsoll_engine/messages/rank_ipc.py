@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from plimsoll_api.admin import DeviceMemory, OperationStep, ProcessMemory
-from plimsoll_engine.messages.framing import framed
+from plimsoll_engine.messages.framing import frame_body
 
 Array = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -61,7 +61,7 @@ class Inputs:
 class CreatePool(msgspec.Struct, tag="pool"):
     """Command: allocate a KV pool, or map the weight server's pool if ``shared``.
 
-    The pool serves the first ``layers`` layers of the model. The reply is :class:`PoolMade`.
+    The pool serves the first ``layers`` layers of the model. The reply is :class:`PoolReply`.
     """
 
     num_blocks: int
@@ -71,7 +71,7 @@ class CreatePool(msgspec.Struct, tag="pool"):
 
 
 class ChecksumBlocks(msgspec.Struct, tag="sum_blocks"):
-    """Command: compute a checksum of each block. The reply is :class:`BlockSums`."""
+    """Command: compute a checksum of each block. The reply is :class:`BlockChecksums`."""
 
     blocks: list[int]
 
@@ -96,11 +96,11 @@ class CaptureGraph(msgspec.Struct, tag="capture"):
 
 
 class ReleasePool(msgspec.Struct, tag="drop"):
-    """Command: release the KV pool and the CUDA graphs. The reply is :class:`Acknowledged`."""
+    """Command: release the KV pool and the CUDA graphs. The reply is :class:`Acknowledgement`."""
 
 
 class MeasureFreeMemory(msgspec.Struct, tag="measure"):
-    """Command: measure the free device memory. The reply is :class:`Free`."""
+    """Command: measure the free device memory. The reply is :class:`FreeMemory`."""
 
 
 class Freeze(msgspec.Struct, tag="freeze"):
@@ -112,11 +112,14 @@ class ReportMemory(msgspec.Struct, tag="account"):
 
 
 class TrimRank(msgspec.Struct, tag="trim"):
-    """Command: free cached memory. The reply is :class:`RankTrimmed`."""
+    """Command: free cached memory. The reply is :class:`RankTrimReport`."""
 
 
 class Shutdown(msgspec.Struct, tag="end"):
-    """Command: release all memory, reply :class:`Ended`, and exit when the connection closes."""
+    """Command: release all memory, reply, and exit when the connection closes.
+
+    The reply is :class:`RankShutdownReport`.
+    """
 
 
 Command = (
@@ -128,27 +131,27 @@ Command = (
 # ---- the others to rank 0
 
 
-class Joining(msgspec.Struct, tag="joining"):
+class RankHello(msgspec.Struct, tag="joining"):
     """First message of a rank: its device works, and it waits for the process group to form."""
 
     rank: int
     pid: int
 
 
-class Loaded(msgspec.Struct, tag="loaded"):
+class RankReady(msgspec.Struct, tag="loaded"):
     """Second message of a rank: its part of the model is loaded, and it accepts commands."""
 
 
-class Acknowledged(msgspec.Struct, tag="done"):
+class Acknowledgement(msgspec.Struct, tag="done"):
     """Reply: the command succeeded and has no result."""
 
 
-class PoolMade(msgspec.Struct, tag="pool_made"):
+class PoolReply(msgspec.Struct, tag="pool_made"):
     """Reply: the rank has its KV pool.
 
     ``weights`` and ``memory`` are the identities that the weight server assigned to the mapped
     memory; empty if nothing is mapped. ``alone`` is defined in
-    :class:`plimsoll_engine.messages.weight_ipc.PoolClaimed`.
+    :class:`plimsoll_engine.messages.weight_ipc.PoolClaimReply`.
     """
 
     weights: bytes = b""
@@ -156,13 +159,13 @@ class PoolMade(msgspec.Struct, tag="pool_made"):
     alone: bool = False
 
 
-class BlockSums(msgspec.Struct, tag="block_sums"):
+class BlockChecksums(msgspec.Struct, tag="block_sums"):
     """Reply: one checksum per block, in the order of the command."""
 
     sums: list[int]
 
 
-class Free(msgspec.Struct, tag="free"):
+class FreeMemory(msgspec.Struct, tag="free"):
     """Reply: free bytes on the device; None on a CPU."""
 
     bytes: int | None
@@ -176,16 +179,16 @@ class RankReport(msgspec.Struct, tag="report"):
     graph_bytes: int
 
 
-class RankTrimmed(msgspec.Struct, tag="trimmed"):
+class RankTrimReport(msgspec.Struct, tag="trimmed"):
     """Reply: bytes that the rank freed in each step."""
 
     steps: list[OperationStep]
 
 
-class Ended(msgspec.Struct, tag="ended"):
+class RankShutdownReport(msgspec.Struct, tag="ended"):
     """Reply: the rank has released its memory.
 
-    Device bytes are as in :class:`plimsoll_engine.messages.worker_ipc.Stopped`. ``fenced`` means
+    Device bytes are as in :class:`plimsoll_engine.messages.worker_ipc.StopResult`. ``fenced`` means
     that this rank can no longer write to the KV pool.
     """
 
@@ -194,16 +197,16 @@ class Ended(msgspec.Struct, tag="ended"):
     fenced: bool = False
 
 
-class RankFailed(msgspec.Struct, tag="failed"):
-    """Reply: the command failed. The fields are as in :class:`.worker_ipc.Failed`."""
+class RankError(msgspec.Struct, tag="failed"):
+    """Reply: the command failed. The fields are as in :class:`.worker_ipc.WorkerFailure`."""
 
     message: str
     permanent: bool = False
 
 
 Reply = (
-    Joining | Loaded | Acknowledged | PoolMade | BlockSums | Free | RankReport | RankTrimmed | Ended
-    | RankFailed
+    RankHello | RankReady | Acknowledgement | PoolReply | BlockChecksums | FreeMemory
+    | RankReport | RankTrimReport | RankShutdownReport | RankError
 )  # fmt: skip
 
 
@@ -223,4 +226,4 @@ from_rank = msgspec.msgpack.Decoder(Reply)
 
 def frame(message: Command | Reply) -> bytes:
     """Return ``message`` encoded and framed."""
-    return framed(_encoder.encode(message))
+    return frame_body(_encoder.encode(message))

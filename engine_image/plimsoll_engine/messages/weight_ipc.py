@@ -2,8 +2,8 @@
 
 Each connection is one mapping. A worker first requests the weights of its rank, then the KV pool.
 The weight server frees no memory while a mapping exists. A worker that finishes sends
-:class:`Returned`. If the connection ends without that message, the worker crashed, and the weight
-server verifies the weights before it maps them again.
+:class:`MappingReleased`. If the connection ends without that message, the worker crashed, and the
+weight server verifies the weights before it maps them again.
 
 A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether the
 worker is the only writer. Only in that case are the contents still those that its predecessor left.
@@ -15,10 +15,10 @@ import socket
 
 import msgspec
 
-from plimsoll_engine.messages.framing import LENGTH, MAX_MESSAGE_BYTES, framed
+from plimsoll_engine.messages.framing import LENGTH, MAX_MESSAGE_BYTES, frame_body
 
 
-class Place(msgspec.Struct, array_like=True, frozen=True):
+class TensorLocation(msgspec.Struct, array_like=True, frozen=True):
     """Location of a tensor in the buffer: byte offset, shape and torch dtype name."""
 
     offset: int
@@ -29,11 +29,11 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """Locations of all tensors by their name in the model, and the buffer's size in bytes."""
 
-    places: dict[str, Place]
+    places: dict[str, TensorLocation]
     nbytes: int
 
 
-class WeightsShared(msgspec.Struct, tag="weights"):
+class SharedWeights(msgspec.Struct, tag="weights"):
     """Reply: the shared weights.
 
     ``handle`` is a CUDA IPC handle; without it, the message carries a file descriptor. ``identity``
@@ -45,10 +45,10 @@ class WeightsShared(msgspec.Struct, tag="weights"):
     identity: bytes = b""
 
 
-class PoolShared(msgspec.Struct, tag="pool"):
+class SharedPool(msgspec.Struct, tag="pool"):
     """Reply: the shared KV pool. If no pool exists yet, ``nbytes`` is 0 and ``identity`` is empty.
 
-    ``handle`` is as in :class:`WeightsShared`. ``identity`` is random and unique to this memory.
+    ``handle`` is as in :class:`SharedWeights`. ``identity`` is random and unique to this memory.
     """
 
     nbytes: int
@@ -56,13 +56,13 @@ class PoolShared(msgspec.Struct, tag="pool"):
     identity: bytes = b""
 
 
-class PoolClaimed(msgspec.Struct, tag="claimed"):
+class PoolClaimReply(msgspec.Struct, tag="claimed"):
     """Reply: the pool is claimed. ``alone`` means that no other worker can write to it."""
 
     alone: bool
 
 
-class WeightsRefused(msgspec.Struct, tag="refused"):
+class MappingRefusal(msgspec.Struct, tag="refused"):
     """Reply: the memory cannot be shared.
 
     ``permanent`` means that the checkpoint or a setting is wrong, so a retry would also fail.
@@ -72,7 +72,7 @@ class WeightsRefused(msgspec.Struct, tag="refused"):
     permanent: bool
 
 
-Answer = WeightsShared | PoolShared | PoolClaimed | WeightsRefused
+Reply = SharedWeights | SharedPool | PoolClaimReply | MappingRefusal
 
 
 class WeightsRequest(msgspec.Struct, tag="weights_asked"):
@@ -91,14 +91,14 @@ class PoolClaim(msgspec.Struct, tag="claim"):
     """Request: permission to write to the pool until the mapping ends."""
 
 
-class Returned(msgspec.Struct, tag="returned"):
+class MappingReleased(msgspec.Struct, tag="returned"):
     """Message: the worker has unmapped everything, and the mapping may end."""
 
 
-Request = WeightsRequest | PoolRequest | PoolClaim | Returned
+Request = WeightsRequest | PoolRequest | PoolClaim | MappingReleased
 
 _encoder = msgspec.msgpack.Encoder()
-_answers = msgspec.msgpack.Decoder(Answer)
+_answers = msgspec.msgpack.Decoder(Reply)
 _requests = msgspec.msgpack.Decoder(Request)
 
 
@@ -106,9 +106,9 @@ class MappingLost(ConnectionError):
     """The connection broke. The worker thereby loses its weights and its KV pool."""
 
 
-def send(connection: socket.socket, message: Answer | Request, fd: int | None = None) -> None:
+def send(connection: socket.socket, message: Reply | Request, fd: int | None = None) -> None:
     """Send ``message``, with a file descriptor if one is given. Raises :class:`MappingLost`."""
-    data = framed(_encoder.encode(message))
+    data = frame_body(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
         if sent < len(data):
@@ -117,7 +117,7 @@ def send(connection: socket.socket, message: Answer | Request, fd: int | None = 
         raise MappingLost(f"cannot map the weights: {error}") from None
 
 
-def receive(connection: socket.socket) -> tuple[Answer, int | None]:
+def receive(connection: socket.socket) -> tuple[Reply, int | None]:
     """Return the weight server's reply and its file descriptor, if any. Raises MappingLost."""
     body, fds = _read(connection)
     return _answers.decode(body), fds[0] if fds else None

@@ -15,8 +15,8 @@ import msgspec
 
 from plimsoll_api.admin import AuditFinding, DeviceMemory, LedgerEntry, Load, OperationStep
 from plimsoll_api.admin import ProcessMemory as ProcessMemory
-from plimsoll_engine.messages.framing import framed
-from plimsoll_engine.messages.handover import Refusal
+from plimsoll_engine.messages.framing import frame_body
+from plimsoll_engine.messages.handover import HandoverRefusal
 
 
 class Grammar(msgspec.Struct, array_like=True, frozen=True):
@@ -131,7 +131,7 @@ class Abort(msgspec.Struct, tag="abort"):
     request_id: str
 
 
-class Abandoned(msgspec.Struct, tag="abandoned"):
+class AbandonedRequests(msgspec.Struct, tag="abandoned"):
     """Message: all requests that the worker still runs although the frontend aborted them long ago.
 
     Their memory counts as lost. Each message replaces the previous one.
@@ -141,9 +141,10 @@ class Abandoned(msgspec.Struct, tag="abandoned"):
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter"):
-    """Command: load the LoRA adapter in the folder ``path``. The reply is :class:`AdapterLoaded`.
+    """Command: load the LoRA adapter in the folder ``path``.
 
-    ``number`` identifies the adapter in later submissions and is never reused for another adapter.
+    The reply is :class:`AdapterLoadResult`. ``number`` identifies the adapter in later submissions
+    and is never reused for another adapter.
     """
 
     query_id: str
@@ -162,7 +163,7 @@ class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
 
 
 class Trim(msgspec.Struct, tag="trim"):
-    """Command: free cached memory. The reply is :class:`Trimmed`."""
+    """Command: free cached memory. The reply is :class:`TrimResult`."""
 
     operation_id: str
 
@@ -184,17 +185,17 @@ class TakeOver(msgspec.Struct, tag="take_over"):
     """Command: claim the KV pool, send Ready and serve. The predecessor has released its memory.
 
     ``quick`` skips the trial of the largest step, because the predecessor served with the same
-    sizes. ``handover`` comes from the predecessor's :class:`Stopped` message. It requires
+    sizes. ``handover`` comes from the predecessor's :class:`StopResult` message. It requires
     ``quick``, because a trial writes to the pool. The predecessor's requests are submitted after
-    Ready, followed by :class:`Carried`.
+    Ready, followed by :class:`CarryOverComplete`.
     """
 
     quick: bool = False
     handover: bytes | None = None
 
 
-class Carried(msgspec.Struct, tag="carried"):
-    """Message: all carried-over requests are submitted. The reply is :class:`Adopted`.
+class CarryOverComplete(msgspec.Struct, tag="carried"):
+    """Message: all carried-over requests are submitted. The reply is :class:`AdoptionResult`.
 
     The worker frees all blocks of the handover that no request claimed.
     """
@@ -203,10 +204,11 @@ class Carried(msgspec.Struct, tag="carried"):
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Command: finish the current step, drop its tokens, release all memory and send Stopped.
+    """Command: finish the current step, drop its tokens, release all memory, and reply.
 
-    With ``hand_over``, the tokens of that step are sent, and a successor may reuse the KV pool.
-    ``sent`` is in CLOCK_MONOTONIC seconds. The worker exits when the frontend closes the socket.
+    The reply is :class:`StopResult`. With ``hand_over``, the tokens of that step are sent, and a
+    successor may reuse the KV pool. ``sent`` is in CLOCK_MONOTONIC seconds. The worker exits when
+    the frontend closes the socket.
     """
 
     hand_over: bool = False
@@ -216,14 +218,14 @@ class Stop(msgspec.Struct, tag="stop"):
 ToWorker = (
     Submit
     | Abort
-    | Abandoned
+    | AbandonedRequests
     | LoadAdapter
     | UnloadAdapter
     | Trim
     | AuditQuery
     | DiagnosticQuery
     | TakeOver
-    | Carried
+    | CarryOverComplete
     | Stop
 )
 
@@ -238,7 +240,7 @@ class Hello(msgspec.Struct, tag="hello"):
     pid: int
 
 
-class Starting(msgspec.Struct, tag="starting"):
+class StartupStage(msgspec.Struct, tag="starting"):
     """Message: the worker begins a startup stage, named as in ``Ready.stages_s``."""
 
     stage: str
@@ -271,7 +273,7 @@ class Ready(msgspec.Struct, tag="ready"):
     block_size: int
     load_s: float
     stages_s: dict[str, float] = {}
-    refusal: Refusal | None = None
+    refusal: HandoverRefusal | None = None
 
 
 class Logprobs(msgspec.Struct, array_like=True):
@@ -286,7 +288,7 @@ class Logprobs(msgspec.Struct, array_like=True):
     top: list[float]
 
 
-class Started(msgspec.Struct, array_like=True):
+class StartStatistics(msgspec.Struct, array_like=True):
     """Statistics of a request at its first token.
 
     ``queued_s`` is the time in the waiting queue in seconds. ``cached_tokens`` counts the prompt
@@ -309,7 +311,7 @@ class Token(msgspec.Struct, array_like=True):
     token_id: int
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
-    started: Started | None = None
+    started: StartStatistics | None = None
     attempt: int = 0
 
 
@@ -338,7 +340,7 @@ class PromptScores(msgspec.Struct, tag="prompt_scores"):
     top: bytes
 
 
-class Dropped(msgspec.Struct, tag="dropped"):
+class RequestFailure(msgspec.Struct, tag="dropped"):
     """Message: a request ended without a token because of an error that affects only this request.
 
     ``attempt`` is as in :class:`Token`. ``reason`` is ``invalid``, ``unavailable``, ``deadline`` or
@@ -352,7 +354,7 @@ class Dropped(msgspec.Struct, tag="dropped"):
     param: str | None = None
 
 
-class MediaMissing(msgspec.Struct, tag="media_missing"):
+class MissingMedia(msgspec.Struct, tag="media_missing"):
     """Message: the receiver cache lacks media of a submission. Send the submission again in full.
 
     ``attempt`` is as in :class:`Token`.
@@ -393,7 +395,7 @@ class Report(msgspec.Struct, tag="report"):
     others: list[ProcessMemory] = []
 
 
-class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
+class AdapterLoadResult(msgspec.Struct, tag="adapter_loaded"):
     """Reply: the adapter was loaded. Otherwise ``error`` is the reason."""
 
     query_id: str
@@ -401,7 +403,7 @@ class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
     error: str | None = None
 
 
-class Trimmed(msgspec.Struct, tag="trimmed"):
+class TrimResult(msgspec.Struct, tag="trimmed"):
     """Reply: the steps of a trim with the bytes that each freed."""
 
     operation_id: str
@@ -425,7 +427,7 @@ class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
     text: str
 
 
-class Adopted(msgspec.Struct, tag="adopted"):
+class AdoptionResult(msgspec.Struct, tag="adopted"):
     """Reply: ``request_ids`` continue with the predecessor's keys and values.
 
     ``refused`` maps the ID of each other request in the handover to the reason.
@@ -436,10 +438,10 @@ class Adopted(msgspec.Struct, tag="adopted"):
     refused: dict[str, str]
 
 
-class Stopped(msgspec.Struct, tag="stopped"):
+class StopResult(msgspec.Struct, tag="stopped"):
     """Reply: all memory is released.
 
-    Device bytes are torch's own count; null on a CPU. ``handover`` is a sealed message of
+    Device bytes are torch's own count; null on a CPU. ``handover`` is a message of
     :mod:`plimsoll_engine.messages.handover` if requested, and ``refusal`` is the reason if it is
     missing. ``stages_s`` has the duration in seconds of each shutdown stage since Stop was sent.
     ``sent`` is in CLOCK_MONOTONIC seconds.
@@ -448,12 +450,12 @@ class Stopped(msgspec.Struct, tag="stopped"):
     device_allocated: int | None = None
     device_baseline: int | None = None
     handover: bytes | None = None
-    refusal: Refusal | None = None
+    refusal: HandoverRefusal | None = None
     stages_s: dict[str, float] = {}
     sent: float = 0.0
 
 
-class Failed(msgspec.Struct, tag="failed"):
+class WorkerFailure(msgspec.Struct, tag="failed"):
     """Message: the worker cannot continue, and exits.
 
     ``message`` says what to do. ``permanent`` means that the settings or the checkpoint are wrong,
@@ -466,21 +468,21 @@ class Failed(msgspec.Struct, tag="failed"):
 
 FromWorker = (
     Hello
-    | Starting
+    | StartupStage
     | Prepared
     | Ready
     | Tokens
     | PromptScores
-    | Dropped
-    | MediaMissing
+    | RequestFailure
+    | MissingMedia
     | Report
-    | AdapterLoaded
-    | Trimmed
+    | AdapterLoadResult
+    | TrimResult
     | AuditReport
     | DiagnosticReport
-    | Adopted
-    | Stopped
-    | Failed
+    | AdoptionResult
+    | StopResult
+    | WorkerFailure
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -490,4 +492,4 @@ from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 def frame(message: ToWorker | FromWorker) -> bytes:
     """Return ``message`` encoded and framed."""
-    return framed(_encoder.encode(message))
+    return frame_body(_encoder.encode(message))

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.admin import Role
-from plimsoll_engine.messages.framing import framed
+from plimsoll_engine.messages.framing import frame_body
 from plimsoll_engine.messages.speculative import Speculative
 
 MEDIA_CACHE_BYTES = 256 << 20
@@ -155,4 +155,4 @@ from_zygote = msgspec.msgpack.Decoder(FromZygote)
 
 def frame(message: ToZygote | FromZygote) -> bytes:
     """Return ``message`` encoded and framed."""
-    return framed(_encoder.encode(message))
+    return frame_body(_encoder.encode(message))

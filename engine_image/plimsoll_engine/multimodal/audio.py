@@ -9,7 +9,7 @@ import soundfile
 import soxr
 
 from plimsoll_engine.multimodal.processor import MediaError
-from plimsoll_engine.process.addresses import without_addresses
+from plimsoll_engine.process.addresses import remove_addresses
 
 FORMATS = ("WAV", "WAVEX", "FLAC", "MP3", "OGG")
 MAX_BYTES = 25 << 20
@@ -40,7 +40,7 @@ def decode(data: bytes, rate: int) -> Samples:
             own_rate = file.samplerate
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError) as error:
         # error_string is libsndfile's message; str(error) would start with the buffer's name.
-        why = without_addresses(getattr(error, "error_string", str(error))).rstrip(".")
+        why = remove_addresses(getattr(error, "error_string", str(error))).rstrip(".")
         raise MediaError(
             f"the audio cannot be decoded ({why}); supported are wav, flac, mp3 and ogg",
             "invalid_audio",

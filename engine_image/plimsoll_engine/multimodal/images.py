@@ -11,7 +11,7 @@ import warnings
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from plimsoll_engine.multimodal.processor import MediaError
-from plimsoll_engine.process.addresses import without_addresses
+from plimsoll_engine.process.addresses import remove_addresses
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_BYTES = 20 << 20
@@ -94,6 +94,6 @@ def _check_size(width: int, height: int) -> None:
 def _corrupt(why: str) -> MediaError:
     kinds = ", ".join(FORMATS)
     return MediaError(
-        f"the image cannot be decoded ({without_addresses(why)}); supported are {kinds}",
+        f"the image cannot be decoded ({remove_addresses(why)}); supported are {kinds}",
         "invalid_image",
     )

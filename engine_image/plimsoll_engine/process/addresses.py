@@ -8,7 +8,7 @@ _OBJECT = re.compile(r"<([\w.]+)[^<>]*? at 0x[0-9a-fA-F]+>")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")
 
 
-def without_addresses(text: str) -> str:
+def remove_addresses(text: str) -> str:
     """Return ``text`` with each address removed and each Python object replaced by its type.
 
     An example of an object is ``<_io.BytesIO object at 0x7f…>``. Addresses would reveal the heap's

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
-TOP = 40
+MAX_RANKED_LINES = 40
 """Maximum number of source lines in a ranking."""
-OFF = "tracing is off: start the engine with PYTHONTRACEMALLOC=1 to see allocations"
+TRACING_OFF = "tracing is off: start the engine with PYTHONTRACEMALLOC=1 to see allocations"
 
 
 class Allocations:
@@ -21,15 +21,15 @@ class Allocations:
     def report(self) -> str:
         """Return the allocations by source line, and their growth since the previous call."""
         if not tracemalloc.is_tracing():
-            return OFF
+            return TRACING_OFF
         now = tracemalloc.take_snapshot().filter_traces(
             [tracemalloc.Filter(False, tracemalloc.__file__), tracemalloc.Filter(False, __file__)]
         )
         last, self._last = self._last, now
-        lines = ["-- allocated now", *map(str, now.statistics("lineno")[:TOP])]
+        lines = ["-- allocated now", *map(str, now.statistics("lineno")[:MAX_RANKED_LINES])]
         if last is None:
             lines.append("-- growth: unknown, because this is the first snapshot; request it again")
         else:
             grown = [one for one in now.compare_to(last, "lineno") if one.size_diff > 0]
-            lines += ["-- growth since the previous request", *map(str, grown[:TOP])]
+            lines += ["-- growth since the previous request", *map(str, grown[:MAX_RANKED_LINES])]
         return "\n".join(lines)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from typing import Literal
 
-OLDEST = 2
+OLDEST_GENERATION = 2
 
 
 class FullCollections:
@@ -32,6 +32,6 @@ class FullCollections:
             gc.callbacks.remove(self._on_collection)
 
     def _on_collection(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
-        if phase == "stop" and info["generation"] == OLDEST:
+        if phase == "stop" and info["generation"] == OLDEST_GENERATION:
             self.runs += 1
             self.collected += info["collected"]

@@ -25,7 +25,7 @@ _FILES = {
 """Files of each cgroup version: limit, usage, and the keys of the reclaimable page cache."""
 
 
-def host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Return the free host memory in bytes, including page cache; None if unknown."""
     found = [bytes_of(str(proc / "meminfo"), "MemAvailable")]
     for folder, version in _folders(proc, cgroups):

@@ -164,7 +164,7 @@ def swapped() -> int | None:
     return _status_bytes("VmSwap")
 
 
-def machine_swap() -> int | None:
+def read_machine_swap() -> int | None:
     """Return the machine's swap space in bytes (``SwapTotal``); 0 without swap, None if unknown."""
     return bytes_of("/proc/meminfo", "SwapTotal")
 
@@ -173,7 +173,7 @@ def _status_bytes(key: str) -> int | None:
     return bytes_of("/proc/self/status", key)
 
 
-def private_anon(pid: int | None = None) -> int | None:
+def read_private_anon(pid: int | None = None) -> int | None:
     """Return the bytes that a process shares with no other process; None if unknown.
 
     The default is this process. Pages that it has shared with its parent since the fork do not

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from plimsoll_api.admin import MemoryKind, Role
 
 
-class Flush(NamedTuple):
+class FlushAction(NamedTuple):
     """Way to free memory of an owner that no request needs.
 
     ``act`` frees the memory, ``nbytes`` returns its size, and ``what`` describes it for logs.
@@ -38,7 +38,7 @@ class Owner:
     bound: int | None = None
     process: Role = Role.WORKER
     checks: Mapping[str, Callable[[], list[str]]] = field(default_factory=dict)
-    flush: Flush | None = None
+    flush: FlushAction | None = None
     close: Callable[[], object] | None = None
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 OURS = "plimsoll_"
 
 
-class Frozen:
+class FreezeCounter:
     """Counter of the ``gc.freeze()`` calls in one process."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Frozen:
         self._objects = 0
         self._inherited: int | None = None
 
-    def before_forks(self) -> None:
+    def freeze_before_forks(self) -> None:
         """Freeze the objects that forked processes inherit.
 
         They are counted once here, because counting 300,000 objects would add 30 ms to each
@@ -51,7 +51,7 @@ class Frozen:
         if not self._engines:
             gc.unfreeze()
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return a message if objects were frozen after :meth:`freeze`."""
         if not self._engines:
             return []
@@ -61,22 +61,22 @@ class Frozen:
         return [f"{more} objects were frozen while the engine served, so they are never collected"]
 
 
-frozen = Frozen()
+frozen = FreezeCounter()
 
 
-def method_cache_problems() -> list[str]:
+def find_method_caches() -> list[str]:
     """Return a message for each ``functools.lru_cache`` on a method of this project.
 
     Such a cache belongs to the class and keeps alive every instance that the method was called on.
     """
     return [
         f"{name} has a cache on its class, which keeps the instances of {size} calls alive"
-        for name, size in _method_caches()
+        for name, size in _list_method_caches()
         if size
     ]
 
 
-def _method_caches() -> Iterator[tuple[str, int]]:
+def _list_method_caches() -> Iterator[tuple[str, int]]:
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(OURS)]
     for module in modules:
         for kind in list(vars(module).values()):

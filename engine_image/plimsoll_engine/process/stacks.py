@@ -19,7 +19,7 @@ from typing import TextIO
 log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
-KEPT = 8
+MAX_KEPT_FILES = 8
 """Number of files that are kept for processes that have exited."""
 MAX_BYTES = 1 << 20
 """Size above which the file of a live process is truncated. A stack dump has about ten KiB."""
@@ -33,7 +33,7 @@ def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
 
-def tidy(run_dir: str | Path) -> None:
+def remove_stale_stacks(run_dir: str | Path) -> None:
     """Remove files that are no longer needed. Ignores errors."""
     ended: list[tuple[int, Path]] = []
     for path in (Path(run_dir) / STACKS_DIRECTORY).glob("*-*.txt"):
@@ -45,12 +45,12 @@ def tidy(run_dir: str | Path) -> None:
                 ended.append((found.st_mtime_ns, path))
             else:
                 path.unlink()
-    for _, path in sorted(ended)[:-KEPT]:
+    for _, path in sorted(ended)[:-MAX_KEPT_FILES]:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def bounded_size(path: Path) -> int:
+def bound_size(path: Path) -> int:
     """Return the file's size in bytes; 0 if the file does not exist.
 
     A file above the limit is truncated first.

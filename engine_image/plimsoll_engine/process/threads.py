@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 
-def cores(processes: int = 1) -> int:
+def count_cores(processes: int = 1) -> int:
     """Return the number of cores for each of ``processes`` processes, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
-def threads() -> list[str]:
+def list_threads() -> list[str]:
     """Return the names of this process's threads, the main thread first."""
     tasks = sorted(Path("/proc/self/task").iterdir(), key=lambda task: int(task.name))
     return [(task / "comm").read_text().strip() for task in tasks]

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import torch
 
-from plimsoll_engine.messages.weight_ipc import Manifest, Place
+from plimsoll_engine.messages.weight_ipc import Manifest, TensorLocation
 
 ALIGNMENT = 256
 """Alignment in bytes, which ``cudaMalloc`` guarantees (CUDA C++ Programming Guide)."""
@@ -22,14 +22,14 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
 
     A tensor with two names (tied weights) gets one place.
     """
-    places: dict[str, Place] = {}
-    seen: dict[int, Place] = {}
+    places: dict[str, TensorLocation] = {}
+    seen: dict[int, TensorLocation] = {}
     end = 0
     for name, tensor in tensors.items():
         place = seen.get(id(tensor))
         if place is None:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            place = Place(end, list(tensor.shape), dtype)
+            place = TensorLocation(end, list(tensor.shape), dtype)
             seen[id(tensor)] = place
             end = _aligned(end + max(1, tensor.nbytes))
         places[name] = place
@@ -68,7 +68,7 @@ def checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
     return dict(zip(manifest.places, torch.stack(sums).tolist(), strict=True)) if sums else {}
 
 
-def _view(flat: torch.Tensor, place: Place) -> torch.Tensor:
+def _view(flat: torch.Tensor, place: TensorLocation) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, place.dtype)
     count = 1
     for size in place.shape:

@@ -54,9 +54,9 @@ class WeightMapping:
         """
         answer, fd = self._receive()
         match answer:
-            case weight_ipc.WeightsShared(manifest, bytes(handle)):
+            case weight_ipc.SharedWeights(manifest, bytes(handle)):
                 self._buffer = DeviceBuffer.map(handle, manifest.nbytes)
-            case weight_ipc.WeightsShared(manifest) if fd is not None:
+            case weight_ipc.SharedWeights(manifest) if fd is not None:
                 self._buffer = HostBuffer.map(fd)
             case _:
                 raise MappingLost("weight server: it sent neither a handle nor a descriptor")
@@ -72,7 +72,7 @@ class WeightMapping:
         """
         weight_ipc.send(self._socket, weight_ipc.PoolRequest(nbytes))
         answer, fd = self._receive()
-        if not isinstance(answer, weight_ipc.PoolShared):
+        if not isinstance(answer, weight_ipc.SharedPool):
             raise MappingLost("weight server: unexpected reply to the request for the KV pool")
         if answer.handle is not None:
             self._pool = DeviceBuffer.map(answer.handle, answer.nbytes)
@@ -90,13 +90,13 @@ class WeightMapping:
         """
         weight_ipc.send(self._socket, weight_ipc.PoolClaim())
         answer, _ = self._receive()
-        if not isinstance(answer, weight_ipc.PoolClaimed):
+        if not isinstance(answer, weight_ipc.PoolClaimReply):
             raise MappingLost("weight server: unexpected reply to the claim of the KV pool")
         return answer.alone
 
-    def _receive(self) -> tuple[weight_ipc.Answer, int | None]:
+    def _receive(self) -> tuple[weight_ipc.Reply, int | None]:
         answer, fd = weight_ipc.receive(self._socket)
-        if isinstance(answer, weight_ipc.WeightsRefused):
+        if isinstance(answer, weight_ipc.MappingRefusal):
             raise LoadError(answer.message) if answer.permanent else RuntimeError(answer.message)
         return answer, fd
 
@@ -122,4 +122,4 @@ class WeightMapping:
 
     def _send_returned(self) -> None:
         with contextlib.suppress(MappingLost):  # the weight server is gone
-            weight_ipc.send(self._socket, weight_ipc.Returned())
+            weight_ipc.send(self._socket, weight_ipc.MappingReleased())

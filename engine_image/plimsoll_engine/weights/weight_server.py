@@ -33,9 +33,9 @@ from plimsoll_engine.messages import weight_ipc
 from plimsoll_engine.messages.weight_ipc import (
     Manifest,
     MappingLost,
-    PoolShared,
-    WeightsRefused,
-    WeightsShared,
+    MappingRefusal,
+    SharedPool,
+    SharedWeights,
 )
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import draft as draft_models
@@ -99,12 +99,12 @@ class Weights:
         with current_device(self.device), torch.inference_mode():
             return checksums(self.buffer.tensor(), self.manifest)
 
-    def share(self) -> tuple[WeightsShared, int | None]:
+    def share(self) -> tuple[SharedWeights, int | None]:
         """Return the reply to a worker, and the file descriptor to send with it or None."""
         if isinstance(self.buffer, HostBuffer):
-            return WeightsShared(self.manifest, identity=self.identity), self.buffer.fd
+            return SharedWeights(self.manifest, identity=self.identity), self.buffer.fd
         with current_device(self.device):
-            return WeightsShared(self.manifest, self.buffer.export(), self.identity), None
+            return SharedWeights(self.manifest, self.buffer.export(), self.identity), None
 
     def close(self) -> None:
         """Release the weights. Workers keep their mappings until they exit."""
@@ -127,13 +127,13 @@ class Pool:
         with current_device(device):
             self.buffer = allocate(device, nbytes, "plimsoll-kv-pool")
 
-    def share(self) -> tuple[PoolShared, int | None]:
+    def share(self) -> tuple[SharedPool, int | None]:
         """Return the reply to a worker, and the file descriptor to send with it or None."""
         nbytes = self.buffer.nbytes
         if isinstance(self.buffer, HostBuffer):
-            return PoolShared(nbytes, identity=self.identity), self.buffer.fd
+            return SharedPool(nbytes, identity=self.identity), self.buffer.fd
         with current_device(self.device):
-            return PoolShared(nbytes, self.buffer.export(), self.identity), None
+            return SharedPool(nbytes, self.buffer.export(), self.identity), None
 
     def close(self) -> None:
         """Release the pool's memory."""
@@ -202,14 +202,14 @@ class WeightServer:
             writers.discard(fd)
         self._mappings.pop(fd)[0].close()
 
-    def _share_weights(self, rank: int) -> tuple[weight_ipc.Answer, int | None]:
+    def _share_weights(self, rank: int) -> tuple[weight_ipc.Reply, int | None]:
         """Return the reply, and the file descriptor to send with it or None."""
         try:
             return self._intact_weights(rank).share()
         except LoadError as error:
-            refused = WeightsRefused(str(error), permanent=True)
+            refused = MappingRefusal(str(error), permanent=True)
         except (OSError, RuntimeError) as error:
-            refused = WeightsRefused(f"weights: {type(error).__name__}: {error}", permanent=False)
+            refused = MappingRefusal(f"weights: {type(error).__name__}: {error}", permanent=False)
         log.error("%s", refused.message)
         return refused, None
 
@@ -241,17 +241,17 @@ class WeightServer:
             match weight_ipc.receive_request(connection):
                 case weight_ipc.WeightsRequest(wanted):
                     answer, descriptor = self._share_weights(wanted)
-                    if isinstance(answer, WeightsShared):
+                    if isinstance(answer, SharedWeights):
                         self._mappings[fd] = connection, wanted
                     weight_ipc.send(connection, answer, descriptor)
-                    return isinstance(answer, WeightsShared)
+                    return isinstance(answer, SharedWeights)
                 case weight_ipc.PoolRequest(nbytes) if rank is not None:
                     weight_ipc.send(connection, *self._share_pool(rank, nbytes))
                     return True
                 case weight_ipc.PoolClaim() if rank is not None:
                     answer = self._claim(fd, rank)
                     weight_ipc.send(connection, answer)
-                    return isinstance(answer, weight_ipc.PoolClaimed)
+                    return isinstance(answer, weight_ipc.PoolClaimReply)
         except MappingLost as error:  # the worker is gone or hangs
             log.warning("a worker: %s", error)
             _, rank = self._mappings[fd]
@@ -259,18 +259,18 @@ class WeightServer:
                 self._suspect_ranks.add(rank)
         return False
 
-    def _share_pool(self, rank: int, nbytes: int) -> tuple[weight_ipc.Answer, int | None]:
+    def _share_pool(self, rank: int, nbytes: int) -> tuple[weight_ipc.Reply, int | None]:
         """Return the reply, and the file descriptor to send with it or None."""
         try:
             if rank not in self._pools and nbytes:
                 self._pools[rank] = Pool(self._weights[rank].device, nbytes)
             if rank not in self._pools:
-                return PoolShared(0), None
+                return SharedPool(0), None
             return self._pools[rank].share()
         except (OSError, RuntimeError) as error:
-            return WeightsRefused(f"KV pool of {nbytes} bytes: {error}", permanent=False), None
+            return MappingRefusal(f"KV pool of {nbytes} bytes: {error}", permanent=False), None
 
-    def _claim(self, fd: int, rank: int) -> weight_ipc.Answer:
+    def _claim(self, fd: int, rank: int) -> weight_ipc.Reply:
         """Register the worker at ``fd`` as a writer of the pool. Reply whether it is the only one.
 
         It may have mapped the weights before another worker crashed. If that worker damaged them,
@@ -283,11 +283,11 @@ class WeightServer:
                 self._close_mapping(other)
         if rank in self._suspect_ranks:
             if damaged := self._weights[rank].damaged_tensors():
-                return WeightsRefused(_damage_message(damaged), permanent=False)
+                return MappingRefusal(_damage_message(damaged), permanent=False)
             self._suspect_ranks.discard(rank)
         alone = not writers - {fd}
         writers.add(fd)
-        return weight_ipc.PoolClaimed(alone)
+        return weight_ipc.PoolClaimReply(alone)
 
 
 def _damage_message(damaged: list[str]) -> str:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-KEPT = 32
+KEPT_SPANS = 32
 """Number of recorded spans. They cover several iterations of the loop."""
 
 
@@ -15,7 +15,7 @@ class Activity:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._spans: deque[tuple[str, float, float]] = deque(maxlen=KEPT)
+        self._spans: deque[tuple[str, float, float]] = deque(maxlen=KEPT_SPANS)
         self._since = clock()
 
     def begin(self) -> None:
@@ -28,7 +28,7 @@ class Activity:
         self._spans.append((name, self._since, now))
         self._since = now
 
-    def durations_since(self, moment: float) -> dict[str, float]:
+    def get_durations_since(self, moment: float) -> dict[str, float]:
         """Return the seconds of each activity since ``moment``, oldest first."""
         found: dict[str, float] = {}
         for name, begun, ended in self._spans:

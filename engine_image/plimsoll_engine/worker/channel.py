@@ -115,7 +115,7 @@ class Channel:
             raise FrontendGoneError("the frontend closed the socket")
         return [worker_ipc.to_worker.decode(body) for body in self._reader.feed(data)]
 
-    def readable(self) -> bool:
+    def is_readable(self) -> bool:
         """Report whether a message has arrived or the frontend is gone."""
         return bool(select.select([self._socket], [], [], 0.0)[0])
 

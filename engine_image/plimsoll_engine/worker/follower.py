@@ -22,19 +22,19 @@ from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.weight_ipc import MappingLost
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
-from plimsoll_engine.process.threads import cores
+from plimsoll_engine.process.threads import count_cores
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
-from plimsoll_engine.worker.main import PERMANENT
-from plimsoll_engine.worker.rank_loop import Follower, FollowError
+from plimsoll_engine.worker.main import PERMANENT_ERRORS
+from plimsoll_engine.worker.rank_loop import CommandFailed, Follower
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 5.0
+REPORT_WAIT_S = 5.0
 """Time for rank 0 to report why the whole group fails.
 
 If this process exited earlier, its exit would be mistaken for the cause.
 """
-LEAVE_S = 60.0
+LEADER_EXIT_TIMEOUT_S = 60.0
 """Time to wait for rank 0 to exit. It is longer than rank 0 stays after its final message."""
 
 
@@ -46,37 +46,37 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
     """
     write_stacks_on_sigusr1(config.run_dir, "worker")
     size = config.tensor_parallel_size
-    torch.set_num_threads(cores(size))
+    torch.set_num_threads(count_cores(size))
     try:
         link = Link(config.run_dir, epoch, Shard(rank, size))
         lifecycle = CoreLifecycle(config, ranks=link)
         try:
             lifecycle.prepare()
-            link.send(rank_ipc.Loaded())
+            link.send(rank_ipc.RankReady())
             Follower(lifecycle, link).serve()
         except LeaderGone:
             raise
-        except FollowError as error:
-            return _fail(link, rank, str(error), LINGER_S if error.answered else 0.0)
-        except PERMANENT as error:
-            return _fail(link, rank, str(error), LINGER_S, permanent=True)
+        except CommandFailed as error:
+            return _fail(link, rank, str(error), REPORT_WAIT_S if error.expects_reply else 0.0)
+        except PERMANENT_ERRORS as error:
+            return _fail(link, rank, str(error), REPORT_WAIT_S, permanent=True)
         except MappingLost as error:
-            return _fail(link, rank, str(error), LINGER_S)
+            return _fail(link, rank, str(error), REPORT_WAIT_S)
         except Exception as error:
             log.exception("the worker failed", extra={"rank": rank})
-            return _fail(link, rank, f"{type(error).__name__}: {error}", LINGER_S)
-        link.wait_closed(LEAVE_S)
+            return _fail(link, rank, f"{type(error).__name__}: {error}", REPORT_WAIT_S)
+        link.wait_closed(LEADER_EXIT_TIMEOUT_S)
     except LeaderGone as error:
         log.error("%s", error, extra={"rank": rank})
         return 1
     return 0
 
 
-def _fail(link: Link, rank: int, message: str, linger_s: float, permanent: bool = False) -> int:
+def _fail(link: Link, rank: int, message: str, wait_s: float, permanent: bool = False) -> int:
     log.error("%s", message, extra={"rank": rank})
     with contextlib.suppress(LeaderGone):
-        link.send(rank_ipc.RankFailed(message, permanent))
-        link.wait_closed(linger_s)
+        link.send(rank_ipc.RankError(message, permanent))
+        link.wait_closed(wait_s)
     return 1
 
 

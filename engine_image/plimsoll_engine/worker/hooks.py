@@ -20,7 +20,7 @@ class WorkerHooks:
     def tick(self) -> None:
         """Run before each report, also while the worker is idle."""
 
-    def lose(self, message: ToWorker) -> bool:
+    def should_drop(self, message: ToWorker) -> bool:
         """Report whether to drop ``message`` instead of handling it."""
         return False
 

@@ -44,13 +44,19 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages import rank_ipc
-from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Refusal, Table
+from plimsoll_engine.messages.handover import (
+    BlockTable,
+    HandoverOutcome,
+    HandoverRefusal,
+    HandoverRefused,
+    PoolLayout,
+)
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 from plimsoll_engine.process.owners import Part
-from plimsoll_engine.worker.parts import Heap, OpenDevice, Weights, create_context
+from plimsoll_engine.worker.parts import DeviceContext, Heap, Weights, create_context
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +81,7 @@ class CoreLifecycle:
         self.vocabulary = vocabulary
         self.trials = trials
         self._on_stage = on_stage
-        self.device = OpenDevice()
+        self.device = DeviceContext()
         self.member = Member(ranks)
         self.weights = Weights(config, self.member)
         self.heap = Heap()
@@ -90,9 +96,9 @@ class CoreLifecycle:
         """Duration of closing each part, in seconds."""
         self._model_config: Any = None
         self._kv_dtype: torch.dtype | None = None
-        self._claim = rank_ipc.PoolMade()
+        self._claim = rank_ipc.PoolReply()
         """The weight server's reply to this process's claim of the KV pool."""
-        self.refusal: Refusal | None = None
+        self.refusal: HandoverRefusal | None = None
         """Reason why a handover was refused; None if no handover was refused."""
 
     def start(self) -> EngineCore:
@@ -107,8 +113,8 @@ class CoreLifecycle:
         0. A second thread creates the context and maps the weights meanwhile. Neither task holds
         the GIL.
         """
-        with self._all_or_nothing(), ThreadPoolExecutor(1, "device") as beside:
-            with self._stage("model_config"):
+        with self._release_on_error(), ThreadPoolExecutor(1, "device") as beside:
+            with self._time_stage("model_config"):
                 self.member.check(self.config)
                 chosen = beside.submit(loader.choose_device, self.config.device, self.member.shard)
                 context = beside.submit(lambda: create_context(chosen.result()))
@@ -120,7 +126,7 @@ class CoreLifecycle:
                 # Early, so that the weight server loads while this process creates its context.
                 self.weights.request(self._model_config, dtype)
                 mapped = beside.submit(self.weights.map) if self.weights.is_mapped else None
-            with self._stage("context"):
+            with self._time_stage("context"):
                 context.result()
                 self.device.open(dtype)
                 if self.device.is_cuda and not self.member.follows:
@@ -128,22 +134,22 @@ class CoreLifecycle:
                     words = loader.text_config(self._model_config).vocab_size
                     beside.submit(load_sampling, words, dtype, device)
             if not self.member.is_single_process:
-                with self._stage("ranks_met"):
+                with self._time_stage("ranks_met"):
                     self.member.meet()
-                with self._stage("process_group"):
+                with self._time_stage("process_group"):
                     columns = loader.text_config(self._model_config).hidden_size
                     rows = sizes.most_rows(self.config, device)
                     self.member.form(device, SumShape(rows, columns, dtype))
-            with self._stage("weights"):
+            with self._time_stage("weights"):
                 model = self.weights.open(
                     None if mapped is None else mapped.result(), self._model_config, dtype, device
                 )
             if self.member.follows:
                 return
             if self.member.leader is not None:
-                with self._stage("ranks_loaded"):
+                with self._time_stage("ranks_loaded"):
                     self.member.leader.loaded()
-            with self._stage("kernels"):
+            with self._time_stage("kernels"):
                 load_kernels(model, self.member.leader, self.kv_dtype)
                 if self.weights.draft is not None:
                     load_kernels(self.weights.draft, kv_dtype=self.kv_dtype)
@@ -156,25 +162,25 @@ class CoreLifecycle:
         It also accepts the predecessor's ``handover``. If the handover is refused, :attr:`refusal`
         is the reason.
         """
-        with self._all_or_nothing():
-            with self._stage("kv_pool"):
+        with self._release_on_error():
+            with self._time_stage("kv_pool"):
                 runner, draft = self._open_pools()
                 self._claim = self.weights.claim_pool()
-                tables = self._accepted(handover, runner) if quick else []
+                tables = self._accept_handover(handover, runner) if quick else []
                 engine = self.engine = self._open_engine(runner, draft, tables)
                 if handover is not None and self.refusal is None:
                     engine.inheritance = Inheritance(tables, engine.pool)
             if not quick:
-                with self._stage("warm_up"):
+                with self._time_stage("warm_up"):
                     warm_up(engine)
-            with self._stage("graphs"):
+            with self._time_stage("graphs"):
                 limits = engine.scheduler
                 blocks = engine.pool.blocks_for(limits.max_model_len)
                 longest = min(limits.max_num_batched_tokens, limits.max_model_len)
                 for forward in (runner, draft):
                     if forward is not None:
                         forward.capture_graphs(engine.max_rows, blocks, quick, longest)
-            with self._stage("freeze"):
+            with self._time_stage("freeze"):
                 self.freeze()
                 self.member.frozen()
             return engine
@@ -217,7 +223,7 @@ class CoreLifecycle:
         return runner, forward
 
     def _open_engine(
-        self, runner: Runner, draft: Forward | None, tables: list[Table]
+        self, runner: Runner, draft: Forward | None, tables: list[BlockTable]
     ) -> EngineCore:
         """Create the engine. ``tables`` are the predecessor's block tables."""
         settings, config = self._sizes, self.config
@@ -275,39 +281,43 @@ class CoreLifecycle:
         assert self.engine is not None
         if self.weights.pool is None:
             raise HandoverRefused(
-                Outcome.NO_HOLDER,
+                HandoverOutcome.NO_HOLDER,
                 "no other process owns the KV pool, so it is lost with this worker",
             )
-        return export.export_tables(self.engine, self._layout(self.engine.runner))
+        return export.export_tables(self.engine, self._get_layout(self.engine.runner))
 
-    def _accepted(self, handover: bytes | None, runner: Runner) -> list[Table]:
+    def _accept_handover(self, handover: bytes | None, runner: Runner) -> list[BlockTable]:
         """Return the block tables in ``handover``. Return an empty list if it is refused."""
         if handover is None:
             return []
         try:
             if self.weights.pool is None:
                 raise HandoverRefused(
-                    Outcome.NO_HOLDER,
+                    HandoverOutcome.NO_HOLDER,
                     "this worker's KV pool is new and does not contain the blocks of the handover",
                 )
             if not all(claim.alone for claim in [self._claim, *runner.pools]):
-                raise HandoverRefused(Outcome.UNFENCED, "another worker may write to the KV pool")
+                raise HandoverRefused(
+                    HandoverOutcome.UNFENCED, "another worker may write to the KV pool"
+                )
             return inheritance.validate_tables(
-                handover, self._layout(runner), runner, self._sizes.max_num_seqs
+                handover, self._get_layout(runner), runner, self._sizes.max_num_seqs
             )
         except HandoverRefused as error:
-            self.refusal = Refusal(error.outcome, str(error))
+            self.refusal = HandoverRefusal(error.outcome, str(error))
         except (RuntimeError, OSError) as error:
             if self.member.lost:
                 raise
-            self.refusal = Refusal(Outcome.FAILED, f"{type(error).__name__}: {error}")
+            self.refusal = HandoverRefusal(
+                HandoverOutcome.FAILED, f"{type(error).__name__}: {error}"
+            )
         log.warning("%s: %s", self.refusal.outcome, self.refusal.message)
         return []
 
-    def _layout(self, runner: Runner) -> Layout:
+    def _get_layout(self, runner: Runner) -> PoolLayout:
         """Return the KV pool's layout, which must be equal in both workers for a handover."""
         claims = [self._claim, *runner.pools]
-        return Layout(
+        return PoolLayout(
             b"".join(claim.weights for claim in claims),
             b"".join(claim.memory for claim in claims),
             str(self.kv_dtype),
@@ -345,7 +355,7 @@ class CoreLifecycle:
         return 0 if self.device.is_cuda else self.weights.mapped_bytes
 
     @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
+    def _release_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -354,9 +364,9 @@ class CoreLifecycle:
             traceback.clear_frames(error.__traceback__)
             raise
 
-    def _stage(self, name: str) -> AbstractContextManager[None]:
+    def _time_stage(self, name: str) -> AbstractContextManager[None]:
         self._on_stage(name)
-        return _timed(self.stages_s, name)
+        return _record_duration(self.stages_s, name)
 
     def shutdown(self) -> None:
         """Release everything on every rank. Idempotent.
@@ -370,22 +380,24 @@ class CoreLifecycle:
                 return
             self.member.give_up()
         if self.device.is_cuda:
-            with _timed(self.ended_s, "synchronize"), contextlib.suppress(RuntimeError):
+            with _record_duration(self.ended_s, "synchronize"), contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize(self.device.device)  # a lost device cannot be waited for
         self.engine = None
         while self._parts:
             part = self._parts.pop()
-            with _timed(self.ended_s, part.name):
+            with _record_duration(self.ended_s, part.name):
                 part.close()
 
-    def allocated_after_shutdown(self) -> tuple[int | None, int | None]:
+    def get_allocated_after_shutdown(self) -> tuple[int | None, int | None]:
         """Return the bytes that are still allocated on all ranks' devices, and their baselines.
 
         Call it after :meth:`shutdown`. Each value is None on a CPU, or if a rank did not report.
         """
-        return self.member.allocated_after_shutdown(self.device_allocated(), self.device.baseline)
+        return self.member.get_allocated_after_shutdown(
+            self.get_device_allocated(), self.device.baseline
+        )
 
-    def device_allocated(self) -> int | None:
+    def get_device_allocated(self) -> int | None:
         """Return the device bytes that torch and the process group have allocated.
 
         Return None on a CPU.
@@ -395,7 +407,7 @@ class CoreLifecycle:
 
 
 @contextlib.contextmanager
-def _timed(stages_s: dict[str, float], name: str) -> Iterator[None]:
+def _record_duration(stages_s: dict[str, float], name: str) -> Iterator[None]:
     """Record the duration of the block in ``stages_s``, in seconds, unless the block fails."""
     start = time.monotonic()
     yield

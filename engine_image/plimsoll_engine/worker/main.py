@@ -28,19 +28,19 @@ from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.diagnostics import diagnose
 from plimsoll_engine.memory.lost import (
-    lost_blocks,
-    lost_encoder_tokens,
-    lost_host_blocks,
+    count_lost_blocks,
+    count_lost_encoder_tokens,
+    count_lost_host_blocks,
 )
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.handover import HandoverRefused, Outcome, Refusal
+from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal, HandoverRefused
 from plimsoll_engine.messages.weight_ipc import MappingLost
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.allocations import Allocations
-from plimsoll_engine.process.host_memory import PythonObjects, private_anon, process_memory
+from plimsoll_engine.process.host_memory import PythonObjects, process_memory, read_private_anon
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
-from plimsoll_engine.process.threads import cores
+from plimsoll_engine.process.threads import count_cores
 from plimsoll_engine.worker.activity import Activity
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
 from plimsoll_engine.worker.hooks import WorkerHooks, worker_hooks
@@ -51,17 +51,17 @@ log = logging.getLogger(__name__)
 REPORT_INTERVAL_S = 0.5
 TRANSFER_POLL_S = 0.01
 """Interval at which an idle worker polls its KV transfers, in seconds."""
-LINGER_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
 """Interval between captures of decode graphs while requests run. While idle, a tenth of it."""
-CAPTURE_POSTPONED_S = 1.0
+MAX_CAPTURE_DELAY_S = 1.0
 """Maximum time that messages postpone a capture. The first of them may be a Stop."""
-FIRST_MESSAGES_S = 0.05
+FIRST_CAPTURE_DELAY_S = 0.05
 """Delay of the first capture and the first report after Ready.
 
 In this time, the requests arrive that the worker takes over. Their streams wait for them.
 """
-PERMANENT = (LoadError, SettingsError)
+PERMANENT_ERRORS = (LoadError, SettingsError)
 """Errors that would recur in another worker with the same settings and checkpoint."""
 
 
@@ -71,7 +71,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     trials = None if vocabulary is None else TrialServer.fork(vocabulary.attempt)
     write_stacks_on_sigusr1(config.run_dir, "worker")
     random.seed()
-    torch.set_num_threads(cores(config.tensor_parallel_size))
+    torch.set_num_threads(count_cores(config.tensor_parallel_size))
     torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
     try:
         channel = Channel(config.socket)
@@ -85,15 +85,15 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         vocabulary=vocabulary,
         ranks=ranks,
         trials=trials,
-        on_stage=lambda stage: channel.send(worker_ipc.Starting(stage)),
+        on_stage=lambda stage: channel.send(worker_ipc.StartupStage(stage)),
     )
     try:
         channel.send(worker_ipc.Hello(epoch, os.getpid()))
         begun = time.monotonic()
         injection.check(config.inject)
         lifecycle.prepare()
-        channel.send(_prepared_message(epoch, lifecycle))
-        order = _wait_for_order(channel)
+        channel.send(_create_prepared_message(epoch, lifecycle))
+        order = _wait_for_command(channel)
         if isinstance(order, worker_ipc.Stop):
             _release_and_report(lifecycle, channel)
             return 0
@@ -117,7 +117,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     except FrontendGoneError as error:
         log.error("%s", error)
         return 1
-    except PERMANENT as error:
+    except PERMANENT_ERRORS as error:
         return _fail(channel, str(error), permanent=True)
     except (WorkerEnds, MappingLost) as error:
         if isinstance(error, RanksLost) and error.gone:
@@ -138,17 +138,17 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
             ranks.close()
 
 
-def _prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
+def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
     """Return the Prepared message. It contains the memory of each rank while the rank waits."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
     leader = lifecycle.member.leader
     others = [] if leader is None else [rank.memory for rank in leader.waiting_accounts()]
     for process in (memory, *others):
-        process.name, process.private = STANDBY, private_anon(process.pid)
+        process.name, process.private = STANDBY, read_private_anon(process.pid)
     return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)
 
 
-def _wait_for_order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
+def _wait_for_command(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
     """Wait for the frontend's command to take over or to stop."""
     while True:
         for message in channel.receive(REPORT_INTERVAL_S):
@@ -159,7 +159,7 @@ def _wait_for_order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
 def _release_and_report(
     lifecycle: CoreLifecycle,
     channel: Channel,
-    handover: bytes | Refusal | None = None,
+    handover: bytes | HandoverRefusal | None = None,
     before_s: dict[str, float] | None = None,
 ) -> None:
     """Release everything, report it, and wait until the frontend closes the socket.
@@ -170,10 +170,10 @@ def _release_and_report(
     """
     lifecycle.shutdown()
     if isinstance(handover, bytes) and not lifecycle.weights.fenced:
-        handover = Refusal(
-            Outcome.UNFENCED, "an object in the old worker still references the KV pool"
+        handover = HandoverRefusal(
+            HandoverOutcome.UNFENCED, "an object in the old worker still references the KV pool"
         )
-    stopped = worker_ipc.Stopped(*lifecycle.allocated_after_shutdown())
+    stopped = worker_ipc.StopResult(*lifecycle.get_allocated_after_shutdown())
     if isinstance(handover, bytes):
         stopped.handover = handover
     else:
@@ -181,13 +181,13 @@ def _release_and_report(
     stopped.stages_s = (before_s or {}) | lifecycle.ended_s
     stopped.sent = time.monotonic()
     channel.send(stopped, last=True)
-    channel.wait_closed(LINGER_S)
+    channel.wait_closed(CLOSE_TIMEOUT_S)
 
 
 def _fail(channel: Channel, message: str, permanent: bool = False) -> int:
     log.error("%s", message)
     try:
-        channel.send(worker_ipc.Failed(message, permanent), last=True)
+        channel.send(worker_ipc.WorkerFailure(message, permanent), last=True)
     except FrontendGoneError as error:
         log.error("%s", error)
     return 1
@@ -210,7 +210,7 @@ class Worker:
         self._activity = Activity()
         self._ended_s: dict[str, float] = {}
         """Duration in seconds of each stage of the stop before memory is released."""
-        self._next_report = self._next_capture = time.monotonic() + FIRST_MESSAGES_S
+        self._next_report = self._next_capture = time.monotonic() + FIRST_CAPTURE_DELAY_S
 
     def serve(self) -> None:
         """Serve until a Stop message. Raises :class:`FrontendGoneError` and :class:`WorkerEnds`."""
@@ -222,7 +222,7 @@ class Worker:
             messages = self.channel.receive(max(0.0, wait_s))
             self._activity.begin()
             for message in messages:
-                if not self.hooks.lose(message):
+                if not self.hooks.should_drop(message):
                     self._handle(message)
             self._activity.record("messages")
             if self.stopping:
@@ -237,16 +237,16 @@ class Worker:
             if time.monotonic() >= self._next_report:
                 self.hooks.tick()
                 self._next_report = time.monotonic() + REPORT_INTERVAL_S
-                self.channel.send(self._report())
+                self.channel.send(self._create_report())
                 self._activity.record("report")
-        self._stop()
+        self._shut_down()
 
     def _step(self) -> None:
         output = self.engine.step()
-        self._answer(output)
+        self._send_output(output)
         self.hooks.after_step(sum(token.finish_reason is not None for token in output.tokens))
 
-    def _answer(self, output: StepOutput) -> None:
+    def _send_output(self, output: StepOutput) -> None:
         for scores in output.scores:
             self.channel.send(scores)
         if output.tokens:
@@ -260,8 +260,8 @@ class Worker:
         A capture delays the next step, or a Stop, by some tens of milliseconds.
         """
         now = time.monotonic()
-        late = now >= self._next_capture + CAPTURE_POSTPONED_S
-        if now >= self._next_capture and (late or not self.channel.readable()):
+        late = now >= self._next_capture + MAX_CAPTURE_DELAY_S
+        if now >= self._next_capture and (late or not self.channel.is_readable()):
             missing = self.engine.capture_more()
             pause_s = CAPTURE_INTERVAL_S if missing else math.inf
             self._next_capture = now + (pause_s if self.engine.has_work else pause_s / 10)
@@ -274,7 +274,7 @@ class Worker:
                     self.channel.send(refusal)
             case worker_ipc.Abort(request_id):
                 self.engine.abort(request_id)
-            case worker_ipc.Abandoned(request_ids):
+            case worker_ipc.AbandonedRequests(request_ids):
                 self.engine.abandoned = frozenset(request_ids)
             case worker_ipc.LoadAdapter():
                 self.channel.send(self._load_adapter(message))
@@ -283,7 +283,7 @@ class Worker:
                     self.engine.runner.adapters.unload(number)
             case worker_ipc.Trim(operation_id):
                 steps = trim(self.engine, self.python, self.leader)
-                self.channel.send(worker_ipc.Trimmed(operation_id, steps))
+                self.channel.send(worker_ipc.TrimResult(operation_id, steps))
             case worker_ipc.AuditQuery(query_id):
                 idle, rules, findings = audit(self.engine, self.lifecycle.ledger)
                 keys = self.engine.receiver.keys()
@@ -292,32 +292,32 @@ class Worker:
                 self.channel.send(
                     worker_ipc.DiagnosticReport(query_id, diagnose(kind, self.allocations))
                 )
-            case worker_ipc.Carried(query_id):
+            case worker_ipc.CarryOverComplete(query_id):
                 settled = self.engine.release_unclaimed()
                 adopted = [] if settled is None else settled.adopted
                 refused = {} if settled is None else settled.refused
-                self.channel.send(worker_ipc.Adopted(query_id, adopted, refused))
+                self.channel.send(worker_ipc.AdoptionResult(query_id, adopted, refused))
             case worker_ipc.Stop(hand_over, sent):
                 self.stopping = True
                 self._hand_over = hand_over
                 if sent is not None:
                     self._activity.record("messages")
                     self._ended_s["noticed"] = round(time.monotonic() - sent, 4)
-                    waited_s = self._activity.durations_since(sent)
+                    waited_s = self._activity.get_durations_since(sent)
                     self._ended_s |= {f"noticed_after_{what}": s for what, s in waited_s.items()}
 
-    def _load_adapter(self, wanted: worker_ipc.LoadAdapter) -> worker_ipc.AdapterLoaded:
-        answer = worker_ipc.AdapterLoaded(wanted.query_id, wanted.number)
+    def _load_adapter(self, command: worker_ipc.LoadAdapter) -> worker_ipc.AdapterLoadResult:
+        answer = worker_ipc.AdapterLoadResult(command.query_id, command.number)
         if (adapters := self.engine.runner.adapters) is None:
             answer.error = "this engine does not serve adapters: start it with --enable-lora"
             return answer
         try:
-            adapters.load(wanted.name, wanted.number, Path(wanted.path))
+            adapters.load(command.name, command.number, Path(command.path))
         except (LoadError, OSError, torch.OutOfMemoryError) as error:
             answer.error = str(error)
         return answer
 
-    def _report(self) -> worker_ipc.Report:
+    def _create_report(self) -> worker_ipc.Report:
         engine, counters = self.engine, self.engine.counters
         scheduler = engine.scheduler
         drafted = Drafted() if engine.speculation is None else engine.speculation.counters
@@ -351,21 +351,21 @@ class Worker:
             accepted_tokens_total=drafted.accepted_tokens,
             kv_blocks_used=engine.pool.used,
             kv_blocks_total=engine.pool.num_blocks,
-            kv_blocks_lost=lost_blocks(engine),
+            kv_blocks_lost=count_lost_blocks(engine),
             host_blocks_total=None if scheduler.offload is None else scheduler.offload.slots,
-            host_blocks_lost=lost_host_blocks(engine),
+            host_blocks_lost=count_lost_host_blocks(engine),
             encoder_tokens_total=None if scheduler.encoder is None else scheduler.encoder.budget,
-            encoder_tokens_lost=lost_encoder_tokens(engine),
+            encoder_tokens_lost=count_lost_encoder_tokens(engine),
             running=[request.request_id for request in scheduler.running],
             injections=list(self.hooks.names),
         )
 
-    def _stop(self) -> None:
+    def _shut_down(self) -> None:
         # The process exits. A collection now would also traverse the objects that the zygote froze
         # and copy their pages, while streams wait.
         gc.disable()
         begun = time.monotonic()
-        handover = self._handover() if self._hand_over else None
+        handover = self._create_handover() if self._hand_over else None
         if self._hand_over:
             self._ended_s["tables"] = round(
                 time.monotonic() - begun - self._ended_s["last_step"], 4
@@ -373,20 +373,20 @@ class Worker:
         del self.engine, self.hooks
         _release_and_report(self.lifecycle, self.channel, handover, self._ended_s)
 
-    def _handover(self) -> bytes | Refusal:
+    def _create_handover(self) -> bytes | HandoverRefusal:
         """Finish the current step. Return the handover of the KV pool, or the reason for none.
 
         Raises DeviceLost, because the contents of the pool are then unknown.
         """
         begun = time.monotonic()
-        self._answer(self.engine.quiesce())
+        self._send_output(self.engine.quiesce())
         self._ended_s["last_step"] = round(time.monotonic() - begun, 4)
         try:
             return self.lifecycle.hand_over()
         except HandoverRefused as error:
-            return Refusal(error.outcome, str(error))
+            return HandoverRefusal(error.outcome, str(error))
         except WorkerEnds:
             raise
         except Exception as error:  # the successor can prefill again
             log.exception("no handover")
-            return Refusal(Outcome.FAILED, f"{type(error).__name__}: {error}")
+            return HandoverRefusal(HandoverOutcome.FAILED, f"{type(error).__name__}: {error}")

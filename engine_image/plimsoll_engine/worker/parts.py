@@ -32,7 +32,7 @@ GC_THRESHOLDS = (20_000, 50, 1_000)
 """Thresholds of the garbage collector. Full collections pause all streams, so they must be rare."""
 
 
-class OpenDevice:
+class DeviceContext:
     """The device with its context, and the bytes allocated before this worker allocates any."""
 
     name = "device"
@@ -53,7 +53,7 @@ class OpenDevice:
         if self.is_cuda:
             torch.cuda.set_device(self.device)
         torch.set_float32_matmul_precision("highest")
-        self.baseline = device_baseline(self.device, dtype)
+        self.baseline = measure_baseline(self.device, dtype)
 
     def owners(self) -> list[Owner]:
         """Return an empty list, because the context belongs to the driver."""
@@ -162,12 +162,12 @@ class Weights:
             self.pool = self._mapping.pool(nbytes)
         return self.pool
 
-    def claim_pool(self) -> rank_ipc.PoolMade:
+    def claim_pool(self) -> rank_ipc.PoolReply:
         """Claim the weight server's KV pool for this process. Return the server's reply."""
         if self._mapping is None or self.pool is None:
-            return rank_ipc.PoolMade()
+            return rank_ipc.PoolReply()
         alone = self._mapping.claim_pool()
-        return rank_ipc.PoolMade(self._mapping.identity, self._mapping.pool_identity, alone)
+        return rank_ipc.PoolReply(self._mapping.identity, self._mapping.pool_identity, alone)
 
     @property
     def mapped_bytes(self) -> int:
@@ -247,7 +247,7 @@ def create_context(device: torch.device) -> None:
             torch.cuda.synchronize(device)
 
 
-def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
+def measure_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
     """Return the bytes allocated once the context exists and its libraries have run.
 
     The libraries run only for ``dtype``, because they load other kernels for each dtype. Return

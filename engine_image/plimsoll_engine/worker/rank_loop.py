@@ -15,16 +15,16 @@ from plimsoll_engine.process.host_memory import PythonObjects, process_memory
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 
-class FollowError(RuntimeError):
+class CommandFailed(RuntimeError):
     """A command of rank 0 failed.
 
-    ``answered`` means that rank 0 waits for a reply, and the reply reports the error. Otherwise
-    rank 0 waits in a collective, which only the exit of this process ends.
+    ``expects_reply`` means that rank 0 waits for a reply, and the reply reports the error.
+    Otherwise rank 0 waits in a collective, which only the exit of this process ends.
     """
 
-    def __init__(self, message: str, answered: bool) -> None:
+    def __init__(self, message: str, expects_reply: bool) -> None:
         super().__init__(message)
-        self.answered = answered
+        self.expects_reply = expects_reply
 
 
 class Follower:
@@ -40,7 +40,7 @@ class Follower:
         self._python = PythonObjects()
 
     def serve(self) -> None:
-        """Run commands until rank 0 sends Shutdown. Raises LeaderGone and FollowError."""
+        """Run commands until rank 0 sends Shutdown. Raises LeaderGone and CommandFailed."""
         while not isinstance(command := self._link.receive(), rank_ipc.Shutdown):
             try:
                 answer = self._execute(command)
@@ -48,13 +48,18 @@ class Follower:
                 silent = isinstance(
                     command, rank_ipc.Step | rank_ipc.PrepareGraphs | rank_ipc.CaptureGraph
                 )
-                raise FollowError(f"{type(error).__name__}: {error}", not silent) from error
+                raise CommandFailed(f"{type(error).__name__}: {error}", not silent) from error
             if answer is not None:
                 self._link.send(answer)
-        self._drop()
+        self._release_pool()
         self._lifecycle.shutdown()
-        allocated, baseline = self._lifecycle.device_allocated(), self._lifecycle.device.baseline
-        self._link.send(rank_ipc.Ended(allocated, baseline, self._lifecycle.weights.fenced))
+        allocated, baseline = (
+            self._lifecycle.get_device_allocated(),
+            self._lifecycle.device.baseline,
+        )
+        self._link.send(
+            rank_ipc.RankShutdownReport(allocated, baseline, self._lifecycle.weights.fenced)
+        )
 
     def _execute(self, command: rank_ipc.Command) -> rank_ipc.Reply | None:
         match command:
@@ -65,7 +70,7 @@ class Follower:
             case rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest):
                 self._pool.capture_graphs(max_rows, max_blocks, later, longest)
             case rank_ipc.CreatePool(num_blocks, block_size, layers, shared):
-                self._drop()
+                self._release_pool()
                 model = self._lifecycle.model
                 if isinstance(model, Decoder) and layers < model.kv.layers:
                     model = model.first(layers)
@@ -73,20 +78,20 @@ class Follower:
                 nbytes = num_blocks * block_size * model.kv.bytes_per_token(kv_dtype)
                 memory = self._lifecycle.weights.map_pool(nbytes) if shared else None
                 self._forward = Forward(model, num_blocks, block_size, memory, kv_dtype)
-                return self._lifecycle.weights.claim_pool() if shared else rank_ipc.PoolMade()
+                return self._lifecycle.weights.claim_pool() if shared else rank_ipc.PoolReply()
             case rank_ipc.ChecksumBlocks(blocks):
-                return rank_ipc.BlockSums(self._pool.block_sums(blocks))
+                return rank_ipc.BlockChecksums(self._pool.block_sums(blocks))
             case rank_ipc.ReleasePool():
-                self._drop()
-                return rank_ipc.Acknowledged()
+                self._release_pool()
+                return rank_ipc.Acknowledgement()
             case rank_ipc.MeasureFreeMemory():
-                return rank_ipc.Free(self._lifecycle.device.free_bytes())
+                return rank_ipc.FreeMemory(self._lifecycle.device.free_bytes())
             case rank_ipc.Freeze():
                 self._lifecycle.freeze()
             case rank_ipc.ReportMemory():
-                return self._memory_report()
+                return self._create_memory_report()
             case rank_ipc.TrimRank():
-                return rank_ipc.RankTrimmed(trim_process(self._device, self._python))
+                return rank_ipc.RankTrimReport(trim_process(self._device, self._python))
         return None
 
     @property
@@ -99,7 +104,7 @@ class Follower:
     def _device(self) -> torch.device:
         return self._lifecycle.model.device
 
-    def _memory_report(self) -> rank_ipc.RankReport:
+    def _create_memory_report(self) -> rank_ipc.RankReport:
         memory = process_memory(
             Role.WORKER,
             self._python,
@@ -109,7 +114,7 @@ class Follower:
         graphs = 0 if self._forward is None else self._forward.graph_bytes
         return rank_ipc.RankReport(memory, device_memory(self._device), graphs)
 
-    def _drop(self) -> None:
+    def _release_pool(self) -> None:
         if self._forward is not None:
             self._forward.close()
             self._forward = None

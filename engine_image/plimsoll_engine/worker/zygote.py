@@ -45,24 +45,24 @@ from plimsoll_engine.messages.zygote_ipc import (
 from plimsoll_engine.process import stacks
 from plimsoll_engine.process.parent_death import die_with_parent, outlive_parent, outlive_zygote
 from plimsoll_engine.process.rules import frozen
-from plimsoll_engine.process.threads import threads
+from plimsoll_engine.process.threads import list_threads
 
 log = logging.getLogger(__name__)
 
-SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-COMPILED_ON_CPU = "128"
+THREAD_COUNT_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+ONEDNN_CACHE_CAPACITY = "128"
 """Capacity of oneDNN's cache of compiled CPU kernels, in entries.
 
 An entry takes up to 0.3 MB, and the default capacity is 1,024 entries.
 """
-IMPORTS = (
+PRELOADED_MODULES = (
     "torch",
     "safetensors.torch",
     "plimsoll_engine.weights.weight_server",
     "plimsoll_engine.worker.main",
     "plimsoll_engine.worker.follower",
 )
-OPTIONAL_IMPORTS = ("triton",)
+OPTIONAL_MODULES = ("triton",)
 """Modules that are published only for Linux on x86-64."""
 
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
@@ -124,7 +124,7 @@ class Zygote:
         self.control.sendall(zygote_ipc.frame(message))
 
     def _fork(self, message: Fork) -> int | None:
-        others = [name for name in threads()[1:] if name not in FORK_SAFE_THREADS]
+        others = [name for name in list_threads()[1:] if name not in FORK_SAFE_THREADS]
         if others:
             why = f"cannot fork: the zygote has several threads ({', '.join(others)})"
             self.send(ForkFailed(message.number, why, message.role))
@@ -152,7 +152,7 @@ class Zygote:
             self.control.close()
             for fd in self.children:
                 os.close(fd)
-            status = self._run(message)
+            status = self._run_role(message)
         except BaseException:
             log.exception("the process failed")
         finally:
@@ -161,7 +161,7 @@ class Zygote:
                 sys.stderr.flush()
             os._exit(status)
 
-    def _run(self, message: Fork) -> int:
+    def _run_role(self, message: Fork) -> int:
         from plimsoll_engine.weights import weight_server
         from plimsoll_engine.worker import follower, main
 
@@ -179,7 +179,7 @@ class Zygote:
         os.close(fd)
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        stacks.tidy(self.config.run_dir)
+        stacks.remove_stale_stacks(self.config.run_dir)
         self.send(Exited(child.number, child.pid, code, child.role, child.rank))
 
     def _kill_children(self) -> None:
@@ -192,7 +192,7 @@ class Zygote:
             os.waitpid(self.children[fd].pid, 0)
             os.close(fd)
         self.children.clear()
-        stacks.tidy(self.config.run_dir)
+        stacks.remove_stale_stacks(self.config.run_dir)
 
 
 def import_everything(model: Path, device: str) -> None:
@@ -200,11 +200,11 @@ def import_everything(model: Path, device: str) -> None:
 
     Thread counts are set before, because libraries read them when they load.
     """
-    os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", COMPILED_ON_CPU)
-    for name in IMPORTS:
+    os.environ.update(dict.fromkeys(THREAD_COUNT_VARIABLES, "1"))
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE_CAPACITY)
+    for name in PRELOADED_MODULES:
         importlib.import_module(name)
-    for name in OPTIONAL_IMPORTS:
+    for name in OPTIONAL_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     from plimsoll_engine.kernels import preload
@@ -239,7 +239,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     # Freeze the objects that exist before a fork: a collection in a worker skips them, and so does
     # not copy their pages.
-    frozen.before_forks()
+    frozen.freeze_before_forks()
     # From here on, the closed control socket shows that the frontend is gone, and the zygote kills
     # its children. The parent-death signal would kill only the zygote.
     outlive_parent()

@@ -80,6 +80,6 @@ class WorkerFaults(WorkerHooks):
         for defect in self.defects:
             defect.tick(passed_s)
 
-    def lose(self, message: worker_ipc.ToWorker) -> bool:
+    def should_drop(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` must not reach the engine."""
         return any(defect.is_lost(message) for defect in self.defects)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from plimsoll_engine.caches.lru import K, LruCache, V
-from plimsoll_engine.caches.receiver import Receiver
+from plimsoll_engine.caches.receiver import MediaCacheReceiver
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import (
     BASE_BYTES,
@@ -15,7 +15,7 @@ from plimsoll_engine.core.grammar.grammars import (
 )
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.messages.worker_ipc import Grammar, Media, MediaMissing, Submit
+from plimsoll_engine.messages.worker_ipc import Grammar, Media, MissingMedia, Submit
 from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect, inject_error
 from plimsoll_faults.tampering import replace_methods
@@ -111,10 +111,10 @@ class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
         _replace_encoder(fault, engine, HeldBudgetCache)
 
 
-class StaleReceiver(Receiver):
+class StaleReceiver(MediaCacheReceiver):
     """Keeps media that the sender has dropped."""
 
-    def unpack(self, submit: Submit) -> Submit | MediaMissing:
+    def unpack(self, submit: Submit) -> Submit | MissingMedia:
         """Unpack a message, but ignore what the sender has dropped."""
         return super().unpack(replace(submit, forget=[]))
 

@@ -72,7 +72,7 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
     def __init__(self, fault: kinds.SwappedGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.mappings = Mappings()
-        if not host_memory.machine_swap():
+        if not host_memory.read_machine_swap():
             raise inject_error(
                 fault, "needs swap; this machine has none (SwapTotal in /proc/meminfo)"
             )

@@ -287,16 +287,16 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
     from plimsoll_engine import server  # noqa: F401 - the frontend's imports
-    from plimsoll_engine.process.threads import threads
+    from plimsoll_engine.process.threads import list_threads
     from plimsoll_engine.worker import zygote
 
-    os.environ.update(dict.fromkeys(zygote.SINGLE_THREADED, "1"))
-    for name in zygote.IMPORTS:
+    os.environ.update(dict.fromkeys(zygote.THREAD_COUNT_VARIABLES, "1"))
+    for name in zygote.PRELOADED_MODULES:
         importlib.import_module(name)
-    for name in zygote.OPTIONAL_IMPORTS:
+    for name in zygote.OPTIONAL_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    others = set(threads()[1:]) - zygote.FORK_SAFE_THREADS
+    others = set(list_threads()[1:]) - zygote.FORK_SAFE_THREADS
     assert not others, f"a fork copies one thread; the imports have started {others}"
     gc.collect()
     gc.freeze()

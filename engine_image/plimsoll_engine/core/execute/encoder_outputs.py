@@ -35,7 +35,7 @@ class EncoderOutputs:
         """Bytes of one token of output; 0 once closed."""
         return 0 if self._model is None else self._model.output_bytes
 
-    def problems(self, known: set[bytes]) -> list[str]:
+    def find_problems(self, known: set[bytes]) -> list[str]:
         """Return what the audit finds wrong: outputs whose keys are not in ``known``."""
         lost = self._tensors.keys() - known
         return [f"{len(lost)} encoder outputs are in the runner and in no ledger"] if lost else []

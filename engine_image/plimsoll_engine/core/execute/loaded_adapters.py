@@ -63,7 +63,7 @@ class LoadedAdapters:
         """Unload an adapter if it is loaded; requests that use it keep it."""
         self._loaded.pop(number, None)
 
-    def problems(self, used: Sequence[Adapter]) -> list[str]:
+    def find_problems(self, used: Sequence[Adapter]) -> list[str]:
         """Return what the audit finds wrong: adapters neither loaded nor ``used`` by a request."""
         held = {*self._loaded.values(), *used}
         lost = sorted(adapter.name for adapter in self.living if adapter not in held)

@@ -121,19 +121,19 @@ class Runner(Forward):
     ) -> None:
         super().__init__(model, num_blocks, block_size, memory, kv_dtype)
         self._leader = leader
-        self.pools: list[rank_ipc.PoolMade] = []
+        self.pools: list[rank_ipc.PoolReply] = []
         """The KV pools of the other ranks."""
         if leader is not None:
             shared = memory is not None
             command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
-            self.pools = leader.ask(command, rank_ipc.PoolMade)
+            self.pools = leader.ask(command, rank_ipc.PoolReply)
 
     def block_sums(self, blocks: Sequence[int]) -> list[int]:
         """Return a checksum of each of ``blocks`` over all ranks."""
         sums = super().block_sums(blocks)
         if self._leader is None:
             return sums
-        others = self._leader.ask(rank_ipc.ChecksumBlocks(list(blocks)), rank_ipc.BlockSums)
+        others = self._leader.ask(rank_ipc.ChecksumBlocks(list(blocks)), rank_ipc.BlockChecksums)
         return add_sums([sums, *(answer.sums for answer in others)])
 
     def capture_graphs(

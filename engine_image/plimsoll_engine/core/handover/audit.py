@@ -9,23 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll_engine.kvcache.prefix_hashes import HASH_BYTES
-from plimsoll_engine.messages.handover import Handover, HandoverRefused, Layout, Outcome, Table
+from plimsoll_engine.messages.handover import (
+    BlockTable,
+    Handover,
+    HandoverOutcome,
+    HandoverRefused,
+    PoolLayout,
+)
 
 MODEL_FIELDS = ("weights", "dtype", "shape")
 
 
-def check(handover: Handover, layout: Layout, max_num_seqs: int) -> None:
+def check(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
     """Raise :class:`HandoverRefused` unless ``handover`` is valid for a pool of this ``layout``."""
-    for name in Layout.__struct_fields__:
+    for name in PoolLayout.__struct_fields__:
         theirs, ours = getattr(handover.layout, name), getattr(layout, name)
         if theirs != ours:
-            other = Outcome.OTHER_MODEL if name in MODEL_FIELDS else Outcome.OTHER_POOL
+            other = (
+                HandoverOutcome.OTHER_MODEL if name in MODEL_FIELDS else HandoverOutcome.OTHER_POOL
+            )
             raise HandoverRefused(other, f"{name}: it was {_said(theirs)} and is now {_said(ours)}")
-    for problem in problems(handover, max_num_seqs):
-        raise HandoverRefused(Outcome.BAD_TABLES, problem)
+    for problem in find_problems(handover, max_num_seqs):
+        raise HandoverRefused(HandoverOutcome.BAD_TABLES, problem)
 
 
-def problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
+def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
     """Yield what is wrong with the tables."""
     layout, tables = handover.layout, handover.tables
     if len(tables) > max_num_seqs:
@@ -49,7 +57,7 @@ def problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
         )
 
 
-def _wrong_in(table: Table, layout: Layout) -> Iterator[str]:
+def _wrong_in(table: BlockTable, layout: PoolLayout) -> Iterator[str]:
     size, who = layout.block_size, f"request {table.request_id}"
     if table.computed < 1:
         yield f"{who} has no computed token"

@@ -11,10 +11,10 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes, hash_tail
 from plimsoll_engine.messages import handover as messages
-from plimsoll_engine.messages.handover import Handover, Layout, Table
+from plimsoll_engine.messages.handover import BlockTable, Handover, PoolLayout
 
 
-def export_tables(engine: EngineCore, layout: Layout) -> bytes:
+def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     """Return the message about the requests of ``engine``, which has no step in progress.
 
     Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` if it would be too large.
@@ -31,7 +31,7 @@ def export_tables(engine: EngineCore, layout: Layout) -> bytes:
         full = request.computed // layout.block_size
         own = named[request.request_id]
         tables.append(
-            Table(
+            BlockTable(
                 request.request_id,
                 request.computed,
                 own,
@@ -43,7 +43,7 @@ def export_tables(engine: EngineCore, layout: Layout) -> bytes:
             )
         )
     held = sum(len(table.blocks) for table in tables)
-    return messages.seal(Handover(layout, tables, len(blocks), held))
+    return messages.encode_handover(Handover(layout, tables, len(blocks), held))
 
 
 def _is_whole(request: Request, engine: EngineCore) -> bool:

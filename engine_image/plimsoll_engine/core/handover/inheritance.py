@@ -16,7 +16,12 @@ from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes, hash_tail
 from plimsoll_engine.messages import handover as messages
-from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Table
+from plimsoll_engine.messages.handover import (
+    BlockTable,
+    HandoverOutcome,
+    HandoverRefused,
+    PoolLayout,
+)
 
 WAIT_S = 10.0
 """Time after which unclaimed tables are released, in seconds. The frontend submits carried-over
@@ -24,12 +29,14 @@ requests at once. It is counted from the worker's first step, since its start ma
 machine that is short of CPU time."""
 
 
-def validate_tables(data: bytes, layout: Layout, runner: Runner, max_num_seqs: int) -> list[Table]:
+def validate_tables(
+    data: bytes, layout: PoolLayout, runner: Runner, max_num_seqs: int
+) -> list[BlockTable]:
     """Return the tables of a message after all checks that need no tokens.
 
     Raises :class:`HandoverRefused`.
     """
-    handover = messages.unseal(data)
+    handover = messages.decode_handover(data)
     audit.check(handover, layout, max_num_seqs)
     expected = {
         block: total
@@ -44,7 +51,7 @@ def validate_tables(data: bytes, layout: Layout, runner: Runner, max_num_seqs: i
     ]
     if changed:
         raise HandoverRefused(
-            Outcome.BAD_CONTENTS,
+            HandoverOutcome.BAD_CONTENTS,
             f"{len(changed)} of {len(blocks)} blocks were written to since, block {changed[0]}"
             " first",
         )
@@ -54,7 +61,7 @@ def validate_tables(data: bytes, layout: Layout, runner: Runner, max_num_seqs: i
 class Inheritance:
     """The tables that wait for their requests. ``pool`` counts a reference for each block."""
 
-    def __init__(self, tables: Sequence[Table], pool: BlockPool) -> None:
+    def __init__(self, tables: Sequence[BlockTable], pool: BlockPool) -> None:
         self._tables = {table.request_id: table for table in tables}
         self._pool = pool
         self._since: float | None = None
@@ -104,7 +111,7 @@ class Inheritance:
             self._pool.release(table.blocks)
         self._tables.clear()
 
-    def _mismatch(self, table: Table, request: Request) -> str | None:
+    def _mismatch(self, table: BlockTable, request: Request) -> str | None:
         if request.unscored:
             return "log probabilities of its prompt are yet to be computed"
         if len(request.token_ids) <= table.computed:

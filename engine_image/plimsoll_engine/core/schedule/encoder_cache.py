@@ -120,7 +120,7 @@ class EncoderCache:
         """Return every key that the runner may hold now."""
         return set(self.entries).union(self._freed)
 
-    def problems(self, running: Iterable[str]) -> list[str]:
+    def find_problems(self, running: Iterable[str]) -> list[str]:
         """Return what the audit finds wrong here: only ``running`` requests may hold entries."""
         found = []
         if dead := self.holders().difference(running):

@@ -16,7 +16,7 @@ import msgspec
 from plimsoll_engine.core.grammar.matcher import Matcher
 from plimsoll_engine.core.schedule.token_rules import TokenCounts, bad_word_lookback, banned, mask
 from plimsoll_engine.core.speculation.ngram import NgramIndex
-from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
+from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, StartStatistics, Submit
 
 if TYPE_CHECKING:
     from plimsoll_engine.kvcache.block_pool import BlockPool
@@ -207,12 +207,12 @@ class Request:
         length = min(self.max_length, max_model_len)
         return len(self.token_ids) + self.in_flight.tokens >= length
 
-    def take_started(self) -> Started | None:
+    def take_started(self) -> StartStatistics | None:
         """Return how the request started, on the first call after the start; else None."""
         if self.started_at is None or self.start_reported:
             return None
         self.start_reported = True
-        return Started(max(0.0, self.started_at - self.arrived), self.cached_tokens)
+        return StartStatistics(max(0.0, self.started_at - self.arrived), self.cached_tokens)
 
     def drop_blocks(self, pool: BlockPool) -> None:
         """Release the blocks, as in a preemption; their tokens must be computed again."""

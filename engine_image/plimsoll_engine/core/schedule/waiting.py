@@ -132,7 +132,7 @@ class WaitingQueue:
             del self._present[request.tenant]
             del self.computed[request.tenant]
 
-    def problems(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return what the audit finds wrong with this queue."""
         found = []
         places = [request.place for request in self._stopped]

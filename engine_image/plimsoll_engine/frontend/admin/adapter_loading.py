@@ -29,7 +29,7 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
         message, epoch = adapter.loading(), engine.epochs.current
         try:
             answer = await engine.ask(
-                message, message.query_id, worker_ipc.AdapterLoaded, LOAD_TIMEOUT_S
+                message, message.query_id, worker_ipc.AdapterLoadResult, LOAD_TIMEOUT_S
             )
         except BaseException:
             if engine.ready is not None:

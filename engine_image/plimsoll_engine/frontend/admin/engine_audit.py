@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 
 from plimsoll_api.admin import Audit, AuditFinding
-from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.caches.sender import MediaCacheSender
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.process.rules import frozen, method_cache_problems
+from plimsoll_engine.process.rules import find_method_caches, frozen
 
 AUDIT_TIMEOUT_S = 5.0
 
@@ -66,9 +66,11 @@ async def audit(engine: AsyncEngine) -> Audit:
     )
 
 
-def compare_receiver_cache(sender: Sender, receiver_keys: set[bytes]) -> list[AuditFinding]:
+def compare_receiver_cache(
+    sender: MediaCacheSender, receiver_keys: set[bytes]
+) -> list[AuditFinding]:
     """Compare the keys in the worker's receiver cache with those that the frontend has sent."""
-    details = sender.problems()
+    details = sender.find_problems()
     if lacking := len(sender.keys() - receiver_keys):
         details.append(f"{lacking} media that the frontend sent are missing in the worker")
     if unknown := len(receiver_keys - sender.keys()):
@@ -87,9 +89,9 @@ def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
         findings.append(
             AuditFinding(CAPACITY, f"{held} requests exceed the capacity of {capacity}")
         )
-    findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.problems()]
+    findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.find_problems()]
     used = engine.requests.adapters()
-    findings += [AuditFinding(ADAPTERS, why) for why in engine.adapters.problems(used)]
-    findings += [AuditFinding(FROZEN, why) for why in frozen.problems()]
-    findings += [AuditFinding(METHOD_CACHES, why) for why in method_cache_problems()]
+    findings += [AuditFinding(ADAPTERS, why) for why in engine.adapters.find_problems(used)]
+    findings += [AuditFinding(FROZEN, why) for why in frozen.find_problems()]
+    findings += [AuditFinding(METHOD_CACHES, why) for why in find_method_caches()]
     return findings

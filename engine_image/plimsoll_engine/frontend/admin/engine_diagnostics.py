@@ -13,7 +13,7 @@ from collections import Counter
 from plimsoll_api.admin import Diagnostic
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.process.allocations import TOP
+from plimsoll_engine.process.allocations import MAX_RANKED_LINES
 
 WORKER_TIMEOUT_S = 10.0
 # Only the tail of a stacks file is shown: the last dump, not older ones.
@@ -71,7 +71,7 @@ def _format_stacks() -> str:
 
 def _count_objects() -> str:
     counts = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
-    lines = [f"{count:>9}  {name}" for name, count in counts.most_common(TOP)]
+    lines = [f"{count:>9}  {name}" for name, count in counts.most_common(MAX_RANKED_LINES)]
     return "\n".join([f"gc counts {gc.get_count()}, garbage {len(gc.garbage)}", *lines]) + "\n"
 
 

@@ -34,7 +34,7 @@ async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
     operation_id = recorder.operation.id
     try:
         trimmed = await engine.ask(
-            worker_ipc.Trim(operation_id), operation_id, worker_ipc.Trimmed, WORKER_TIMEOUT_S
+            worker_ipc.Trim(operation_id), operation_id, worker_ipc.TrimResult, WORKER_TIMEOUT_S
         )
     except NoAnswer as error:
         raise OperationFailed(

@@ -25,7 +25,7 @@ from plimsoll_engine.frontend.workers.failures import WorkerLost, WorkerUnrecove
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import STOP_GRACE_S
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.handover import Outcome, Refusal
+from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +83,20 @@ async def _replace_worker(
     )
     with recorder.step("start_worker"):
         ready = await engine.manager.replace(
-            successor, None if isinstance(handover, Refusal) else handover
+            successor, None if isinstance(handover, HandoverRefusal) else handover
         )
-    if ready is None and not isinstance(handover, Refusal):
-        handover = Refusal(Outcome.SUCCESSOR_LOST, "the successor exited before it served")
+    if ready is None and not isinstance(handover, HandoverRefusal):
+        handover = HandoverRefusal(
+            HandoverOutcome.SUCCESSOR_LOST, "the successor exited before it served"
+        )
     if ready is not None and ready.refusal is not None:
         handover = ready.refusal
-    await _carry_over(engine, recorder, handover if isinstance(handover, Refusal) else None)
+    await _carry_over(engine, recorder, handover if isinstance(handover, HandoverRefusal) else None)
 
 
-async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal | None) -> None:
+async def _carry_over(
+    engine: AsyncEngine, recorder: Recorder, refusal: HandoverRefusal | None
+) -> None:
     """Submit the running requests to the new worker.
 
     ``refusal`` is the reason why the new worker received no KV blocks, if it did not.
@@ -108,10 +112,13 @@ async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal 
                 # The query follows the submissions on the same socket, without a step between.
                 query_id = f"carried-{secrets.token_hex(8)}"
                 adopted = await engine.ask(
-                    worker_ipc.Carried(query_id), query_id, worker_ipc.Adopted, ADOPTED_TIMEOUT_S
+                    worker_ipc.CarryOverComplete(query_id),
+                    query_id,
+                    worker_ipc.AdoptionResult,
+                    ADOPTED_TIMEOUT_S,
                 )
             except NoAnswer as error:
-                refusal = Refusal(Outcome.SUCCESSOR_LOST, str(error))
+                refusal = HandoverRefusal(HandoverOutcome.SUCCESSOR_LOST, str(error))
             else:
                 for request_id in adopted.request_ids:
                     computed.pop(request_id, None)
@@ -123,11 +130,11 @@ async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal 
             operation.carried_kv_requests = 0
             step.detail = f"{refusal.outcome}: {refusal.message}"
             log.log(
-                logging.INFO if refusal.outcome is Outcome.NOT_ASKED else logging.WARNING,
+                logging.INFO if refusal.outcome is HandoverOutcome.NOT_ASKED else logging.WARNING,
                 "keys and values are recomputed",
                 extra={"outcome": str(refusal.outcome), "reason": refusal.message},
             )
-        outcome = Outcome.HANDED_OVER if refusal is None else refusal.outcome
+        outcome = HandoverOutcome.HANDED_OVER if refusal is None else refusal.outcome
         operation.kv_handover = engine.kv_handover = str(outcome)
         operation.carried_prefill_tokens = sum(computed.values())
         engine.metrics.count_restart(outcome, operation.carried_prefill_tokens)
@@ -161,7 +168,7 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
 
 async def _stop_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
-) -> bytes | Refusal:
+) -> bytes | HandoverRefusal:
     """Stop the old worker. Return its handover, or the reason why it handed nothing over."""
     with recorder.step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
@@ -179,14 +186,16 @@ async def _stop_worker(
         with recorder.step("drop_weights"):
             await engine.workers.drop_weights()
     if not hand_over:
-        return Refusal(
-            Outcome.NOT_ASKED,
+        return HandoverRefusal(
+            HandoverOutcome.NOT_ASKED,
             "no requests are carried over, or no successor is prepared",
         )
     if stop.stopped is None:
-        return Refusal(Outcome.WORKER_LOST, "the old worker sent no final message")
+        return HandoverRefusal(HandoverOutcome.WORKER_LOST, "the old worker sent no final message")
     if stop.stopped.handover is None:
-        return stop.stopped.refusal or Refusal(Outcome.FAILED, "the old worker gave no reason")
+        return stop.stopped.refusal or HandoverRefusal(
+            HandoverOutcome.FAILED, "the old worker gave no reason"
+        )
     return stop.stopped.handover
 
 

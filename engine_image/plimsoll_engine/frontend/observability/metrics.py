@@ -26,8 +26,8 @@ from plimsoll_engine.frontend.observability.ledger_metrics import (
 )
 from plimsoll_engine.frontend.observability.loop_blocks import LoopBlocks
 from plimsoll_engine.frontend.requests.request_log import Generation
-from plimsoll_engine.messages.handover import Outcome
-from plimsoll_engine.messages.worker_ipc import Report, Started
+from plimsoll_engine.messages.handover import HandoverOutcome
+from plimsoll_engine.messages.worker_ipc import Report, StartStatistics
 
 # Nothing reads the _created series, and a sidecar with little memory parses the scrapes.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -123,7 +123,7 @@ class Metrics:
             ["model_name", "outcome"],
             registry=self.registry,
         )
-        for outcome in Outcome:
+        for outcome in HandoverOutcome:
             self._handovers.labels(model, outcome)
         self._carried_prefill = self._add_counter(
             model, "carried_prefill_tokens", "Tokens computed again after planned restarts."
@@ -144,7 +144,7 @@ class Metrics:
         self._starts.labels(self._model, reason).inc()
         self._last = None
 
-    def count_restart(self, outcome: Outcome, prefill_tokens: int | None) -> None:
+    def count_restart(self, outcome: HandoverOutcome, prefill_tokens: int | None) -> None:
         """Count a planned restart and its recomputed tokens; None means that they are unknown."""
         self._handovers.labels(self._model, outcome).inc()
         self._carried_prefill.inc(prefill_tokens or 0)
@@ -177,7 +177,7 @@ class Metrics:
         """Count the prompt tokens of an admitted request."""
         self._prompt_tokens.inc(len(generation.prompt_ids))
 
-    def observe_queue_time(self, started: Started) -> None:
+    def observe_queue_time(self, started: StartStatistics) -> None:
         """Observe the queue time of a request."""
         self._queue.observe(started.queued_s)
 

@@ -120,7 +120,7 @@ class AdapterRegistry:
             return None
         return worker_ipc.UnloadAdapter(adapter.number)
 
-    def loaded(self, answer: worker_ipc.AdapterLoaded) -> RegisteredAdapter | None:
+    def loaded(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
         """Record a worker's answer about a registered adapter.
 
         If the adapter could not be loaded, unregister and return it. The worker fails the requests
@@ -136,7 +136,7 @@ class AdapterRegistry:
         adapter.is_visible = False
         return adapter
 
-    def problems(self, used: Iterable[RegisteredAdapter]) -> list[str]:
+    def find_problems(self, used: Iterable[RegisteredAdapter]) -> list[str]:
         """Return a message for each adapter that has a wrong user count or no use any more.
 
         ``used`` contains the adapter of each running request.

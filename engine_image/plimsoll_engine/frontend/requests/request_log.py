@@ -19,7 +19,7 @@ from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.detokenize import Detokenizer, StopMatcher
 from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
+from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, StartStatistics, Submit
 
 TOKEN_BYTES = 8 + sys.getsizeof(1 << 20)
 """Bytes of a token in a list: an 8-byte slot and an integer object."""
@@ -175,7 +175,7 @@ class Generation:
         self.attempt = 0
         """Number of the request's latest submission."""
         self.times = Times(arrived=time.monotonic())
-        self.started: Started | None = None
+        self.started: StartStatistics | None = None
         self._detokenizer = detokenizer
         self._characters = 0  # of the text, including what a stop string may still cut
         self._stops = StopMatcher(text.stops, text.include)

@@ -28,8 +28,8 @@ from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.process.headroom import host_headroom
-from plimsoll_engine.process.host_memory import private_anon
+from plimsoll_engine.process.headroom import measure_host_headroom
+from plimsoll_engine.process.host_memory import read_private_anon
 from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Standby:
         crashes: CrashBudget,
         policy: StandbyPolicy,
         timeout_s: float,
-        headroom: Callable[[], int | None] = host_headroom,
+        headroom: Callable[[], int | None] = measure_host_headroom,
     ) -> None:
         self.policy = policy
         self.error: str | None = None
@@ -117,7 +117,7 @@ class Standby:
         if (prepared := self.prepared) is not None and prepared.memory is not None:
             return [prepared.memory, *prepared.others]  # unchanged while they wait
         return [
-            ProcessMemory(Role.WORKER, pid, name=STANDBY, private=private_anon(pid))
+            ProcessMemory(Role.WORKER, pid, name=STANDBY, private=read_private_anon(pid))
             for pid in handle.live_pids
         ]
 

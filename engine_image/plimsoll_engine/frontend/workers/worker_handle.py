@@ -23,7 +23,7 @@ from plimsoll_engine.frontend.workers.failures import WorkerLost
 from plimsoll_engine.frontend.workers.worker_link import WorkerLink
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.zygote_ipc import Exited, rendezvous_paths
-from plimsoll_engine.process.stacks import bounded_size, stacks_path
+from plimsoll_engine.process.stacks import bound_size, stacks_path
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ REAP_TIMEOUT_S = 1.0
 class StopOutcome:
     """Result of stopping a worker. ``stopped`` is its final message; None if it sent none."""
 
-    stopped: worker_ipc.Stopped | None
+    stopped: worker_ipc.StopResult | None
     signals: tuple[str, ...] = ()
     stacks: Path | None = None
 
@@ -70,7 +70,7 @@ class WorkerHandle:
         )
         self.prepared: asyncio.Future[worker_ipc.Prepared] = loop.create_future()
         self.ready: asyncio.Future[worker_ipc.Ready] = loop.create_future()
-        self.stopped: asyncio.Future[worker_ipc.Stopped] = loop.create_future()
+        self.stopped: asyncio.Future[worker_ipc.StopResult] = loop.create_future()
         self.exited = asyncio.Event()
         self._run_dir = run_dir
         self._on_message = on_message
@@ -159,7 +159,7 @@ class WorkerHandle:
             if stacks_path(self._run_dir, "worker", pid).exists():
                 send_signal(pid, signal.SIGUSR1)
         path = stacks_path(self._run_dir, "worker", self.pid)
-        before = bounded_size(path)
+        before = bound_size(path)
         if not path.exists() or not send_signal(self.pid, signal.SIGUSR1):
             return None  # without the file there is no handler, and the signal would kill
         deadline = time.monotonic() + STACKS_TIMEOUT_S
@@ -217,10 +217,10 @@ class WorkerHandle:
                 self.prepared.set_result(message)
             case worker_ipc.Ready() if not self.ready.done():
                 self.ready.set_result(message)
-            case worker_ipc.Stopped() if not self.stopped.done():
+            case worker_ipc.StopResult() if not self.stopped.done():
                 message.stages_s["answered"] = max(0.0, time.monotonic() - message.sent)
                 self.stopped.set_result(message)
-            case worker_ipc.Failed():
+            case worker_ipc.WorkerFailure():
                 self.mark_lost(message.message, message.permanent)
         self._on_message(self, message)
 

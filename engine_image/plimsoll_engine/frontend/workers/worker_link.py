@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.caches.sender import MediaCacheSender
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.framing import read_body
@@ -39,7 +39,7 @@ class WorkerLink:
     ) -> None:
         self.number = number
         self.outbox = Outbox()
-        self.sender = Sender(media_cache_bytes)
+        self.sender = MediaCacheSender(media_cache_bytes)
         self._on_message = on_message
         self._on_lost = on_lost
         self._writer: asyncio.StreamWriter | None = None

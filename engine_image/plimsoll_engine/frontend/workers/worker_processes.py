@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from plimsoll_api.admin import Role
-from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.caches.sender import MediaCacheSender
 from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.workers.adopted import OrphanWatcher, reap_unknown_children
 from plimsoll_engine.frontend.workers.failures import (
@@ -135,7 +135,7 @@ class WorkerProcesses:
             self._serving.link.sender.mark_missing(keys)
 
     @property
-    def sender(self) -> Sender | None:
+    def sender(self) -> MediaCacheSender | None:
         """Mirror of the serving worker's receiver cache; None if no worker serves."""
         return None if self._serving is None else self._serving.link.sender
 

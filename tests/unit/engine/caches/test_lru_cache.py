@@ -126,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
     def sound(self) -> None:
         if not hasattr(self, "cache"):
             return
-        assert self.cache.problems() == []
+        assert self.cache.find_problems() == []
         assert list(self.cache) == self.keys
         assert self.cache.used == sum(self.sizes.values()) <= self.cache.capacity
 

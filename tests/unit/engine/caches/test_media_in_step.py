@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from plimsoll_engine.caches.receiver import Receiver
-from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.caches.receiver import MediaCacheReceiver
+from plimsoll_engine.caches.sender import MediaCacheSender
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.framing import LENGTH
@@ -50,7 +50,7 @@ def submit(name: str, images: list[int]) -> worker_ipc.Submit:
 class Link(RuleBasedStateMachine):
     """A frontend's outbox and sender, a socket that holds frames, a worker's receiver."""
 
-    receiver_type: type[Receiver] = Receiver
+    receiver_type: type[MediaCacheReceiver] = MediaCacheReceiver
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Link(RuleBasedStateMachine):
         self.start_worker()
 
     def start_worker(self) -> None:
-        self.sender = Sender(CAPACITY)
+        self.sender = MediaCacheSender(CAPACITY)
         self.receiver = self.receiver_type(CAPACITY)
         self.outbox = Outbox()
         self.socket: deque[bytes] = deque()
@@ -109,7 +109,7 @@ class Link(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert self.sender.problems() == []
+        assert self.sender.find_problems() == []
         assert self.receiver.bytes <= CAPACITY
 
     @invariant()
@@ -132,8 +132,8 @@ def test_sender_and_receiver_stay_in_step() -> None:
 def test_a_receiver_that_evicts_for_itself_is_caught() -> None:
     """The real bug put back: two caches, each with an order of its own."""
 
-    class Selfish(Receiver):
-        def unpack(self, submit: worker_ipc.Submit) -> worker_ipc.Submit | worker_ipc.MediaMissing:
+    class Selfish(MediaCacheReceiver):
+        def unpack(self, submit: worker_ipc.Submit) -> worker_ipc.Submit | worker_ipc.MissingMedia:
             whole = super().unpack(submit)
             while len(self) > 2:
                 self._drop(self.keys()[0])
@@ -156,7 +156,7 @@ def test_a_receiver_that_evicts_for_itself_is_caught() -> None:
 
 
 def test_what_the_worker_lacks_is_sent_again() -> None:
-    sender, receiver = Sender(CAPACITY), Receiver(CAPACITY)
+    sender, receiver = MediaCacheSender(CAPACITY), MediaCacheReceiver(CAPACITY)
     first = sender.pack(submit("a", [1, 2]))
     assert isinstance(first, worker_ipc.Submit)
     receiver.unpack(first)
@@ -164,7 +164,7 @@ def test_what_the_worker_lacks_is_sent_again() -> None:
     second = sender.pack(submit("b", [2]))
     assert isinstance(second, worker_ipc.Submit)
     missing = receiver.unpack(second)
-    assert missing == worker_ipc.MediaMissing("b", 0, [b"key2"])
+    assert missing == worker_ipc.MissingMedia("b", 0, [b"key2"])
     sender.mark_missing(missing.keys)
     again = sender.pack(submit("b", [2]))
     assert isinstance(again, worker_ipc.Submit)
@@ -172,14 +172,14 @@ def test_what_the_worker_lacks_is_sent_again() -> None:
 
 
 def test_an_item_is_sent_once() -> None:
-    sender = Sender(CAPACITY)
+    sender = MediaCacheSender(CAPACITY)
     sender.pack(submit("a", [3, 3]))
     sender.pack(submit("b", [3]))
     assert (sender.sent_bytes_total, sender.spared_bytes_total) == (4, 8)
 
 
 def test_media_of_one_request_never_push_each_other_out() -> None:
-    sender, receiver = Sender(CAPACITY), Receiver(CAPACITY)
+    sender, receiver = MediaCacheSender(CAPACITY), MediaCacheReceiver(CAPACITY)
     for number, images in enumerate(([3, 4], [3, 2, 4, 1])):
         packed = sender.pack(submit(f"r{number}", images))
         assert isinstance(packed, worker_ipc.Submit)

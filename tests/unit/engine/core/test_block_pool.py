@@ -81,8 +81,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self) -> None:
-        assert self.pool.problems() == []
-        assert self.pool.prefix.problems() == []
+        assert self.pool.find_problems() == []
+        assert self.pool.prefix.find_problems() == []
         assert self.pool.references() == dict(self.held())
         assert self.pool.used == len(self.held())
         assert len(self.pool.prefix) == len(self.contents)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.caches.sender import Sender
+from plimsoll_engine.caches.sender import MediaCacheSender
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
@@ -23,7 +23,7 @@ from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, compare_receiv
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.memory.lost import lost_encoder_tokens
+from plimsoll_engine.memory.lost import count_lost_encoder_tokens
 from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models import loader
 from plimsoll_faults.defects import WorkerFaults
@@ -95,7 +95,7 @@ def test_an_output_freed_early_stays_with_the_runner(make: Make, helpers: Any) -
         sizes.append(engine.runner.outputs.nbytes)
     assert sizes[0] > 0
     assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
-    assert lost_encoder_tokens(engine) == 3 * IMAGE_TOKENS
+    assert count_lost_encoder_tokens(engine) == 3 * IMAGE_TOKENS
     assert rules(engine) == {"encoder_outputs_are_known", "idle_holds_no_encoder_output"}
 
 
@@ -110,7 +110,7 @@ def test_a_budget_that_aborts_keep_starves_the_next_image(
         assert engine.abort(f"r{seed}")
     assert engine.scheduler.encoder is not None
     assert (engine.scheduler.encoder.used == 0) is served
-    assert lost_encoder_tokens(engine) == (0 if served else 2 * IMAGE_TOKENS)
+    assert count_lost_encoder_tokens(engine) == (0 if served else 2 * IMAGE_TOKENS)
     engine.submit(chat(2))
     tokens = [token for _ in range(8) for token in engine.step().tokens]
     assert (len(tokens) == 1) is served
@@ -133,13 +133,13 @@ def test_an_encoder_cache_in_full_use_has_lost_nothing(make: Make) -> None:
             break
         ended += len(engine.step().tokens)
         used.add(cache.used)
-        assert lost_encoder_tokens(engine) == 0
+        assert count_lost_encoder_tokens(engine) == 0
         running = engine.scheduler.running
         if turn % 5 == 2 and running:
             engine.scheduler.preempt(running[-1])
         elif turn % 9 == 4 and running:
             engine.abort(running[-1].request_id)
-        assert lost_encoder_tokens(engine) == 0
+        assert count_lost_encoder_tokens(engine) == 0
     assert not engine.has_work
     assert ended >= 8
     assert IMAGE_TOKENS in used, "no step ended within an image: the test shows nothing"
@@ -149,16 +149,16 @@ def test_an_image_that_only_an_abandoned_request_holds_is_lost(make: Make) -> No
     engine = make("")
     engine.submit(chat(1))
     engine.step()
-    assert lost_encoder_tokens(engine) == 0
+    assert count_lost_encoder_tokens(engine) == 0
     engine.abandoned = frozenset({"r1"})
-    assert lost_encoder_tokens(engine) == IMAGE_TOKENS
+    assert count_lost_encoder_tokens(engine) == IMAGE_TOKENS
 
 
 @pytest.mark.parametrize(("text", "sound"), [("", True), ("media_kept", False)])
 def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
     text: str, sound: bool, make: Make, helpers: Any, model: Any
 ) -> None:
-    engine, sender = make(text), Sender(CAPACITY)
+    engine, sender = make(text), MediaCacheSender(CAPACITY)
     ledger = Ledger([engine])
     for seed in range(4):
         packed = sender.pack(chat(seed))

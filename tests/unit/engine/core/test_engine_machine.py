@@ -46,7 +46,7 @@ from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages import handover
-from plimsoll_engine.messages.handover import Layout, Table
+from plimsoll_engine.messages.handover import BlockTable, PoolLayout
 from plimsoll_engine.messages.worker_ipc import Grammar, Media, Sampling, Submit
 from plimsoll_engine.process.owners import Owner
 from tests.unit.engine.core.test_offload_machine import SlowCopies
@@ -83,7 +83,7 @@ class Outputs:
 
     nbytes = bytes_per_token = 0
 
-    def problems(self, known: set[bytes]) -> list[str]:
+    def find_problems(self, known: set[bytes]) -> list[str]:
         return [f"{key!r} is unknown" for key in self.held - known]
 
     def free(self, keys: Sequence[bytes]) -> None:
@@ -286,7 +286,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.number = 0
         self._make([])
 
-    def _make(self, tables: list[Table]) -> None:
+    def _make(self, tables: list[BlockTable]) -> None:
         """Begin a worker over the same memory, with what its predecessor left."""
         pool = BlockPool(BLOCKS, BLOCK, [table.blocks for table in tables])
         self.copies = SlowCopies(self.kv, BLOCK, SLOTS)
@@ -382,8 +382,8 @@ class EngineMachine(RuleBasedStateMachine):
         self._take(self.engine.quiesce())
         for copy in self.copies.held:
             copy.end()
-        layout = Layout(b"", b"", "int64", (1, 1, 1), BLOCK, BLOCKS, 1)
-        left = handover.unseal(export.export_tables(self.engine, layout)).tables
+        layout = PoolLayout(b"", b"", "int64", (1, 1, 1), BLOCK, BLOCKS, 1)
+        left = handover.decode_handover(export.export_tables(self.engine, layout)).tables
         self.dropped.update(set(self.engine.requests).difference(here))
         here = [name for name in here if name in self.engine.requests]
         self.engine.close()

@@ -18,7 +18,7 @@ from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.memory.lost import lost_host_blocks
+from plimsoll_engine.memory.lost import count_lost_host_blocks
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process import host_memory
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
@@ -50,7 +50,7 @@ def test_host_blocks_that_came_back_stay_pinned(text: str, make_engine: Any, hel
     assert engine.runner.kv is not None
     block_bytes = engine.runner.kv.nbytes // BLOCKS
     offload = Offload.of_bytes(engine.pool, engine.runner.kv, SLOTS * block_bytes)
-    assert lost_host_blocks(engine) is None, "without an offload: unknown, not zero"
+    assert count_lost_host_blocks(engine) is None, "without an offload: unknown, not zero"
     engine.scheduler.offload = offload
     WorkerFaults(text, 1, engine)
     serve_prefixes(engine, helpers, first=0)
@@ -65,12 +65,12 @@ def test_host_blocks_that_came_back_stay_pinned(text: str, make_engine: Any, hel
         assert len(still_there) >= pinned, "others can have the rest alone"
         assert offload.stored.pinned >= pinned
         assert rules_hit(engine) == {"offload_adds_up"}
-        assert lost_host_blocks(engine) == offload.stored.pinned
+        assert count_lost_host_blocks(engine) == offload.stored.pinned
     else:
         assert (pinned, offload.stored.pinned) == (0, 0)
         assert len(still_there) < SLOTS // 4
         assert rules_hit(engine) == set()
-        assert lost_host_blocks(engine) == 0
+        assert count_lost_host_blocks(engine) == 0
     engine.reset_prefix_cache()
     assert len(offload.stored) == offload.stored.pinned, "a trim returns none of them"
 

@@ -66,11 +66,11 @@ def test_a_machine_without_swap_says_so(
     make_engine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     engine = make_engine()
-    monkeypatch.setattr(host_memory, "machine_swap", lambda: 0)
+    monkeypatch.setattr(host_memory, "read_machine_swap", lambda: 0)
     with pytest.raises(inject.InjectError, match="needs swap; this machine has none"):
         fault_in(engine, "swapped_growth")
     # A container that may not swap: the pages stay.
-    monkeypatch.setattr(host_memory, "machine_swap", lambda: 1 << 30)
+    monkeypatch.setattr(host_memory, "read_machine_swap", lambda: 1 << 30)
     monkeypatch.setattr(host_memory, "swapped", lambda: 0)
     with pytest.raises(inject.InjectError, match=r"cannot swap here: .*memory\.swap\.max"):
         fault_in(engine, "swapped_growth")

@@ -30,7 +30,7 @@ from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, pool_sums, pool_tensors
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome
+from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefused, PoolLayout
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
@@ -230,7 +230,7 @@ def test_a_kept_scale_is_found(make_engine: Any) -> None:
 
 def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helpers: Any) -> None:
     memory = torch.zeros(64 * 4 * tiny_model.kv.bytes_per_token(FP8), dtype=torch.uint8)
-    layout = Layout(b"w", b"m", str(FP8), tuple(tiny_model.kv), 4, 64, 1)
+    layout = PoolLayout(b"w", b"m", str(FP8), tuple(tiny_model.kv), 4, 64, 1)
 
     def engine_of(tables: Any = ()) -> EngineCore:
         runner = Runner(tiny_model, 64, 4, memory, None, FP8)
@@ -258,7 +258,7 @@ def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helper
     scale *= 1.5
     with pytest.raises(HandoverRefused, match=rf"1 of \d+ blocks .* block {used[0]} ") as refused:
         inheritance.validate_tables(data, layout, runner, 8)
-    assert refused.value.outcome is Outcome.BAD_CONTENTS
+    assert refused.value.outcome is HandoverOutcome.BAD_CONTENTS
     scale.copy_(kept)
     new = engine_of(inheritance.validate_tables(data, layout, runner, 8))
     runner.close()

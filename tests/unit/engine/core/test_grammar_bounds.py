@@ -24,7 +24,7 @@ from plimsoll_engine.core.grammar.trial import Passed, TrialServer
 from plimsoll_engine.errors import TrialsLost
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.messages.worker_ipc import Dropped, Grammar, Token
+from plimsoll_engine.messages.worker_ipc import Grammar, RequestFailure, Token
 from plimsoll_engine.process import host_memory
 
 BOMB = Grammar("lark", f"start: /{'a?' * 20_000}/", "structured_outputs.grammar")
@@ -206,7 +206,7 @@ def test_a_slow_mask_ends_its_request_and_no_step_waits_for_it(
     while not engine.scheduler.running:
         engine.step()
     engine.submit(helpers.submit("good", [5] * 9, 200, ignore_eos=True))
-    dropped: list[Dropped] = []
+    dropped: list[RequestFailure] = []
     tokens: list[Token] = []
     meanwhile, deadline = 0, time.monotonic() + 60
     while engine.has_work:
@@ -221,7 +221,7 @@ def test_a_slow_mask_ends_its_request_and_no_step_waits_for_it(
     assert meanwhile > 10, "steps waited for the slow mask"
     assert audit(engine, Ledger())[2] == []
     engine.submit(helpers.submit("again", [6] * 9, 20, grammar=Grammar("regex", "[a-z]+", field)))
-    again: list[Dropped] = []
+    again: list[RequestFailure] = []
     while engine.has_work:
         assert time.monotonic() < deadline
         again += engine.step().dropped

@@ -154,9 +154,9 @@ def test_pinned_items_hold_blocks_at_idle(make_engine: Any, helpers: Any) -> Non
 
 def test_the_abort_of_the_other_choices_is_lost(make_engine: Any) -> None:
     faults = faults_in(make_engine(), "abort_choices")
-    assert not faults.lose(worker_ipc.Abort("cmpl-1-0"))
-    assert faults.lose(worker_ipc.Abort("cmpl-1-1"))
-    assert not faults.lose(worker_ipc.Trim("cmpl-1-1"))
+    assert not faults.should_drop(worker_ipc.Abort("cmpl-1-0"))
+    assert faults.should_drop(worker_ipc.Abort("cmpl-1-1"))
+    assert not faults.should_drop(worker_ipc.Trim("cmpl-1-1"))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.messages.handover import Layout
+from plimsoll_engine.messages.handover import PoolLayout
 from plimsoll_engine.messages.worker_ipc import Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
@@ -167,7 +167,7 @@ def test_keys_and_values_are_handed_over_to_an_adapter_of_the_same_files_alone(
     memory = torch.zeros(nbytes, dtype=torch.uint8)
     kv = model.kv
     shape = (kv.layers, kv.heads, kv.dim)
-    layout = Layout(b"weights", b"memory", "torch.float32", shape, BLOCK, BLOCKS, 1)
+    layout = PoolLayout(b"weights", b"memory", "torch.float32", shape, BLOCK, BLOCKS, 1)
     asked = submit("one", list(range(2, 34)), FIRST, 20, helpers)
     alone = submit("none", list(range(2, 34)), 0, 20, helpers)
 

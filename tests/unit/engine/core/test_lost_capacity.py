@@ -17,7 +17,7 @@ from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import STALE_S, Offload
-from plimsoll_engine.memory.lost import lost_blocks, lost_encoder_tokens
+from plimsoll_engine.memory.lost import count_lost_blocks, count_lost_encoder_tokens
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_faults.defects import WorkerFaults
@@ -54,11 +54,11 @@ def test_each_pinned_block_is_lost_at_idle_and_under_load(make: Make, helpers: A
         engine.submit(helpers.submit(f"r{number}", [number + 1] * 9, 2))
         helpers.finish(engine)
         faults.after_step(1)
-        assert lost_blocks(engine) == number + 1
+        assert count_lost_blocks(engine) == number + 1
     engine.submit(helpers.submit("busy", [9] * 9, 8))
     engine.step()
     assert engine.pool.used == 3 + 3
-    assert lost_blocks(engine) == 3
+    assert count_lost_blocks(engine) == 3
 
 
 def test_a_lost_reference_to_a_block_that_is_in_use_costs_no_capacity(
@@ -68,19 +68,19 @@ def test_a_lost_reference_to_a_block_that_is_in_use_costs_no_capacity(
     engine.submit(helpers.submit("a", [1] * 9, 8))
     engine.step()
     engine.pool.share(engine.requests["a"].block_ids[:1])
-    assert lost_blocks(engine) == 0
+    assert count_lost_blocks(engine) == 0
     helpers.finish(engine)
-    assert lost_blocks(engine) == 1
+    assert count_lost_blocks(engine) == 1
 
 
 def test_an_abandoned_transfer_is_lost_once_it_is_late(make: Make) -> None:
     engine, faults = make("offload_abandoned:blocks_per_abort=2")
-    faults.lose(worker_ipc.Abort("a"))
-    assert lost_blocks(engine) == 0
+    faults.should_drop(worker_ipc.Abort("a"))
+    assert count_lost_blocks(engine) == 0
     offload = engine.scheduler.offload
     assert offload is not None
     offload.transfers[0].started -= STALE_S
-    assert lost_blocks(engine) == 2
+    assert count_lost_blocks(engine) == 2
 
 
 def test_requests_that_nobody_waits_for_are_lost(make: Make, helpers: Any) -> None:
@@ -90,12 +90,12 @@ def test_requests_that_nobody_waits_for_are_lost(make: Make, helpers: Any) -> No
         engine.submit(helpers.submit(name, prompt, 8))
         engine.step()
     engine.step()
-    assert lost_blocks(engine) == 0
+    assert count_lost_blocks(engine) == 0
     engine.abandoned = frozenset({"left"})
     left, kept = engine.requests["left"].block_ids, engine.requests["kept"].block_ids
-    assert lost_blocks(engine) == len(set(left) - set(kept)) > 0
+    assert count_lost_blocks(engine) == len(set(left) - set(kept)) > 0
     helpers.finish(engine)
-    assert lost_blocks(engine) == 0
+    assert count_lost_blocks(engine) == 0
 
 
 # ---- not lost
@@ -122,7 +122,7 @@ def test_only_what_was_leaked_is_lost(events: list[tuple[Any, ...]], tiny_model:
         named = {b for request in engine.requests.values() for b in request.block_ids}
         assert scheduler.offload is not None
         named.update(scheduler.offload.held_blocks())
-        assert lost_blocks(engine) == len(set(leaked) - named)
+        assert count_lost_blocks(engine) == len(set(leaked) - named)
 
     try:
         for number, (kind, *rest) in enumerate(events):
@@ -160,4 +160,4 @@ def leak(engine: EngineCore, used: bool) -> list[int]:
 
 
 def test_a_model_without_an_encoder_says_nothing(make: Make) -> None:
-    assert lost_encoder_tokens(make()[0]) is None
+    assert count_lost_encoder_tokens(make()[0]) is None

@@ -162,9 +162,9 @@ class OffloadMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_adds_up(self) -> None:
-        assert self.pool.problems() == []
-        assert self.pool.prefix.problems() == []
-        assert self.offload.problems() == []
+        assert self.pool.find_problems() == []
+        assert self.pool.prefix.find_problems() == []
+        assert self.offload.find_problems() == []
         held = Counter(block for request in self.alive.values() for block in request.block_ids)
         held.update(self.offload.held_blocks())
         assert held == self.pool.references()

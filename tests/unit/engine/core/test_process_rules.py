@@ -19,7 +19,7 @@ from plimsoll_engine.core.execute.layer_graphs import LayerGraphs
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process import rules
-from plimsoll_engine.process.rules import Frozen, frozen, method_cache_problems
+from plimsoll_engine.process.rules import FreezeCounter, find_method_caches, frozen
 from plimsoll_faults.defects import WorkerFaults, device, host
 
 
@@ -59,12 +59,12 @@ def test_a_freeze_that_nobody_pairs_is_found(make_engine: Any, helpers: Any) -> 
 
 def test_engines_of_one_process_share_what_is_frozen() -> None:
     gc.unfreeze()
-    first = Frozen()
-    assert first.problems() == []  # nobody asked for it yet
+    first = FreezeCounter()
+    assert first.find_problems() == []  # nobody asked for it yet
     first.freeze()
     kept = [[number] for number in range(1000)]
     first.freeze()
-    assert first.problems() == []
+    assert first.find_problems() == []
     first.unfreeze()
     assert gc.get_freeze_count() > len(kept)
     first.unfreeze()
@@ -79,7 +79,7 @@ def test_instances_in_a_methods_cache_are_found(make_engine: Any, helpers: Any) 
     assert rules_hit(engine) == set()
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"methods_cache_no_instances"}
-    assert method_cache_problems() == [
+    assert find_method_caches() == [
         "Rotary.angle has a cache on its class, which keeps the instances of 3 calls alive"
     ]
     host.Rotary.angle.cache_clear()
@@ -100,7 +100,7 @@ def test_a_bounded_cache_on_a_method_is_found_as_well(monkeypatch: pytest.Monkey
     Tokenizer.__module__ = rules.__name__
     monkeypatch.setattr(rules, "Tokenizer", Tokenizer, raising=False)
     assert Tokenizer().encode("a") + Tokenizer.vocabulary() == 4
-    (problem,) = method_cache_problems()
+    (problem,) = find_method_caches()
     assert (
         "Tokenizer.encode has a cache on its class, which keeps the instances of 1 calls" in problem
     )

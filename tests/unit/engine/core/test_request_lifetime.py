@@ -150,7 +150,7 @@ def test_release_may_be_called_again(make_engine: Any, helpers: Any) -> None:
     request = engine.requests["a"]
     engine.abort("a")
     request.release(engine.pool)
-    assert engine.pool.problems() == []
+    assert engine.pool.find_problems() == []
     assert engine.pool.used == 0
 
 

@@ -111,9 +111,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def everything_adds_up(self) -> None:
         scheduler = self.scheduler
-        assert scheduler.pool.problems() == []
-        assert scheduler.pool.prefix.problems() == []
-        assert scheduler.waiting.problems() == []
+        assert scheduler.pool.find_problems() == []
+        assert scheduler.pool.prefix.find_problems() == []
+        assert scheduler.waiting.find_problems() == []
         assert len(scheduler.running) <= SEQS
         assert scheduler.running == sorted(scheduler.running, key=place)
         assert len({request.place for request in scheduler.running}) == len(scheduler.running)

@@ -29,18 +29,20 @@ def test_only_the_newest_with_stacks_in_them_stay(tmp_path: Path) -> None:
         file = stacks_path(tmp_path, role, gone)
         file.write_text("stack" if number % 2 else "")
         os.utime(file, (number, number))
-    stacks.tidy(tmp_path)
+    stacks.remove_stale_stacks(tmp_path)
     left = sorted(path.name for path in folder.iterdir())
-    newest = [f"worker{number:03d}-{gone}.txt" for number in range(1, 100, 2)][-stacks.KEPT :]
+    newest = [f"worker{number:03d}-{gone}.txt" for number in range(1, 100, 2)][
+        -stacks.MAX_KEPT_FILES :
+    ]
     assert left == [living.name, *newest]
-    stacks.tidy(tmp_path / "absent")
+    stacks.remove_stale_stacks(tmp_path / "absent")
 
 
 def test_a_long_file_is_begun_again(tmp_path: Path) -> None:
     file = tmp_path / "worker-1.txt"
-    assert stacks.bounded_size(file) == 0
+    assert stacks.bound_size(file) == 0
     file.write_bytes(b"x" * 10)
-    assert stacks.bounded_size(file) == 10
+    assert stacks.bound_size(file) == 10
     file.write_bytes(b"x" * (stacks.MAX_BYTES + 1))
-    assert stacks.bounded_size(file) == 0
+    assert stacks.bound_size(file) == 0
     assert file.stat().st_size == 0

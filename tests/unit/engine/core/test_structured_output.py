@@ -20,7 +20,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import BASE_BYTES, Grammars, Vocabulary
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.messages.worker_ipc import Dropped, Grammar, Token
+from plimsoll_engine.messages.worker_ipc import Grammar, RequestFailure, Token
 from plimsoll_faults.models import tiny_text
 
 SCHEMA = json.dumps(
@@ -51,9 +51,9 @@ def engine(make_engine: Any, vocabulary: Vocabulary) -> EngineCore:
     return made
 
 
-def run(engine: EngineCore) -> tuple[dict[str, list[Token]], list[Dropped]]:
+def run(engine: EngineCore) -> tuple[dict[str, list[Token]], list[RequestFailure]]:
     tokens: dict[str, list[Token]] = {}
-    dropped: list[Dropped] = []
+    dropped: list[RequestFailure] = []
     deadline = time.monotonic() + 30
     while engine.has_work:
         assert time.monotonic() < deadline, "hangs"

@@ -73,13 +73,15 @@ def test_answers_and_reports_are_distinguished(
                     memory = ProcessMemory(Role.WORKER, 7, malloc_in_use=11)
                     link.send(rank_ipc.RankReport(memory, [], 5))
                 case rank_ipc.MeasureFreeMemory():
-                    link.send(rank_ipc.Free(9))
+                    link.send(rank_ipc.FreeMemory(9))
 
     following = beside(follow)
     (first,) = leader.accounts()  # waits
     assert (first.memory.malloc_in_use, first.graph_bytes) == (11, 5)
     leader.accounts()  # asks anew, and waits for nothing
-    assert [free.bytes for free in leader.ask(rank_ipc.MeasureFreeMemory(), rank_ipc.Free)] == [9]
+    assert [
+        free.bytes for free in leader.ask(rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory)
+    ] == [9]
     assert len(leader.accounts()) == 1
     leader.tell(rank_ipc.CaptureGraph())
     following.result(10)
@@ -113,7 +115,7 @@ def test_a_ranks_own_word_for_its_failure_is_passed_on(
     pair: tuple[Leader, Link], permanent: bool, kind: type[Exception]
 ) -> None:
     leader, link = pair
-    link.send(rank_ipc.RankFailed("no such tensor", permanent))
+    link.send(rank_ipc.RankError("no such tensor", permanent))
     with pytest.raises(kind, match="no such tensor"):
         leader.loaded()
     assert leader.lost

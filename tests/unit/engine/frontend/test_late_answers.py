@@ -14,10 +14,10 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import (
-    Dropped,
     FromWorker,
-    MediaMissing,
+    MissingMedia,
     Ready,
+    RequestFailure,
     Sampling,
     Token,
     Tokens,
@@ -52,8 +52,8 @@ def resubmitted(folder: Path, *answers: FromWorker) -> Generation:
 @pytest.mark.parametrize(
     "late",
     [
-        Dropped("a", 1, "error", "of the submission that was taken back"),
-        MediaMissing("a", 1, [b"key"]),
+        RequestFailure("a", 1, "error", "of the submission that was taken back"),
+        MissingMedia("a", 1, [b"key"]),
         Tokens(1, [Token("a", 65, "stop", attempt=1)]),
     ],
     ids=lambda late: type(late).__name__,
@@ -65,7 +65,10 @@ def test_a_late_answer_leaves_the_next_submission_alone(late: FromWorker, tmp_pa
 
 
 def test_the_answer_to_the_newest_submission_counts(tmp_path: Path) -> None:
-    missing, dropped = MediaMissing("a", 2, [b"key"]), Dropped("a", 3, "invalid", "why", "prompt")
+    missing, dropped = (
+        MissingMedia("a", 2, [b"key"]),
+        RequestFailure("a", 3, "invalid", "why", "prompt"),
+    )
     request = resubmitted(tmp_path, missing, dropped)
     assert request.attempt == 3, "what it lacked is sent"
     with pytest.raises(RequestFailed, match="why") as caught:

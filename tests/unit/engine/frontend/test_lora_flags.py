@@ -14,7 +14,7 @@ from plimsoll_engine.__main__ import _parser
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, AdapterRegistry
 from plimsoll_engine.messages.lora_modules import LoraModule
-from plimsoll_engine.messages.worker_ipc import AdapterLoaded, UnloadAdapter
+from plimsoll_engine.messages.worker_ipc import AdapterLoadResult, UnloadAdapter
 from plimsoll_engine.settings import Settings, from_flags
 
 
@@ -84,14 +84,14 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     one = adapters.find("one")
     assert one is not None
     assert one.required
-    assert adapters.loaded(AdapterLoaded("", one.number)) is None
+    assert adapters.loaded(AdapterLoadResult("", one.number)) is None
     assert not one.required
     with pytest.raises(AdapterRefused, match="already loaded"):
         adapters.create("one", Path("/other"))
     adapters.use(one)
     adapters.use(one)
-    assert adapters.problems([one, one]) == []
-    assert adapters.problems([one]) == ["adapter one counts 2 requests, 1 use it"]
+    assert adapters.find_problems([one, one]) == []
+    assert adapters.find_problems([one]) == ["adapter one counts 2 requests, 1 use it"]
     assert adapters.hide(one) is None
     assert (adapters.find("one"), adapters.list_visible(), adapters.list_for_worker()) == (
         None,
@@ -115,7 +115,7 @@ def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
     adapters = AdapterRegistry(1, {"one": LoraModule("one", "/one")})
     (one,) = adapters.list_for_worker()
     adapters.use(one)
-    assert adapters.loaded(AdapterLoaded("", one.number, "no such file")) is one
+    assert adapters.loaded(AdapterLoadResult("", one.number, "no such file")) is one
     assert (adapters.list_visible(), adapters.list_for_worker()) == ([], [])
     assert adapters.release(one) is None
-    assert adapters.problems([]) == []
+    assert adapters.find_problems([]) == []

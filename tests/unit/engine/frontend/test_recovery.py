@@ -42,8 +42,8 @@ class Workers:
     def send(self, message: ToWorker) -> None:
         assert self.serving is not None
         self.sent.setdefault(self.serving.epoch.number, []).append(message)
-        if isinstance(message, worker_ipc.Carried):
-            self.engine._handle(worker_ipc.Adopted(message.query_id, [], {}))
+        if isinstance(message, worker_ipc.CarryOverComplete):
+            self.engine._handle(worker_ipc.AdoptionResult(message.query_id, [], {}))
 
     def successor(self) -> WorkerHandle:
         handle = WorkerHandle(
@@ -79,7 +79,7 @@ class Workers:
         return await handle.ready
 
     async def stop(self, _grace_s: float = 5.0, _hand_over: bool = False) -> StopOutcome:
-        return StopOutcome(worker_ipc.Stopped(handover=b"tables"))
+        return StopOutcome(worker_ipc.StopResult(handover=b"tables"))
 
     async def discard(self) -> None:
         pass

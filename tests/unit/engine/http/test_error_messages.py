@@ -13,7 +13,7 @@ import pytest
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.multimodal import audio, images
 from plimsoll_engine.multimodal.processor import MediaError
-from plimsoll_engine.process.addresses import without_addresses
+from plimsoll_engine.process.addresses import remove_addresses
 
 
 @pytest.mark.parametrize("data", [b"no image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40, b"GIF89a"])
@@ -38,6 +38,6 @@ def test_a_broken_sound() -> None:
 
 def test_whatever_a_library_says_an_answer_holds_no_address() -> None:
     said = "no image: <_io.BytesIO object at 0x7f2e4c0b1a90>, <function f.<locals>.g at 0x7f00aa11>"
-    assert "0x7f" not in without_addresses(said)
+    assert "0x7f" not in remove_addresses(said)
     assert "0x7f" not in ApiError(400, said).body().decode()
-    assert without_addresses("limit 0x10, token <s>") == "limit 0x10, token <s>"
+    assert remove_addresses("limit 0x10, token <s>") == "limit 0x10, token <s>"

@@ -17,13 +17,13 @@ from plimsoll_engine.messages import weight_ipc
 from plimsoll_engine.messages.weight_ipc import (
     Manifest,
     MappingLost,
+    MappingRefusal,
+    MappingReleased,
     PoolClaim,
-    PoolClaimed,
+    PoolClaimReply,
     PoolRequest,
-    PoolShared,
-    Returned,
-    WeightsRefused,
-    WeightsShared,
+    SharedPool,
+    SharedWeights,
 )
 from plimsoll_engine.weights.layout import ALIGNMENT, checksums, lay_out, views
 from plimsoll_engine.weights.memory import HostBuffer
@@ -124,16 +124,16 @@ def test_a_closed_buffer_gives_its_memory_back() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        WeightsShared(lay_out({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
-        WeightsShared(Manifest({}, ALIGNMENT), b"\x00" * 64),
-        PoolShared(0),
-        PoolShared(1 << 37, b"\x01" * 64, b"\x02" * 16),
-        PoolClaimed(True),
-        WeightsRefused("no such folder", permanent=True),
+        SharedWeights(lay_out({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
+        SharedWeights(Manifest({}, ALIGNMENT), b"\x00" * 64),
+        SharedPool(0),
+        SharedPool(1 << 37, b"\x01" * 64, b"\x02" * 16),
+        PoolClaimReply(True),
+        MappingRefusal("no such folder", permanent=True),
     ],
     ids=["large", "handle", "no-pool", "pool", "claimed", "refused"],
 )
-def test_an_answer_arrives_whole_with_its_descriptor(answer: weight_ipc.Answer) -> None:
+def test_an_answer_arrives_whole_with_its_descriptor(answer: weight_ipc.Reply) -> None:
     server, worker = socket.socketpair()
     buffer = HostBuffer.allocate(4096, "plimsoll-test")
     with server, worker:
@@ -160,7 +160,7 @@ def test_a_weight_server_that_is_gone_cuts_the_mapping() -> None:
 def test_what_a_worker_asks_for_arrives_and_a_silent_end_is_a_cut() -> None:
     server, worker = socket.socketpair()
     with server:
-        for request in (PoolRequest(0), PoolRequest(1 << 37), PoolClaim(), Returned()):
+        for request in (PoolRequest(0), PoolRequest(1 << 37), PoolClaim(), MappingReleased()):
             weight_ipc.send(worker, request)
             assert weight_ipc.receive_request(server) == request
         worker.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll_engine.worker.activity import KEPT, Activity
+from plimsoll_engine.worker.activity import KEPT_SPANS, Activity
 
 
 def test_only_what_was_done_since_the_moment_counts() -> None:
@@ -20,10 +20,10 @@ def test_only_what_was_done_since_the_moment_counts() -> None:
     activity.begin()
     spend("messages", 0.5)
     spend("step", 1.5)
-    assert activity.durations_since(0.0) == {"step": 2.5, "capture": 2.0, "messages": 0.5}
-    assert activity.durations_since(2.0) == {"capture": 1.0, "messages": 0.5, "step": 1.5}
-    assert activity.durations_since(9.0) == {"step": 1.0}
-    assert activity.durations_since(10.0) == {}
-    for _ in range(2 * KEPT):
+    assert activity.get_durations_since(0.0) == {"step": 2.5, "capture": 2.0, "messages": 0.5}
+    assert activity.get_durations_since(2.0) == {"capture": 1.0, "messages": 0.5, "step": 1.5}
+    assert activity.get_durations_since(9.0) == {"step": 1.0}
+    assert activity.get_durations_since(10.0) == {}
+    for _ in range(2 * KEPT_SPANS):
         spend("report", 1.0)
-    assert activity.durations_since(0.0) == {"report": float(KEPT)}
+    assert activity.get_durations_since(0.0) == {"report": float(KEPT_SPANS)}

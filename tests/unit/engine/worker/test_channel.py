@@ -37,8 +37,8 @@ def ends(tmp_path: Path) -> Iterator[tuple[Channel, socket.socket]]:
         channel.close()
 
 
-def message(number: int, size: int = 1 << 16) -> worker_ipc.Failed:
-    return worker_ipc.Failed(f"{number} ".ljust(size, "x"))
+def message(number: int, size: int = 1 << 16) -> worker_ipc.WorkerFailure:
+    return worker_ipc.WorkerFailure(f"{number} ".ljust(size, "x"))
 
 
 def numbers(frontend: socket.socket, count: int) -> list[int]:
@@ -47,7 +47,7 @@ def numbers(frontend: socket.socket, count: int) -> list[int]:
     while len(found) < count:
         for body in reader.feed(frontend.recv(1 << 20)):
             failed = msgspec.msgpack.decode(body, type=worker_ipc.FromWorker)
-            assert isinstance(failed, worker_ipc.Failed)
+            assert isinstance(failed, worker_ipc.WorkerFailure)
             found.append(int(failed.message.split()[0]))
     return found
 

@@ -23,14 +23,14 @@ class Channel:
         self._did = did
         self._arrives = time.monotonic() + ARRIVES_S
         self._coming: list[worker_ipc.ToWorker] = [
-            worker_ipc.Carried("carried"), worker_ipc.Stop(False)
+            worker_ipc.CarryOverComplete("carried"), worker_ipc.Stop(False)
         ]  # fmt: skip
 
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
         time.sleep(min(timeout_s, max(0.0, self._arrives - time.monotonic())))
-        return [self._coming.pop(0)] if self.readable() else []
+        return [self._coming.pop(0)] if self.is_readable() else []
 
-    def readable(self) -> bool:
+    def is_readable(self) -> bool:
         return time.monotonic() >= self._arrives
 
     def send(self, message: Any) -> None:
@@ -49,9 +49,9 @@ def test_requests_come_before_the_first_graph_and_the_first_report(monkeypatch: 
         release_unclaimed=lambda: None,
     )  # fmt: skip
     lifecycle: Any = SimpleNamespace(engine=engine, member=SimpleNamespace(leader=None))
-    hooks: Any = SimpleNamespace(lose=lambda message: False, tick=lambda: None)
+    hooks: Any = SimpleNamespace(should_drop=lambda message: False, tick=lambda: None)
     channel: Any = Channel(did)
-    monkeypatch.setattr(Worker, "_report", lambda self: SimpleNamespace())
-    monkeypatch.setattr(Worker, "_stop", lambda self: None)
+    monkeypatch.setattr(Worker, "_create_report", lambda self: SimpleNamespace())
+    monkeypatch.setattr(Worker, "_shut_down", lambda self: None)
     Worker(lifecycle, channel, hooks).serve()
-    assert did[0] == "Adopted"
+    assert did[0] == "AdoptionResult"

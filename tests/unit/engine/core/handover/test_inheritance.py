@@ -28,9 +28,15 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.block_sums import add_sums, block_sums
 from plimsoll_engine.memory.audit import audit as engine_audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.memory.lost import lost_blocks
+from plimsoll_engine.memory.lost import count_lost_blocks
 from plimsoll_engine.messages import handover as messages
-from plimsoll_engine.messages.handover import Handover, HandoverRefused, Layout, Outcome, Table
+from plimsoll_engine.messages.handover import (
+    BlockTable,
+    Handover,
+    HandoverOutcome,
+    HandoverRefused,
+    PoolLayout,
+)
 from plimsoll_engine.messages.worker_ipc import Grammar, Sampling, Submit
 
 BLOCKS, BLOCK, SEQS, BUDGET, LENGTH = 64, 4, 8, 16, 256
@@ -52,7 +58,7 @@ class Worker:
     """An engine over ``memory``, and what it said."""
 
     engine: EngineCore
-    layout: Layout
+    layout: PoolLayout
     said: dict[str, list[tuple[int, Any]]] = dataclasses.field(default_factory=dict)
     computed: Counter[str] = dataclasses.field(default_factory=Counter)
     """Tokens that it computed, by request."""
@@ -107,7 +113,7 @@ def make(tiny_model: Any) -> Iterator[Make]:
     ) -> Worker:
         runner = Runner(tiny_model, BLOCKS, BLOCK, memory)
         kv = tiny_model.kv
-        layout = Layout(
+        layout = PoolLayout(
             b"weights", b"memory", "torch.float32", (kv.layers, kv.heads, kv.dim), BLOCK, BLOCKS, 1
         )
         layout = msgspec.structs.replace(layout, **(changes or {}))
@@ -158,7 +164,7 @@ def resubmit(new: Worker, old: Worker) -> None:
             submit.output_ids = output
             assert new.engine.submit(submit) is None
             assert findings(new.engine) == []
-            assert lost_blocks(new.engine) == 0
+            assert count_lost_blocks(new.engine) == 0
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +173,7 @@ def whole(tiny_model: Any) -> dict[str, list[tuple[int, Any]]]:
     runner = Runner(tiny_model, BLOCKS, BLOCK)
     pool = BlockPool(BLOCKS, BLOCK)
     engine = EngineCore(runner, Scheduler(pool, SEQS, BUDGET, LENGTH))
-    worker = Worker(engine, Layout(b"", b"", "", (0, 0, 0), BLOCK, BLOCKS, 1))
+    worker = Worker(engine, PoolLayout(b"", b"", "", (0, 0, 0), BLOCK, BLOCKS, 1))
     for submit in submits():
         assert engine.submit(submit) is None
     while engine.has_work:
@@ -249,7 +255,7 @@ def test_tables_without_their_request_are_freed(make: Make, tiny_model: Any) -> 
     _, data = stopped(make, memory, 5)
     new = make(memory, data)
     assert new.engine.pool.used
-    assert lost_blocks(new.engine) == 0
+    assert count_lost_blocks(new.engine) == 0
     new.engine.release_unclaimed()
     assert new.engine.pool.used == 0
     assert new.engine.pool.free == BLOCKS
@@ -312,7 +318,7 @@ def test_a_written_block_is_noticed(make: Make, tiny_model: Any) -> None:
     kv[1, -1, used[-1] * BLOCK + BLOCK - 1, -1, -1] += 1.0
     with pytest.raises(HandoverRefused, match=rf"1 of \d+ blocks .* block {used[-1]} ") as refused:
         make(memory, data)
-    assert refused.value.outcome is Outcome.BAD_CONTENTS
+    assert refused.value.outcome is HandoverOutcome.BAD_CONTENTS
 
 
 def test_a_block_that_is_not_handed_over_may_change(make: Make, tiny_model: Any) -> None:
@@ -327,17 +333,17 @@ def test_a_block_that_is_not_handed_over_may_change(make: Make, tiny_model: Any)
 @pytest.mark.parametrize(
     ("changes", "outcome"),
     [
-        ({"weights": b"others"}, Outcome.OTHER_MODEL),
-        ({"dtype": "torch.bfloat16"}, Outcome.OTHER_MODEL),
-        ({"shape": (1, 2, 3)}, Outcome.OTHER_MODEL),
-        ({"memory": b"another"}, Outcome.OTHER_POOL),
-        ({"num_blocks": BLOCKS + 1}, Outcome.OTHER_POOL),
-        ({"block_size": 2 * BLOCK}, Outcome.OTHER_POOL),
-        ({"ranks": 2}, Outcome.OTHER_POOL),
+        ({"weights": b"others"}, HandoverOutcome.OTHER_MODEL),
+        ({"dtype": "torch.bfloat16"}, HandoverOutcome.OTHER_MODEL),
+        ({"shape": (1, 2, 3)}, HandoverOutcome.OTHER_MODEL),
+        ({"memory": b"another"}, HandoverOutcome.OTHER_POOL),
+        ({"num_blocks": BLOCKS + 1}, HandoverOutcome.OTHER_POOL),
+        ({"block_size": 2 * BLOCK}, HandoverOutcome.OTHER_POOL),
+        ({"ranks": 2}, HandoverOutcome.OTHER_POOL),
     ],
 )
 def test_another_model_or_pool_is_refused(
-    make: Make, tiny_model: Any, changes: dict[str, Any], outcome: Outcome
+    make: Make, tiny_model: Any, changes: dict[str, Any], outcome: HandoverOutcome
 ) -> None:
     memory = memory_of(tiny_model)
     _, data = stopped(make, memory, 3)
@@ -383,7 +389,7 @@ def test_a_grammar_goes_on_where_it_was(make: Make, tiny_model: Any, tiny_checkp
         assert new.engine.release_unclaimed() is not None
         assert pool.used == pool.blocks_for(len(PROMPT) + len(made) - 1)
         assert findings(new.engine) == []
-        assert lost_blocks(new.engine) == 0
+        assert count_lost_blocks(new.engine) == 0
         if short:
             taken = pool.allocate(pool.available)
             assert taken is not None
@@ -400,13 +406,13 @@ def test_a_grammar_goes_on_where_it_was(make: Make, tiny_model: Any, tiny_checkp
         assert pool.used == 0
 
 
-def sealed(tables: list[Table], layout: Layout) -> Handover:
+def sealed(tables: list[BlockTable], layout: PoolLayout) -> Handover:
     held = sum(len(table.blocks) for table in tables)
     used = len({block for table in tables for block in table.blocks})
     return Handover(layout, tables, used, held)
 
 
-LAYOUT = Layout(b"w", b"m", "torch.float32", (2, 2, 8), BLOCK, BLOCKS, 1)
+LAYOUT = PoolLayout(b"w", b"m", "torch.float32", (2, 2, 8), BLOCK, BLOCKS, 1)
 
 
 @st.composite
@@ -414,7 +420,7 @@ def handovers(draw: st.DrawFn) -> Handover:
     """Tables of requests that begin alike in pairs, as a sound worker writes them."""
     free = draw(st.permutations(range(BLOCKS)))
     sums = st.integers(-(1 << 63), (1 << 63) - 1)
-    tables: list[Table] = []
+    tables: list[BlockTable] = []
     for number in range(draw(st.integers(0, 4))):
         computed = draw(st.integers(1, 6 * BLOCK))
         full = computed // BLOCK
@@ -429,13 +435,13 @@ def handovers(draw: st.DrawFn) -> Handover:
             blocks[:common] = other.blocks[:common]
             totals[:common] = other.sums[:common]
         tail = bytes(16) if computed % BLOCK else b""
-        tables.append(Table(f"r{number}", computed, blocks, keys, tail, totals, 1.5, 3))
+        tables.append(BlockTable(f"r{number}", computed, blocks, keys, tail, totals, 1.5, 3))
     return sealed(tables, LAYOUT)
 
 
 @given(handovers())
 def test_a_sound_handover_arrives_and_passes(handover: Handover) -> None:
-    found = messages.unseal(messages.seal(handover))
+    found = messages.decode_handover(messages.encode_handover(handover))
     assert found == handover
     audit.check(found, LAYOUT, SEQS)
 
@@ -447,7 +453,7 @@ def test_a_pool_is_rebuilt_from_the_tables_alone(handover: Handover, data: st.Da
     named = Counter(block for table in tables for block in table)
     assert pool.references() == named
     assert (pool.used, pool.held) == (len(named), named.total())
-    assert pool.problems() == []
+    assert pool.find_problems() == []
     assert pool.free == BLOCKS - len(named)
     rest = pool.allocate(pool.free)
     assert rest is not None
@@ -455,35 +461,35 @@ def test_a_pool_is_rebuilt_from_the_tables_alone(handover: Handover, data: st.Da
     pool.release(rest)
     for table in data.draw(st.permutations(tables)):
         pool.release(table)
-        assert pool.problems() == []
+        assert pool.find_problems() == []
     assert (pool.used, pool.held, pool.free) == (0, 0, BLOCKS)
 
 
 @given(handovers(), st.data())
 def test_no_changed_byte_is_accepted(handover: Handover, data: st.DataObject) -> None:
-    message = bytearray(messages.seal(handover))
+    message = bytearray(messages.encode_handover(handover))
     place = data.draw(st.integers(0, len(message) - 1))
     message[place] ^= data.draw(st.integers(1, 255))
     with pytest.raises(HandoverRefused) as refused:
-        messages.unseal(bytes(message))
-    assert refused.value.outcome is Outcome.DAMAGED
+        messages.decode_handover(bytes(message))
+    assert refused.value.outcome is HandoverOutcome.DAMAGED
 
 
 @given(handovers(), st.data())
 def test_no_cut_or_longer_message_is_accepted(handover: Handover, data: st.DataObject) -> None:
-    message = messages.seal(handover)
+    message = messages.encode_handover(handover)
     cut = data.draw(st.integers(0, len(message) - 1))
     for wrong in (message[:cut], message + b"\x00", b""):
         with pytest.raises(HandoverRefused) as refused:
-            messages.unseal(wrong)
-        assert refused.value.outcome is Outcome.DAMAGED
+            messages.decode_handover(wrong)
+        assert refused.value.outcome is HandoverOutcome.DAMAGED
 
 
 @given(st.binary(max_size=200))
 def test_no_other_bytes_are_accepted(data: bytes) -> None:
     for wrong in (data, messages.MAGIC + data):
         with pytest.raises(HandoverRefused):
-            messages.unseal(wrong)
+            messages.decode_handover(wrong)
 
 
 def test_another_version_and_a_body_that_is_none_are_refused(
@@ -492,22 +498,22 @@ def test_another_version_and_a_body_that_is_none_are_refused(
     handover = sealed([], LAYOUT)
     with monkeypatch.context() as patch:
         patch.setattr(messages, "VERSION", 2)
-        newer = messages.seal(handover)
+        newer = messages.encode_handover(handover)
     with pytest.raises(HandoverRefused, match="version 2 is not supported") as refused:
-        messages.unseal(newer)
-    assert refused.value.outcome is Outcome.OTHER_VERSION
+        messages.decode_handover(newer)
+    assert refused.value.outcome is HandoverOutcome.OTHER_VERSION
     body = b"\x93\x01\x02\x03"
     head = messages._HEAD.pack(messages.MAGIC, 1, messages._digest(1, body))
     with pytest.raises(HandoverRefused) as refused:
-        messages.unseal(head + body)
-    assert refused.value.outcome is Outcome.DAMAGED
+        messages.decode_handover(head + body)
+    assert refused.value.outcome is HandoverOutcome.DAMAGED
 
 
 def test_a_message_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_BYTES", 100)
     with pytest.raises(HandoverRefused, match="the maximum is 100") as refused:
-        messages.seal(sealed([], msgspec.structs.replace(LAYOUT, weights=bytes(200))))
-    assert refused.value.outcome is Outcome.TOO_LARGE
+        messages.encode_handover(sealed([], msgspec.structs.replace(LAYOUT, weights=bytes(200))))
+    assert refused.value.outcome is HandoverOutcome.TOO_LARGE
 
 
 def changed(handover: Handover, data: st.DataObject) -> Handover:
@@ -559,11 +565,11 @@ def test_changed_tables_are_refused_or_name_other_contents(
     other = changed(handover, data)
     if other.tables == handover.tables:
         return
-    found = messages.unseal(messages.seal(other))
-    if any(True for _ in audit.problems(found, SEQS)):
+    found = messages.decode_handover(messages.encode_handover(other))
+    if any(True for _ in audit.find_problems(found, SEQS)):
         with pytest.raises(HandoverRefused) as refused:
             audit.check(found, LAYOUT, SEQS)
-        assert refused.value.outcome is Outcome.BAD_TABLES
+        assert refused.value.outcome is HandoverOutcome.BAD_TABLES
         return
     before = {t.request_id: t for t in handover.tables}
     # What passes names another block, whose sum is that of the first; or a number of tokens of
@@ -575,7 +581,7 @@ def test_changed_tables_are_refused_or_name_other_contents(
 
 
 def test_more_requests_than_places_are_refused() -> None:
-    table = Table("", 1, [0], [], bytes(16), [0])
+    table = BlockTable("", 1, [0], [], bytes(16), [0])
     tables = [
         msgspec.structs.replace(table, request_id=str(number), blocks=[number])
         for number in range(SEQS + 1)
@@ -585,7 +591,7 @@ def test_more_requests_than_places_are_refused() -> None:
 
 
 def test_counts_that_disagree_are_refused() -> None:
-    table = Table("a", 1, [0], [], bytes(16), [0])
+    table = BlockTable("a", 1, [0], [], bytes(16), [0])
     for used, held in ((1, 2), (2, 1)):
         with pytest.raises(HandoverRefused, match="counted"):
             audit.check(Handover(LAYOUT, [table], used, held), LAYOUT, SEQS)

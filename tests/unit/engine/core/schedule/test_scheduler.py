@@ -80,7 +80,7 @@ def test_every_request_that_can_run_finishes(
         assert chunks, "work is left and nothing was scheduled"
         assert sum(chunk.count for chunk in chunks) <= budget
         assert len(scheduler.running) <= seqs
-        assert scheduler.pool.problems() == []
+        assert scheduler.pool.find_problems() == []
         done |= {ended.request_id for ended in advance(scheduler, chunks)}
     assert done == expected
     assert scheduler.pool.used == 0

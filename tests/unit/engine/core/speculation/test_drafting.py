@@ -91,7 +91,7 @@ def play(engine: Any) -> list[Token]:
         output = engine.step()
         assert not output.dropped, output.dropped
         tokens += output.tokens
-        assert engine.pool.problems() == []
+        assert engine.pool.find_problems() == []
         for rule in (kv_references_match, queues_match_requests):
             assert not rule(engine, Ledger())
     raise AssertionError("still at work after 5000 steps")
