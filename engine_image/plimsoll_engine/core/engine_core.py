@@ -1,8 +1,9 @@
-"""The engine: takes requests, runs one step at a time, and returns tokens.
+"""The engine: accept requests, run one step at a time, and return tokens.
 
-A step is scheduled and launched while the device still computes the previous one, whose tokens are
-read after that. So a request that turns out to have ended has computed one extra token. The device
-works in launch order, and the next owner of the blocks overwrites it.
+A step is scheduled and launched while the device still computes the previous step. The tokens of
+the previous step are read afterwards, so a request that has ended may have computed one extra
+token. This is harmless: the device works in launch order, and the next owner of the blocks
+overwrites it.
 
 When a step fails, its requests are computed again one by one, and only a request that fails alone
 is dropped. An error that leaves the device unusable ends the worker.
@@ -46,28 +47,28 @@ from plimsoll_engine.process.owners import Owner
 log = logging.getLogger(__name__)
 
 COMPILE_WAIT_S = 0.01
-"""Seconds that a step without other work waits for a grammar before it reads messages again."""
+"""Time that a step without other work waits for a grammar before it reads messages again."""
 
 EXPIRY_INTERVAL_S = 0.05
-"""Interval in seconds between checks of deadlines, because a check in each step costs time."""
+"""Interval between checks of deadlines. A check in each step would cost too much time."""
 
 QUIESCE_WAIT_S = 0.1
-"""Seconds that a worker waits for grammars before a handover.
+"""Time that a worker waits for grammars before a handover.
 
 A request whose grammar has not accepted its newest token by then is computed again.
 """
 
 RESET_WAIT_S = 1.0
-"""Longer than transferring all blocks in flight takes (25 GB/s over PCIe 5)."""
+"""Timeout for transfers. The transfer of all blocks in flight is faster (25 GB/s over PCIe 5)."""
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """The results of one step: tokens, prompt log probabilities, and dropped requests."""
+    """Results of one step: tokens, prompt log probabilities, and failed requests."""
 
     tokens: list[Token] = field(default_factory=list)
     scores: list[PromptScores] = field(default_factory=list)
-    """To be sent before the tokens."""
+    """Prompt log probabilities, to be sent before the tokens."""
     dropped: list[RequestFailure] = field(default_factory=list)
 
 
@@ -84,7 +85,7 @@ class Counters:
 
 
 class EngineCore:
-    """All requests of one worker. It is not thread-safe: only the worker's loop calls it."""
+    """All requests of one worker. Not thread-safe: only the worker's loop may call it."""
 
     name = "engine"
 
@@ -104,20 +105,20 @@ class EngineCore:
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
         self.live: WeakSet[Request] = WeakSet()
-        """Every existing request object, for the audit: only those in ``requests`` should exist."""
+        """Every existing request object, for the audit. Only those in ``requests`` should exist."""
         self.abandoned: frozenset[str] = frozenset()
-        """IDs of requests without a client, as the frontend last reported."""
+        """IDs of requests without a client, from the frontend's latest message."""
         self.make_request: Callable[[Submit], Request] = Request.of
         self.inheritance: Inheritance | None = None
-        """The predecessor's block tables, until their requests have arrived."""
+        """The predecessor's block tables until their requests arrive; None otherwise."""
         self._suspects: deque[str] = deque()
         self._next_expiry = 0.0
         self.waited_s = 0.0
-        """Seconds that the host has waited for the device."""
+        """Time in seconds that the host has waited for the device."""
         self._in_flight: InFlightStep | None = None
-        """The step that the device may still compute."""
+        """Step that was launched and not read yet; None without one."""
         self._unconfirmed: list[Request] = []
-        """Requests whose newest token their grammar has not accepted yet."""
+        """Requests whose grammar has not accepted their newest token yet."""
 
     @property
     def pool(self) -> BlockPool:
@@ -133,7 +134,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request exists, running or waiting."""
+        """Whether a request exists, running or waiting."""
         return bool(self.requests)
 
     @property
@@ -142,16 +143,16 @@ class EngineCore:
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, idle: bool = False) -> None:
-        """Handle finished transfers and unclaimed tables. Call it between steps and while idle."""
+        """Handle finished transfers and unclaimed tables, between steps and while idle."""
         if self.inheritance is not None:
             self.inheritance.expire()
         if self.scheduler.offload is not None:
             self.scheduler.offload.poll(idle)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop every cached block that no request uses, on device and host.
+        """Drop every cached block that no request uses, on the device and on the host.
 
-        Return False if a transfer did not end within :data:`RESET_WAIT_S`; its blocks remain.
+        Return False if a transfer did not end within :data:`RESET_WAIT_S`. Its blocks stay cached.
         """
         offload = self.scheduler.offload
         settled = offload is None or offload.settle(RESET_WAIT_S)
@@ -161,7 +162,7 @@ class EngineCore:
         return settled
 
     def submit(self, submit: Submit) -> RequestFailure | MissingMedia | None:
-        """Queue a request. Return why it is refused, or which media are missing, else None."""
+        """Queue a request. Return the failure or the missing media if it is refused, else None."""
         whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
             return self._refuse(submit, "a request with this ID is already running")
@@ -189,16 +190,16 @@ class EngineCore:
         return None
 
     def _queue(self, request: Request) -> None:
-        """Queue ``request``, or run it if it has a predecessor's blocks."""
+        """Queue ``request``. If the predecessor left blocks for it, run it."""
         if request.block_ids:
             self.scheduler.adopt(request)
         else:
             self.scheduler.add(request)
 
     def release_unclaimed(self) -> Inheritance | None:
-        """Release the tables of requests that did not arrive; return the inheritance, if any.
+        """Release the tables of requests that did not arrive. Return the inheritance, if any.
 
-        The frontend requests it once, after it has submitted all carried-over requests.
+        The frontend calls this once, after it has submitted all carried-over requests.
         """
         inheritance, self.inheritance = self.inheritance, None
         if inheritance is not None:
@@ -208,7 +209,7 @@ class EngineCore:
     def quiesce(self) -> StepOutput:
         """Finish the step in progress without launching another, and wait for the device.
 
-        After that the pool has all tokens that count as computed. Raises :class:`DeviceLost`.
+        Afterwards, the pool contains all tokens that count as computed. Raises :class:`DeviceLost`.
         """
         output = StepOutput()
         self._finish_step(output)
@@ -221,10 +222,10 @@ class EngineCore:
         return output
 
     def _set_adapter(self, request: Request, number: int) -> str | None:
-        """Set the adapter of ``request``; return why it is refused, or None."""
+        """Set the adapter of ``request``. Return the reason for a refusal, otherwise None."""
         adapters = self.runner.adapters
         request.adapter = None if adapters is None else adapters.get(number)
-        return "its adapter is not loaded" if request.adapter is None else None
+        return "the request's adapter is not loaded" if request.adapter is None else None
 
     def abort(self, request_id: str) -> bool:
         """End a request without an answer. Return False if it is unknown or has ended."""
@@ -236,7 +237,7 @@ class EngineCore:
         return True
 
     def _add_compiled(self, wait_s: float = 0.0) -> list[RequestFailure]:
-        """Queue requests whose grammar is compiled, and end those whose grammar is invalid."""
+        """Queue the requests whose grammar is compiled. Return those whose grammar is invalid."""
         dropped = []
         for request_id, outcome in self.grammars.finished(wait_s):
             request = self.requests[request_id]
@@ -250,7 +251,7 @@ class EngineCore:
         return dropped
 
     def expire(self, now: float) -> list[RequestFailure]:
-        """End requests whose deadline has passed."""
+        """End the requests whose deadline has passed, and return them."""
         late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
         for request in late:
             self.counters.errors += 1
@@ -260,7 +261,7 @@ class EngineCore:
         ]
 
     def step(self) -> StepOutput:
-        """Launch one batch, then take the tokens of the previous one.
+        """Launch one batch, then read the tokens of the previous batch.
 
         Raises :class:`WorkerEnds` if no further step can work.
         """
@@ -306,13 +307,13 @@ class EngineCore:
         return output
 
     def _draft(self, speculation: Speculation, chunks: list[Chunk]) -> None:
-        """Add drafts to ``chunks``. If that fails, their requests get no drafts from now on."""
+        """Add drafts to ``chunks``. If that fails, disable drafts for their requests."""
         try:
             speculation.add(chunks, self.scheduler)
         except WorkerEnds:
             raise
         except Exception as error:  # noqa: BLE001 - without drafts the step still works
-            message = f"no drafts: {type(error).__name__}: {error}"
+            message = f"cannot create drafts: {type(error).__name__}: {error}"
             self._check_device(message)
             log.warning(message)
             for chunk in chunks:
@@ -320,14 +321,14 @@ class EngineCore:
                 chunk.request.drafting = None
 
     def capture_more(self) -> bool:
-        """Capture one more graph of the model or the draft model. Return False if none is left."""
+        """Capture one more graph of the model or draft model. Return False if none is missing."""
         if self.runner.capture_more():
             return True
         draft = None if self.speculation is None else self.speculation.draft_model
         return draft is not None and draft.forward.capture_more()
 
     def _count_computed(self, chunks: list[Chunk]) -> None:
-        """Count the tokens of the launched ``chunks`` as computed: the device works in order."""
+        """Count launched ``chunks`` as computed: the device runs steps in order."""
         for chunk in chunks:
             ends = chunk.ends
             self.scheduler.computed(chunk)
@@ -361,7 +362,7 @@ class EngineCore:
     def _append_accepted(
         self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
     ) -> None:
-        """Store the tokens of accepted drafts; ``drafts`` is the number of verified ones."""
+        """Store the tokens of accepted drafts. ``drafts`` is the number of verified drafts."""
         assert self.speculation is not None
         self.speculation.verified(request, drafts, len(tokens))
         for token_id, logprobs in tokens:
@@ -374,16 +375,16 @@ class EngineCore:
             self._append(request, token_id, logprobs, output)
 
     def _end_without_token(self, request: Request, output: StepOutput) -> None:
-        """End ``request`` because its logits are not finite, as with a damaged adapter."""
+        """Fail ``request``: its logits are not finite, for example with a damaged adapter."""
         self.counters.errors += 1
         self._end(request)
-        message = "the model's logits for this request are not finite; it cannot continue"
+        message = "the model's logits for this request are not finite: the request cannot continue"
         output.dropped.append(RequestFailure(request.request_id, request.attempt, "error", message))
 
     def _append(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
     ) -> None:
-        """Append a token to ``request``, and end it if that is its last."""
+        """Append a token to ``request``. End the request if the token is its last."""
         request.append(token_id)
         self.counters.generation_tokens += 1
         reason = request.finish_reason(token_id, self.scheduler.max_model_len)
@@ -395,10 +396,10 @@ class EngineCore:
             self._end(request)
 
     def _apply_masks(self, output: StepOutput, wait_s: float, idle: bool = False) -> None:
-        """Append the tokens that grammars have accepted. Wait up to ``wait_s`` s for fast grammars.
+        """Append the tokens that grammars have accepted.
 
-        If the worker is ``idle``, wait for slow grammars too. A request ends if its grammar became
-        too complex or takes too long over a token.
+        Wait up to ``wait_s`` seconds for fast grammars and, if ``idle``, for slow ones too. A
+        request ends if its grammar became too complex or takes too long to check a token.
         """
         if not self._unconfirmed:
             return
@@ -441,7 +442,9 @@ class EngineCore:
                 RequestFailure(request.request_id, request.attempt, reason, message)
             )
             return
-        log.warning("a step of %d requests failed, each is tried alone: %s", len(chunks), message)
+        log.warning(
+            "a step with %d requests failed; retrying each request alone: %s", len(chunks), message
+        )
         for request in requests:
             self.scheduler.preempt(request)
         self._suspects.extend(request.request_id for request in requests)
@@ -471,7 +474,7 @@ class EngineCore:
             self._free_outputs()
 
     def _free_outputs(self) -> None:
-        """Free the encoder outputs that the last steps released, before a step makes new ones."""
+        """Free the encoder outputs that earlier steps released, before a step creates others."""
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
@@ -482,8 +485,8 @@ class EngineCore:
     def request_bytes(self) -> int:
         """Return the host memory of the live requests in bytes.
 
-        It includes tokens, penalty counts, grammar states, token masks, draft indexes, and media
-        that are not in the receiver cache.
+        It includes tokens, penalty counts, grammar states, token masks, draft indexes, and the
+        media that are not in the receiver cache.
         """
         media = {
             item.key: len(item.data or b"")
@@ -505,7 +508,7 @@ class EngineCore:
         return create_owners(self)
 
     def close(self) -> None:
-        """Release every request, the model and the KV pool. A second call does nothing."""
+        """Release every request, the model and the KV pool. Idempotent."""
         for request in list(self.requests.values()):
             self._end(request)
         self.release_unclaimed()
@@ -520,8 +523,8 @@ class EngineCore:
 
 def _deadline_message(request: Request) -> str:
     if not request.num_outputs:
-        return "the deadline passed before the first token"
-    return f"the deadline passed after {request.num_outputs} tokens of output"
+        return "the request's deadline passed before its first token"
+    return f"the request's deadline passed after {request.num_outputs} tokens of output"
 
 
 def _invalid_grammar(request: Request, error: GrammarError) -> RequestFailure:

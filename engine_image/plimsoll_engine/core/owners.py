@@ -1,7 +1,7 @@
-"""The owners of an engine's memory, in the order of their opening.
+"""Owners of an engine's memory, in the order of their opening.
 
-The ledger, the audit, a trim and the engine's shutdown all walk this list; a component that holds
-memory is added here and nowhere else.
+The ledger, the audit, a trim and the engine's shutdown all use this list. Add a component that
+holds memory here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOST = MemoryKind.HOST
 
 
 def create_owners(engine: EngineCore) -> list[Owner]:
-    """Return the owners of ``engine``; the last one is closed first."""
+    """Return the owners of ``engine``. The last owner is closed first."""
     runner, pool, receiver = engine.runner, engine.pool, engine.receiver
     grammars, scheduler = engine.grammars, engine.scheduler
     owners = runner.owners()
@@ -74,9 +74,7 @@ def create_owners(engine: EngineCore) -> list[Owner]:
                 nbytes=lambda: receiver.bytes,
                 bound=receiver.capacity,
                 checks={"receiver_cache_adds_up": receiver.find_problems},
-                flush=FlushAction(
-                    "media that the worker keeps", lambda: receiver.bytes, receiver.clear
-                ),
+                flush=FlushAction("cached media", lambda: receiver.bytes, receiver.clear),
                 close=receiver.clear,
             )
         )

@@ -1,4 +1,4 @@
-"""Resolves the sizes of one engine from its settings and the machine's memory."""
+"""Resolve the sizes of one engine from its settings and the machine's memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from plimsoll_engine.models import decoder
 
 BLOCK_SIZE = 16
 CUDA_KV_FRACTION = 0.8
-"""Share of the device memory left after loading the weights; the rest is for activations."""
+"""Share of the device memory that is left after loading the weights. Activations use the rest."""
 CPU_KV_BYTES = 64 << 20
 CACHE_DTYPES = {"fp8": FP8, "fp8_e4m3": FP8}
 """Values of ``--kv-cache-dtype``, as in vLLM."""
 FP8_CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs that convert e4m3 (PTX ISA, ``cvt``)."""
+"""Compute capability of the first GPUs that can convert e4m3 (PTX ISA, ``cvt``)."""
 
 
 class EngineSizes(msgspec.Struct, frozen=True):
-    """The limits of one engine, derived from the device's memory if no flag sets them."""
+    """Limits of one engine. A limit without a flag is derived from the device's memory."""
 
     max_num_seqs: int
     max_model_len: int
@@ -33,28 +33,28 @@ class EngineSizes(msgspec.Struct, frozen=True):
     num_blocks: int
 
     def kv_bytes(self, kv: KVShape, dtype: torch.dtype, draft: KVShape | None = None) -> int:
-        """Return the bytes of the KV pool in ``dtype``, with that of a draft model if any."""
+        """Return the size of the KV pool in bytes, including that of a draft model, if any."""
         return self.num_blocks * self.block_size * token_bytes(kv, dtype, draft)
 
 
 def token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:
-    """Return the bytes of one token in the pools of a model and of its draft model, if any."""
+    """Return the bytes of one token in the KV pools of a model and of its draft model, if any."""
     return kv.bytes_per_token(dtype) + (0 if draft is None else draft.bytes_per_token(dtype))
 
 
 def cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the KV pool's dtype for ``--kv-cache-dtype``; ``auto`` means ``dtype``.
+    """Return the dtype of the KV pool for ``--kv-cache-dtype``. ``auto`` means ``dtype``.
 
     Raises :class:`SettingsError` if ``name`` is unknown or the device does not support it.
     """
     if name == "auto":
         return dtype
     if name not in CACHE_DTYPES:
-        raise SettingsError(f"--kv-cache-dtype {name}: expected auto, {', '.join(CACHE_DTYPES)}")
+        raise SettingsError(f"--kv-cache-dtype {name}: use auto, {', '.join(CACHE_DTYPES)}")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise SettingsError(
-            f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or higher; leave the"
-            " flag out"
+            f"--kv-cache-dtype {name} needs a GPU with compute capability 8.9 or higher: omit"
+            " the flag"
         )
     return CACHE_DTYPES[name]
 
@@ -63,26 +63,30 @@ def check_adapters(requested: WorkerConfig, config: Any) -> None:
     """Raise :class:`SettingsError` if adapters are enabled and the model does not support them."""
     if requested.max_loras and not decoder.supports(config):
         raise SettingsError(
-            f"--enable-lora: field model_type: {config.model_type} takes no adapters here, only"
-            f" text models of {', '.join(decoder.FAMILY)}; leave the flag out"
+            f"--enable-lora: field model_type: {config.model_type} does not support adapters,"
+            f" only text models of {', '.join(decoder.FAMILY)} do: omit the flag"
         )
 
 
 ENCODED_AT_ONCE = 8
-"""Number of the largest media in the encoder cache of an encoder-decoder model, whose requests hold
-them until they end. Fewer would limit the batch, and each takes the memory of a long context."""
+"""Number of the largest media in the encoder cache of an encoder-decoder model.
+
+Its requests hold them until they end. A smaller number would limit the batch. Each medium takes as
+much memory as a long context.
+"""
 
 
 def encoder_tokens(
     requested: int | None, settings: EngineSizes, largest: int, lifelong: bool
 ) -> int:
-    """Return the encoder cache's budget in tokens. ``largest`` is that of the largest medium.
+    """Return the encoder cache's budget in tokens. The largest medium takes ``largest`` tokens.
 
-    Raises :class:`SettingsError` if ``requested`` is less than that.
+    Raises :class:`SettingsError` if ``requested`` is less than ``largest``.
     """
     if requested is not None and requested < largest:
         raise SettingsError(
-            f"--encoder-cache-tokens {requested}: one image or sound of this model takes {largest}"
+            f"--encoder-cache-tokens {requested} is too small: one image or sound of this model"
+            f" takes {largest} tokens"
         )
     if requested is not None:
         return requested
@@ -101,12 +105,12 @@ def resolve(
     free: int | None = None,
     draft: KVShape | None = None,
 ) -> EngineSizes:
-    """Return the sizes for the ``requested`` settings. Call it after the weights were loaded.
+    """Return the sizes for the ``requested`` settings. Call this after the weights are loaded.
 
-    ``dtype`` is the KV pool's, and ``positions`` the model's longest context in tokens.
-    ``pool_bytes`` is the size of an existing KV pool. ``free`` is the device memory that is free on
-    every rank, None on a CPU. ``draft`` is the shape of a draft model's part of the pool. Raises
-    :class:`SettingsError` for values that are invalid or do not fit into memory.
+    ``dtype`` is the KV pool's dtype, and ``positions`` the model's longest context in tokens.
+    ``pool_bytes`` is the size of an existing KV pool. ``free`` is the device memory in bytes that
+    is free on every rank; None on a CPU. ``draft`` is the shape of the draft model's part of the
+    pool. Raises :class:`SettingsError` for values that are invalid or do not fit into memory.
     """
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
@@ -119,8 +123,8 @@ def resolve(
     max_model_len = requested.max_model_len or positions
     if max_model_len > positions:
         raise SettingsError(
-            f"--max-model-len {max_model_len}: the model has {positions} positions"
-            f" (max_position_embeddings)"
+            f"--max-model-len {max_model_len} is too large: the model supports {positions}"
+            " positions (max_position_embeddings)"
         )
     block_size = requested.block_size or BLOCK_SIZE
     max_num_seqs = _sequences(requested, device)
@@ -138,11 +142,11 @@ def resolve(
         if requested.max_model_len is not None and requested.num_blocks is None:
             raise SettingsError(
                 f"--max-model-len {max_model_len}: only {num_blocks} KV blocks of {block_size}"
-                f" tokens fit into memory; lower it"
+                f" tokens fit into memory: lower it"
             )
         max_model_len = num_blocks * block_size
     if max_model_len < 2:
-        raise SettingsError("there is no memory for even one KV block after the weights")
+        raise SettingsError("the weights leave too little memory for one KV block")
     return EngineSizes(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
@@ -161,5 +165,5 @@ def _batched_tokens(requested: WorkerConfig, device: torch.device) -> int:
 
 
 def most_rows(requested: WorkerConfig, device: torch.device) -> int:
-    """Return the maximum rows of a step without drafts."""
+    """Return the maximum number of rows of a step without drafts."""
     return max(_sequences(requested, device), _batched_tokens(requested, device))

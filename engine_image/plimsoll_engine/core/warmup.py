@@ -1,9 +1,9 @@
 """Warm-up requests before the engine serves.
 
 The first run loads libraries and kernels. It uses a pool of a few blocks, while a predecessor may
-still hold the memory of the real pool. The second uses the real pool with the largest prefill and
-the widest decode step. After it, every buffer exists and working memory is at its maximum, so that
-the baseline can be measured.
+still hold the memory of the real pool. The second run uses the real pool with the largest prefill
+and the widest decode step. After it, every buffer exists and the working memory is at its maximum,
+so the baseline can be measured.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 
 SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
-"""The pool of the first run: 512 tokens, 64 MiB for an 8B model."""
+"""Pool of the first run: 512 tokens, 64 MiB for an 8B model."""
 SMALL_WIDTH = 4
-"""Rows of its decode step."""
+"""Number of rows in the decode step of the first run."""
 
 
 def load_kernels(
@@ -37,9 +37,9 @@ def load_kernels(
 ) -> None:
     """Load the kernels of ``model`` by computing on a small pool, on every rank.
 
-    Only the first layers are computed, as many as have all kinds of kernels, because every
-    collective waits for all devices while a predecessor serves on them. ``kv_dtype`` is the pool's
-    dtype, None for the model's. Raises :class:`WarmUpError`.
+    Only the first layers are computed, as many as use all kinds of kernels, because every
+    collective waits for all devices while a predecessor serves on them. ``kv_dtype`` is the dtype
+    of the pool; None means the model's dtype. Raises :class:`WarmUpError`.
     """
     if isinstance(model, Decoder):
         model = model.first(model.varied)
@@ -57,7 +57,7 @@ def load_kernels(
 
 
 def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Load the kernels for sampling from a few rows. It may run in another thread."""
+    """Load the kernels for sampling by sampling a few rows. May run in another thread."""
     rows = sampling.plan([sampling.Row(Sampling(1, temperature=1.0), 0)] * SMALL_WIDTH)
     with torch.inference_mode():
         sampling.sample(torch.zeros(SMALL_WIDTH, vocabulary, dtype=dtype, device=device), rows)
@@ -91,7 +91,7 @@ def warm_up(engine: EngineCore) -> None:
 
 
 class _Zeros:
-    """Proposes the maximum number of drafts, so that the step has as many rows as possible."""
+    """Proposer of the maximum number of drafts, so that the step has as many rows as possible."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """Return zeros as drafts."""

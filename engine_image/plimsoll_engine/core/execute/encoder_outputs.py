@@ -1,6 +1,6 @@
-"""The runner's side of the encoder cache: the outputs themselves, by key.
+"""Encoder outputs in the runner, by key.
 
-The scheduler decides what to free and what to encode (core/schedule/encoder_cache.py).
+The scheduler decides which outputs to compute and to free (core/schedule/encoder_cache.py).
 """
 
 from __future__ import annotations
@@ -27,35 +27,40 @@ class EncoderOutputs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, on the model's device."""
+        """Size of all tensors in bytes, on the model's device."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token of output; 0 once closed."""
+        """Size of one output token in bytes; 0 after :meth:`close`."""
         return 0 if self._model is None else self._model.output_bytes
 
     def find_problems(self, known: set[bytes]) -> list[str]:
-        """Return what the audit finds wrong: outputs whose keys are not in ``known``."""
+        """Return a message if outputs exist whose keys are not in ``known``, for the audit."""
         lost = self._tensors.keys() - known
-        return [f"{len(lost)} encoder outputs are in the runner and in no ledger"] if lost else []
+        return (
+            [f"{len(lost)} encoder outputs are in the runner but not in the encoder cache"]
+            if lost
+            else []
+        )
 
     def tokens_beyond(self, known: set[bytes]) -> int:
         """Return the number of tokens in outputs whose keys are not in ``known``."""
         return sum(tensor.shape[0] for key, tensor in self._tensors.items() if key not in known)
 
     def free(self, keys: Sequence[bytes]) -> None:
-        """Free the outputs of ``keys``; unknown keys are ignored."""
+        """Free the outputs with these ``keys``. Unknown keys are ignored."""
         for key in keys:
             self._tensors.pop(key, None)
 
     def prepare(
         self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
     ) -> torch.Tensor | None:
-        """Encode the media of ``chunks`` and pass the outputs to the step.
+        """Encode the media of ``chunks`` and add the outputs to the step.
 
-        A ``lifelong`` model gets them in ``step``. Otherwise return the input embeddings [tokens,
-        hidden] of ``ids`` [tokens] with the outputs in place; None if no row is a placeholder.
+        A ``lifelong`` model reads the outputs from ``step``. For other models, return the input
+        embeddings [tokens, hidden] of ``ids`` [tokens] with the outputs in place of the
+        placeholders. Return None if no row is a placeholder.
         """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])
@@ -94,6 +99,6 @@ class EncoderOutputs:
         return found
 
     def close(self) -> None:
-        """Free all outputs. A second call does nothing."""
+        """Free all outputs. Idempotent."""
         self._tensors = {}
         self._model = None

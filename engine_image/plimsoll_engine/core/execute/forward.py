@@ -1,6 +1,6 @@
-"""Runs the model over the KV pool, on every rank: a step's inputs in, logits out.
+"""Run the model over the KV pool, on every rank: from the inputs of a step to its logits.
 
-The newest token of a sequence may be known to the device only: :attr:`Forward.newest` holds the
+The newest token of a sequence may be known only to the device. :attr:`Forward.newest` holds the
 tokens of the last step, and the next step reads them from there.
 """
 
@@ -45,9 +45,9 @@ class Forward:
         memory: torch.Tensor | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Use ``memory``, uint8 [bytes], as KV pool, or allocate one if it is None.
+        """Use ``memory``, uint8 [bytes], as the KV pool. If it is None, allocate a pool.
 
-        ``kv_dtype`` is the pool's dtype, None for the model's.
+        ``kv_dtype`` is the dtype of the pool; None means the model's dtype.
         """
         self.model: Model | None = model
         self.group: Group = model.group if isinstance(model, Decoder) else ALONE
@@ -57,9 +57,9 @@ class Forward:
         self.graphs: DecodeGraphs | None = None
         self.layers: LayerGraphs | None = None
         self._unplanned: list[int] = []
-        """Padded prompt lengths for which the attention has no plan yet."""
+        """Padded prompt lengths whose attention is not planned yet."""
         self.adapters: LoadedAdapters | None = None
-        """None if the engine takes no LoRA adapters."""
+        """Loaded LoRA adapters; None if the engine does not serve adapters."""
         self._ops = ops_for(self.device)
         slots = num_blocks * block_size
         self.pool_is_mapped = memory is not None
@@ -67,21 +67,23 @@ class Forward:
         made = pool_tensors(model.kv, slots, kv_dtype or model.dtype, self.device, memory)
         self.kv: torch.Tensor | None = made.pairs
         self.kv_scales: torch.Tensor | None = made.scales
-        """Scales of an FP8 pool, else None."""
+        """Scales of an FP8 pool; None for another pool."""
         self.newest: torch.Tensor | None = None
-        """Tokens sampled by the last step, on the device; ``InFlight.row`` is a request's row."""
+        """Tokens that the last step sampled, on the device. ``InFlight.row`` is the row of a
+        request.
+        """
         self.scores: Scores | None = None
-        """Scores of the prompt rows of the last step, if it had any."""
+        """Scores of the prompt rows of the last step; None if it scored no rows."""
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV pool of all ranks together; each rank has the same."""
+        """Size of the KV pool in bytes, summed over all ranks. Each rank has the same share."""
         if self.kv is None:
             return 0
         return PoolTensors(self.kv, self.kv_scales).nbytes * self.group.shard.size
 
     def owners(self, name: str = name) -> list[Owner]:
-        """Return the KV pool as an owner of that name; the graphs have an entry of their own."""
+        """Return the KV pool as an owner called ``name``, and the graphs as a second owner."""
         on_device = self.device.type == "cuda"
         return [
             Owner(
@@ -95,23 +97,23 @@ class Forward:
         ]
 
     def block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a checksum of each of ``blocks`` on this rank."""
+        """Return a checksum of each block in ``blocks`` on this rank."""
         assert self.kv is not None
         return pool_sums(PoolTensors(self.kv, self.kv_scales), self.block_size, blocks)
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory of the captured steps, of this rank."""
+        """Device memory of the captured steps on this rank, in bytes."""
         return sum(graphs.nbytes for graphs in (self.graphs, self.layers) if graphs is not None)
 
     def capture_graphs(
         self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
     ) -> None:
-        """Capture decode steps of the first few batch sizes (CUDA only), or none with ``later``.
+        """Capture the decode steps of the first few batch sizes (CUDA only).
 
-        :meth:`capture_more` captures the others up to ``max_rows`` and the layers of steps with
-        prompts, and plans the attention of whole prompts of up to ``longest`` tokens. A request has
-        at most ``max_blocks`` blocks.
+        With ``later``, capture none. :meth:`capture_more` then captures the other sizes up to
+        ``max_rows`` and the layers of steps with prompts. It also plans the attention of whole
+        prompts of up to ``longest`` tokens. A request has at most ``max_blocks`` blocks.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -131,12 +133,12 @@ class Forward:
 
     @property
     def incomplete(self) -> bool:
-        """Whether :meth:`capture_more` has something left to do."""
+        """Whether :meth:`capture_more` has work left."""
         known = [graphs for graphs in (self.graphs, self.layers) if graphs is not None]
         return any(graphs.missing for graphs in known) or bool(self._unplanned)
 
     def capture_more(self) -> bool:
-        """Capture one more batch size or piece, or plan one more length; False if none is left."""
+        """Capture one more size or piece, or plan one more length. Return False if none is left."""
         for graphs in (self.graphs, self.layers):
             if graphs is not None and graphs.capture_next():
                 return True
@@ -152,7 +154,7 @@ class Forward:
 
     @torch.inference_mode()
     def follow(self, inputs: Inputs) -> None:
-        """Compute a step on a rank above 0, and receive the sampled tokens unless it is greedy."""
+        """Compute a step on a rank above 0. Unless it is greedy, receive the sampled tokens."""
         tokens, logits = self.compute(inputs)
         if tokens is not None and inputs.greedy:
             self.newest = tokens
@@ -165,11 +167,12 @@ class Forward:
     def compute(
         self, inputs: Inputs, chunks: Sequence[Chunk] = ()
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the greedy tokens, if a graph computed them, and the logits of ``inputs.last``.
+        """Compute a step. Return its greedy tokens and the logits of the rows ``inputs.last``.
 
-        Tokens are int64 [rows], logits [rows, vocabulary] in the model's dtype. Logits are None
-        without a row, and in a greedy step whose tokens are returned. ``chunks`` bring media and
-        adapters; a step with an adapter is not replayed from a graph.
+        Tokens are int64 [rows] if a graph computed them, otherwise None. Logits are [rows,
+        vocabulary] in the model's dtype. Logits are None if no row is sampled or the greedy tokens
+        are returned. ``chunks`` provide media and adapters. A step with an adapter is not replayed
+        from a graph.
         """
         self.scores = adapters = None
         if self.adapters is not None:
@@ -239,7 +242,7 @@ class Forward:
     def _needed(
         self, step: StepPlan, needed: NeededRows, inputs: Inputs, chunks: Sequence[Chunk]
     ) -> Needed:
-        """Return the needed rows on the device, with a step plan for these rows only."""
+        """Return the needed rows on the device, with a step plan for only these rows."""
         tables = inputs.tables[needed.sequences]
         rows, starts, contexts, blocks = pieces(
             [needed.rows, needed.starts, inputs.contexts[needed.sequences], tables.reshape(-1)],
@@ -255,7 +258,7 @@ class Forward:
         return Needed(rows, own)
 
     def close(self) -> None:
-        """Release model, adapters, KV pool and graphs. A second call does nothing."""
+        """Release the model, adapters, KV pool and graphs. Idempotent."""
         if self.adapters is not None:
             self.adapters.close()
             self.adapters = None

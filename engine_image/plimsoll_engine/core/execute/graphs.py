@@ -1,8 +1,8 @@
-"""Decode steps captured as CUDA graphs: one launch instead of hundreds.
+"""Decode steps captured as CUDA graphs: one launch per step instead of hundreds.
 
-A batch is padded to the next captured size; padding rows have no context and write nothing. All
-graphs share one input buffer and one memory pool, so they never run at the same time, and the
-output of a replay is valid until the next one.
+A batch is padded to the next captured size. Padding rows have no context and write nothing. All
+graphs share one input buffer and one memory pool, so they never run at the same time. The output of
+a replay is valid until the next replay.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ log = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FIRST = 4
-"""Minimum number of sizes captured before the engine serves, spread over all sizes."""
+"""Minimum number of sizes to capture before the engine serves. They are spread over all sizes."""
 SLOW_S = 0.1
-"""Captures that take longer than this are logged with their phases; most are faster."""
+"""Duration above which a capture is logged with its phases. Most captures are faster."""
 FIELDS = 5
-"""Inputs with one number a row: ids, sources, positions, slots, contexts."""
+"""Number of inputs with one value per row: ids, sources, positions, slots, contexts."""
 
 
 def sizes_up_to(rows: int) -> list[int]:
-    """Return the batch sizes to capture, ascending; the last is ``rows``."""
+    """Return the batch sizes to capture, in ascending order. The last one is ``rows``."""
     return [size for size in SIZES if size < rows] + [rows]
 
 
 def in_order(sizes: list[int], kind: Callable[[int], Hashable]) -> tuple[list[int], list[int]]:
     """Return the ``sizes`` to capture before the engine serves, and those to capture later.
 
-    The first are the largest, the smallest, some in between, and the largest of each other
-    ``kind``, whose kernels would otherwise be compiled while streams wait. The largest size comes
-    first, because the others then fit into the memory that it took.
+    The first list has the largest size, the smallest, some in between, and the largest size of each
+    other ``kind``. Kernels of another kind would otherwise be compiled while streams wait. The
+    largest size is captured first, because the memory that it takes also fits the others.
     """
     step = max(1, len(sizes) // (FIRST - 1))
     first = [sizes[-1], *sizes[:-1:step]][:FIRST]
@@ -56,7 +56,7 @@ def in_order(sizes: list[int], kind: Callable[[int], Hashable]) -> tuple[list[in
 
 
 class DecodeGraphs:
-    """The captured decode steps of one model over one KV pool."""
+    """Captured decode steps of one model over one KV pool."""
 
     def __init__(
         self,
@@ -100,16 +100,16 @@ class DecodeGraphs:
         return bool(self._missing)
 
     def fits(self, rows: int) -> bool:
-        """Return whether a graph exists for a batch of ``rows``."""
+        """Report whether a graph exists for a batch of ``rows`` rows."""
         return any(size >= rows for size in self._graphs)
 
     def capture_first(self) -> None:
-        """Capture the first few sizes. They include the largest, so every batch has a graph."""
+        """Capture the first few sizes, including the largest, so that every batch has a graph."""
         for _ in range(self._first):
             self.capture_next()
 
     def capture_next(self) -> bool:
-        """Capture one more size. Return False if none is missing."""
+        """Capture one more size. Return False if no size is missing."""
         if not self._missing:
             return False
         size = self._missing.pop(0)
@@ -117,7 +117,7 @@ class DecodeGraphs:
             self._capture(size)
         except torch.OutOfMemoryError as error:
             # Batches of this size take the next larger graph, or none.
-            log.warning("no graph of %d rows: %s", size, error)
+            log.warning("cannot capture a graph with %d rows: %s", size, error)
         return True
 
     @torch.inference_mode()
@@ -160,7 +160,7 @@ class DecodeGraphs:
         ended = time.monotonic()
         if ended - begun >= SLOW_S:
             log.info(
-                "capturing %d rows took long: compiled %.3f s, waited %.3f s, captured %.3f s",
+                "the capture of %d rows was slow: compile %.3f s, wait %.3f s, capture %.3f s",
                 size, warm - begun, freed - warm, ended - freed,
             )  # fmt: skip
         self._graphs[size] = graph, tokens, logits
@@ -169,10 +169,11 @@ class DecodeGraphs:
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the greedy token of each row and this rank's logits, in the graph's memory.
+        """Replay a graph. Return the greedy token of each row and this rank's logits.
 
-        Tokens are int64 [rows], logits [rows, vocabulary / ranks]. ``newest`` int64 are the tokens
-        sampled by the previous step, at most as many as the largest size.
+        Both are in the graph's memory. Tokens are int64 [rows], logits [rows, vocabulary / ranks].
+        ``newest`` are the int64 tokens that the previous step sampled, at most as many as the
+        largest size.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)
@@ -196,7 +197,7 @@ class DecodeGraphs:
         return tokens[:rows], logits[:rows]
 
     def close(self) -> None:
-        """Free the graphs and their memory. A second call does nothing."""
+        """Free the graphs and their memory. Idempotent."""
         for graph, _, _ in self._graphs.values():
             graph.reset()
         self._graphs.clear()

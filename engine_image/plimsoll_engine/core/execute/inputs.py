@@ -1,4 +1,4 @@
-"""Collects the integer inputs of a step on the host, and copies them to the device at once."""
+"""Collect the integer inputs of a step on the host, and copy them to the device at once."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
 class Known(Protocol):
-    """Properties of a request that a step reads."""
+    """Properties of a request that a step needs."""
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Return the known tokens."""
+        """Known tokens of the request."""
         ...
 
     @property
     def block_ids(self) -> list[int]:
-        """Return the KV blocks, in the order of the tokens."""
+        """KV blocks of the request, in the order of its tokens."""
         ...
 
     @property
     def computed(self) -> int:
-        """Return the number of tokens whose keys and values are in the pool."""
+        """Number of tokens whose keys and values are in the pool."""
         ...
 
     @property
     def in_flight(self) -> InFlight:
-        """Return the tokens that only the device knows."""
+        """Tokens that only the device knows."""
         ...
 
 
 class Rows(Protocol):
-    """The rows of one request in a step, as in :class:`Chunk`."""
+    """Rows of one request in a step, as in :class:`Chunk`."""
 
     @property
     def request(self) -> Known:
-        """Return the request."""
+        """The request that the rows belong to."""
         ...
 
     @property
     def count(self) -> int:
-        """Return the number of rows before the drafts."""
+        """Number of rows before the drafts."""
         ...
 
     @property
     def drafts(self) -> Sequence[int]:
-        """Return the drafts, each a further row."""
+        """Draft tokens. Each of them is another row."""
         ...
 
     @property
     def ends(self) -> bool:
-        """Return whether the rows include the newest token."""
+        """Whether the rows include the newest token."""
         ...
 
 
 def collect(
     chunks: Sequence[Rows], block_size: int, scored: Sequence[Part] = (), by_row: bool = False
 ) -> Inputs:
-    """Return the inputs of a step whose ``chunks`` are sorted by :func:`row_order`.
+    """Return the inputs of a step. The ``chunks`` must be sorted by :func:`row_order`.
 
-    Each draft is a separate decode row over its request's blocks, because a layer stores the keys
-    and values of all rows before any row attends to them. With ``by_row``, so is each prompt token.
-    ``scored`` are the rows whose log probabilities are computed.
+    Each draft is a separate decode row over the blocks of its request, because a layer stores the
+    keys and values of all rows before any row attends to them. With ``by_row``, each prompt token
+    is a separate decode row as well. ``scored`` are the rows whose log probabilities are computed.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
@@ -128,8 +128,8 @@ def _ints(values: list[int]) -> Array:
 def row_order(chunk: Rows) -> tuple[int, int]:
     """Return the sort key of a chunk within a step.
 
-    Decode rows come first, by descending context, since the longest takes the device longest; then
-    continued prompts; then whole prompts, the shortest first.
+    Decode rows come first, by descending context, because the longest takes the device the longest
+    time. Continued prompts follow, then whole prompts, the shortest first.
     """
     if chunk.count == 1:
         return 0, -chunk.request.computed
@@ -137,7 +137,7 @@ def row_order(chunk: Rows) -> tuple[int, int]:
 
 
 def pieces(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Return the int32 ``fields`` on ``device``, as views of a single copy."""
+    """Copy the int32 ``fields`` to ``device`` in a single copy, and return a view of each."""
     packed = to_device(np.concatenate(fields), device)
     return list(torch.split(packed, [len(field) for field in fields]))
 
@@ -145,8 +145,8 @@ def pieces(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
 def to_device(values: Array, device: torch.device) -> torch.Tensor:
     """Return the int32 ``values`` on ``device``.
 
-    The copy is made from pinned memory, so that the host does not wait for it; torch keeps the
-    pinned memory until the copy is done.
+    The copy uses pinned memory, so the host does not wait for it. torch keeps the pinned memory
+    until the copy is done.
     """
     if device.type != "cuda":
         return torch.from_numpy(values)

@@ -1,9 +1,10 @@
-"""Steps with prompts, captured between the attentions: two launches a layer instead of nine.
+"""Steps with prompts, captured between the attentions: two launches per layer instead of nine.
 
-Attention depends on how rows belong to sequences; everything else depends on the number of rows
-only. So the kernels between two attentions are captured for some numbers of rows, and attention is
-launched in between. A step is padded to the next captured number: matrix products compute tiles of
-:data:`STEP` rows anyway, and padding rows write nothing to the pool.
+Attention depends on how rows belong to sequences; everything else depends only on the number of
+rows. The kernels between two attentions are therefore captured for some numbers of rows, and the
+attention is launched in between. A step is padded to the next captured number. This costs little,
+because matrix products compute tiles of :data:`STEP` rows anyway. Padding rows write nothing to the
+pool.
 """
 
 from __future__ import annotations
@@ -23,33 +24,33 @@ log = logging.getLogger(__name__)
 
 STEP = 128
 LONGEST = 1408
-"""Maximum number of rows. In longer steps the host is not the bottleneck."""
+"""Maximum number of rows. In longer steps, the host is not the bottleneck."""
 AT_ONCE = 4
-"""Number of pieces captured at a time; a step waits some milliseconds for each."""
+"""Number of pieces to capture in one call. A step waits some milliseconds for each of them."""
 
 
 class Piece(Protocol):
-    """A captured piece, with the interface of :class:`torch.cuda.CUDAGraph`."""
+    """Captured piece of a step, with the interface of :class:`torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
-        """Run the piece on the tensors of its capture."""
+        """Run the piece on the tensors that it was captured with."""
 
     def reset(self) -> None:
         """Free the piece."""
 
 
 class Capture:
-    """Captures graphs in the memory ``pool``, shared with graphs that never run concurrently."""
+    """Capturer of graphs in a memory ``pool`` that they share, because they never run together."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Callable[[], None]) -> Piece:
-        """Return the kernels that ``compute`` launches as a graph.
+        """Capture the kernels that ``compute`` launches, and return them as a graph.
 
         ``torch.cuda.graph`` is not used, because it empties torch's memory cache before each
-        capture, and the next step would have to allocate from the driver again.
+        capture, and the next step would have to allocate memory from the driver again.
         """
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -69,9 +70,9 @@ class Capture:
 
 
 class LayerGraphs:
-    """The captured pieces of one model over one KV pool; each ends at the attention of a layer.
+    """Captured pieces of one model over one KV pool. Each piece ends at the attention of a layer.
 
-    The last piece ends before the last layer, which computes the needed rows only. All pieces read
+    The last piece ends before the last layer, which computes only the needed rows. All pieces read
     and write the same few tensors, which carry no state from one step to the next.
     """
 
@@ -84,12 +85,12 @@ class LayerGraphs:
         capture: Callable[[Callable[[], None]], Piece],
         longest: int,
     ) -> None:
-        """Capture steps of up to ``longest`` rows, or :data:`LONGEST` where that is less."""
+        """Capture steps of up to ``longest`` rows, but at most :data:`LONGEST`."""
         sizes = range(STEP, STEP * cdiv(min(longest, LONGEST), STEP) + 1, STEP)
         self._model: Decoder | None = model
         self._capture = capture
         self._missing = list(reversed(sizes))
-        """The largest first, because the others then fit into the memory that it took."""
+        """Sizes to capture, the largest first: the memory that it takes also fits the others."""
         self._pieces: dict[int, list[Piece]] = {}
         self._begun: list[Piece] = []
         """Captured pieces of the first missing size."""
@@ -112,12 +113,12 @@ class LayerGraphs:
         return bool(self._missing)
 
     def fits(self, rows: int) -> bool:
-        """Return whether pieces exist for a step of ``rows``."""
+        """Report whether pieces exist for a step of ``rows`` rows."""
         return any(size >= rows for size in self._pieces)
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
-        """Capture a few more pieces. Return False if none is missing."""
+        """Capture a few more pieces. Return False if no piece is missing."""
         if not self._missing:
             return False
         assert self._model is not None
@@ -128,7 +129,7 @@ class LayerGraphs:
                 self._begun.append(self._capture(self._piece(size, index)))
         except torch.OutOfMemoryError as error:
             # Steps of this size use the next larger graphs, or none.
-            log.warning("no graphs of %d rows: %s", size, error)
+            log.warning("cannot capture graphs with %d rows: %s", size, error)
             self._reset(self._begun)
             self._begun = []
             self._missing.pop(0)
@@ -140,7 +141,7 @@ class LayerGraphs:
         return True
 
     def _piece(self, size: int, index: int) -> Callable[[], None]:
-        """Return the piece of ``size`` rows between layers ``index`` - 1 and ``index``."""
+        """Return a function for ``size`` rows between layers ``index`` - 1 and ``index``."""
         model, kv, slots = self._model, self._kv, self._slots[:size]
         assert model is not None
         assert kv is not None
@@ -168,7 +169,10 @@ class LayerGraphs:
         return compute
 
     def compute(self, ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """Return the result of :meth:`Decoder.forward` for a step without adapters that fits."""
+        """Return the result of :meth:`Decoder.forward` for a step without adapters.
+
+        :meth:`fits` must be true for the step.
+        """
         model, rows = self._model, len(ids)
         assert model is not None
         size = min(size for size in self._pieces if size >= rows)
@@ -190,7 +194,7 @@ class LayerGraphs:
             piece.reset()
 
     def close(self) -> None:
-        """Free the graphs and their memory. A second call does nothing."""
+        """Free the graphs and their memory. Idempotent."""
         for pieces in (*self._pieces.values(), self._begun):
             self._reset(pieces)
         self._pieces, self._begun, self._missing = {}, [], []

@@ -1,4 +1,4 @@
-"""The LoRA adapters of one worker, by number.
+"""LoRA adapters of one worker, by number.
 
 An unloaded adapter is freed when the last request that uses it has ended.
 """
@@ -22,7 +22,7 @@ from plimsoll_engine.models.lora import Adapter, StepAdapters
 
 
 class LoadedAdapters:
-    """At most ``most`` adapters of at most ``max_rank``. It keeps no reference to ``model``."""
+    """Up to ``most`` adapters, each of rank ``max_rank`` or less. Does not reference ``model``."""
 
     def __init__(self, model: Decoder, most: int, max_rank: int) -> None:
         self._targets = lora.targets(model.parts)
@@ -30,21 +30,23 @@ class LoadedAdapters:
         self._most, self._max_rank = most, max_rank
         self._loaded: dict[int, Adapter] = {}
         self.living: WeakSet[Adapter] = WeakSet()
-        """Every adapter that has memory: loaded, or unloaded and still in use."""
+        """Adapters that occupy memory: those that are loaded, and unloaded ones that are still in
+        use.
+        """
         self.bytes_bound = most * sum(
             target.nbytes(max_rank, self._dtype) for target in self._targets.values()
         )
 
     @property
     def bytes(self) -> int:
-        """Device bytes of all adapters in :attr:`living`."""
+        """Device memory of all adapters in :attr:`living`, in bytes."""
         return sum(adapter.nbytes for adapter in self.living)
 
     def load(self, name: str, number: int, folder: Path) -> None:
         """Load an adapter.
 
         Raises LoadError or OSError if its files are invalid, and torch's OutOfMemoryError if the
-        device is full.
+        device memory is full.
         """
         if len(self.living) >= self._most:
             raise LoadError(
@@ -56,30 +58,35 @@ class LoadedAdapters:
         self.living.add(adapter)
 
     def get(self, number: int) -> Adapter | None:
-        """Return the adapter of ``number``; None if it is not loaded."""
+        """Return the adapter with this ``number``; None if it is not loaded."""
         return self._loaded.get(number)
 
     def unload(self, number: int) -> None:
-        """Unload an adapter if it is loaded; requests that use it keep it."""
+        """Unload an adapter if it is loaded. Requests that use it keep it."""
         self._loaded.pop(number, None)
 
     def find_problems(self, used: Sequence[Adapter]) -> list[str]:
-        """Return what the audit finds wrong: adapters neither loaded nor ``used`` by a request."""
+        """Return a message, for the audit, if adapters are neither loaded nor ``used``."""
         held = {*self._loaded.values(), *used}
         lost = sorted(adapter.name for adapter in self.living if adapter not in held)
-        return [f"{len(lost)} adapters have no holder: {', '.join(lost)}"] if lost else []
+        return (
+            [f"{len(lost)} adapters are in memory, but not loaded or used:  {', '.join(lost)}"]
+            if lost
+            else []
+        )
 
     def close(self) -> None:
-        """Unload all adapters. A second call does nothing."""
+        """Unload all adapters. Idempotent."""
         self._loaded.clear()
 
 
 def in_step(
     chunks: Sequence[Chunk], device: torch.device, among: Array | None = None
 ) -> StepAdapters | None:
-    """Return the adapters of ``chunks``, which are in the order of their rows; None without one.
+    """Return the adapters of ``chunks``; None if no chunk has an adapter.
 
-    With ``among``, int32 row indices, only these rows count, numbered by their position there.
+    ``chunks`` are in the order of their rows. With ``among`` (int32 row indices), only these rows
+    count, and each is numbered by its position in ``among``.
     """
     rows: dict[Adapter, list[Array]] = {}
     row = 0

@@ -1,8 +1,8 @@
 """Edits of single logits before sampling: bias, banned tokens, penalties.
 
-Most rows have none, and others change few of their logits. So the edits of a step are lists of
-(row, token) pairs gathered on the host. The device keeps no state that could leak or be wrong after
-a preemption.
+Most rows have no edits, and the others change only a few logits. The edits of a step are therefore
+lists of (row, token) pairs that the host collects. The device keeps no state that could leak or be
+wrong after a preemption.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 BANNED = -1e30
-"""Added to a banned token's logit. Finite, so that it can follow where nothing else is allowed."""
+"""Value added to the logit of a banned token.
+
+It is finite, so a banned token can still be sampled if no other token is allowed.
+"""
 
 
 @dataclass(slots=True)
 class Edits:
-    """The edits of one step, collected row by row on the host."""
+    """Edits of one step, collected row by row on the host."""
 
     bias_rows: list[int] = field(default_factory=list)
     bias_tokens: list[int] = field(default_factory=list)
@@ -40,7 +43,10 @@ class Edits:
         counts: TokenCounts | None,
         banned: Sequence[int] = (),
     ) -> None:
-        """Add the edits of ``row``, which samples output token ``position``, none of ``banned``."""
+        """Add the edits of ``row``, which samples output token number ``position``.
+
+        None of the tokens in ``banned`` may be sampled.
+        """
         if sampling.logit_bias:
             self._bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
         if position < sampling.min_tokens and (stops := set(sampling.stop_token_ids)):
@@ -59,8 +65,9 @@ class Edits:
     def apply(self, logits: torch.Tensor) -> None:
         """Edit ``logits`` [rows, vocabulary], float32, in place.
 
-        Bias first, then the repetition penalty (a positive logit divided, another multiplied), then
-        frequency and presence taken off: OpenAI's definitions in vLLM's order.
+        The bias is added first. The repetition penalty follows: it divides positive logits and
+        multiplies the others. Then the frequency and presence penalties are subtracted. The
+        definitions are OpenAI's, in vLLM's order.
         """
         flat, size, device = logits.view(-1), logits.shape[-1], logits.device
         if self.bias_rows:

@@ -1,8 +1,8 @@
-"""The rows of a step whose output of the last layer is read.
+"""Rows of a step whose output of the last layer is needed.
 
-These are the rows from which a token is sampled, drafts included, and the scored ones. Of all
-others only the keys and values are needed, so the last layer skips the rest of their computation. A
-prompt of thousands of tokens has one needed row, or none if it is computed in chunks.
+These are the rows that sample a token, including drafts, and the scored rows. Other rows need only
+keys and values, so the last layer skips the rest of their computation. A prompt of thousands of
+tokens has one needed row, or none if it is computed in chunks.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import numpy as np
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 MIN_ROWS_SAVED = 128
-"""Minimum number of rows to skip. Fewer cost little more than reading the layer's weights, and
-skipping launches six more small kernels."""
+"""Minimum number of rows to skip.
+
+Fewer rows cost little more than reading the weights of the layer, and skipping launches six more
+small kernels.
+"""
 
 
 @dataclass(slots=True)
 class NeededRows:
-    """The needed rows on the host, as in :class:`plimsoll_engine.kernels.step_plan.Needed`.
+    """Needed rows on the host, as in :class:`plimsoll_engine.kernels.step_plan.Needed`.
 
-    ``rows`` int32 [needed] are their indices in the step. ``sequences`` int32 are the sequences
-    with needed rows, those with a single one first, and ``starts`` their offsets in ``rows``;
-    ``decodes`` is the number with a single one, ``longest`` the most rows of any other. ``last``
-    and ``scored`` are the indices in ``rows`` of those fields of
-    :class:`plimsoll_engine.messages.rank_ipc.Inputs`.
+    ``rows`` int32 [needed] are the indices of the needed rows in the step. ``sequences`` int32 are
+    the sequences with needed rows; those with a single needed row come first. ``starts`` are their
+    offsets in ``rows``. ``decodes`` is the number of sequences with a single needed row, and
+    ``longest`` the maximum number of needed rows of any other sequence. ``last`` and ``scored`` are
+    the fields of :class:`plimsoll_engine.messages.rank_ipc.Inputs` as indices in ``rows``.
     """
 
     rows: Array
@@ -41,8 +44,8 @@ class NeededRows:
 def needed_rows(inputs: Inputs) -> NeededRows | None:
     """Return the needed rows; None if the last layer should compute all rows.
 
-    In each sequence they reach from the first one that is read to the end, because attention
-    expects the query rows at the end of the context. Every rank computes the same.
+    The needed rows of a sequence include all rows after its first needed row, because attention
+    expects the query rows at the end of the context. Every rank computes the same result.
     """
     ends = inputs.starts[1:]
     read = np.concatenate([inputs.last, inputs.scored])

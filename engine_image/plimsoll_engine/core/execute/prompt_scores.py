@@ -1,8 +1,8 @@
 """Log probabilities of prompt tokens, for requests with ``prompt_logprobs``.
 
-A row scores the token after it, so every row of a prompt but the last is scored when it is
-computed. The rows go through the output head a few at a time, so that device memory does not grow
-with the prompt.
+A row scores the token that follows it, so all rows of a prompt except the last are scored when they
+are computed. The output head processes a few rows at a time, so device memory does not grow with
+the prompt.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.messages.worker_ipc import PromptScores
 
 ROWS = 32
-"""Rows scored at once: 19 MiB a buffer with a vocabulary of 152,000. All ranks use the same."""
+"""Number of rows to score at once, the same on all ranks.
+
+A buffer for them takes 19 MiB with a vocabulary of 152,000 tokens.
+"""
 
 
 class Part(NamedTuple):
-    """Rows of one request that a step scores, from its token ``first`` on.
+    """Rows of one request that a step scores, beginning at its token number ``first``.
 
-    ``row`` is the first of them in the step, ``targets`` the token that follows each.
+    ``row`` is the index of the first row in the step. ``targets`` has the token that follows each
+    row.
     """
 
     request: Request
@@ -36,9 +40,9 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Scores:
-    """Float32 log probability and int32 rank of the next token of the prompt, for each row.
+    """Float32 log probability and int32 rank of the next prompt token, for each row.
 
-    ``top_ids`` int32 and ``top`` float32 [rows, largest request] are the likeliest tokens.
+    ``top_ids`` int32 and ``top`` float32 [rows, largest requested number] are the likeliest tokens.
     """
 
     chosen: torch.Tensor
@@ -47,21 +51,21 @@ class Scores:
     top: torch.Tensor
 
     def to_host(self) -> Scores:
-        """Return copies on the host, valid once the stream has reached this point."""
+        """Return copies on the host. They are valid once the stream has reached this point."""
         columns = self.chosen, self.ranks, self.top_ids, self.top
         return Scores(*(column.to("cpu", non_blocking=True) for column in columns))
 
 
 @dataclass(slots=True)
 class Scored:
-    """The scores of a launched step. It refers to its requests weakly, because they may end."""
+    """Scores of a launched step. It references its requests weakly, because they may end."""
 
     parts: list[tuple[ref[Request], int, int]]
-    """Request, position of its first scored token, and number of tokens."""
+    """Request, position of its first scored token, and number of scored tokens."""
     scores: Scores
 
     def messages(self) -> list[PromptScores]:
-        """Return the messages to the frontend, once the scores are on the host."""
+        """Return the messages to the frontend. The scores must be on the host."""
         found, row = [], 0
         for reference, first, count in self.parts:
             rows, row = slice(row, row + count), row + count
@@ -89,7 +93,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def parts(chunks: Sequence[Chunk]) -> list[Part]:
-    """Return the rows of a step to score; ``chunks`` are in the order of their rows."""
+    """Return the rows of a step that must be scored. ``chunks`` are in the order of their rows."""
     found, start = [], 0
     for chunk in chunks:
         request = chunk.request
@@ -109,7 +113,7 @@ def score(
 ) -> Scores:  # fmt: skip
     """Return the scores of ``targets``, int64 [rows], given ``hidden`` [rows, hidden].
 
-    They include the ``most`` likeliest tokens. Every rank calls it with the same rows.
+    They include the ``most`` likeliest tokens. Every rank calls this with the same rows.
     """
     found = []
     for start in range(0, len(hidden), ROWS):

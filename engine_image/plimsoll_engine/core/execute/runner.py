@@ -1,8 +1,8 @@
-"""Runs the model on scheduled chunks and returns the next tokens of their requests.
+"""Run the model on scheduled chunks, and return the next tokens of their requests.
 
-A step is launched, and its tokens are read later: the device may still compute it when the next one
-is launched. Each step makes one copy to the device and one back. With several ranks this runs on
-rank 0, and each call also commands the others.
+A step is launched, and its tokens are read later: the device may still compute it when the next
+step is launched. Each step makes one copy to the device and one copy back. With several ranks, the
+runner is on rank 0, and each call also sends a command to the other ranks.
 """
 
 from __future__ import annotations
@@ -29,21 +29,26 @@ from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
 from plimsoll_engine.models.model import MediaModel, Model
 
 SHORT_ROWS = 64
-"""Up to this many rows a step takes about as long as one row: reading weights dominates."""
+"""Maximum number of rows of a short step.
+
+Such a step takes about as long as a step with one row, because reading the weights dominates.
+"""
 SHORT_READ = 16_384
-"""Limit on the context tokens that these rows read in total. For an 8B model they are 64 MiB a
-layer, which takes 0.7 ms in all layers (H100)."""
+"""Maximum number of context tokens that the rows of a short step read in total.
+
+For an 8B model, they are 64 MiB per layer, which take 0.7 ms in all layers (H100).
+"""
 
 
 class NextToken(NamedTuple):
-    """One sampled token, with log probabilities if requested."""
+    """Sampled token, with log probabilities if requested."""
 
     token_id: int
     logprobs: Logprobs | None
 
 
 class StepResult(NamedTuple):
-    """The next tokens of one request: one, and one more for each accepted draft.
+    """Next tokens of one request: one token, and one more for each accepted draft.
 
     ``drafts`` is the number of drafts that were verified.
     """
@@ -55,20 +60,20 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A launched step. It refers to its requests weakly, because they may end first.
+    """A launched step. It references its requests weakly, because they may end first.
 
-    A request has one row of ``sampled`` for its next token and one for each of its ``drafts``.
+    A request has one row in ``sampled`` for its next token and one for each of its ``drafts``.
     """
 
     requests: list[ref[Request]]
     drafts: list[Sequence[int]]
     sampled: Sampled | None
     copied: Any
-    """CUDA event recorded after the tokens were copied to the host; None on a CPU."""
+    """CUDA event that is recorded after the tokens were copied to the host; None on a CPU."""
     scored: Scored | None = None
 
     def prompt_scores(self) -> list[PromptScores]:
-        """Wait for the step; return the prompt log probabilities of requests that still exist."""
+        """Wait for the step. Return the prompt log probabilities of requests that still exist."""
         if self.scored is None:
             return []
         if self.copied is not None:
@@ -76,7 +81,7 @@ class InFlightStep:
         return self.scored.messages()
 
     def results(self) -> list[StepResult]:
-        """Wait for the step; return the next tokens of each request that still exists."""
+        """Wait for the step. Return the next tokens of each request that still exists."""
         if self.sampled is None:
             return []
         if self.copied is not None:
@@ -96,10 +101,10 @@ class InFlightStep:
 
 
 def count_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many of the sampled ``tokens`` count: one more than the accepted drafts.
+    """Return how many of the sampled ``tokens`` are valid: one more than the accepted drafts.
 
-    ``tokens`` has one for each draft and one more. A draft is accepted if it equals the token that
-    was sampled in its place.
+    ``tokens`` has one token for each draft and one more. A draft is accepted if it equals the token
+    that was sampled at its position.
     """
     for number, (draft, token) in enumerate(zip(drafts, tokens, strict=False)):
         if draft != token:
@@ -108,7 +113,7 @@ def count_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 class Runner(Forward):
-    """A :class:`Forward` for scheduled requests. ``leader`` commands the other ranks, if any."""
+    """:class:`Forward` for scheduled requests. ``leader`` commands the other ranks, if any."""
 
     def __init__(
         self,
@@ -122,14 +127,14 @@ class Runner(Forward):
         super().__init__(model, num_blocks, block_size, memory, kv_dtype)
         self._leader = leader
         self.pools: list[rank_ipc.PoolReply] = []
-        """The KV pools of the other ranks."""
+        """KV pools of the other ranks."""
         if leader is not None:
             shared = memory is not None
             command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
             self.pools = leader.ask(command, rank_ipc.PoolReply)
 
     def block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a checksum of each of ``blocks`` over all ranks."""
+        """Return a checksum of each block in ``blocks``, over all ranks."""
         sums = super().block_sums(blocks)
         if self._leader is None:
             return sums
@@ -139,12 +144,12 @@ class Runner(Forward):
     def capture_graphs(
         self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
     ) -> None:
-        """Capture on every rank at the same time, because graphs contain collectives."""
+        """Capture graphs on every rank at the same time, because graphs contain collectives."""
         with self._together(rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest)):
             super().capture_graphs(max_rows, max_blocks, later, longest)
 
     def capture_more(self) -> bool:
-        """Capture one more graph on every rank. Return False if none is missing."""
+        """Capture one more graph on every rank. Return False if no graph is missing."""
         if not self.incomplete:
             return False
         with self._together(rank_ipc.CaptureGraph()):
@@ -152,7 +157,7 @@ class Runner(Forward):
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory of the captured steps, of all ranks."""
+        """Device memory of the captured steps on all ranks, in bytes."""
         others = [] if self._leader is None else self._leader.accounts()
         return super().graph_bytes + sum(rank.graph_bytes for rank in others)
 
@@ -161,11 +166,11 @@ class Runner(Forward):
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
-        """Launch a step of ``chunks``, and sample a token for each chunk that ends a sequence.
+        """Launch a step of ``chunks``. Sample a token for each chunk with the newest token.
 
-        Decode rows must precede prefill rows, so this method orders the chunks. Raises
-        :class:`plimsoll_engine.errors.RanksLost` if the step fails with several ranks; any other
-        exception concerns this step alone.
+        Decode rows must precede prefill rows, so this method sorts the chunks. Raises
+        :class:`plimsoll_engine.errors.RanksLost` if the step fails with several ranks. Any other
+        exception affects only this step.
         """
         chunks = sorted(chunks, key=row_order)
         ending = [chunk for chunk in chunks if chunk.ends]
@@ -193,9 +198,9 @@ class Runner(Forward):
         return self._copy_to_host(ending, sampled, prompt_scores)
 
     def _by_row(self, chunks: Sequence[Chunk]) -> bool:
-        """Return whether these prompts are short enough for a captured decode step.
+        """Report whether the prompts are short enough for a captured decode step.
 
-        Launching a step's kernels one by one takes the host longer than the device computes them.
+        Otherwise, the host would take longer to launch the kernels than the device to compute them.
         """
         rows = sum(chunk.rows for chunk in chunks)
         if self.graphs is None or rows > SHORT_ROWS or not self.graphs.fits(rows):
@@ -215,9 +220,9 @@ class Runner(Forward):
     def _next_tokens(
         self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan
     ) -> Sampled | Exception | None:
-        """Return the sampled tokens, or the exception if sampling fails; None without a row.
+        """Return the sampled tokens, or the exception if sampling fails; None if no row is sampled.
 
-        After a failure the other ranks still receive tokens, so that only a request fails.
+        After a failure, the other ranks still receive tokens, so that only the request fails.
         """
         tokens, logits = self.compute(inputs, chunks)
         # This may be a graph's own memory. All readers are launched before the next replay.
@@ -250,17 +255,17 @@ class Runner(Forward):
 
     @property
     def needs_media(self) -> bool:
-        """Whether every request must have a medium, because all its tokens attend to it."""
+        """Whether every request needs an image or a sound, because all its tokens attend to it."""
         return (
             self.outputs is not None and isinstance(self.model, MediaModel) and self.model.lifelong
         )
 
     def example_media(self) -> list[Media]:
-        """Return one of the largest media of the model; an empty list for a text model."""
+        """Return one item of the model's largest media; an empty list for a text model."""
         return [self.model.example()] if isinstance(self.model, MediaModel) else []
 
     def close(self) -> None:
-        """Close this rank's model and pool, and have the other ranks drop theirs."""
+        """Close the model and the pool of this rank. Make the other ranks release theirs."""
         leader, self._leader = self._leader, None
         super().close()
         if leader is not None:

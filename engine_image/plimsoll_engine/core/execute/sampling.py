@@ -1,8 +1,8 @@
-"""Samples the next token of each row of logits.
+"""Sample the next token of each row of logits.
 
-The noise of output token i of a request depends only on (seed, i) and the token ID
+The random noise for output token i of a request depends only on (seed, i) and the token ID
 (kernels/draw.py), not on the batch, the device, preemptions or restarts. A row costs only what it
-requests: a greedy row an argmax, a row without filters no sort.
+requests: a greedy row needs an argmax, and a row without filters needs no sort.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from plimsoll_engine.kernels.draw import noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
 WORKSPACE_ELEMENTS = 1 << 23
-"""Elements of filtered rows sorted at once, in several float64 buffers of 64 MiB."""
+"""Number of logits of filtered rows that are sorted at once, in several float64 buffers of 64 MiB.
+"""
 INT32_BITS = 32
 NO_TOKEN = -1
-"""Marks a row without a token: its best logit is not finite, or no token is allowed."""
+"""Result for a row without a token: its best logit is not finite, or no token is allowed."""
 GREEDY_BELOW = 1e-5
-"""A temperature below this is greedy, as in vLLM: the quotient would overflow."""
+"""Temperature below which sampling is greedy, as in vLLM. The quotient would overflow."""
 
 
 class Row(NamedTuple):
     """Sampling parameters and state of one row.
 
-    ``position`` is the number of output tokens so far; ``counts`` counts them if a penalty needs
-    it. ``allowed`` is the mask of a grammar or of allowed tokens: token t is bit t % 32 of the
-    little-endian int32 word t // 32. ``banned`` tokens would complete a bad word.
+    ``position`` is the number of output tokens so far. ``counts`` has the count of each token if a
+    penalty needs it. ``allowed`` is the mask of a grammar or of allowed tokens: token t is bit t %
+    32 of the little-endian int32 word t // 32. Each token in ``banned`` would complete a bad word.
     """
 
     sampling: Sampling
@@ -47,7 +48,7 @@ class Row(NamedTuple):
 
 
 def row_of(request: Request, drafts: Sequence[int] = ()) -> Row:
-    """Return how to sample the row of logits of ``request`` that follows ``drafts``.
+    """Return the sampling state of the row of ``request`` that follows ``drafts``.
 
     The drafts count as output tokens of the request.
     """
@@ -61,7 +62,7 @@ def row_of(request: Request, drafts: Sequence[int] = ()) -> Row:
 
 @dataclass(slots=True)
 class _Draws:
-    """Rows to draw: index, (1 / temperature, top_k, top_p, min_p) and noise key of each."""
+    """Rows to draw: index, (1 / temperature, top_k, top_p, min_p) and noise key of each row."""
 
     rows: list[int] = field(default_factory=list)
     knobs: list[tuple[float, float, float, float]] = field(default_factory=list)
@@ -70,7 +71,7 @@ class _Draws:
 
 @dataclass(slots=True)
 class Plan:
-    """The rows of one step grouped by how they are sampled; made before the logits exist."""
+    """Rows of one step, grouped by how they are sampled. Created before the logits exist."""
 
     edits: Edits = field(default_factory=Edits)
     plain: _Draws = field(default_factory=_Draws)
@@ -84,17 +85,19 @@ class Plan:
 
     @property
     def greedy(self) -> bool:
-        """Whether every row takes the argmax of the unedited logits, without log probabilities."""
+        """Whether every row takes the argmax of unedited logits, without log probabilities."""
         wanted = self.edits, self.plain.rows, self.filtered.rows, self.masks, self.logprob_rows
         return not any(wanted)
 
 
 @dataclass(slots=True)
 class Sampled:
-    """``tokens`` is int64 [rows] on the logits' device, NO_TOKEN for a row that has none.
+    """Sampled tokens and their log probabilities.
 
-    Rows with log probabilities have ``chosen`` [n], ``top_ids`` and ``top`` [n, largest request];
-    rows that name their tokens also ``named_values`` [n, most named].
+    ``tokens`` is int64 [rows] on the logits' device; NO_TOKEN means that a row has no token. Rows
+    with log probabilities have ``chosen`` [n], and ``top_ids`` and ``top`` [n, largest requested
+    number]. Rows that name the tokens to report also have ``named_values`` [n, largest number of
+    named tokens].
     """
 
     tokens: torch.Tensor
@@ -120,7 +123,7 @@ class Sampled:
         )  # fmt: skip
 
     def logprobs(self) -> dict[int, Logprobs]:
-        """Return the log probabilities by row; the tensors must be on the host."""
+        """Return the log probabilities by row. The tensors must be on the host."""
         if self.chosen is None or self.top_ids is None or self.top is None:
             return {}
         columns = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
@@ -136,7 +139,7 @@ class Sampled:
 
 
 def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Logprobs:
-    """Return the log probabilities of named tokens and of the chosen one, as in vLLM."""
+    """Return the log probabilities of the named tokens and of the chosen token, as in vLLM."""
     values = values[: len(ids)]
     if token in ids:
         return Logprobs(chosen, ids, values)
@@ -144,14 +147,14 @@ def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Lo
 
 
 def key(seed: int, position: int) -> tuple[int, int]:
-    """Return the noise key of output token ``position``: two int32 words."""
+    """Return the noise key of output token number ``position``: two int32 words."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     first, second = unpack("<ii", digest)
     return first, second
 
 
 def plan(rows: Sequence[Row]) -> Plan:
-    """Group ``rows`` by how they are sampled."""
+    """Group ``rows`` by how they are sampled, and return the groups."""
     made = Plan()
     for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
         made.edits.collect(number, sampling, position, counts, banned)
@@ -184,7 +187,7 @@ def plan(rows: Sequence[Row]) -> Plan:
 def sample(logits: torch.Tensor, made: Plan) -> Sampled:
     """Return the next token of each row of ``logits`` [rows, vocabulary].
 
-    The logits have any floating dtype and may be overwritten.
+    The logits may have any floating dtype and may be overwritten.
     """
     raw = None
     if made.logprob_rows:
@@ -216,7 +219,7 @@ def sample(logits: torch.Tensor, made: Plan) -> Sampled:
 
 
 def _tell_named(sampled: Sampled, raw: torch.Tensor, made: Plan) -> None:
-    """Add the log probabilities of named tokens; ``raw`` has all rows with log probabilities."""
+    """Add the log probabilities of named tokens. ``raw`` has all rows with log probabilities."""
     if not made.named_rows:
         return
     most = max(map(len, made.named))
@@ -229,7 +232,7 @@ def _tell_named(sampled: Sampled, raw: torch.Tensor, made: Plan) -> None:
 
 
 def _mask(logits: torch.Tensor, made: Plan) -> None:
-    """Set the logits of tokens that a mask does not allow to minus infinity, in place."""
+    """Set the logits of all tokens that a mask does not allow to minus infinity, in place."""
     if not made.masked_rows:
         return
     width = max(4, *map(len, made.masks))  # what a shorter mask does not reach, it does not allow
@@ -250,7 +253,7 @@ def _draw(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torc
 
 
 def _draw_filtered(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw after filtering; as in vLLM, top_p is a share of what min_p and top_k leave."""
+    """Draw after filtering. As in vLLM, top_p is a share of the tokens left by min_p and top_k."""
     scale, top_k, top_p, min_p = knobs.unsqueeze(-1).unbind(dim=1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = ordered.float() * scale

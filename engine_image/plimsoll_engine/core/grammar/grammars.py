@@ -1,10 +1,10 @@
-"""Compiles grammars for structured output, outside the worker's loop.
+"""Compile grammars for structured output, outside the worker's loop.
 
-llguidance does the parsing. A grammar that is not cached is compiled twice: first in a process that
-is killed at its limits (:mod:`plimsoll_engine.core.grammar.trial`), then, known to be bounded, in a
-thread of the worker. :mod:`plimsoll_engine.core.grammar.queue` orders the compilations, and
-:mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens. llguidance releases
-the interpreter's lock, so streams continue meanwhile.
+llguidance parses the grammars. A grammar that is not cached is compiled twice: first in a process
+that is killed at its limits (:mod:`plimsoll_engine.core.grammar.trial`), then, because its cost is
+now known to be bounded, in a thread of the worker. :mod:`plimsoll_engine.core.grammar.queue` orders
+the compilations, and :mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens.
+llguidance releases the interpreter's lock, so streams continue meanwhile.
 """
 
 from __future__ import annotations
@@ -50,19 +50,24 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 SLOTS = 2
-"""Number of concurrent compilations; each tenant has at most one."""
+"""Number of concurrent compilations. Each tenant has at most one."""
 CACHE_BYTES = 64 << 20
 BASE_BYTES, BYTES_PER_CHARACTER = 96 << 10, 128
-"""Minimum memory charged for a compiled grammar, even if its trial measured less. Measured with
-mallinfo2 and a vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes a character of text."""
+"""Minimum memory that is charged for a compiled grammar, even if its trial measured less.
+
+Measured with mallinfo2 and a vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes per
+character.
+"""
 TOKENIZER_BYTES_PER_FILE_BYTE = 20
-"""Memory of the token trie, measured the same way: 97 MB for a tokenizer.json of 4.9 MB."""
+"""Memory of the token trie per byte of tokenizer.json: 97 MB for 4.9 MB (mallinfo2)."""
 REFUSED_BYTES, REFUSAL_BYTES = 64 << 10, 400
-"""Capacity of the cache of refused grammars, and the size of an entry without its message: a digest
-and dictionary entries (CPython 3.11, rounded up)."""
+"""Capacity of the cache of refused grammars, and the size of an entry without its message.
+
+An entry is a digest and dictionary entries (CPython 3.11, rounded up).
+"""
 
 BLANK = "\u2581"
-"""The space in tokens of sentencepiece tokenizers."""
+"""The space character in tokens of SentencePiece tokenizers."""
 
 LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
@@ -75,18 +80,22 @@ JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
 _LARK = re.compile(
     r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
 )
-"""Strings, regular expressions, comments; a token's name (group 1); the start of a schema (2), and
-its end if it is empty (3)."""
+"""Pattern of strings, regular expressions, comments, token names and schemas in a Lark grammar.
+
+Group 1 is the name of a token, group 2 the start of a schema, and group 3 the end of an empty
+schema.
+"""
 
 Key = tuple[str, str]
 _LACKING = (TrialFailed, OSError, MemoryError, RuntimeError)
-"""Where the machine lacks processes, files, memory or threads; the grammar is not to blame."""
+"""Errors of a machine that lacks processes, files, memory or threads. The grammar is not to blame.
+"""
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be used; ``field`` is the request field that contains it.
+    """A grammar cannot be used. ``field`` is the request field that contains the grammar.
 
-    With ``unavailable`` it may be valid but could not be compiled now.
+    ``unavailable`` means that the grammar may be valid but could not be compiled now.
     """
 
     def __init__(self, field: str, why: str, unavailable: bool = False) -> None:
@@ -97,10 +106,10 @@ class GrammarError(ValueError):
 
 
 class Vocabulary:
-    """The token trie of a checkpoint; ``added`` maps the text of added tokens to their IDs.
+    """Token trie of a checkpoint. ``added`` maps the text of added tokens to their IDs.
 
-    Building it takes a second for a large vocabulary and holds the interpreter's lock, so it is
-    built once for all workers, before they serve.
+    Building the trie of a large vocabulary takes a second and holds the interpreter's lock. It is
+    therefore built once for all workers, before they serve.
     """
 
     def __init__(
@@ -117,8 +126,8 @@ class Vocabulary:
     def load(cls, model: Path) -> Vocabulary | None:
         """Return the vocabulary of the checkpoint in ``model``.
 
-        None if llguidance cannot read its tokenizer.json, or no token ends a text; then only
-        requests with grammars are refused.
+        Return None if llguidance cannot read tokenizer.json, or if the vocabulary has no end token.
+        In that case, only requests with grammars are refused.
         """
         try:
             checkpoint = Checkpoint.read(model)
@@ -140,7 +149,7 @@ class Vocabulary:
         return compiled
 
     def attempt(self, grammar: Grammar) -> Passed | GrammarRefused:
-        """Compile ``grammar`` and its first mask; return its memory or why it is refused."""
+        """Compile ``grammar`` and its first mask. Return its memory, or the refusal."""
         before = host_memory.malloc()[0] or 0
         try:
             compiled = self.compile(grammar)
@@ -158,7 +167,7 @@ Outcome = Matcher | GrammarError | TrialsLost
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Job:
-    """The compilation for one request. ``future`` is None while it is queued."""
+    """Compilation for one request. ``future`` is None while the compilation is queued."""
 
     number: int
     grammar: Grammar
@@ -170,9 +179,9 @@ class _Job:
 
 
 class Grammars:
-    """The grammar compiler of one worker, called by its loop only.
+    """Grammar compiler of one worker. Only the worker's loop may call it.
 
-    Without ``trials`` the time of a compilation is not bounded.
+    Without ``trials``, the time of a compilation is not bounded.
     """
 
     def __init__(
@@ -189,11 +198,11 @@ class Grammars:
         self._threads: ThreadPoolExecutor | None = None
         self._queue = GrammarQueue(SLOTS)
         self._jobs: dict[str, _Job] = {}
-        """By request ID."""
+        """Compilations by request ID."""
         self._numbers = itertools.count()
         self._queued: dict[int, _Job] = {}
         self._under_way: dict[int, _Job] = {}
-        """By number, including those of aborted requests."""
+        """Compilations by number, including those of aborted requests."""
         self.masks = Masks(STACK_BYTES)
 
     def __len__(self) -> int:
@@ -213,7 +222,7 @@ class Grammars:
         self._start()
 
     def drop(self, request_id: str) -> bool:
-        """Cancel the compilation of a request that ended; return False if it has none."""
+        """Cancel the compilation of a request that ended. Return False if it has none."""
         job = self._jobs.pop(request_id, None)
         if job is None:
             return False
@@ -225,9 +234,9 @@ class Grammars:
         return True
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
-        """Return the requests whose compilation has ended, with its outcome.
+        """Return the requests whose compilation has ended, with their matchers or errors.
 
-        Wait up to ``wait_s`` for the first one. Raises :class:`TrialsLost`.
+        Wait up to ``wait_s`` seconds for the first of them. Raises :class:`TrialsLost`.
         """
         if not self._jobs:
             return []
@@ -239,15 +248,17 @@ class Grammars:
         return outcomes
 
     def refuse(self, matcher: Matcher) -> GrammarError:
-        """Return the error for the request of an overdue ``matcher``.
+        """Return the error for a request whose ``matcher`` took too long.
 
-        If the grammar used up its CPU time, it is refused from now on.
+        If the matcher used up its CPU time, its grammar is refused from now on.
         """
         if not self.masks.spent(matcher):
-            why = "the machine is too busy to tell which token may come next: send it again"
+            why = (
+                "the machine is too busy to compute the allowed next tokens: send the request again"
+            )
             return GrammarError(matcher.field, why, unavailable=True)
         why = (
-            f"it takes more than {LIMIT_CPU_S:g} s to tell which token may come next; make it"
+            f"computing the allowed next tokens takes more than {LIMIT_CPU_S:g} s: make it"
             " smaller or less ambiguous"
         )
         with self._lock:
@@ -259,7 +270,7 @@ class Grammars:
         self._refused.put(_digest(key), why, REFUSAL_BYTES + len(why))
 
     def flush(self) -> int:
-        """Drop every cached grammar, and return the freed bytes."""
+        """Remove every cached grammar. Return the freed bytes."""
         with self._lock:
             held = self._cache.used
             self._cache.evict(held)
@@ -267,7 +278,7 @@ class Grammars:
 
     @property
     def bytes(self) -> int:
-        """Host bytes of cached grammars, of running trials, and of the vocabulary."""
+        """Host memory of cached grammars, of running trials and of the vocabulary, in bytes."""
         trials = sum(job.trial.bytes for job in self._under_way.values())
         return self._cache.used + self._refused.used + trials + self._vocabulary_bytes
 
@@ -283,7 +294,7 @@ class Grammars:
         return 0 if self._vocabulary is None else self._vocabulary.bytes
 
     def close(self) -> None:
-        """End all threads and trials and drop the cache. A second call does nothing."""
+        """Stop all threads and trials, and clear the cache. Idempotent."""
         self._jobs.clear()
         for number in list(self._queued):
             del self._queued[number]
@@ -335,7 +346,7 @@ class Grammars:
     # ---- in a thread
 
     def _timed(self, job: _Job) -> Outcome:
-        """Compile and time ``job``. Errors are returned: a traceback would keep ``job`` alive."""
+        """Compile ``job`` and measure the time. Return errors: a traceback would keep ``job``."""
         begun = time.monotonic()
         try:
             return self._match(job)
@@ -368,7 +379,7 @@ class Grammars:
         return found
 
     def _compiled(self, key: Key, job: _Job) -> tuple[LLMatcher, int]:
-        """Return the compiled grammar, which callers must copy, and its bytes."""
+        """Return the compiled grammar and its size in bytes. Callers must copy the grammar."""
         grammar = job.grammar
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
         with self._lock:
@@ -387,7 +398,7 @@ class Grammars:
         return compiled, size
 
     def _try(self, key: Key, job: _Job) -> int:
-        """Return the grammar's bytes by its trial; 0 without trials. Raises GrammarError."""
+        """Return the grammar's bytes from its trial; 0 without trials. Raises GrammarError."""
         if self._trials is None or self._vocabulary is None:
             return 0
         verdict = job.trial.run(self._trials, job.grammar)
@@ -403,14 +414,14 @@ class Grammars:
         if self._vocabulary is None:
             raise GrammarError(
                 grammar.field,
-                "this model's tokenizer cannot be used for structured output: it is not a"
-                " tokenizer.json that llguidance reads, or no token ends a text",
+                "this model's tokenizer does not support structured output: llguidance cannot"
+                " read its tokenizer.json, or it has no end token",
             )
         return self._vocabulary.compile(grammar)
 
 
 def _give_way() -> None:
-    """Lower this thread's priority, so that streams go first."""
+    """Lower the priority of this thread, so that streams have precedence."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
@@ -428,7 +439,7 @@ def _outcome(job: _Job) -> Matcher | GrammarError:
 
 
 def _names(merge: str | list[str]) -> tuple[str, str, str]:
-    """Return the two parts of a merge and its result."""
+    """Return the two parts of a tokenizer merge, and the merged token."""
     first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
     return first, second, first + second
 
@@ -436,10 +447,11 @@ def _names(merge: str | list[str]) -> tuple[str, str, str]:
 def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     """Return ``tokenizer`` as JSON for llguidance, and the IDs of its added tokens by text.
 
-    An added token must not spell its own text: ``<|im_end|>`` in a JSON string would end the text
-    there. So each becomes special and gets a name that occurs in no text. Exceptions are blanks and
-    tokens whose text no other tokens may be able to spell. IDs missing from the vocabulary get a
-    token as well, because llguidance takes the number of tokens for the largest ID.
+    Other tokens must not spell the text of an added token: ``<|im_end|>`` in a JSON string would
+    end the text there. Each added token therefore becomes special and gets a name that occurs in no
+    text. Exceptions are blanks and tokens whose text other tokens cannot spell. IDs that the
+    vocabulary lacks get a token as well, because llguidance takes the number of tokens for the
+    largest ID.
     """
     content = json.loads(tokenizer.to_str())
     model, added = content["model"], content["added_tokens"]
@@ -482,7 +494,7 @@ def _unspelled(number: int) -> str:
 
 
 def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
-    """Return ``grammar`` in llguidance's form. Raises GrammarError."""
+    """Return ``grammar`` in llguidance's format. Raises GrammarError."""
     try:
         match grammar.kind:
             case "json_object":
@@ -499,7 +511,7 @@ def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
 def _lark(text: str, added: Mapping[str, int]) -> str:
     """Return a Lark grammar with token names such as ``<|im_end|>`` replaced by their IDs.
 
-    Its schemas get :data:`JSON_OPTIONS` unless they have options of their own.
+    Schemas in it get :data:`JSON_OPTIONS`, unless they have options of their own.
     """
     options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
 

@@ -1,10 +1,10 @@
-"""Computes the allowed next tokens of requests with grammars, in threads beside the steps.
+"""Compute the allowed next tokens of requests with grammars, in threads next to the steps.
 
 A mask usually takes a millisecond, but a malicious grammar can make it take seconds, and llguidance
-bounds only the number of items. So masks are computed in threads with the interpreter's lock
-released. A step waits briefly for them; a request whose mask is not ready skips the step, and one
-that used :data:`LIMIT_CPU_S` ends. Its thread cannot be stopped: it continues at the lowest
-priority until llguidance's own limits end it, and another thread replaces it.
+bounds only the number of items. Masks are therefore computed in threads that release the
+interpreter's lock. A step waits briefly for them. A request whose mask is not ready skips the step.
+A request whose mask took :data:`LIMIT_CPU_S` ends. Its thread cannot be stopped: another thread
+replaces it, and it continues at the lowest priority until llguidance's own limits end it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Final
 from llguidance import LLMatcher
 
 GRACE_S = 0.01
-"""Seconds that a step waits for masks.
+"""Time that a step waits for masks.
 
 Typical schemas and expressions take 0.1 to 5 ms with a vocabulary of 150,000 tokens.
 """
 LIMIT_CPU_S = 0.5
 LIMIT_WALL_S = 10.0
-"""Limit for a mask whose thread gets no CPU time, or that gets no thread."""
+"""Time limit for a mask whose thread gets no CPU time, or that gets no thread."""
 THREADS = 2
 """Number of threads in addition to those with slow masks."""
 MAX_THREADS = 8
 TENANT_SLOW = 2
-"""Number of slow masks of a tenant at which it gets no further thread."""
+"""Number of slow masks at which a tenant gets no further thread."""
 
 ERROR_CHARACTERS = 500
 
 
 class Matcher:
-    """The state of one request's output in its grammar.
+    """State of the output of one request in its grammar.
 
-    ``mask`` has a bit for each token, little-endian, set if the token may come next. While ``busy``
-    the mask is the previous one. ``bytes`` is the size of the compiled grammar. ``error`` ends the
-    request.
+    ``mask`` has one bit per token, little-endian, which is set if the token may come next. While
+    ``busy``, the mask is the previous one. ``bytes`` is the size of the compiled grammar. ``error``
+    ends the request.
     """
 
     __slots__ = (
@@ -67,14 +67,14 @@ class Matcher:
         self.mask = b""
         self.error: str | None = None
         self.complete = False
-        """Whether the output matches and no token may follow."""
+        """Whether the output matches the grammar and no token may follow."""
         self.busy = False
         self.slow = False
-        """Whether its mask took longer than a step waits; steps no longer wait for it."""
+        """Whether the mask took longer than a step waits. Steps no longer wait for it."""
         self.update_mask()
 
     def take(self, token_id: int) -> None:
-        """Advance by the next output token. It is ignored if the output is complete."""
+        """Advance by the next output token. Ignore the token if the output is complete."""
         if self.complete:
             return
         self._matcher.consume_token(token_id)
@@ -90,14 +90,14 @@ class Matcher:
 
 
 def shorten_error(message: str) -> str:
-    """Return an error of llguidance for a client: short and without internals."""
+    """Return an error of llguidance for a client: short and without internal details."""
     if message.startswith("panic"):
-        return "it is too large or too complex"
+        return "the grammar is too large or too complex"
     return message.partition("\n<")[0][:ERROR_CHARACTERS]
 
 
 class _Thread(threading.Thread):
-    """Advances one matcher at a time. Only the owner of the pool reads and sets ``job``."""
+    """Thread that advances one matcher at a time. Only the pool's owner may access ``job``."""
 
     def __init__(self, done: SimpleQueue[_Thread]) -> None:
         super().__init__(name="grammar mask", daemon=True)
@@ -132,26 +132,26 @@ class _Thread(threading.Thread):
 
 
 class Masks:
-    """The threads of one worker, called by its loop only."""
+    """Threads of one worker that compute masks. Only the worker's loop may call them."""
 
     def __init__(self, stack_bytes: int) -> None:
         self._stack_bytes = stack_bytes
         self._threads: list[_Thread] = []
         self._idle: list[_Thread] = []
         self._waiting: list[tuple[Matcher, int, float]] = []
-        """Matcher, token and time of arrival."""
+        """Waiting matcher, its token and the time of arrival."""
         self._done: SimpleQueue[_Thread] = SimpleQueue()
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
-        """Advance ``matcher`` by a token in a thread; it is ``busy`` until that is done."""
+        """Advance ``matcher`` by a token in a thread. It is ``busy`` until the thread is done."""
         matcher.busy = True
         self._waiting.append((matcher, token_id, time.monotonic()))
         self._dispatch()
 
     def wait(self, timeout_s: float, idle: bool = False) -> None:
-        """Wait for the masks that are not slow, at most ``timeout_s``; mark the rest as slow.
+        """Wait up to ``timeout_s`` seconds for masks, except slow ones. Mark the rest as slow.
 
-        If the worker is ``idle``, wait for slow ones as well until one is done.
+        If the worker is ``idle``, also wait for slow masks until one is ready.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -171,7 +171,7 @@ class Masks:
         self._dispatch()
 
     def overdue(self, matcher: Matcher) -> bool:
-        """Return whether ``matcher`` used up its time; if so, lower its thread's priority."""
+        """Report whether ``matcher`` used up its time. If so, lower the priority of its thread."""
         thread = self._thread_of(matcher)
         if thread is None:
             waiting = next((entry for entry in self._waiting if entry[0] is matcher), None)
@@ -186,7 +186,7 @@ class Masks:
         return True
 
     def spent(self, matcher: Matcher) -> bool:
-        """Return whether ``matcher`` used up its CPU time."""
+        """Report whether ``matcher`` used up its CPU time."""
         thread = self._thread_of(matcher)
         return thread is not None and thread.cpu_s() - thread.cpu_since >= LIMIT_CPU_S
 
@@ -194,7 +194,7 @@ class Masks:
         return next((thread for thread in self._busy if thread.job is matcher), None)
 
     def close(self) -> None:
-        """End the threads; a busy one ends when llguidance returns."""
+        """Stop the threads. A busy thread stops when llguidance returns."""
         for thread in self._threads:
             thread.end()
         self._threads, self._idle, self._waiting = [], [], []

@@ -1,9 +1,9 @@
-"""Orders grammar compilations: fair between tenants, then between small and large texts. Pure.
+"""Order grammar compilations: fairly between tenants, then between small and large texts. Pure.
 
-A tenant has one compilation in progress at a time, and the waiting tenant whose grammars took the
-fewest seconds is next. Within a tenant small and large texts take turns by the same rule, so that a
-short expression does not wait for thirty long ones. A tenant that returns starts with the lowest
-seconds of the tenants present.
+A tenant has at most one compilation in progress. The next one belongs to the waiting tenant whose
+compilations took the least time. Within a tenant, small and large texts alternate by the same rule,
+so that a short expression does not wait for thirty long ones. A tenant that returns starts with the
+lowest time of the tenants present.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SMALL_CHARACTERS = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One queued compilation; ``large`` if its text exceeds :data:`SMALL_CHARACTERS`."""
+    """A queued compilation. ``large`` means that its text exceeds :data:`SMALL_CHARACTERS`."""
 
     number: int
     tenant: str
@@ -24,18 +24,18 @@ class Waiting:
 
 
 class GrammarQueue:
-    """Queue of compilations, identified by number; at most ``slots`` are in progress."""
+    """Queue of compilations, identified by number. At most ``slots`` of them are in progress."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._waiting: dict[int, Waiting] = {}
-        """By number, in the order of arrival."""
+        """Waiting compilations by number, in the order of arrival."""
         self._under_way: dict[int, Waiting] = {}
         self._seconds: dict[str, float] = {}
         self._seconds_of: defaultdict[tuple[str, bool], float] = defaultdict(float)
 
     def __len__(self) -> int:
-        """Return the number of compilations that wait."""
+        """Return the number of waiting compilations."""
         return len(self._waiting)
 
     @property
@@ -44,7 +44,7 @@ class GrammarQueue:
         return len(self._under_way)
 
     def add(self, number: int, tenant: str, characters: int) -> None:
-        """Queue the compilation of a grammar of ``characters`` characters."""
+        """Queue the compilation of a grammar with this number of ``characters``."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
         self._waiting[number] = Waiting(number, tenant, characters > SMALL_CHARACTERS)
@@ -66,7 +66,7 @@ class GrammarQueue:
         return one.number
 
     def discard(self, number: int) -> bool:
-        """Remove a waiting compilation; return False if it is in progress, and stays so."""
+        """Remove a waiting compilation. Return False if it is already in progress."""
         one = self._waiting.pop(number, None)
         if one is None:
             return False
@@ -74,14 +74,14 @@ class GrammarQueue:
         return True
 
     def done(self, number: int, seconds: float) -> None:
-        """End a compilation, and charge its tenant with the ``seconds`` that it took."""
+        """End a compilation. Add the ``seconds`` that it took to the account of its tenant."""
         one = self._under_way.pop(number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds
         self._forget(one.tenant)
 
     def _forget(self, tenant: str) -> None:
-        """Drop the account of ``tenant`` if it has no compilation left."""
+        """Remove the account of ``tenant`` if it has no compilation left."""
         here = (*self._waiting.values(), *self._under_way.values())
         if all(one.tenant != tenant for one in here):
             del self._seconds[tenant]

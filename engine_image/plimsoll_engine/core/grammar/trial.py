@@ -1,12 +1,12 @@
-"""Compiles a grammar for the first time in a process that is killed at its limits.
+"""Compile a grammar for the first time in a process that is killed at its limits.
 
-llguidance bounds the number of items and states, not seconds: 64 KiB of text can take minutes. So a
-new grammar gets a trial first. The worker forks a server before anything else, while it has one
-thread and no CUDA context. The server forks a process for each trial, which shares the token trie,
-compiles within limits of CPU time and memory, reports the grammar's size and exits. A grammar that
-passed is then compiled in the worker in about the same time.
+llguidance bounds the number of items and states, but not the time: 64 KiB of text can take minutes.
+A new grammar therefore gets a trial first. The worker forks a server before anything else, while it
+has one thread and no CUDA context. The server forks a process for each trial. That process shares
+the token trie, compiles within limits of CPU time and memory, reports the grammar's size and exits.
+A grammar that passed is then compiled in the worker in about the same time.
 
-The worker ends if the server does, and the server and all trials end if the worker does.
+The worker exits if the server exits. The server and all trials exit if the worker exits.
 """
 
 from __future__ import annotations
@@ -32,37 +32,42 @@ from plimsoll_engine.process.parent_death import die_with_parent
 CPU_S = 2
 """A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, 150,000 tokens)."""
 WALL_S = 20.0
-"""Limit for a machine without spare CPU time."""
+"""Time limit for a machine without spare CPU time."""
 BYTES = 256 << 20
-"""Limit on memory that is not shared with the worker. The largest measured is 57 MiB."""
+"""Limit on the memory that a trial does not share with the worker. The largest trial used 57 MiB.
+"""
 STACK_BYTES = 256 << 20
-"""Stack of compiling threads. The compiler recurses once for each link in a chain of rules, and a
-stack overflow ends the process. A chain of 8,000 rules, 64 KiB of text, overflows 8 MiB and fits
-into 32 MiB. This is address space only: pages are allocated when touched."""
+"""Stack size of compiling threads.
+
+The compiler recurses once for each link in a chain of rules, and a stack overflow ends the process.
+A chain of 8,000 rules, 64 KiB of text, overflows 8 MiB and fits into 32 MiB. The stack is only
+address space: pages are allocated when they are used.
+"""
 NICENESS = 10
-"""Niceness of trials, so that streams go first."""
+"""Niceness of trials, so that streams have precedence."""
 
 ENDED = (
-    "the process that compiles it was ended, probably for lack of memory: send the request again"
+    "the process that compiled the grammar was killed, probably for lack of memory: send the"
+    " request again"
 )
 TOO_MUCH = (
-    f"it takes more than {CPU_S} s of CPU time or {BYTES >> 20} MiB to compile; make it smaller or"
+    f"compiling it takes more than {CPU_S} s of CPU time or {BYTES >> 20} MiB: make it smaller or"
     " less ambiguous"
 )
 
 
 class TrialFailed(Exception):
-    """No process was available, it got no CPU time, or it was killed; the grammar may be valid."""
+    """No process was available, it got no CPU time, or it was killed. The grammar may be valid."""
 
 
 class Passed(msgspec.Struct, tag="passed"):
-    """The grammar compiles; ``bytes`` is the memory of the result."""
+    """The grammar compiles. ``bytes`` is the memory of the compiled grammar."""
 
     bytes: int
 
 
 class GrammarRefused(msgspec.Struct, tag="refused"):
-    """The grammar is refused; if ``certain``, it would be refused again."""
+    """The grammar is refused. ``certain`` means that it would be refused again."""
 
     message: str
     certain: bool = False
@@ -74,20 +79,20 @@ class _Begun(msgspec.Struct, tag="begun"):
 
 
 class _Died(msgspec.Struct, tag="died"):
-    """The server's report of a process without a verdict: its exit code, or minus the signal."""
+    """The process ended without a verdict. ``code`` is its exit code, or minus the signal."""
 
     code: int
 
 
 Try = Callable[[Grammar], Passed | GrammarRefused]
-"""Compiles a grammar in the trial's process."""
+"""Function that compiles a grammar in the process of a trial."""
 
 _messages = msgspec.msgpack.Decoder(_Begun | Passed | GrammarRefused | _Died)
 _grammars = msgspec.msgpack.Decoder(Grammar)
 
 
 class Trial:
-    """One trial, run by a thread that waits for it. Another thread may call ``cancel``."""
+    """One trial, run by a thread that waits for its result. Other threads may call ``cancel``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,11 +103,11 @@ class Trial:
 
     @property
     def bytes(self) -> int:
-        """Memory of the trial's process beyond what it shares."""
+        """Memory of the trial's process that it does not share, in bytes."""
         return max(0, _resident(self._pid) - self._resident) if self._pid else 0
 
     def cancel(self) -> None:
-        """Kill the trial's process, now or as soon as it starts."""
+        """Kill the trial's process now, or as soon as it starts."""
         with self._lock:
             self._cancelled = True
             self._kill()
@@ -115,8 +120,8 @@ class Trial:
             except TimeoutError:
                 # It ends itself after CPU_S, so the machine had no CPU time for it.
                 raise TrialFailed(
-                    f"the machine is too busy to compile it within {WALL_S:g} s: send the request"
-                    " again"
+                    f"the machine is too busy to compile the grammar within {WALL_S:g} s:"
+                    " send the request again"
                 ) from None
             except OSError as error:  # it ended before it had the whole grammar
                 raise TrialFailed(f"{ENDED}: {error}") from None
@@ -126,7 +131,9 @@ class Trial:
     def _run(self, connection: socket.socket, grammar: Grammar) -> Passed | GrammarRefused:
         connection.settimeout(WALL_S)
         if not (first := connection.recv(1 << 10)):
-            raise TrialFailed("no process is available to compile it: send the request again")
+            raise TrialFailed(
+                "no process is available to compile the grammar: send the request again"
+            )
         if not isinstance(begun := _messages.decode(first), _Begun):
             raise TrialFailed(ENDED)
         with self._lock:
@@ -161,7 +168,7 @@ class Trial:
 
 
 class TrialServer:
-    """The worker's connection to the process that forks trials."""
+    """Connection of the worker to the process that forks trials."""
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
@@ -171,7 +178,7 @@ class TrialServer:
     def fork(cls, attempt: Try, close: Callable[[], None] = lambda: None) -> TrialServer:
         """Fork the server from a process with one thread.
 
-        The server calls ``close`` to release what it inherits and does not need.
+        The server calls ``close`` to release inherited resources that it does not need.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -195,11 +202,13 @@ class TrialServer:
                 socket.send_fds(self._control, [b"T"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise TrialsLost(f"the process that compiles grammars is gone: {error}") from None
+                raise TrialsLost(
+                    f"the process that compiles grammars has exited: {error}"
+                ) from None
         return ours
 
     def close(self) -> None:
-        """End the server and its trials. A second call does nothing."""
+        """End the server and its trials. Idempotent."""
         if self._control.fileno() < 0:
             return
         self._control.close()
@@ -298,7 +307,7 @@ def _limit_itself() -> None:
 
 
 def _resident(pid: int) -> int:
-    """Return the resident bytes of a process; 0 if it has ended."""
+    """Return the resident memory of a process in bytes; 0 if it has exited."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:

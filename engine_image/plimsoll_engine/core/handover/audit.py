@@ -1,7 +1,7 @@
-"""Validation of block tables from another worker. Pure.
+"""Validate block tables from another worker. Pure.
 
-Accepted tables describe a pool that this worker could have produced: every block exists, and only
-requests with equal tokens up to its end share a block.
+Accepted tables describe a pool that this worker could have produced: every block exists, and
+requests share a block only if their tokens up to its end are equal.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def check(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
 
 
 def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
-    """Yield what is wrong with the tables."""
+    """Yield a message for each error in the tables."""
     layout, tables = handover.layout, handover.tables
     if len(tables) > max_num_seqs:
-        yield f"{len(tables)} requests ran, but at most {max_num_seqs} can"
+        yield f"{len(tables)} requests ran, but at most {max_num_seqs} requests can run"
     if len({table.request_id for table in tables}) != len(tables):
         yield "a request has two tables"
     meanings: dict[int, tuple[str | bytes, int]] = {}
@@ -47,7 +47,7 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
         keys: list[str | bytes] = [*table.hashes, table.request_id]
         for block, meaning in zip(table.blocks, zip(keys, table.sums, strict=False), strict=False):
             if meanings.setdefault(block, meaning) != meaning:
-                yield f"block {block} has different contents in two requests, one is"
+                yield f"two requests have different contents for block {block}; one of them is"
             f" {table.request_id}"
     held = sum(len(table.blocks) for table in tables)
     if (handover.used, handover.held) != (len(meanings), held):
@@ -60,7 +60,7 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
 def _wrong_in(table: BlockTable, layout: PoolLayout) -> Iterator[str]:
     size, who = layout.block_size, f"request {table.request_id}"
     if table.computed < 1:
-        yield f"{who} has no computed token"
+        yield f"{who} has no computed tokens"
     if len(table.blocks) != -(-table.computed // size):
         yield f"{who} has {len(table.blocks)} blocks for {table.computed} tokens"
     if len(table.hashes) != table.computed // size:

@@ -1,8 +1,7 @@
-"""Exports the KV blocks of running requests to the successor in a planned restart.
+"""Export the KV blocks of running requests to the successor in a planned restart.
 
-The message has a table for each running request: its blocks, the hashes of their tokens and a
-checksum of each block. The successor reads it in
-:mod:`plimsoll_engine.core.handover.inheritance`.
+The message has a table for each running request: its blocks, the hashes of its tokens and a
+checksum of each block. The successor reads it in :mod:`plimsoll_engine.core.handover.inheritance`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from plimsoll_engine.messages.handover import BlockTable, Handover, PoolLayout
 
 
 def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
-    """Return the message about the requests of ``engine``, which has no step in progress.
+    """Return the handover message with the requests of ``engine``. No step may be in progress.
 
-    Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` if it would be too large.
+    Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` if the message would be too
+    large.
     """
     heirs = [request for request in engine.requests.values() if _is_whole(request, engine)]
     heirs.sort(key=lambda request: (request.place is None, request.place))
@@ -47,7 +47,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
 
 
 def _is_whole(request: Request, engine: EngineCore) -> bool:
-    """Return whether all tokens of ``request`` are known and a client waits for it."""
+    """Report whether all tokens of ``request`` are known and a client waits for it."""
     known = request.in_flight.is_empty
     return known and request.computed > 0 and request.request_id not in engine.abandoned
 

@@ -1,8 +1,8 @@
-"""Takes over the KV blocks of the predecessor's requests in a planned restart.
+"""Take over the KV blocks of the predecessor's requests in a planned restart.
 
-Only the tables of the message count (see :mod:`plimsoll_engine.core.handover.export`): a block in
-no table is free. Each table waits for its request, which the frontend submits again with all its
-tokens, and is claimed only if those are the tokens that were computed.
+Only the tables in the message count (see :mod:`plimsoll_engine.core.handover.export`): a block in
+no table is free. Each table waits until the frontend submits its request again with all its tokens.
+The request gets the table only if the table was computed for the same tokens.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from plimsoll_engine.messages.handover import (
 )
 
 WAIT_S = 10.0
-"""Time after which unclaimed tables are released, in seconds. The frontend submits carried-over
-requests at once. It is counted from the worker's first step, since its start may take longer on a
-machine that is short of CPU time."""
+"""Time after which unclaimed tables are released.
+
+The frontend submits carried-over requests at once. The time starts with the worker's first step,
+because the start may take longer on a machine without spare CPU time.
+"""
 
 
 def validate_tables(
     data: bytes, layout: PoolLayout, runner: Runner, max_num_seqs: int
 ) -> list[BlockTable]:
-    """Return the tables of a message after all checks that need no tokens.
+    """Return the tables in a message after all checks that do not need the tokens.
 
     Raises :class:`HandoverRefused`.
     """
@@ -52,26 +54,25 @@ def validate_tables(
     if changed:
         raise HandoverRefused(
             HandoverOutcome.BAD_CONTENTS,
-            f"{len(changed)} of {len(blocks)} blocks were written to since, block {changed[0]}"
-            " first",
+            f"{len(changed)} of {len(blocks)} blocks were overwritten, block {changed[0]} first",
         )
     return handover.tables
 
 
 class Inheritance:
-    """The tables that wait for their requests. ``pool`` counts a reference for each block."""
+    """Tables that wait for their requests. Each holds a reference to its blocks in ``pool``."""
 
     def __init__(self, tables: Sequence[BlockTable], pool: BlockPool) -> None:
         self._tables = {table.request_id: table for table in tables}
         self._pool = pool
         self._since: float | None = None
-        """Time of the first :meth:`expire`."""
+        """Time of the first call of :meth:`expire`; None before."""
         self.adopted: list[str] = []
         self.refused: dict[str, str] = {}
-        """By request ID, why it did not get its table."""
+        """Reason why a request did not get its table, by request ID."""
 
     def expire(self) -> None:
-        """Release unclaimed tables after :data:`WAIT_S`. Call it between steps.
+        """Release unclaimed tables after :data:`WAIT_S`. Call this between steps.
 
         The outcome of each table is kept until the frontend queries it.
         """
@@ -79,16 +80,16 @@ class Inheritance:
         if self._since is None:
             self._since = now
         if now - self._since > WAIT_S:
-            late = f"the request did not come within {WAIT_S:g} s"
+            late = f"the request did not arrive within {WAIT_S:g} s"
             self.refused |= dict.fromkeys(self._tables, late)
             self.settle()
 
     def held_blocks(self) -> list[int]:
-        """Return the blocks of unclaimed tables, one entry for each reference."""
+        """Return the blocks of unclaimed tables, one entry per reference."""
         return [block for table in self._tables.values() for block in table.blocks]
 
     def claim(self, request: Request) -> None:
-        """Give ``request`` its table if it has one for the same tokens."""
+        """Give ``request`` its table if there is one for the same tokens."""
         table = self._tables.pop(request.request_id, None)
         if table is None:
             return
@@ -113,13 +114,16 @@ class Inheritance:
 
     def _mismatch(self, table: BlockTable, request: Request) -> str | None:
         if request.unscored:
-            return "log probabilities of its prompt are yet to be computed"
+            return "the log probabilities of its prompt are not computed yet"
         if len(request.token_ids) <= table.computed:
-            return f"{table.computed} tokens were computed, it has {len(request.token_ids)}"
+            return (
+                f"{table.computed} tokens were computed,"
+                f" but the request has {len(request.token_ids)}"
+            )
         size = self._pool.block_size
         extend_block_hashes(request, size)
         if request.block_hashes[: len(table.hashes)] != table.hashes:
-            return "other tokens were computed"
+            return "the computed tokens differ from the request's tokens"
         if hash_tail(request, table.computed, size) != table.tail:
-            return "other tokens were computed in its last block"
+            return "the computed tokens in the last block differ from the request's tokens"
         return None

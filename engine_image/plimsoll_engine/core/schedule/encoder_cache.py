@@ -1,13 +1,13 @@
-"""The scheduler's record of encoder outputs: which media are encoded, and for which requests.
+"""Record of encoder outputs in the scheduler: which media are encoded, and for which requests.
 
 The runner holds the outputs themselves. Requests with the same image or sound share an entry, which
-lives while a request needs it. Usually that is until its placeholder tokens are computed. An
+exists while a request needs it, usually until its placeholder tokens are computed. An
 encoder-decoder model attends to the output in every step, and needs it until the request ends. Only
-running requests hold entries, so the budget always comes back.
+running requests hold entries, so their share of the budget is always returned.
 
-A step frees outputs before it makes new ones. So outputs released in step N are freed with step
-N + 1 at the earliest, or when the engine goes idle. An entry that was allocated and freed in one
-step would be freed before it is made, and would stay forever.
+A step frees outputs before it creates new ones. Outputs that step N releases are therefore freed in
+step N + 1 or later, or when the engine becomes idle. If an entry were allocated and freed in one
+step, its output would be freed before it exists, and would then stay forever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 @dataclass(slots=True)
 class Entry:
-    """The output of one image or sound: its size in tokens, and who needs it."""
+    """Output of one image or sound: its size in tokens, and the requests that need it."""
 
     tokens: int
     holders: set[str] = field(default_factory=set)
@@ -29,10 +29,10 @@ class Entry:
 
 
 class EncoderCache:
-    """The record of encoder outputs.
+    """Record of encoder outputs.
 
-    ``budget`` bounds the tokens of all entries. With ``lifelong`` a request needs its outputs until
-    it ends.
+    ``budget`` limits the tokens of all entries. ``lifelong`` means that a request needs its outputs
+    until it ends.
     """
 
     def __init__(self, budget: int, lifelong: bool = False) -> None:
@@ -46,28 +46,28 @@ class EncoderCache:
         self.entries: dict[bytes, Entry] = {}
         self._freed: list[bytes] = []
         self._ordered: set[bytes] = set()
-        """Keys to encode in this step, whose outputs the runner does not have yet."""
+        """Keys to encode in this step. The runner does not have their outputs yet."""
 
     def refusal(self, request: Request) -> str | None:
-        """Return why ``request`` can never run here, or None."""
+        """Return the reason why ``request`` can never run in this engine; None if it can."""
         if self.lifelong and not request.media:
-            return "this model only transcribes audio: use /v1/audio/transcriptions"
+            return "this model can only transcribe audio: use /v1/audio/transcriptions"
         for media in request.media:
             if media.tokens > self.budget:
                 return (
-                    f"the {media.kind} takes {media.tokens} tokens of encoder cache and there are"
-                    f" {self.budget}; give the engine more (--encoder-cache-tokens)"
+                    f"the {media.kind} takes {media.tokens} tokens of the encoder cache, but its"
+                    f" budget is {self.budget}: increase --encoder-cache-tokens"
                 )
         total = sum({media.key: media.tokens for media in request.media}.values())
         if self.lifelong and total > self.budget:
             return (
-                f"the prompt's media take {total} tokens of encoder cache and there are"
-                f" {self.budget}; give the engine more (--encoder-cache-tokens)"
+                f"the prompt's media take {total} tokens of the encoder cache, but its budget"
+                f" is {self.budget}: increase --encoder-cache-tokens"
             )
         return None
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
-        """Return how many of the next ``count`` tokens can be computed, and what to encode first.
+        """Return how many of ``count`` tokens can be computed, and the media to encode before.
 
         The tokens end before the first medium that does not fit into the budget.
         """
@@ -108,9 +108,9 @@ class EncoderCache:
             self._release(request, media.key)
 
     def take_freed(self) -> list[bytes]:
-        """Return the keys that the runner must free, once.
+        """Return the keys that the runner must free. Each key is returned only once.
 
-        Call it before a step is scheduled, or when the engine goes idle.
+        Call this before a step is scheduled, or when the engine becomes idle.
         """
         freed, self._freed = self._freed, []
         self._ordered.clear()
@@ -121,16 +121,18 @@ class EncoderCache:
         return set(self.entries).union(self._freed)
 
     def find_problems(self, running: Iterable[str]) -> list[str]:
-        """Return what the audit finds wrong here: only ``running`` requests may hold entries."""
+        """Return a message for each error. Only ``running`` requests may hold entries."""
         found = []
         if dead := self.holders().difference(running):
-            found.append(f"{len(dead)} requests that do not run hold encoder outputs: {min(dead)}")
+            found.append(
+                f"{len(dead)} requests hold encoder outputs but are not running:  {min(dead)}"
+            )
         if (total := sum(entry.tokens for entry in self.entries.values())) != self.used:
-            found.append(f"the entries have {total} tokens, {self.used} are counted")
+            found.append(f"the entries have {total} tokens, but {self.used} are counted")
         if self.used > self.budget:
-            found.append(f"{self.used} tokens are in use, the budget is {self.budget}")
+            found.append(f"{self.used} tokens are in use, but the budget is {self.budget}")
         if lost := sum(not entry.holders for entry in self.entries.values()):
-            found.append(f"{lost} entries are held by no request")
+            found.append(f"{lost} entries have no request")
         return found
 
     def holders(self) -> set[str]:

@@ -1,7 +1,7 @@
-"""One request in the worker, from its submission to its release.
+"""Request in the worker, from its submission to its release.
 
-A finished request must be freed by reference counting alone. So it holds tokens, block numbers and
-hashes, and no callable that refers to the request.
+Reference counting alone must free a finished request. It therefore holds tokens, block numbers and
+hashes, but no callable that references the request.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
 
 TOKEN_TYPE = "i"
-"""Type code of token arrays. A list takes ten times the memory, and each of a prompt's choices has
-its own."""
+"""Type code of token arrays.
+
+A list would take ten times the memory, and each choice of a prompt has its own array.
+"""
 
 
 @dataclass(slots=True)
 class Drafting:
-    """Speculation state of one request of at most ``length`` tokens.
+    """State of speculative decoding for one request of at most ``length`` tokens.
 
-    ``misses`` counts the attempts since the last accepted draft, ``pause`` the steps until the next
-    attempt. The draft model has computed the first ``computed`` tokens and filled the first
+    ``misses`` counts the attempts since the last accepted draft, and ``pause`` the steps until the
+    next attempt. The draft model has computed the first ``computed`` tokens and filled the first
     ``filled`` blocks.
     """
 
@@ -52,11 +54,11 @@ class Drafting:
 
 @dataclass(slots=True)
 class InFlight:
-    """The sampled tokens of one request that are not yet part of its output.
+    """Sampled tokens of one request that are not part of its output yet.
 
-    ``tokens`` is their number, at most 1 when a step is scheduled: only the device knows it, in
-    ``row`` of the last step. ``unconfirmed`` is such a token once the host knows it and until the
-    grammar has accepted it; the request joins no step meanwhile.
+    ``tokens`` is their number. When a step is scheduled, it is at most 1: only the device knows the
+    token, in ``row`` of the last step. ``unconfirmed`` is a token that the host knows and the
+    grammar has not accepted yet; until then, the request joins no step.
     """
 
     tokens: int = 0
@@ -65,7 +67,7 @@ class InFlight:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the output has all sampled tokens."""
+        """Whether the output contains all sampled tokens."""
         return not self.tokens and self.unconfirmed is None
 
 
@@ -118,7 +120,7 @@ class Request:
 
     @classmethod
     def of(cls, submit: Submit) -> Request:
-        """Return the request of ``submit``; a carried-over one continues after ``output_ids``."""
+        """Return the request in ``submit``. If carried over, it continues after ``output_ids``."""
         sampling, allowed = submit.sampling, submit.sampling.allowed_token_ids
         if allowed is not None:  # a list takes many times what the mask does
             sampling = msgspec.structs.replace(sampling, allowed_token_ids=None)
@@ -156,7 +158,7 @@ class Request:
 
     @property
     def needs_previous_token(self) -> bool:
-        """Whether the previous token must be known on the host before the next is sampled.
+        """Whether the host must know the previous token before the next token is sampled.
 
         Penalties, grammars, bad words and drafts depend on it.
         """
@@ -166,7 +168,7 @@ class Request:
 
     @property
     def unscored(self) -> bool:
-        """Whether prompt rows are still to be computed for their log probabilities."""
+        """Whether log probabilities of prompt rows are not computed yet."""
         return self.sampling.prompt_logprobs is not None and self.scored < self.num_prompt - 1
 
     @property
@@ -185,16 +187,16 @@ class Request:
 
     @property
     def uncomputed(self) -> int:
-        """Number of tokens whose keys and values are still to be computed; at least 1."""
+        """Number of tokens whose keys and values are not computed yet; at least 1."""
         return len(self.token_ids) + self.in_flight.tokens - self.computed
 
     @property
     def max_length(self) -> int:
-        """Number of tokens if the output reaches ``max_tokens``."""
+        """Number of prompt and output tokens if the output reaches ``max_tokens``."""
         return self.num_prompt + self.sampling.max_tokens
 
     def finish_reason(self, token_id: int, max_model_len: int) -> str | None:
-        """Return why the request ends after its newest token; None if it continues."""
+        """Return the reason why the request ends after its newest token; None if it continues."""
         if not self.sampling.ignore_eos and token_id in self.sampling.stop_token_ids:
             return "stop"
         if self.matcher is not None and self.matcher.complete:
@@ -203,19 +205,19 @@ class Request:
         return "length" if len(self.token_ids) >= length else None
 
     def is_full(self, max_model_len: int) -> bool:
-        """Return whether the pending token is the last one that the request may have."""
+        """Report whether the pending token is the last token that the request may have."""
         length = min(self.max_length, max_model_len)
         return len(self.token_ids) + self.in_flight.tokens >= length
 
     def take_started(self) -> StartStatistics | None:
-        """Return how the request started, on the first call after the start; else None."""
+        """Return the statistics of the request's start once; None before and afterwards."""
         if self.started_at is None or self.start_reported:
             return None
         self.start_reported = True
         return StartStatistics(max(0.0, self.started_at - self.arrived), self.cached_tokens)
 
     def drop_blocks(self, pool: BlockPool) -> None:
-        """Release the blocks, as in a preemption; their tokens must be computed again."""
+        """Release the blocks, as in a preemption. Their tokens must be computed again."""
         pool.release(self.block_ids)
         self.block_ids = []
         self.registered = self.computed = 0
@@ -223,7 +225,7 @@ class Request:
             self.drafting.computed = self.drafting.filled = 0
 
     def release(self, pool: BlockPool) -> None:
-        """Release everything the request holds. A second call does nothing."""
+        """Release everything that the request holds. Idempotent."""
         if self.released:
             return
         self.released = True

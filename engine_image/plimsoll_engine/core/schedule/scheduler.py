@@ -1,14 +1,15 @@
-"""Chooses the tokens of the next step: continuous batching with chunked prefill.
+"""Choose the tokens of the next step: continuous batching with chunked prefill.
 
-Running requests come first, then waiting ones, in the order of their places (see waiting.py). A
+Running requests come first, then waiting requests, in the order of their places (see waiting.py). A
 step is full when the token budget, the number of sequences or the KV blocks are used up. A prompt
 longer than the budget is computed in chunks over several steps. When blocks run out, the last
 request in that order is preempted: it releases its blocks and waits. Its tokens are computed again
 later, mostly from the prefix cache.
 
-Priorities apply within a tenant. Its more urgent requests have its earlier places, and a running
-request is preempted for a waiting one of the same tenant with a higher priority. Priorities are
-strict: a low one waits for as long as higher ones of its tenant keep that tenant's places busy.
+Priorities apply within a tenant. The more urgent requests of a tenant have its earlier places, and
+a running request is preempted for a waiting request of the same tenant with a higher priority.
+Priorities are strict: a request of low priority waits while its tenant's more urgent requests
+occupy the tenant's places.
 
 There is no deadlock. A request that could not run alone in an empty pool is refused at once. The
 first request in the order is never preempted for another tenant.
@@ -31,9 +32,10 @@ from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
 from plimsoll_engine.messages.worker_ipc import Media
 
 MIN_FIRST_CHUNK_DIVISOR = 8
-"""The first chunk of a prompt gets at least this fraction of the step's token budget: one in
-MIN_FIRST_CHUNK_DIVISOR. A prompt in chunks reads its context again, and attention is faster on
-whole prompts."""
+"""Divisor of the step's token budget that gives the minimum size of the first chunk of a prompt.
+
+A prompt in chunks reads its context again, and attention is faster on whole prompts.
+"""
 
 
 @dataclass(slots=True)
@@ -41,7 +43,8 @@ class Chunk:
     """``count`` tokens of ``request``, starting at position ``request.computed``.
 
     The media in ``encode`` are encoded first. ``count`` is 0 if the request must wait, for example
-    for room in the encoder cache. ``drafts`` are proposed next tokens, computed as further rows.
+    for space in the encoder cache. ``drafts`` are proposed next tokens, computed as additional
+    rows.
     """
 
     request: Request
@@ -56,12 +59,12 @@ class Chunk:
 
     @property
     def ends(self) -> bool:
-        """Whether the chunk includes the newest token, so that the next one is sampled."""
+        """Whether the chunk includes the newest token, so that the next token is sampled."""
         return self.count == self.request.uncomputed
 
 
 class Scheduler:
-    """Schedules the requests of one engine. It owns no tensor."""
+    """Scheduler of the requests of one engine. It owns no tensor."""
 
     def __init__(
         self,
@@ -80,9 +83,9 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
-        """Sorted by place."""
+        """Running requests, sorted by place."""
         self._kept: WeakSet[Request] = WeakSet()
-        """Requests that have a predecessor's blocks but cannot run yet."""
+        """Requests that hold a predecessor's blocks but cannot run yet."""
         self._blocks_in_step: set[bytes] = set()
         """Hashes of the blocks that the step under construction fills."""
         self.preemptions_total = 0
@@ -90,27 +93,27 @@ class Scheduler:
         self.prefix_hit_tokens_total = 0
 
     def refusal(self, request: Request) -> str | None:
-        """Return why ``request`` can never run here, or None."""
+        """Return the reason why ``request`` can never run in this engine; None if it can."""
         if not request.num_prompt:
             return "the prompt is empty"
         if request.num_outputs >= request.sampling.max_tokens:
-            return f"all of its max_tokens {request.sampling.max_tokens} are already made"
+            return f"all max_tokens {request.sampling.max_tokens} are already generated"
         if len(request.token_ids) >= self.max_model_len:
             return (
                 f"{len(request.token_ids)} tokens leave no room for output in max_model_len"
-                f" {self.max_model_len}; shorten the prompt"
+                f" {self.max_model_len}: shorten the prompt"
             )
         length = min(request.max_length, self.max_model_len)
         if (blocks := self.pool.blocks_for(length)) > self.pool.num_blocks:
             return (
-                f"{length} tokens (prompt and max_tokens) need {blocks} KV blocks and the pool has"
-                f" {self.pool.num_blocks}; shorten the prompt, lower max_tokens or give the engine"
-                f" more blocks"
+                f"{length} tokens (prompt and max_tokens) need {blocks} KV blocks, but the pool has"
+                f" {self.pool.num_blocks}: shorten the prompt, lower max_tokens or increase"
+                " --num-blocks"
             )
         if self.encoder is not None:
             return self.encoder.refusal(request)
         if request.media:
-            return f"this model takes no {request.media[0].kind}"
+            return f"this model does not accept {request.media[0].kind}"
         return None
 
     def add(self, request: Request) -> None:
@@ -120,14 +123,14 @@ class Scheduler:
     def keep(self, request: Request) -> None:
         """Let ``request`` keep a predecessor's blocks while its grammar is compiled.
 
-        It loses them if blocks run out.
+        The request loses them if blocks run out.
         """
         self._kept.add(request)
 
     def adopt(self, request: Request) -> None:
         """Run ``request`` with the blocks that a predecessor filled.
 
-        If the batch is full, it loses them and waits like a new request.
+        If the batch is full, the request loses the blocks and waits like a new request.
         """
         self._kept.discard(request)
         self.waiting.add(request)
@@ -138,7 +141,7 @@ class Scheduler:
         self._insert(request)
 
     def remove(self, request: Request) -> None:
-        """Remove an ended ``request``; :meth:`Request.release` returns its blocks."""
+        """Remove an ended ``request``. :meth:`Request.release` returns its blocks."""
         if request in self.running:
             self.running.remove(request)
         else:
@@ -150,7 +153,7 @@ class Scheduler:
     def schedule(self, only: Request | None = None) -> list[Chunk]:
         """Return the chunks of the next step; empty if nothing can run.
 
-        With ``only``, the step has that waiting request alone, to find the one that made a batch
+        With ``only``, the step has only that waiting request, to find the request that made a batch
         fail. The list is then empty if blocks are missing that no running request holds.
         """
         self._blocks_in_step.clear()
@@ -211,9 +214,9 @@ class Scheduler:
         return chunks
 
     def _preempt_for(self, request: Request, heir: Request) -> None:
-        """Preempt a running request for ``heir``, a more urgent one of the same tenant.
+        """Preempt a running request for ``heir``, a more urgent request of the same tenant.
 
-        ``heir`` takes its place unless it has one already.
+        ``heir`` takes over the place unless it already has a place.
         """
         self.running.remove(request)
         self._drop(request)
@@ -229,7 +232,7 @@ class Scheduler:
         return self._chunk(request, count) if self._reserve(request, count) else None
 
     def _start(self, request: Request, budget: int) -> Chunk | None:
-        """Start a waiting request; return None if the batch is full or blocks are missing."""
+        """Start a waiting request. Return None if the batch is full or blocks are missing."""
         if len(self.running) >= self.max_num_seqs:
             return None
         if self._must_fetch(request):
@@ -262,7 +265,7 @@ class Scheduler:
         return chunk
 
     def _insert(self, request: Request) -> None:
-        """Insert ``request`` by place, and give its tenant's earlier places to the more urgent."""
+        """Insert ``request`` by place. More urgent requests of its tenant get earlier places."""
         insort(self.running, request, key=place)
         same = [one for one in self.running if one.tenant == request.tenant]
         if all(one.priority == request.priority for one in same):
@@ -282,9 +285,9 @@ class Scheduler:
             self._blocks_in_step.update(chunk.request.block_hashes[full])
 
     def _is_next_block_in_step(self, request: Request) -> bool:
-        """Return whether another request fills the next block of ``request`` in this step.
+        """Report whether another request fills the next block of ``request`` in this step.
 
-        One step later ``request`` can take that block from the prefix cache.
+        One step later, ``request`` can take that block from the prefix cache.
         """
         index = len(request.block_ids)
         usable = self._cacheable_blocks(request)
@@ -298,15 +301,15 @@ class Scheduler:
         return Chunk(request, count, encode)
 
     def _drop(self, request: Request) -> None:
-        """Release the blocks and encoder outputs of a request that does not run."""
+        """Release the blocks and encoder outputs of a request that is not running."""
         request.drop_blocks(self.pool)
         if self.encoder is not None:
             self.encoder.drop(request)
 
     def _must_fetch(self, request: Request) -> bool:
-        """Return whether ``request`` must wait for blocks that are copied in from the host.
+        """Report whether ``request`` must wait for blocks that are copied from host memory.
 
-        It waits once; what is still missing then is computed.
+        It waits once. Blocks that are still missing afterwards are computed.
         """
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False
@@ -320,7 +323,7 @@ class Scheduler:
     def _cacheable_blocks(self, request: Request) -> int:
         """Return how many of its first blocks ``request`` may take from a cache.
 
-        The last token and the prompt rows that are still to be scored are always computed.
+        The last token and the prompt rows that are not scored yet are always computed.
         """
         tokens = request.scored if request.unscored else len(request.token_ids) - 1
         return tokens // self.pool.block_size
@@ -336,7 +339,7 @@ class Scheduler:
         request.computed = len(blocks) * self.pool.block_size
 
     def _reserve(self, request: Request, count: int) -> bool:
-        """Allocate blocks for ``count`` more tokens of ``request``; return False if it fails."""
+        """Allocate blocks for ``count`` more tokens. Return False if blocks are missing."""
         missing = self.pool.blocks_for(request.computed + count) - len(request.block_ids)
         if missing <= 0:
             return True
@@ -356,7 +359,7 @@ class Scheduler:
     def reserve_drafts(self, request: Request, count: int) -> int:
         """Return how many of ``count`` drafts after the newest token fit into blocks.
 
-        Only free blocks are allocated for them; no other request loses a block.
+        Only free blocks are allocated for drafts. No other request loses a block.
         """
         missing = self.pool.blocks_for(request.computed + 1 + count) - len(request.block_ids)
         if count > 0 and missing > 0:
@@ -365,19 +368,19 @@ class Scheduler:
         return max(0, min(count, room))
 
     def accepted(self, request: Request) -> None:
-        """Count an accepted draft as computed: its keys and values are in the pool."""
+        """Count an accepted draft as computed. Its keys and values are already in the pool."""
         self.waiting.charge(request, 1)
         self._add_computed(request, 1)
 
     def preempt(self, request: Request) -> None:
-        """Preempt a running request; it waits and keeps its place."""
+        """Preempt a running request. It waits and keeps its place."""
         self.running.remove(request)
         self._drop(request)
         self.waiting.put_back(request)
         self.preemptions_total += 1
 
     def computed(self, chunk: Chunk) -> None:
-        """Count the chunk's tokens as computed, and register its full blocks in the cache."""
+        """Count the chunk's tokens as computed. Register its full blocks in the prefix cache."""
         self._add_computed(chunk.request, chunk.count)
 
     def _add_computed(self, request: Request, count: int) -> None:

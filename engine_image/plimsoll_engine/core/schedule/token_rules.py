@@ -1,7 +1,7 @@
 """Rules for the next token, and the token counts that penalties need. Pure.
 
-``allowed_token_ids`` and ``bad_words`` are those of vLLM. All depends on the output alone, so it
-holds after a request is carried over to another worker.
+``allowed_token_ids`` and ``bad_words`` are those of vLLM. The rules depend only on the output, so
+they also hold after a request is carried over to another worker.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from plimsoll_engine.messages.worker_ipc import Sampling
 
 WORD_BITS = 32
 TOKEN_BYTES = 90
-"""Memory of a counted token: two array items and a dictionary entry with its key (CPython 3.11)."""
+"""Memory of one counted token: two array items, and a dictionary entry with its key (CPython 3.11).
+"""
 
 
 def mask(token_ids: Iterable[int]) -> bytes:
     """Return the bit mask of the allowed tokens, long enough for the largest of them.
 
-    The bit of token t is bit t % 32 of little-endian int32 word t // 32, as in a grammar's mask.
+    The bit of token t is bit t % 32 of the little-endian int32 word t // 32, as in a grammar's
+    mask.
     """
     allowed = list(token_ids)
     words = max(allowed, default=0) // WORD_BITS + 1
@@ -41,12 +43,12 @@ def banned(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, 
 
 
 def bad_word_lookback(words: Sequence[Sequence[int]]) -> int:
-    """Return how many preceding tokens the bad words depend on; 0 for none."""
+    """Return how many preceding tokens the bad words depend on; 0 without bad words."""
     return max((len(word) - 1 for word in words), default=0)
 
 
 class TokenCounts:
-    """Count of each token of a request in its output; 0 if it is only in the prompt."""
+    """Count of each token of a request in its output; 0 if the token occurs only in the prompt."""
 
     __slots__ = ("_places", "outputs", "tokens")
 
@@ -74,7 +76,7 @@ class TokenCounts:
         return len(self.tokens)
 
     def with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
-        """Return a copy of the counts after ``tokens``. It supports reading only."""
+        """Return a read-only copy that also counts ``tokens``."""
         made = TokenCounts((), ())
         made.tokens, made.outputs = self.tokens[:], self.outputs[:]
         for token, times in Counter(tokens).items():

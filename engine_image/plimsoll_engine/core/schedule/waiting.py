@@ -1,18 +1,18 @@
-"""The queue of waiting requests, fair between tenants.
+"""Queue of waiting requests, fair between tenants.
 
-The next new request comes from the tenant with the fewest computed tokens. Priorities order the
-requests of one tenant only: the lowest number first, then the oldest. So a tenant that queues a
-thousand requests delays only itself, one with long prompts gets fewer turns, and no priority makes
-another tenant wait longer.
+The next new request comes from the tenant with the fewest computed tokens. Priorities order only
+the requests of one tenant: the lowest number first, then the oldest. A tenant that queues a
+thousand requests therefore delays only itself, a tenant with long prompts starts fewer requests,
+and no priority makes another tenant wait longer.
 
 A running request has a place, numbered in the order of starting. A preempted request keeps its
 place and resumes before any new request starts. A more urgent request of the same tenant may take
-its place over; the preempted one then waits like a new request. So priorities move requests between
-a tenant's places and never win it another one.
+over the place; the preempted request then waits like a new request. Priorities therefore move
+requests between the places of a tenant and never win it another place.
 
-The count of a tenant that returns starts at the lowest count present, so that an idle tenant saves
-up no turns. (This is the counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI
-2024; the cost is the number of tokens computed.)
+The count of a tenant that returns starts at the lowest count present, so that an idle tenant does
+not accumulate credit. (This is the counter of Sheng et al., "Fairness in Serving Large Language
+Models", OSDI 2024; the cost is the number of tokens computed.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plimsoll_engine.core.schedule.request import Request
 
 
 def urgency(request: Request) -> tuple[int, int]:
-    """Return the sort key within a tenant: the most urgent first, then the oldest."""
+    """Return the sort key of a new request within its tenant: most urgent first, then oldest."""
     return request.priority, request.order
 
 
@@ -36,7 +36,7 @@ def place(request: Request) -> int:
 
 
 class WaitingQueue:
-    """The waiting requests, and the computed tokens of each tenant.
+    """Waiting requests, and the number of computed tokens of each tenant.
 
     Tenants of running requests count as present.
     """
@@ -77,7 +77,7 @@ class WaitingQueue:
         insort(self._stopped, request, key=place)
 
     def give_up(self, request: Request, heir: Request) -> None:
-        """Add a request that was preempted for ``heir``, a waiting one that takes its place."""
+        """Add a request that was preempted for ``heir``, which takes over its place."""
         self.remove(heir)
         heir.place, request.place = request.place, None
         self.put_back(heir)
@@ -92,14 +92,14 @@ class WaitingQueue:
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
     def more_urgent(self, request: Request) -> Request | None:
-        """Return the tenant's most urgent waiting request if it is more urgent than ``request``."""
+        """Return the tenant's most urgent waiting request if it is more urgent; None otherwise."""
         same = [one for one in self._stopped if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
         best = min(same, key=urgency, default=None)
         return best if best is not None and best.priority < request.priority else None
 
     def start(self, request: Request) -> None:
-        """Remove ``request``, which starts, and assign its place."""
+        """Remove ``request`` because it starts, and assign its place."""
         if request.place is None:
             same = (one for one in self._stopped if one.tenant == request.tenant)
             stopped = next((one for one in same if one.priority > request.priority), None)
@@ -112,7 +112,7 @@ class WaitingQueue:
             self._places += 1
 
     def remove(self, request: Request) -> None:
-        """Remove ``request``. Raises ValueError if it does not wait."""
+        """Remove ``request``. Raises ValueError if it is not waiting."""
         if request.place is not None:
             self._stopped.remove(request)
             return
@@ -122,25 +122,25 @@ class WaitingQueue:
             del self._new[request.tenant]
 
     def charge(self, request: Request, tokens: int) -> None:
-        """``tokens`` more are computed for the request's tenant."""
+        """Add ``tokens`` to the computed tokens of the request's tenant."""
         self.computed[request.tenant] += tokens
 
     def forget(self, request: Request) -> None:
-        """Count an ended ``request``, and drop its tenant's count after the last one."""
+        """Count an ended ``request``. Remove its tenant's count with the tenant's last request."""
         self._present[request.tenant] -= 1
         if not self._present[request.tenant]:
             del self._present[request.tenant]
             del self.computed[request.tenant]
 
     def find_problems(self) -> list[str]:
-        """Return what the audit finds wrong with this queue."""
+        """Return a message for each inconsistency of this queue, for the audit."""
         found = []
         places = [request.place for request in self._stopped]
         if None in places or any(r.place is not None for q in self._new.values() for r in q):
-            found.append("requests wait among those of the other kind")
+            found.append("new requests and preempted requests are mixed up")
         if self._present.keys() != self.computed.keys():
             found.append(
-                f"{len(self.computed)} tenants have a count, {len(self._present)} are here"
+                f"{len(self.computed)} tenants have a count, but {len(self._present)} have requests"
             )
         return found
 

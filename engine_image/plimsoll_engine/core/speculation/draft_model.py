@@ -1,10 +1,10 @@
-"""Drafts by a smaller model with the same tokenizer.
+"""Create drafts with a smaller model that has the same tokenizer.
 
-Its KV pool has as many blocks as the target model's: block b holds the same tokens in both. So no
-blocks are allocated for it, and a shared prefix is shared here as well once it is computed.
+Its KV pool has as many blocks as the target model's pool: block b holds the same tokens in both. No
+blocks are therefore allocated for it, and it shares a prefix once that prefix is computed.
 
-Each draft is drawn by the seed and position of the token that it predicts. Where both models have
-the same distribution, they draw the same token.
+Each draft is drawn with the seed and the position of the token that it predicts. If both models
+have the same distribution, they draw the same token.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 MAX_CATCH_UP_ROWS = 8
-"""Up to this many tokens to catch up on are decode rows; more are a prefill chunk."""
+"""Maximum number of missed tokens to compute as decode rows. More tokens become a prefill chunk."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The part of a request that a step reads, with ``computed`` tokens computed here."""
+    """State of a request that a step needs. The draft model has computed ``computed`` tokens."""
 
     token_ids: array[int]
     block_ids: list[int]
@@ -43,7 +43,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of one request in a step of the draft model, as in a ``Chunk``."""
+    """Rows of one request in a step of the draft model, as in a ``Chunk``."""
 
     request: _Seen
     count: int
@@ -52,7 +52,7 @@ class _Rows:
 
 
 class _Behind(NamedTuple):
-    """Tokens of a request, up to ``end``, that the model must compute before it drafts."""
+    """Tokens of a request, up to ``end``, that the model must compute before it creates drafts."""
 
     number: int
     request: Request
@@ -62,17 +62,18 @@ class _Behind(NamedTuple):
 
 @dataclass(slots=True)
 class _Drawn:
-    """The drafts of one step: index of each row's request, and the tokens on the device."""
+    """Drafts of one step: the index of each row's request, and the tokens on the device."""
 
     numbers: list[int]
     tokens: torch.Tensor
 
 
 class DraftModel:
-    """A :class:`plimsoll_engine.core.speculation.drafting.Proposer` with a model.
+    """:class:`plimsoll_engine.core.speculation.drafting.Proposer` with a draft model.
 
-    ``pool`` is the target model's block pool, ``budget`` the maximum tokens of one step,
-    ``vocabulary`` the target model's vocabulary size and ``own_vocabulary`` the draft model's.
+    ``pool`` is the target model's block pool, and ``budget`` the maximum number of tokens of one
+    step. ``vocabulary`` is the vocabulary size of the target model, and ``own_vocabulary`` that of
+    the draft model.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class DraftModel:
         self._vocabulary = vocabulary
         self._own_vocabulary = own_vocabulary
         self._filled = array("Q", [0]) * pool.num_blocks
-        """For each block the pool's ``taken`` when this model had computed all of it."""
+        """For each block, the pool's ``taken`` at the time when this model had computed the whole
+        block.
+        """
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
-        """Propose as the protocol says; None for a request that is still catching up."""
+        """Propose drafts, as in :class:`Proposer`; None if a request is still catching up."""
         found: list[list[int] | None] = [None for _ in wanted]
         steps = self._guess(wanted)
         if not steps:
@@ -158,7 +161,7 @@ class DraftModel:
     def _next(
         self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
     ) -> _Drawn | None:
-        """Draw draft number ``count`` (from 0), after one that only the device knows."""
+        """Draw draft number ``count`` (from 0). Only the device knows the preceding draft."""
         chunks, requests = [], []
         for row, number in rows:
             request = wanted[number][0]
@@ -171,7 +174,7 @@ class DraftModel:
     def _draw(
         self, inputs: Inputs, requests: list[tuple[int, Request]], count: int, last: list[int]
     ) -> _Drawn | None:
-        """Compute a step, and draw a token after each row of ``last``, one a request."""
+        """Compute a step. Draw a token after each row of ``last``, which is one row per request."""
         np.minimum(inputs.ids, self._own_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)
         if logits is None:
@@ -203,7 +206,7 @@ class DraftModel:
         drafting.filled = full
 
     def close(self) -> None:
-        """Close the model, its pool and its graphs. A second call does nothing."""
+        """Close the model, its pool and its graphs. Idempotent."""
         self.forward.close()
 
 
@@ -212,7 +215,7 @@ def _seen(request: Request, computed: int, in_flight: InFlight | None = None) ->
 
 
 def _plain(request: Request) -> Sampling:
-    """Return the sampling of ``request`` without log probabilities."""
+    """Return the sampling parameters of ``request`` without log probabilities."""
     sampling = request.sampling
     return (
         sampling if sampling.logprobs is None else msgspec.structs.replace(sampling, logprobs=None)

@@ -1,15 +1,15 @@
-"""Speculative decoding: drafts of a request's next tokens, verified in one step.
+"""Speculative decoding: propose drafts of the next tokens, and verify them in one step.
 
-A decode step with k drafts has k + 1 rows for the request, and each row is sampled as if the drafts
-before it were output tokens. The first draft that differs from the sampled token is rejected with
-all after it. The accepted tokens are those that k + 1 single steps would have sampled.
+A decode step with k drafts has k + 1 rows for the request. Each row is sampled as if the drafts
+before it were output tokens. The first draft that differs from the sampled token is rejected, with
+all later drafts. The accepted tokens are those that k + 1 single steps would have sampled.
 
 This is rejection sampling with drafts as point masses. If x is drawn from p and the draft d is
 accepted if x = d, its probability is p(d). Otherwise, p without d remains, normalised. These are
-min(1, p/q) and the positive part of p - q. Since output token i is always drawn by (seed, i), a
-request has the same text with any drafts, with none, and over any restart.
+min(1, p/q) and the positive part of p - q. Output token i is always drawn with (seed, i), so a
+request has the same text with any drafts, without drafts, and after any restart.
 
-Drafts use the tokens, rows and blocks that a step has left. They preempt and delay no request.
+Drafts use the tokens, rows and blocks that a step has left. They never preempt or delay a request.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.speculative import Speculative
 
 INDEXED_AT_ONCE = 4096
-"""Tokens of all requests that are indexed during one step; this takes some milliseconds."""
+"""Maximum number of tokens, over all requests, to index during one step. It takes milliseconds."""
 MAX_MISSES = 3
-"""Number of failed attempts in a row after which a request pauses."""
+"""Number of consecutive failed attempts after which a request pauses."""
 LONGEST_PAUSE = 16
-"""Maximum pause in steps. A pausing request is launched ahead of its tokens, as without drafts."""
+"""Maximum pause in steps. Meanwhile, the request is launched ahead of its tokens, as without
+drafts.
+"""
 GRAPH_ROWS = 256
-"""In steps with more rows than this, a further row is no longer almost free."""
+"""Number of rows in a step above which an additional row is no longer almost free."""
 
 
 class Proposer(Protocol):
-    """Proposes drafts. A wrong one costs time only."""
+    """Source of drafts. A wrong draft costs only time."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
         """Return next tokens for each (request, maximum number of drafts).
 
         An empty list means that there is no proposal. None means that the draft model must first
-        compute the request's tokens that it has missed. All tokens of the requests are known, and
+        compute tokens of the request that it has missed. All tokens of the requests are known, and
         each request has a :class:`Drafting` and the blocks for its drafts.
         """
         ...
@@ -49,13 +51,13 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """Prompt lookup by matches of ``shortest`` to ``longest`` tokens."""
+    """Prompt lookup with matches of ``shortest`` to ``longest`` tokens."""
 
     shortest: int
     longest: int
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Propose as :class:`Proposer`, from the part of each text that is indexed by now."""
+        """Propose drafts, as in :class:`Proposer`, from the indexed part of each text."""
         budget, found = INDEXED_AT_ONCE, []
         for request, most in wanted:
             drafting = request.drafting
@@ -69,7 +71,7 @@ class NgramProposer:
 
 @dataclass(slots=True)
 class Drafted:
-    """Counts since this worker started: verifications, drafts verified, drafts accepted."""
+    """Counts since the worker started: verifications, verified drafts and accepted drafts."""
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -91,21 +93,21 @@ class Speculation:
 
     @property
     def draft_model(self) -> DraftModel | None:
-        """The draft model, if drafts come from one."""
+        """The draft model; None if drafts do not come from a model."""
         return self.proposer if isinstance(self.proposer, DraftModel) else None
 
     def close(self) -> None:
-        """Close the draft model. A second call does nothing."""
+        """Close the draft model. Idempotent."""
         if self.draft_model is not None:
             self.draft_model.close()
 
     def begin(self, request: Request, max_model_len: int) -> None:
-        """Enable drafts for ``request`` unless it has a grammar or media."""
+        """Enable drafts for ``request``, unless it has a grammar or media."""
         if request.sampling.grammar is None and not request.media:
             request.drafting = Drafting(min(request.max_length, max_model_len))
 
     def add(self, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
-        """Add drafts to the decode rows among ``chunks``, all chunks of a step."""
+        """Add drafts to the decode rows in ``chunks``. ``chunks`` must be all chunks of a step."""
         self._steps += 1
         room = scheduler.max_num_batched_tokens - sum(chunk.count for chunk in chunks)
         room = min(room, self.rows - len(chunks))
@@ -129,7 +131,7 @@ class Speculation:
                 self._missed(chunk.request)
 
     def _wanted(self, chunk: Chunk) -> int:
-        """Return the maximum number of drafts for ``chunk``; count down its pause."""
+        """Return the maximum number of drafts for ``chunk``. Count down its pause."""
         request = chunk.request
         if (drafting := request.drafting) is None or chunk.count != 1 or not chunk.ends:
             return 0
@@ -142,7 +144,7 @@ class Speculation:
         return min(self.most, drafting.length - len(request.token_ids) - 1)
 
     def verified(self, request: Request, drafts: int, accepted: int) -> None:
-        """Count the verification of ``drafts`` drafts of ``request``."""
+        """Count a verification of ``drafts`` drafts, of which ``accepted`` were accepted."""
         self.counters.drafts += 1
         self.counters.draft_tokens += drafts
         self.counters.accepted_tokens += accepted
@@ -168,7 +170,7 @@ class Speculation:
 def of_settings(
     settings: Speculative | None, max_num_seqs: int, draft_model: DraftModel | None = None
 ) -> Speculation | None:
-    """Return the speculation that ``settings`` configure; None without any."""
+    """Return the speculation that ``settings`` configure; None if they are None."""
     if settings is None:
         return None
     most = settings.num_speculative_tokens
@@ -177,5 +179,5 @@ def of_settings(
 
 
 def rows(max_num_seqs: int, drafts: int) -> int:
-    """Return the maximum rows of a decode step with ``drafts`` drafts for each request."""
+    """Return the maximum number of rows of a decode step with ``drafts`` drafts per request."""
     return max(max_num_seqs, min(GRAPH_ROWS, max_num_seqs * (1 + drafts)))

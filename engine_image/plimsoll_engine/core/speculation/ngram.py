@@ -1,8 +1,8 @@
-"""Prompt lookup: proposes what followed the newest tokens at an earlier place in the same text.
+"""Prompt lookup: propose the tokens that followed the newest tokens earlier in the same text.
 
 The index is that of LZ77: a table of hashed runs of ``shortest`` tokens and, for each position, the
-previous one with the same hash. A lookup walks a bounded chain, a step indexes a bounded number of
-tokens, and the memory is bounded: 4 bytes a token and the table.
+previous position with the same hash. A lookup follows a bounded chain, and a step indexes a bounded
+number of tokens. The memory is bounded too: 4 bytes per token, and the table.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from array import array
 from collections.abc import Sequence
 
 TABLE_BITS = 15
-"""Size of the largest table: 128 KiB. Longer texts have longer chains."""
+"""Logarithm of the size of the largest table (128 KiB). Longer texts have longer chains."""
 CANDIDATES = 32
 """Maximum number of positions that a lookup compares, the newest first."""
 NOWHERE = -1
 
 
 class NgramIndex:
-    """The positions of each run of ``shortest`` tokens in a text of at most ``length`` tokens."""
+    """Positions of each run of ``shortest`` tokens in a text of at most ``length`` tokens."""
 
     __slots__ = ("_before", "_mask", "_newest", "_shortest")
 
@@ -27,7 +27,9 @@ class NgramIndex:
         self._mask = (1 << min(TABLE_BITS, length.bit_length())) - 1
         self._newest = array("i", [NOWHERE]) * (self._mask + 1)
         self._before = array("i")
-        """Item i belongs to the run that ends with token ``shortest + i - 1``."""
+        """For each position, the previous one. Item i is the run that ends at token ``shortest + i
+        - 1``.
+        """
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +39,7 @@ class NgramIndex:
     def extend(self, tokens: Sequence[int], most: int) -> int:
         """Index at most ``most`` further runs of ``tokens``, and return their number.
 
-        The text may only grow. Its last run is left out, since nothing follows it yet.
+        The text may only grow. Its last run is left out, because nothing follows it yet.
         """
         size = self._shortest
         first = size + len(self._before)
@@ -49,10 +51,11 @@ class NgramIndex:
         return max(0, last - first + 1)
 
     def propose(self, tokens: Sequence[int], longest: int, count: int) -> list[int]:
-        """Return ``count`` tokens that may follow ``tokens``; an empty list without a match.
+        """Return up to ``count`` tokens that may follow ``tokens``; an empty list without a match.
 
-        They follow the longest match of at most ``longest`` tokens, of equal ones the newest. A
-        match close to the end continues with its own proposal, so a loop is proposed as a loop.
+        They follow the longest match of at most ``longest`` tokens, the newest of equally long
+        matches. A match close to the end continues with its own proposal, so a loop is proposed as
+        a loop.
         """
         size, total = self._shortest, len(tokens)
         if total <= size or count < 1:

@@ -191,7 +191,10 @@ def test_the_tiny_checkpoint_can_be_carried_far(tiny_checkpoint: Path) -> None:
     ("asked", "message"),
     [
         ({"max_num_seqs": 0}, "--max-num-seqs 0 is too small; it must be at least 1"),
-        ({"max_model_len": 99_999}, "--max-model-len 99999: the model has 8192 positions"),
+        (
+            {"max_model_len": 99_999},
+            "--max-model-len 99999 is too large: the model supports 8192 positions",
+        ),
     ],
 )
 def test_a_size_that_cannot_be_is_named(

@@ -499,7 +499,7 @@ def test_another_version_and_a_body_that_is_none_are_refused(
     with monkeypatch.context() as patch:
         patch.setattr(messages, "VERSION", 2)
         newer = messages.encode_handover(handover)
-    with pytest.raises(HandoverRefused, match="version 2 is not supported") as refused:
+    with pytest.raises(HandoverRefused, match="has version 2; only 1 is supported") as refused:
         messages.decode_handover(newer)
     assert refused.value.outcome is HandoverOutcome.OTHER_VERSION
     body = b"\x93\x01\x02\x03"
