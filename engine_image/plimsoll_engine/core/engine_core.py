@@ -138,7 +138,7 @@ class EngineCore:
         return bool(self.requests)
 
     @property
-    def transferring(self) -> bool:
+    def is_transferring(self) -> bool:
         """Whether blocks are being copied to or from host memory."""
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
@@ -165,14 +165,14 @@ class EngineCore:
         """Queue a request. Return the failure or the missing media if it is refused, else None."""
         whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
-            return self._refuse(submit, "a request with this ID is already running")
+            return self._create_refusal(submit, "a request with this ID is already running")
         if isinstance(whole, MissingMedia):
             return whole
         request = self.make_request(whole)
         if submit.adapter and (why := self._set_adapter(request, submit.adapter)) is not None:
-            return self._refuse(submit, why)
+            return self._create_refusal(submit, why)
         if (why := self.scheduler.refusal(request)) is not None:
-            return self._refuse(submit, why)
+            return self._create_refusal(submit, why)
         self.counters.requests += 1
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
@@ -233,10 +233,10 @@ class EngineCore:
         if request is None:
             return False
         self.counters.aborted += 1
-        self._end(request)
+        self._end_request(request)
         return True
 
-    def _add_compiled(self, wait_s: float = 0.0) -> list[RequestFailure]:
+    def _queue_compiled(self, wait_s: float = 0.0) -> list[RequestFailure]:
         """Queue the requests whose grammar is compiled. Return those whose grammar is invalid."""
         dropped = []
         for request_id, outcome in self.grammars.finished(wait_s):
@@ -244,8 +244,8 @@ class EngineCore:
             self._queue(request)
             if isinstance(outcome, GrammarError):
                 self.counters.errors += 1
-                self._end(request)
-                dropped.append(_invalid_grammar(request, outcome))
+                self._end_request(request)
+                dropped.append(_create_grammar_failure(request, outcome))
             else:
                 request.matcher = outcome
         return dropped
@@ -255,9 +255,10 @@ class EngineCore:
         late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
         for request in late:
             self.counters.errors += 1
-            self._end(request)
+            self._end_request(request)
         return [
-            RequestFailure(r.request_id, r.attempt, "deadline", _deadline_message(r)) for r in late
+            RequestFailure(r.request_id, r.attempt, "deadline", _format_deadline_message(r))
+            for r in late
         ]
 
     def step(self) -> StepOutput:
@@ -269,7 +270,7 @@ class EngineCore:
             self._next_expiry = now + EXPIRY_INTERVAL_S
             if expired := self.expire(now):
                 return StepOutput(dropped=expired)
-        if wrong := self._add_compiled():
+        if wrong := self._queue_compiled():
             return StepOutput(dropped=wrong)
         self.poll()
         output = StepOutput()
@@ -277,16 +278,16 @@ class EngineCore:
             self._finish_step(output)
         self._apply_masks(output, GRACE_S)
         self._free_outputs()
-        suspect = self._next_suspect()
+        suspect = self._pick_suspect()
         chunks = self.scheduler.schedule(suspect)
         if self.speculation is not None and suspect is None:
-            self._draft(self.speculation, chunks)
+            self._add_drafts(self.speculation, chunks)
         if not chunks:
             if suspect is not None:  # its blocks are in a handover or transfer, and will be free
                 self._suspects.appendleft(suspect.request_id)
             if self._in_flight is None and not output.tokens:
                 self._apply_masks(output, COMPILE_WAIT_S, idle=True)
-                output.dropped += self._add_compiled(0.0 if self._unconfirmed else COMPILE_WAIT_S)
+                output.dropped += self._queue_compiled(0.0 if self._unconfirmed else COMPILE_WAIT_S)
             self._finish_step(output)
             return output
         self.counters.steps += 1
@@ -306,7 +307,7 @@ class EngineCore:
         self._retry_alone(chunks, message, "unavailable" if lacking else "error", output)
         return output
 
-    def _draft(self, speculation: Speculation, chunks: list[Chunk]) -> None:
+    def _add_drafts(self, speculation: Speculation, chunks: list[Chunk]) -> None:
         """Add drafts to ``chunks``. If that fails, disable drafts for their requests."""
         try:
             speculation.add(chunks, self.scheduler)
@@ -341,8 +342,8 @@ class EngineCore:
             return
         begun = time.perf_counter()
         try:
-            output.scores += step.prompt_scores()
-            results = step.results()
+            output.scores += step.collect_prompt_scores()
+            results = step.collect_results()
         except RuntimeError as error:
             raise DeviceLost(f"the device is lost: {error}") from None
         self.waited_s += time.perf_counter() - begun
@@ -377,7 +378,7 @@ class EngineCore:
     def _end_without_token(self, request: Request, output: StepOutput) -> None:
         """Fail ``request``: its logits are not finite, for example with a damaged adapter."""
         self.counters.errors += 1
-        self._end(request)
+        self._end_request(request)
         message = "the model's logits for this request are not finite: the request cannot continue"
         output.dropped.append(RequestFailure(request.request_id, request.attempt, "error", message))
 
@@ -393,7 +394,7 @@ class EngineCore:
             Token(request.request_id, token_id, reason, logprobs, started, attempt)
         )
         if reason is not None:
-            self._end(request)
+            self._end_request(request)
 
     def _apply_masks(self, output: StepOutput, wait_s: float, idle: bool = False) -> None:
         """Append the tokens that grammars have accepted.
@@ -426,8 +427,8 @@ class EngineCore:
                     wrong = GrammarError(matcher.field, matcher.error)
             if wrong is not None and not request.released:
                 self.counters.errors += 1
-                self._end(request)
-                output.dropped.append(_invalid_grammar(request, wrong))
+                self._end_request(request)
+                output.dropped.append(_create_grammar_failure(request, wrong))
 
     def _retry_alone(
         self, chunks: list[Chunk], message: str, reason: str, output: StepOutput
@@ -437,7 +438,7 @@ class EngineCore:
         if len(chunks) == 1 and requests:
             self.counters.errors += 1
             (request,) = requests
-            self._end(request)
+            self._end_request(request)
             output.dropped.append(
                 RequestFailure(request.request_id, request.attempt, reason, message)
             )
@@ -449,7 +450,7 @@ class EngineCore:
             self.scheduler.preempt(request)
         self._suspects.extend(request.request_id for request in requests)
 
-    def _next_suspect(self) -> Request | None:
+    def _pick_suspect(self) -> Request | None:
         while self._suspects:
             request = self.requests.get(self._suspects.popleft())
             if request is not None and request in self.scheduler.waiting:
@@ -464,7 +465,7 @@ class EngineCore:
         except RuntimeError as error:
             raise DeviceLost(f"{message}; the device is lost: {error}") from None
 
-    def _end(self, request: Request) -> None:
+    def _end_request(self, request: Request) -> None:
         del self.requests[request.request_id]
         self._unconfirmed = [one for one in self._unconfirmed if one is not request]
         if not self.grammars.drop(request.request_id):
@@ -478,11 +479,11 @@ class EngineCore:
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
-    def _refuse(self, submit: Submit, message: str) -> RequestFailure:
+    def _create_refusal(self, submit: Submit, message: str) -> RequestFailure:
         self.counters.errors += 1
         return RequestFailure(submit.request_id, submit.attempt, "invalid", message)
 
-    def request_bytes(self) -> int:
+    def count_request_bytes(self) -> int:
         """Return the host memory of the live requests in bytes.
 
         It includes tokens, penalty counts, grammar states, token masks, draft indexes, and the
@@ -510,7 +511,7 @@ class EngineCore:
     def close(self) -> None:
         """Release every request, the model and the KV pool. Idempotent."""
         for request in list(self.requests.values()):
-            self._end(request)
+            self._end_request(request)
         self.release_unclaimed()
         self._suspects.clear()
         self._unconfirmed.clear()
@@ -521,13 +522,13 @@ class EngineCore:
         self.scheduler.offload = None
 
 
-def _deadline_message(request: Request) -> str:
+def _format_deadline_message(request: Request) -> str:
     if not request.num_outputs:
         return "the request's deadline passed before its first token"
     return f"the request's deadline passed after {request.num_outputs} tokens of output"
 
 
-def _invalid_grammar(request: Request, error: GrammarError) -> RequestFailure:
+def _create_grammar_failure(request: Request, error: GrammarError) -> RequestFailure:
     if error.unavailable:
         return RequestFailure(request.request_id, request.attempt, "unavailable", str(error))
     return RequestFailure(request.request_id, request.attempt, "invalid", str(error), error.field)

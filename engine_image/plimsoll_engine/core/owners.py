@@ -116,5 +116,5 @@ def create_owners(engine: EngineCore) -> list[Owner]:
             close=grammars.close,
         )
     )
-    owners.append(Owner(name="requests", kind=HOST, nbytes=engine.request_bytes))
+    owners.append(Owner(name="requests", kind=HOST, nbytes=engine.count_request_bytes))
     return owners

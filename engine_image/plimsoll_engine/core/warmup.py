@@ -58,7 +58,7 @@ def load_kernels(
 
 def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
     """Load the kernels for sampling by sampling a few rows. May run in another thread."""
-    rows = sampling.plan([sampling.Row(Sampling(1, temperature=1.0), 0)] * SMALL_WIDTH)
+    rows = sampling.plan_sampling([sampling.Row(Sampling(1, temperature=1.0), 0)] * SMALL_WIDTH)
     with torch.inference_mode():
         sampling.sample(torch.zeros(SMALL_WIDTH, vocabulary, dtype=dtype, device=device), rows)
 
@@ -72,7 +72,7 @@ def warm_up(engine: EngineCore) -> None:
         engine.pool.num_blocks * engine.pool.block_size - 2,
     )
     width = min(scheduler.max_num_seqs, engine.pool.num_blocks)
-    media = engine.runner.example_media()
+    media = engine.runner.create_example_media()
     _round(engine, [max(1, longest)], 0.0, media)
     needed = media if engine.runner.needs_media else []
     _round(engine, [1] * width, 1.0, needed)

@@ -54,7 +54,7 @@ def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
         return None
     running = {r.request_id for r in _select_with_client(engine, engine.scheduler.running)}
     held = sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
-    return held + outputs.tokens_beyond(cache.known())
+    return held + outputs.count_unknown_tokens(cache.known())
 
 
 def _select_with_client(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:

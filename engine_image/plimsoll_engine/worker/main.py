@@ -217,7 +217,7 @@ class Worker:
         while not self.stopping:
             due = min(self._next_report, self._next_capture)
             wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
-            if self.engine.transferring:
+            if self.engine.is_transferring:
                 wait_s = min(wait_s, TRANSFER_POLL_S)
             messages = self.channel.receive(max(0.0, wait_s))
             self._activity.begin()

@@ -64,7 +64,7 @@ class Follower:
     def _execute(self, command: rank_ipc.Command) -> rank_ipc.Reply | None:
         match command:
             case rank_ipc.Step(inputs):
-                self._pool.follow(inputs)
+                self._pool.compute_as_follower(inputs)
             case rank_ipc.CaptureGraph():
                 self._pool.capture_more()
             case rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest):
@@ -80,7 +80,7 @@ class Follower:
                 self._forward = Forward(model, num_blocks, block_size, memory, kv_dtype)
                 return self._lifecycle.weights.claim_pool() if shared else rank_ipc.PoolReply()
             case rank_ipc.ChecksumBlocks(blocks):
-                return rank_ipc.BlockChecksums(self._pool.block_sums(blocks))
+                return rank_ipc.BlockChecksums(self._pool.compute_block_sums(blocks))
             case rank_ipc.ReleasePool():
                 self._release_pool()
                 return rank_ipc.Acknowledgement()

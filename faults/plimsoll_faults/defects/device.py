@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.runner import Runner
-from plimsoll_engine.core.execute.sampling import Plan, Sampled
+from plimsoll_engine.core.execute.sampling import SampledTokens, SamplingPlan
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.device.buffer import DeviceBuffer
 from plimsoll_engine.distributed.group import FLAG, ProcessGroup
@@ -133,13 +133,13 @@ class MaskLeakRunner(Runner):
 
     masks: list[torch.Tensor]
 
-    def _next_tokens(
-        self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan
-    ) -> Sampled | Exception | None:
+    def _sample_tokens(
+        self, inputs: Inputs, chunks: Sequence[Chunk], made: SamplingPlan
+    ) -> SampledTokens | Exception | None:
         for mask in made.masks:
             words = torch.frombuffer(bytearray(mask), dtype=torch.int32)
             self.masks.append(words.to(self.device))
-        return super()._next_tokens(inputs, chunks, made)
+        return super()._sample_tokens(inputs, chunks, made)
 
 
 class GrammarMasksDefect(Defect[kinds.GrammarMasks]):

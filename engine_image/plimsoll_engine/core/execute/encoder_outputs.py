@@ -44,7 +44,7 @@ class EncoderOutputs:
             else []
         )
 
-    def tokens_beyond(self, known: set[bytes]) -> int:
+    def count_unknown_tokens(self, known: set[bytes]) -> int:
         """Return the number of tokens in outputs whose keys are not in ``known``."""
         return sum(tensor.shape[0] for key, tensor in self._tensors.items() if key not in known)
 
@@ -69,7 +69,7 @@ class EncoderOutputs:
                 (chunk.rows, self._tensors[chunk.request.media[0].key]) for chunk in chunks
             ]
             return None
-        return self._embeds(self._model, chunks, ids)
+        return self._compute_embeddings(self._model, chunks, ids)
 
     def _encode(self, media: Sequence[Media]) -> None:
         if not media:
@@ -79,7 +79,7 @@ class EncoderOutputs:
         for item, output in zip(media, outputs, strict=True):
             self._tensors[item.key] = output
 
-    def _embeds(
+    def _compute_embeddings(
         self, model: MediaModel, chunks: Sequence[Chunk], ids: torch.Tensor
     ) -> torch.Tensor | None:
         found: torch.Tensor | None = None

@@ -14,11 +14,11 @@ import torch
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core.execute.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
-from plimsoll_engine.core.execute.inputs import pieces, to_device
-from plimsoll_engine.core.execute.layer_graphs import Capture, LayerGraphs
-from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters, in_step
-from plimsoll_engine.core.execute.needed_rows import NeededRows, needed_rows
-from plimsoll_engine.core.execute.prompt_scores import Scores, score
+from plimsoll_engine.core.execute.inputs import copy_array_to_device, copy_to_device
+from plimsoll_engine.core.execute.layer_graphs import GraphCapturer, LayerGraphs
+from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters, collect_step_adapters
+from plimsoll_engine.core.execute.needed_rows import NeededRows, find_needed_rows
+from plimsoll_engine.core.execute.prompt_scores import Scores, compute_scores
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import ops_for
@@ -96,7 +96,7 @@ class Forward:
             )
         ]
 
-    def block_sums(self, blocks: Sequence[int]) -> list[int]:
+    def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
         """Return a checksum of each block in ``blocks`` on this rank."""
         assert self.kv is not None
         return pool_sums(PoolTensors(self.kv, self.kv_scales), self.block_size, blocks)
@@ -123,8 +123,8 @@ class Forward:
         )
         if longest and self.group is ALONE and self.model.spec.mixture is None:
             self.layers = LayerGraphs(
-                self.model, self.kv, self.block_size, self.kv_scales, Capture(self.graphs.pool),
-                longest,
+                self.model, self.kv, self.block_size, self.kv_scales,
+                GraphCapturer(self.graphs.pool), longest,
             )  # fmt: skip
         if None in self.model.spec.windows:
             self._unplanned = padded_lengths(longest)
@@ -132,17 +132,17 @@ class Forward:
             self.graphs.capture_first()
 
     @property
-    def incomplete(self) -> bool:
+    def has_missing_graphs(self) -> bool:
         """Whether :meth:`capture_more` has work left."""
         known = [graphs for graphs in (self.graphs, self.layers) if graphs is not None]
-        return any(graphs.missing for graphs in known) or bool(self._unplanned)
+        return any(graphs.has_missing for graphs in known) or bool(self._unplanned)
 
     def capture_more(self) -> bool:
         """Capture one more size or piece, or plan one more length. Return False if none is left."""
         for graphs in (self.graphs, self.layers):
             if graphs is not None and graphs.capture_next():
                 return True
-        if not self.incomplete:
+        if not self.has_missing_graphs:
             return False
         assert isinstance(self.model, Decoder)
         spec = self.model.spec
@@ -153,7 +153,7 @@ class Forward:
         return True
 
     @torch.inference_mode()
-    def follow(self, inputs: Inputs) -> None:
+    def compute_as_follower(self, inputs: Inputs) -> None:
         """Compute a step on a rank above 0. Unless it is greedy, receive the sampled tokens."""
         tokens, logits = self.compute(inputs)
         if tokens is not None and inputs.greedy:
@@ -176,18 +176,18 @@ class Forward:
         """
         self.scores = adapters = None
         if self.adapters is not None:
-            adapters = in_step(chunks, self.device)
+            adapters = collect_step_adapters(chunks, self.device)
         if (
             adapters is None
             and self.graphs is not None
             and inputs.decoding
-            and self.graphs.fits(len(inputs.ids))
+            and self.graphs.has_graph(len(inputs.ids))
         ):
             tokens, own = self.graphs.replay(inputs, self.newest)
             if not len(inputs.last):
                 return None, None
             if len(inputs.last) < len(tokens):
-                last = to_device(inputs.last, self.device)
+                last = copy_array_to_device(inputs.last, self.device)
                 tokens, own = tokens[last.long()], self._ops.rows(own, last)
             return tokens, None if inputs.greedy else self.group.all_gather(own)
         return None, self._compute(inputs, chunks, adapters)
@@ -197,15 +197,15 @@ class Forward:
     ) -> torch.Tensor | None:
         assert self.model is not None
         assert self.kv is not None
-        needed = needed_rows(inputs)
+        needed = find_needed_rows(inputs)
         read = inputs if needed is None else needed
-        ids, sources, positions, slots, contexts, starts, tables, last, scored, targets = pieces(
-            [
-                inputs.ids, inputs.sources, inputs.positions, inputs.slots, inputs.contexts,
-                inputs.starts, inputs.tables.reshape(-1), read.last, read.scored, inputs.targets,
-            ],
-            self.device,
+        fields = (
+            inputs.ids, inputs.sources, inputs.positions, inputs.slots, inputs.contexts,
+            inputs.starts, inputs.tables.reshape(-1), read.last, read.scored, inputs.targets,
         )  # fmt: skip
+        ids, sources, positions, slots, contexts, starts, tables, last, scored, targets = (
+            copy_to_device(fields, self.device)
+        )
         if self.newest is not None and bool((inputs.sources >= 0).any()):
             ids = self._ops.take(ids, sources, self.newest)
         step = StepPlan(
@@ -224,33 +224,33 @@ class Forward:
             scales=self.kv_scales,
         )
         if needed is not None:
-            step.needed = self._needed(step, needed, inputs, chunks)
+            step.needed = self._locate_needed_rows(step, needed, inputs, chunks)
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
         layers = self.layers if adapters is None and embeds is None else None
         with self._ops.step_context(step):
-            if layers is not None and layers.fits(len(ids)):
+            if layers is not None and layers.has_graph(len(ids)):
                 hidden = layers.compute(ids, positions, step)
             else:
                 hidden = self.model.forward(ids, positions.long(), step, embeds)
         if len(scored):
-            self.scores = score(
+            self.scores = compute_scores(
                 self.model.logits, self._ops.rows(hidden, scored), targets.long(), inputs.most
             )
         return self.model.logits(self._ops.rows(hidden, last)) if len(last) else None
 
-    def _needed(
+    def _locate_needed_rows(
         self, step: StepPlan, needed: NeededRows, inputs: Inputs, chunks: Sequence[Chunk]
     ) -> Needed:
         """Return the needed rows on the device, with a step plan for only these rows."""
         tables = inputs.tables[needed.sequences]
-        rows, starts, contexts, blocks = pieces(
+        rows, starts, contexts, blocks = copy_to_device(
             [needed.rows, needed.starts, inputs.contexts[needed.sequences], tables.reshape(-1)],
             self.device,
         )
         adapters = None
         if step.adapters is not None:
-            adapters = in_step(chunks, self.device, needed.rows)
+            adapters = collect_step_adapters(chunks, self.device, needed.rows)
         own = replace(
             step, tables=blocks.view(tables.shape), contexts=contexts, starts=starts,
             decodes=needed.decodes, longest=needed.longest, fresh=(), adapters=adapters,

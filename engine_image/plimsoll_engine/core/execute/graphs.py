@@ -33,12 +33,14 @@ FIELDS = 5
 """Number of inputs with one value per row: ids, sources, positions, slots, contexts."""
 
 
-def sizes_up_to(rows: int) -> list[int]:
+def list_capture_sizes(rows: int) -> list[int]:
     """Return the batch sizes to capture, in ascending order. The last one is ``rows``."""
     return [size for size in SIZES if size < rows] + [rows]
 
 
-def in_order(sizes: list[int], kind: Callable[[int], Hashable]) -> tuple[list[int], list[int]]:
+def split_capture_order(
+    sizes: list[int], kind: Callable[[int], Hashable]
+) -> tuple[list[int], list[int]]:
     """Return the ``sizes`` to capture before the engine serves, and those to capture later.
 
     The first list has the largest size, the smallest, some in between, and the largest size of each
@@ -73,8 +75,8 @@ class DecodeGraphs:
         self._block_size = block_size
         self._width = max_blocks
         row_bytes = row_bytes_of(model.kv.dim, kv.element_size())
-        first, rest = in_order(
-            sizes_up_to(max_rows),
+        first, rest = split_capture_order(
+            list_capture_sizes(max_rows),
             lambda size: (
                 cut_for(size, model.kv.heads, row_bytes, self.context_limit),
                 size == 1 or few_padded(size),
@@ -95,11 +97,11 @@ class DecodeGraphs:
         return self._width * self._block_size
 
     @property
-    def missing(self) -> bool:
+    def has_missing(self) -> bool:
         """Whether sizes are left to capture."""
         return bool(self._missing)
 
-    def fits(self, rows: int) -> bool:
+    def has_graph(self, rows: int) -> bool:
         """Report whether a graph exists for a batch of ``rows`` rows."""
         return any(size >= rows for size in self._graphs)
 

@@ -8,12 +8,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from plimsoll_engine.core.execute.prompt_scores import Part
+from plimsoll_engine.core.execute.prompt_scores import ScoredRows
 from plimsoll_engine.core.schedule.request import InFlight
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
-class Known(Protocol):
+class RequestState(Protocol):
     """Properties of a request that a step needs."""
 
     @property
@@ -37,11 +37,11 @@ class Known(Protocol):
         ...
 
 
-class Rows(Protocol):
+class RequestRows(Protocol):
     """Rows of one request in a step, as in :class:`Chunk`."""
 
     @property
-    def request(self) -> Known:
+    def request(self) -> RequestState:
         """The request that the rows belong to."""
         ...
 
@@ -61,10 +61,13 @@ class Rows(Protocol):
         ...
 
 
-def collect(
-    chunks: Sequence[Rows], block_size: int, scored: Sequence[Part] = (), by_row: bool = False
+def collect_inputs(
+    chunks: Sequence[RequestRows],
+    block_size: int,
+    scored: Sequence[ScoredRows] = (),
+    by_row: bool = False,
 ) -> Inputs:
-    """Return the inputs of a step. The ``chunks`` must be sorted by :func:`row_order`.
+    """Return the inputs of a step. The ``chunks`` must be sorted by :func:`get_row_order`.
 
     Each draft is a separate decode row over the blocks of its request, because a layer stores the
     keys and values of all rows before any row attends to them. With ``by_row``, each prompt token
@@ -115,17 +118,17 @@ def collect(
         decodes=decodes,
         longest=max((chunk.count for chunk in prompts), default=0),
         fresh=tuple(chunk.count for chunk in prompts if not chunk.request.computed),
-        scored=_ints([part.row + i for part in scored for i in range(len(part.targets))]),
-        targets=_ints([target for part in scored for target in part.targets]),
+        scored=_create_array([part.row + i for part in scored for i in range(len(part.targets))]),
+        targets=_create_array([target for part in scored for target in part.targets]),
         most=max((part.request.sampling.prompt_logprobs or 0 for part in scored), default=0),
     )
 
 
-def _ints(values: list[int]) -> Array:
+def _create_array(values: list[int]) -> Array:
     return np.array(values, np.int32)
 
 
-def row_order(chunk: Rows) -> tuple[int, int]:
+def get_row_order(chunk: RequestRows) -> tuple[int, int]:
     """Return the sort key of a chunk within a step.
 
     Decode rows come first, by descending context, because the longest takes the device the longest
@@ -136,13 +139,13 @@ def row_order(chunk: Rows) -> tuple[int, int]:
     return (1, 0) if chunk.request.computed else (2, chunk.count)
 
 
-def pieces(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
+def copy_to_device(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
     """Copy the int32 ``fields`` to ``device`` in a single copy, and return a view of each."""
-    packed = to_device(np.concatenate(fields), device)
+    packed = copy_array_to_device(np.concatenate(fields), device)
     return list(torch.split(packed, [len(field) for field in fields]))
 
 
-def to_device(values: Array, device: torch.device) -> torch.Tensor:
+def copy_array_to_device(values: Array, device: torch.device) -> torch.Tensor:
     """Return the int32 ``values`` on ``device``.
 
     The copy uses pinned memory, so the host does not wait for it. torch keeps the pinned memory

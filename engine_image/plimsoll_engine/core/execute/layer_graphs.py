@@ -3,8 +3,8 @@
 Attention depends on how rows belong to sequences; everything else depends only on the number of
 rows. The kernels between two attentions are therefore captured for some numbers of rows, and the
 attention is launched in between. A step is padded to the next captured number. This costs little,
-because matrix products compute tiles of :data:`STEP` rows anyway. Padding rows write nothing to the
-pool.
+because matrix products compute tiles of :data:`ROWS_STEP` rows anyway. Padding rows write nothing
+to the pool.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from plimsoll_engine.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
 
-STEP = 128
-LONGEST = 1408
+ROWS_STEP = 128
+MAX_ROWS = 1408
 """Maximum number of rows. In longer steps, the host is not the bottleneck."""
-AT_ONCE = 4
+PIECES_PER_CALL = 4
 """Number of pieces to capture in one call. A step waits some milliseconds for each of them."""
 
 
-class Piece(Protocol):
+class GraphPiece(Protocol):
     """Captured piece of a step, with the interface of :class:`torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
@@ -39,14 +39,14 @@ class Piece(Protocol):
         """Free the piece."""
 
 
-class Capture:
+class GraphCapturer:
     """Capturer of graphs in a memory ``pool`` that they share, because they never run together."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, compute: Callable[[], None]) -> Piece:
+    def __call__(self, compute: Callable[[], None]) -> GraphPiece:
         """Capture the kernels that ``compute`` launches, and return them as a graph.
 
         ``torch.cuda.graph`` is not used, because it empties torch's memory cache before each
@@ -82,17 +82,17 @@ class LayerGraphs:
         kv: torch.Tensor,
         block_size: int,
         scales: torch.Tensor | None,
-        capture: Callable[[Callable[[], None]], Piece],
+        capture: Callable[[Callable[[], None]], GraphPiece],
         longest: int,
     ) -> None:
-        """Capture steps of up to ``longest`` rows, but at most :data:`LONGEST`."""
-        sizes = range(STEP, STEP * cdiv(min(longest, LONGEST), STEP) + 1, STEP)
+        """Capture steps of up to ``longest`` rows, but at most :data:`MAX_ROWS`."""
+        sizes = range(ROWS_STEP, ROWS_STEP * cdiv(min(longest, MAX_ROWS), ROWS_STEP) + 1, ROWS_STEP)
         self._model: Decoder | None = model
         self._capture = capture
         self._missing = list(reversed(sizes))
         """Sizes to capture, the largest first: the memory that it takes also fits the others."""
-        self._pieces: dict[int, list[Piece]] = {}
-        self._begun: list[Piece] = []
+        self._pieces: dict[int, list[GraphPiece]] = {}
+        self._begun: list[GraphPiece] = []
         """Captured pieces of the first missing size."""
         rows, device, dtype, spec = sizes[-1], kv.device, model.dtype, model.spec
         self._ids, self._positions = torch.zeros(2, rows, dtype=torch.int64, device=device)
@@ -108,11 +108,11 @@ class LayerGraphs:
         self.nbytes = sum(tensor.nbytes for tensor in (*own, *both))
 
     @property
-    def missing(self) -> bool:
+    def has_missing(self) -> bool:
         """Whether pieces are left to capture."""
         return bool(self._missing)
 
-    def fits(self, rows: int) -> bool:
+    def has_graph(self, rows: int) -> bool:
         """Report whether pieces exist for a step of ``rows`` rows."""
         return any(size >= rows for size in self._pieces)
 
@@ -125,8 +125,8 @@ class LayerGraphs:
         size, layers = self._missing[0], self._model.spec.layers
         before = torch.cuda.memory_reserved() if self._ids.is_cuda else 0
         try:
-            for index in range(len(self._begun), min(layers, len(self._begun) + AT_ONCE)):
-                self._begun.append(self._capture(self._piece(size, index)))
+            for index in range(len(self._begun), min(layers, len(self._begun) + PIECES_PER_CALL)):
+                self._begun.append(self._capture(self._create_piece(size, index)))
         except torch.OutOfMemoryError as error:
             # Steps of this size use the next larger graphs, or none.
             log.warning("cannot capture graphs with %d rows: %s", size, error)
@@ -140,7 +140,7 @@ class LayerGraphs:
             self.nbytes += max(0, torch.cuda.memory_reserved() - before)
         return True
 
-    def _piece(self, size: int, index: int) -> Callable[[], None]:
+    def _create_piece(self, size: int, index: int) -> Callable[[], None]:
         """Return a function for ``size`` rows between layers ``index`` - 1 and ``index``."""
         model, kv, slots = self._model, self._kv, self._slots[:size]
         assert model is not None
@@ -171,7 +171,7 @@ class LayerGraphs:
     def compute(self, ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Return the result of :meth:`Decoder.forward` for a step without adapters.
 
-        :meth:`fits` must be true for the step.
+        :meth:`has_graph` must be true for the step.
         """
         model, rows = self._model, len(ids)
         assert model is not None
@@ -189,7 +189,7 @@ class LayerGraphs:
         return model.last_layer(self._x[:rows], self._stream[:rows], self._rotary[:rows], plan)
 
     @staticmethod
-    def _reset(pieces: list[Piece]) -> None:
+    def _reset(pieces: list[GraphPiece]) -> None:
         for piece in pieces:
             piece.reset()
 

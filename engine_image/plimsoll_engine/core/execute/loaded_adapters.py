@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from plimsoll_engine.core.execute.inputs import to_device
+from plimsoll_engine.core.execute.inputs import copy_array_to_device
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.messages.rank_ipc import Array
@@ -22,18 +22,18 @@ from plimsoll_engine.models.lora import Adapter, StepAdapters
 
 
 class LoadedAdapters:
-    """Up to ``most`` adapters, each of rank ``max_rank`` or less. Does not reference ``model``."""
+    """Up to ``max_adapters`` adapters of rank ``max_rank`` or less. Does not keep ``model``."""
 
-    def __init__(self, model: Decoder, most: int, max_rank: int) -> None:
+    def __init__(self, model: Decoder, max_adapters: int, max_rank: int) -> None:
         self._targets = lora.targets(model.parts)
         self._dtype, self._device = model.dtype, model.device
-        self._most, self._max_rank = most, max_rank
+        self._most, self._max_rank = max_adapters, max_rank
         self._loaded: dict[int, Adapter] = {}
         self.living: WeakSet[Adapter] = WeakSet()
         """Adapters that occupy memory: those that are loaded, and unloaded ones that are still in
         use.
         """
-        self.bytes_bound = most * sum(
+        self.bytes_bound = max_adapters * sum(
             target.nbytes(max_rank, self._dtype) for target in self._targets.values()
         )
 
@@ -80,13 +80,13 @@ class LoadedAdapters:
         self._loaded.clear()
 
 
-def in_step(
-    chunks: Sequence[Chunk], device: torch.device, among: Array | None = None
+def collect_step_adapters(
+    chunks: Sequence[Chunk], device: torch.device, selected_rows: Array | None = None
 ) -> StepAdapters | None:
     """Return the adapters of ``chunks``; None if no chunk has an adapter.
 
-    ``chunks`` are in the order of their rows. With ``among`` (int32 row indices), only these rows
-    count, and each is numbered by its position in ``among``.
+    ``chunks`` are in the order of their rows. With ``selected_rows`` (int32 row indices), only
+    these rows count, and each is numbered by its position in ``selected_rows``.
     """
     rows: dict[Adapter, list[Array]] = {}
     row = 0
@@ -97,8 +97,8 @@ def in_step(
     found = []
     for adapter, parts in rows.items():
         own = np.concatenate(parts)
-        if among is not None:
-            own = np.flatnonzero(np.isin(among, own)).astype(np.int32)
+        if selected_rows is not None:
+            own = np.flatnonzero(np.isin(selected_rows, own)).astype(np.int32)
         if len(own):
-            found.append((adapter, to_device(own, device)))
+            found.append((adapter, copy_array_to_device(own, device)))
     return StepAdapters(found) if found else None

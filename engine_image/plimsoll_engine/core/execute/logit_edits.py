@@ -24,7 +24,7 @@ It is finite, so a banned token can still be sampled if no other token is allowe
 
 
 @dataclass(slots=True)
-class Edits:
+class LogitEdits:
     """Edits of one step, collected row by row on the host."""
 
     bias_rows: list[int] = field(default_factory=list)
@@ -48,15 +48,15 @@ class Edits:
         None of the tokens in ``banned`` may be sampled.
         """
         if sampling.logit_bias:
-            self._bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
+            self._add_bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
         if position < sampling.min_tokens and (stops := set(sampling.stop_token_ids)):
-            self._bias(row, stops, [BANNED] * len(stops))
+            self._add_bias(row, stops, [BANNED] * len(stops))
         if banned:
-            self._bias(row, banned, [BANNED] * len(banned))
+            self._add_bias(row, banned, [BANNED] * len(banned))
         if counts is not None and len(counts):
             self.penalized.append((row, sampling, counts))
 
-    def _bias(self, row: int, tokens: Iterable[int], values: Iterable[float]) -> None:
+    def _add_bias(self, row: int, tokens: Iterable[int], values: Iterable[float]) -> None:
         before = len(self.bias_tokens)
         self.bias_tokens += tokens
         self.biases += values

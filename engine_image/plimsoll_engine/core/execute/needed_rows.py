@@ -41,7 +41,7 @@ class NeededRows:
     scored: Array
 
 
-def needed_rows(inputs: Inputs) -> NeededRows | None:
+def find_needed_rows(inputs: Inputs) -> NeededRows | None:
     """Return the needed rows; None if the last layer should compute all rows.
 
     The needed rows of a sequence include all rows after its first needed row, because attention

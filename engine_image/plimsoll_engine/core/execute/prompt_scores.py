@@ -25,7 +25,7 @@ A buffer for them takes 19 MiB with a vocabulary of 152,000 tokens.
 """
 
 
-class Part(NamedTuple):
+class ScoredRows(NamedTuple):
     """Rows of one request that a step scores, beginning at its token number ``first``.
 
     ``row`` is the index of the first row in the step. ``targets`` has the token that follows each
@@ -57,14 +57,14 @@ class Scores:
 
 
 @dataclass(slots=True)
-class Scored:
+class LaunchedScores:
     """Scores of a launched step. It references its requests weakly, because they may end."""
 
     parts: list[tuple[ref[Request], int, int]]
     """Request, position of its first scored token, and number of scored tokens."""
     scores: Scores
 
-    def messages(self) -> list[PromptScores]:
+    def create_messages(self) -> list[PromptScores]:
         """Return the messages to the frontend. The scores must be on the host."""
         found, row = [], 0
         for reference, first, count in self.parts:
@@ -73,26 +73,26 @@ class Scored:
             if request is None or request.released:
                 continue
             request.scored = max(request.scored, first + count - 1)
-            most = request.sampling.prompt_logprobs or 0
+            top_count = request.sampling.prompt_logprobs or 0
             found.append(
                 PromptScores(
                     request.request_id,
                     request.attempt,
                     first,
-                    _bytes(self.scores.chosen[rows]),
-                    _bytes(self.scores.ranks[rows]),
-                    _bytes(self.scores.top_ids[rows, :most]),
-                    _bytes(self.scores.top[rows, :most]),
+                    _to_bytes(self.scores.chosen[rows]),
+                    _to_bytes(self.scores.ranks[rows]),
+                    _to_bytes(self.scores.top_ids[rows, :top_count]),
+                    _to_bytes(self.scores.top[rows, :top_count]),
                 )
             )
         return found
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _to_bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().numpy().tobytes())
 
 
-def parts(chunks: Sequence[Chunk]) -> list[Part]:
+def list_scored_rows(chunks: Sequence[Chunk]) -> list[ScoredRows]:
     """Return the rows of a step that must be scored. ``chunks`` are in the order of their rows."""
     found, start = [], 0
     for chunk in chunks:
@@ -102,24 +102,26 @@ def parts(chunks: Sequence[Chunk]) -> list[Part]:
             end = min(request.computed + chunk.count, request.num_prompt - 1)
             if first < end:
                 row = start + first - request.computed
-                found.append(Part(request, row, first, request.token_ids[first + 1 : end + 1]))
+                found.append(
+                    ScoredRows(request, row, first, request.token_ids[first + 1 : end + 1])
+                )
         start += chunk.rows
     return found
 
 
-def score(
+def compute_scores(
     logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor,
-    most: int,
+    top_count: int,
 ) -> Scores:  # fmt: skip
     """Return the scores of ``targets``, int64 [rows], given ``hidden`` [rows, hidden].
 
-    They include the ``most`` likeliest tokens. Every rank calls this with the same rows.
+    They include the ``top_count`` likeliest tokens. Every rank calls this with the same rows.
     """
     found = []
     for start in range(0, len(hidden), ROWS):
         scores = logits_of(hidden[start : start + ROWS]).float().log_softmax(dim=-1)
         chosen = scores.gather(-1, targets[start : start + ROWS, None])
         ranks = (scores > chosen).sum(dim=-1, dtype=torch.int32) + 1
-        top, top_ids = scores.topk(most, dim=-1)
+        top, top_ids = scores.topk(top_count, dim=-1)
         found.append((chosen.squeeze(-1), ranks, top_ids.int(), top))
     return Scores(*(torch.cat(columns) for columns in zip(*found, strict=True)))

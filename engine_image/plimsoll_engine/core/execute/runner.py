@@ -16,9 +16,19 @@ from weakref import ref
 import torch
 
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.core.execute.inputs import collect, row_order
-from plimsoll_engine.core.execute.prompt_scores import Part, Scored, parts
-from plimsoll_engine.core.execute.sampling import Plan, Sampled, plan, row_of, sample
+from plimsoll_engine.core.execute.inputs import collect_inputs, get_row_order
+from plimsoll_engine.core.execute.prompt_scores import (
+    LaunchedScores,
+    ScoredRows,
+    list_scored_rows,
+)
+from plimsoll_engine.core.execute.sampling import (
+    SampledTokens,
+    SamplingPlan,
+    create_row,
+    plan_sampling,
+    sample,
+)
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.distributed.leader import Leader
@@ -67,20 +77,20 @@ class InFlightStep:
 
     requests: list[ref[Request]]
     drafts: list[Sequence[int]]
-    sampled: Sampled | None
+    sampled: SampledTokens | None
     copied: Any
     """CUDA event that is recorded after the tokens were copied to the host; None on a CPU."""
-    scored: Scored | None = None
+    scored: LaunchedScores | None = None
 
-    def prompt_scores(self) -> list[PromptScores]:
+    def collect_prompt_scores(self) -> list[PromptScores]:
         """Wait for the step. Return the prompt log probabilities of requests that still exist."""
         if self.scored is None:
             return []
         if self.copied is not None:
             self.copied.synchronize()
-        return self.scored.messages()
+        return self.scored.create_messages()
 
-    def results(self) -> list[StepResult]:
+    def collect_results(self) -> list[StepResult]:
         """Wait for the step. Return the next tokens of each request that still exists."""
         if self.sampled is None:
             return []
@@ -94,13 +104,13 @@ class InFlightStep:
             request, first = reference(), row
             row += 1 + len(drafts)
             if request is not None and not request.released:
-                own = first + count_tokens(drafts, tokens[first:row])
+                own = first + count_valid_tokens(drafts, tokens[first:row])
                 new = [NextToken(tokens[one], logprobs.get(one)) for one in range(first, own)]
                 found.append(StepResult(request, new, len(drafts)))
         return found
 
 
-def count_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+def count_valid_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
     """Return how many of the sampled ``tokens`` are valid: one more than the accepted drafts.
 
     ``tokens`` has one token for each draft and one more. A draft is accepted if it equals the token
@@ -133,9 +143,9 @@ class Runner(Forward):
             command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
             self.pools = leader.ask(command, rank_ipc.PoolReply)
 
-    def block_sums(self, blocks: Sequence[int]) -> list[int]:
+    def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
         """Return a checksum of each block in ``blocks``, over all ranks."""
-        sums = super().block_sums(blocks)
+        sums = super().compute_block_sums(blocks)
         if self._leader is None:
             return sums
         others = self._leader.ask(rank_ipc.ChecksumBlocks(list(blocks)), rank_ipc.BlockChecksums)
@@ -145,14 +155,14 @@ class Runner(Forward):
         self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
     ) -> None:
         """Capture graphs on every rank at the same time, because graphs contain collectives."""
-        with self._together(rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest)):
+        with self._command_ranks(rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest)):
             super().capture_graphs(max_rows, max_blocks, later, longest)
 
     def capture_more(self) -> bool:
         """Capture one more graph on every rank. Return False if no graph is missing."""
-        if not self.incomplete:
+        if not self.has_missing_graphs:
             return False
-        with self._together(rank_ipc.CaptureGraph()):
+        with self._command_ranks(rank_ipc.CaptureGraph()):
             return super().capture_more()
 
     @property
@@ -161,7 +171,7 @@ class Runner(Forward):
         others = [] if self._leader is None else self._leader.accounts()
         return super().graph_bytes + sum(rank.graph_bytes for rank in others)
 
-    def _together(self, command: rank_ipc.Command) -> AbstractContextManager[None]:
+    def _command_ranks(self, command: rank_ipc.Command) -> AbstractContextManager[None]:
         return nullcontext() if self._leader is None else self._leader.together(command)
 
     @torch.inference_mode()
@@ -172,23 +182,23 @@ class Runner(Forward):
         :class:`plimsoll_engine.errors.RanksLost` if the step fails with several ranks. Any other
         exception affects only this step.
         """
-        chunks = sorted(chunks, key=row_order)
+        chunks = sorted(chunks, key=get_row_order)
         ending = [chunk for chunk in chunks if chunk.ends]
-        made = plan(
+        sampling_plan = plan_sampling(
             [
-                row_of(chunk.request, chunk.drafts[:count])
+                create_row(chunk.request, chunk.drafts[:count])
                 for chunk in ending
                 for count in range(len(chunk.drafts) + 1)
             ]
         )
-        scored = parts(chunks)
-        inputs = collect(chunks, self.block_size, scored, self._by_row(chunks))
-        inputs.greedy = made.greedy
-        with self._together(rank_ipc.Step(inputs)):
-            sampled = self._next_tokens(inputs, chunks, made)
+        scored = list_scored_rows(chunks)
+        inputs = collect_inputs(chunks, self.block_size, scored, self._is_short(chunks))
+        inputs.greedy = sampling_plan.greedy
+        with self._command_ranks(rank_ipc.Step(inputs)):
+            sampled = self._sample_tokens(inputs, chunks, sampling_plan)
         if isinstance(sampled, Exception):
             raise sampled
-        prompt_scores = self._take_scores(scored)
+        prompt_scores = self._compute_scores(scored)
         if sampled is None:
             return self._copy_to_host([], None, prompt_scores)
         row = 0
@@ -197,13 +207,13 @@ class Runner(Forward):
             row += 1 + len(chunk.drafts)
         return self._copy_to_host(ending, sampled, prompt_scores)
 
-    def _by_row(self, chunks: Sequence[Chunk]) -> bool:
+    def _is_short(self, chunks: Sequence[Chunk]) -> bool:
         """Report whether the prompts are short enough for a captured decode step.
 
         Otherwise, the host would take longer to launch the kernels than the device to compute them.
         """
         rows = sum(chunk.rows for chunk in chunks)
-        if self.graphs is None or rows > SHORT_ROWS or not self.graphs.fits(rows):
+        if self.graphs is None or rows > SHORT_ROWS or not self.graphs.has_graph(rows):
             return False
         if any(chunk.request.adapter is not None for chunk in chunks):
             return False
@@ -211,15 +221,17 @@ class Runner(Forward):
         read = sum(chunk.count * (chunk.request.computed + chunk.count) for chunk in prompts)
         return 0 < read <= SHORT_READ
 
-    def _take_scores(self, scored: list[Part]) -> Scored | None:
+    def _compute_scores(self, scored: list[ScoredRows]) -> LaunchedScores | None:
         scores, self.scores = self.scores, None
         if scores is None:
             return None
-        return Scored([(ref(p.request), p.first + 1, len(p.targets)) for p in scored], scores)
+        return LaunchedScores(
+            [(ref(p.request), p.first + 1, len(p.targets)) for p in scored], scores
+        )
 
-    def _next_tokens(
-        self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan
-    ) -> Sampled | Exception | None:
+    def _sample_tokens(
+        self, inputs: Inputs, chunks: Sequence[Chunk], sampling_plan: SamplingPlan
+    ) -> SampledTokens | Exception | None:
         """Return the sampled tokens, or the exception if sampling fails; None if no row is sampled.
 
         After a failure, the other ranks still receive tokens, so that only the request fails.
@@ -228,11 +240,11 @@ class Runner(Forward):
         # This may be a graph's own memory. All readers are launched before the next replay.
         if tokens is not None and inputs.greedy:
             self.newest = tokens
-            return Sampled(tokens)
+            return SampledTokens(tokens)
         if logits is None:
             return None
         try:
-            sampled = sample(logits, made)
+            sampled = sample(logits, sampling_plan)
         except Exception as error:  # noqa: BLE001 - whatever torch raises
             zeros = torch.zeros(len(logits), dtype=torch.int64, device=self.device)
             self.newest = self.group.broadcast(zeros)
@@ -241,7 +253,7 @@ class Runner(Forward):
         return sampled
 
     def _copy_to_host(
-        self, ending: list[Chunk], sampled: Sampled | None, scored: Scored | None
+        self, ending: list[Chunk], sampled: SampledTokens | None, scored: LaunchedScores | None
     ) -> InFlightStep:
         copied = None
         if self.device.type == "cuda" and (sampled is not None or scored is not None):
@@ -260,7 +272,7 @@ class Runner(Forward):
             self.outputs is not None and isinstance(self.model, MediaModel) and self.model.lifelong
         )
 
-    def example_media(self) -> list[Media]:
+    def create_example_media(self) -> list[Media]:
         """Return one item of the model's largest media; an empty list for a text model."""
         return [self.model.example()] if isinstance(self.model, MediaModel) else []
 

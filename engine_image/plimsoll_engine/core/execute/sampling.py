@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from plimsoll_engine.core.execute.logit_edits import Edits
+from plimsoll_engine.core.execute.logit_edits import LogitEdits
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.kernels.choose import ops_for
@@ -47,7 +47,7 @@ class Row(NamedTuple):
     banned: tuple[int, ...] = ()
 
 
-def row_of(request: Request, drafts: Sequence[int] = ()) -> Row:
+def create_row(request: Request, drafts: Sequence[int] = ()) -> Row:
     """Return the sampling state of the row of ``request`` that follows ``drafts``.
 
     The drafts count as output tokens of the request.
@@ -70,10 +70,10 @@ class _Draws:
 
 
 @dataclass(slots=True)
-class Plan:
+class SamplingPlan:
     """Rows of one step, grouped by how they are sampled. Created before the logits exist."""
 
-    edits: Edits = field(default_factory=Edits)
+    edits: LogitEdits = field(default_factory=LogitEdits)
     plain: _Draws = field(default_factory=_Draws)
     filtered: _Draws = field(default_factory=_Draws)
     masked_rows: list[int] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Sampled:
+class SampledTokens:
     """Sampled tokens and their log probabilities.
 
     ``tokens`` is int64 [rows] on the logits' device; NO_TOKEN means that a row has no token. Rows
@@ -110,13 +110,13 @@ class Sampled:
     named: list[list[int]] = field(default_factory=list)
     named_values: torch.Tensor | None = None
 
-    def to_host(self) -> Sampled:
+    def to_host(self) -> SampledTokens:
         """Return copies in pinned host memory, valid once the stream has reached this point."""
 
         def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to("cpu", non_blocking=True)
 
-        return Sampled(
+        return SampledTokens(
             self.tokens.to("cpu", non_blocking=True), self.logprob_rows, self.logprob_counts,
             copy(self.chosen), copy(self.top_ids), copy(self.top),
             self.named_rows, self.named, copy(self.named_values),
@@ -134,11 +134,15 @@ class Sampled:
         if self.named_values is not None:
             named = zip(self.named_rows, self.named, self.named_values.tolist(), strict=True)
             for row, ids, values in named:
-                found[row] = _named(int(self.tokens[row]), found[row].chosen, ids, values)
+                found[row] = _create_named_logprobs(
+                    int(self.tokens[row]), found[row].chosen, ids, values
+                )
         return found
 
 
-def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Logprobs:
+def _create_named_logprobs(
+    token: int, chosen: float, ids: list[int], values: list[float]
+) -> Logprobs:
     """Return the log probabilities of the named tokens and of the chosen token, as in vLLM."""
     values = values[: len(ids)]
     if token in ids:
@@ -146,31 +150,31 @@ def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Lo
     return Logprobs(chosen, [token, *ids], [chosen, *values])
 
 
-def key(seed: int, position: int) -> tuple[int, int]:
+def create_noise_key(seed: int, position: int) -> tuple[int, int]:
     """Return the noise key of output token number ``position``: two int32 words."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     first, second = unpack("<ii", digest)
     return first, second
 
 
-def plan(rows: Sequence[Row]) -> Plan:
+def plan_sampling(rows: Sequence[Row]) -> SamplingPlan:
     """Group ``rows`` by how they are sampled, and return the groups."""
-    made = Plan()
+    sampling_plan = SamplingPlan()
     for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
-        made.edits.collect(number, sampling, position, counts, banned)
+        sampling_plan.edits.collect(number, sampling, position, counts, banned)
         if allowed is not None:
-            made.masked_rows.append(number)
-            made.masks.append(allowed)
+            sampling_plan.masked_rows.append(number)
+            sampling_plan.masks.append(allowed)
         if sampling.logprobs is not None:
-            made.logprob_rows.append(number)
+            sampling_plan.logprob_rows.append(number)
             named = sampling.logprob_token_ids
-            made.logprob_counts.append(0 if named else sampling.logprobs)
+            sampling_plan.logprob_counts.append(0 if named else sampling.logprobs)
             if named:
-                made.named_rows.append(number)
-                made.named.append(named)
+                sampling_plan.named_rows.append(number)
+                sampling_plan.named.append(named)
         if sampling.temperature >= GREEDY_BELOW:
             whole = not sampling.top_k and sampling.top_p >= 1 and not sampling.min_p
-            draws = made.plain if whole else made.filtered
+            draws = sampling_plan.plain if whole else sampling_plan.filtered
             draws.rows.append(number)
             draws.knobs.append(
                 (
@@ -180,24 +184,24 @@ def plan(rows: Sequence[Row]) -> Plan:
                     sampling.min_p,
                 )
             )
-            draws.keys.append(key(sampling.seed, position))
-    return made
+            draws.keys.append(create_noise_key(sampling.seed, position))
+    return sampling_plan
 
 
-def sample(logits: torch.Tensor, made: Plan) -> Sampled:
+def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
     """Return the next token of each row of ``logits`` [rows, vocabulary].
 
     The logits may have any floating dtype and may be overwritten.
     """
     raw = None
-    if made.logprob_rows:
-        raw = logits[made.logprob_rows].float().log_softmax(dim=-1)
-    if made.edits or made.masked_rows:
+    if sampling_plan.logprob_rows:
+        raw = logits[sampling_plan.logprob_rows].float().log_softmax(dim=-1)
+    if sampling_plan.edits or sampling_plan.masked_rows:
         logits = logits.float()
-        made.edits.apply(logits)
-        _mask(logits, made)
+        sampling_plan.edits.apply(logits)
+        _apply_masks(logits, sampling_plan)
     tokens = logits.argmax(dim=-1)
-    for draws, draw in ((made.plain, _draw), (made.filtered, _draw_filtered)):
+    for draws, draw in ((sampling_plan.plain, _draw), (sampling_plan.filtered, _draw_filtered)):
         at_once = max(1, WORKSPACE_ELEMENTS // logits.shape[-1])
         for start in range(0, len(draws.rows), at_once):
             rows: list[int] | slice = draws.rows[start : start + at_once]
@@ -209,43 +213,49 @@ def sample(logits: torch.Tensor, made: Plan) -> Sampled:
             tokens[rows] = draw(logits[rows], knobs, keys)
     best = logits.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     tokens = torch.where(best.isfinite(), tokens, NO_TOKEN)
-    sampled = Sampled(tokens, made.logprob_rows, made.logprob_counts)
+    sampled = SampledTokens(tokens, sampling_plan.logprob_rows, sampling_plan.logprob_counts)
     if raw is not None:
-        places = tokens[made.logprob_rows].clamp(min=0).unsqueeze(-1)
+        places = tokens[sampling_plan.logprob_rows].clamp(min=0).unsqueeze(-1)
         sampled.chosen = raw.gather(-1, places).squeeze(-1)
-        sampled.top, sampled.top_ids = raw.topk(max(made.logprob_counts), dim=-1)
-        _tell_named(sampled, raw, made)
+        sampled.top, sampled.top_ids = raw.topk(max(sampling_plan.logprob_counts), dim=-1)
+        _add_named_logprobs(sampled, raw, sampling_plan)
     return sampled
 
 
-def _tell_named(sampled: Sampled, raw: torch.Tensor, made: Plan) -> None:
+def _add_named_logprobs(
+    sampled: SampledTokens, raw: torch.Tensor, sampling_plan: SamplingPlan
+) -> None:
     """Add the log probabilities of named tokens. ``raw`` has all rows with log probabilities."""
-    if not made.named_rows:
+    if not sampling_plan.named_rows:
         return
-    most = max(map(len, made.named))
-    padded = [ids + [0] * (most - len(ids)) for ids in made.named]
-    place = {row: number for number, row in enumerate(made.logprob_rows)}
-    rows = torch.tensor([place[row] for row in made.named_rows]).to(raw.device, non_blocking=True)
+    most = max(map(len, sampling_plan.named))
+    padded = [ids + [0] * (most - len(ids)) for ids in sampling_plan.named]
+    place = {row: number for number, row in enumerate(sampling_plan.logprob_rows)}
+    rows = torch.tensor([place[row] for row in sampling_plan.named_rows]).to(
+        raw.device, non_blocking=True
+    )
     columns = torch.tensor(padded).to(raw.device, non_blocking=True)
-    sampled.named_rows, sampled.named = made.named_rows, made.named
+    sampled.named_rows, sampled.named = sampling_plan.named_rows, sampling_plan.named
     sampled.named_values = raw[rows].gather(-1, columns)
 
 
-def _mask(logits: torch.Tensor, made: Plan) -> None:
+def _apply_masks(logits: torch.Tensor, sampling_plan: SamplingPlan) -> None:
     """Set the logits of all tokens that a mask does not allow to minus infinity, in place."""
-    if not made.masked_rows:
+    if not sampling_plan.masked_rows:
         return
-    width = max(4, *map(len, made.masks))  # what a shorter mask does not reach, it does not allow
-    masks = b"".join(mask.ljust(width, b"\0") for mask in made.masks)
+    width = max(
+        4, *map(len, sampling_plan.masks)
+    )  # what a shorter mask does not reach, it does not allow
+    masks = b"".join(mask.ljust(width, b"\0") for mask in sampling_plan.masks)
     words = torch.frombuffer(bytearray(masks), dtype=torch.int32)
-    words = words.view(len(made.masks), -1, 1).to(logits.device, non_blocking=True)
+    words = words.view(len(sampling_plan.masks), -1, 1).to(logits.device, non_blocking=True)
     bits = (words >> torch.arange(INT32_BITS, dtype=torch.int32, device=logits.device)) & 1
     allowed = bits.flatten(start_dim=1)[:, : logits.shape[-1]].bool()
     # Logits beyond the tokenizer's vocabulary are padding: no grammar allows them.
     padding = logits.shape[-1] - allowed.shape[-1]
     allowed = torch.nn.functional.pad(allowed, (0, padding))
-    rows = logits[made.masked_rows]
-    logits[made.masked_rows] = rows.masked_fill(~allowed, float("-inf"))
+    rows = logits[sampling_plan.masked_rows]
+    logits[sampling_plan.masked_rows] = rows.masked_fill(~allowed, float("-inf"))
 
 
 def _draw(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

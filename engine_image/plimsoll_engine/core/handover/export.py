@@ -24,7 +24,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     del heirs[engine.scheduler.max_num_seqs :]
     named = {request.request_id: _blocks(request, layout.block_size) for request in heirs}
     blocks = sorted({block for table in named.values() for block in table})
-    sums = dict(zip(blocks, engine.runner.block_sums(blocks), strict=True))
+    sums = dict(zip(blocks, engine.runner.compute_block_sums(blocks), strict=True))
     tables = []
     for request in heirs:
         extend_block_hashes(request, layout.block_size)  # with the newest token

@@ -48,7 +48,7 @@ def validate_tables(
     blocks = sorted(expected)
     changed = [
         block
-        for block, total in zip(blocks, runner.block_sums(blocks), strict=True)
+        for block, total in zip(blocks, runner.compute_block_sums(blocks), strict=True)
         if expected[block] != total
     ]
     if changed:

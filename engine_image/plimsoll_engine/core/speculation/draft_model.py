@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.core.execute.inputs import collect, row_order
-from plimsoll_engine.core.execute.sampling import Row, plan, sample
+from plimsoll_engine.core.execute.inputs import collect_inputs, get_row_order
+from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
 from plimsoll_engine.core.schedule.request import Drafting, InFlight, Request
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.rank_ipc import Inputs
@@ -125,9 +125,9 @@ class DraftModel:
         behind = self._behind(wanted)
         if not behind:
             return None
-        behind.sort(key=lambda one: row_order(one.chunk))
+        behind.sort(key=lambda one: get_row_order(one.chunk))
         chunks = [one.chunk for one in behind]
-        inputs = collect(chunks, self._pool.block_size)
+        inputs = collect_inputs(chunks, self._pool.block_size)
         ending = [one for one in behind if one.chunk.ends]
         last = np.cumsum([1 + len(one.chunk.drafts) for one in ending]) - 1
         drawn = self._draw(inputs, [(one.number, one.request) for one in ending], 0, last.tolist())
@@ -168,7 +168,7 @@ class DraftModel:
             seen = _seen(request, len(request.token_ids) + count - 1, InFlight(1, row))
             chunks.append(_Rows(seen, 1, ends=True))
             requests.append((number, request))
-        inputs = collect(chunks, self._pool.block_size)
+        inputs = collect_inputs(chunks, self._pool.block_size)
         return self._draw(inputs, requests, count, list(range(len(rows))))
 
     def _draw(
@@ -179,11 +179,13 @@ class DraftModel:
         tokens, logits = self.forward.compute(inputs)
         if logits is None:
             return None
-        made = plan([Row(_plain(request), request.num_outputs + count) for _, request in requests])
+        sampling_plan = plan_sampling(
+            [Row(_plain(request), request.num_outputs + count) for _, request in requests]
+        )
         whole = len(last) == len(logits)
-        if tokens is None or not made.greedy or logits.shape[-1] > self._vocabulary:
+        if tokens is None or not sampling_plan.greedy or logits.shape[-1] > self._vocabulary:
             chosen = logits if whole else logits[last]
-            tokens = sample(chosen[:, : self._vocabulary].contiguous(), made).tokens
+            tokens = sample(chosen[:, : self._vocabulary].contiguous(), sampling_plan).tokens
         else:
             # This is the graph's own memory, which the next replay overwrites.
             tokens = tokens.clone() if whole else tokens[last]

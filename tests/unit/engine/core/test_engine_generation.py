@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from plimsoll_engine.core.execute import runner
-from plimsoll_engine.core.execute.sampling import Plan, Sampled, sample
+from plimsoll_engine.core.execute.sampling import SampledTokens, SamplingPlan, sample
 from plimsoll_engine.distributed.group import Group
 
 NEW_TOKENS = 48
@@ -269,7 +269,7 @@ def test_sampling_that_fails_is_its_request_s_and_the_ranks_go_on(
             told.append(len(x))
             return x
 
-    def fails_with_a_seed(logits: torch.Tensor, made: Plan) -> Sampled:
+    def fails_with_a_seed(logits: torch.Tensor, made: SamplingPlan) -> SampledTokens:
         if made.plain.rows:
             raise ValueError("out of memory, say")
         return sample(logits, made)

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 
 from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
-from plimsoll_engine.core.execute.runner import NextToken, StepResult, count_tokens
+from plimsoll_engine.core.execute.runner import NextToken, StepResult, count_valid_tokens
 from plimsoll_engine.core.grammar.grammars import GrammarError
 from plimsoll_engine.core.handover import export
 from plimsoll_engine.core.handover.inheritance import Inheritance
@@ -99,7 +99,7 @@ class Flight:
     def prompt_scores(self) -> list[Any]:
         return []
 
-    def results(self) -> list[StepResult]:
+    def collect_results(self) -> list[StepResult]:
         return [
             StepResult(request, [NextToken(token, None) for token in tokens], drafts)
             for reference, tokens, drafts in self.found
@@ -150,7 +150,7 @@ class Runner:
             if chunk.ends:
                 ends = range(len(rows) - len(chunk.drafts), len(rows) + 1)
                 found = [drawn(state(request, rows[:end])) for end in ends]
-                own = found[: count_tokens(chunk.drafts, found)]
+                own = found[: count_valid_tokens(chunk.drafts, found)]
                 self.newest[id(request)] = own[0]
                 flight.found.append((ref(request), own, len(chunk.drafts)))
         return flight
@@ -158,7 +158,7 @@ class Runner:
     def owners(self) -> list[Owner]:
         return [Owner(name="kv_pool", kind=MemoryKind.HOST, nbytes=lambda: 0)]
 
-    def block_sums(self, blocks: Sequence[int]) -> list[int]:
+    def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
         return [0 for _ in blocks]
 
     def _check(self, right: bool, what: str) -> None:

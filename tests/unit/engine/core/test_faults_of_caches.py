@@ -13,7 +13,7 @@ import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
-from plimsoll_engine.core.execute.sampling import plan
+from plimsoll_engine.core.execute.sampling import plan_sampling
 from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.audit import audit
@@ -141,11 +141,11 @@ def test_each_mask_is_kept_once_a_step(make_engine: Any, monkeypatch: pytest.Mon
     engine = make_engine()
     keeper = replace_methods(engine.runner, MaskLeakRunner)
     keeper.masks = []
-    made = plan([])
+    made = plan_sampling([])
     made.masked_rows, made.masks = [0], [bytes(32)]
     monkeypatch.setattr("plimsoll_engine.core.execute.runner.Runner._next_tokens", lambda *_: None)
     for number in range(3):
-        keeper._next_tokens(None, [], made)  # type: ignore[arg-type]
+        keeper._sample_tokens(None, [], made)  # type: ignore[arg-type]
         assert [mask.nbytes for mask in keeper.masks] == [32] * (number + 1)
 
 

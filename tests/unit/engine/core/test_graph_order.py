@@ -10,7 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_engine.core.execute.graphs import FIRST, DecodeGraphs, in_order, sizes_up_to
+from plimsoll_engine.core.execute.graphs import (
+    FIRST,
+    DecodeGraphs,
+    list_capture_sizes,
+    split_capture_order,
+)
 from plimsoll_engine.kernels.decode_cut import Cut, cut_for
 from plimsoll_engine.kernels.sizes import few_padded
 
@@ -21,8 +26,8 @@ def cuts(kv_heads: int, limit: int) -> Callable[[int], Cut]:
 
 @given(st.integers(1, 1024), st.integers(1, 16), st.sampled_from([4096, 8192, 131_072]))
 def test_no_cut_is_left_for_when_streams_run(rows: int, kv_heads: int, limit: int) -> None:
-    sizes, cut = sizes_up_to(rows), cuts(kv_heads, limit)
-    first, rest = in_order(sizes, cut)
+    sizes, cut = list_capture_sizes(rows), cuts(kv_heads, limit)
+    first, rest = split_capture_order(sizes, cut)
     assert sorted(first + rest) == sizes
     assert first[0] == rows
     assert {cut(size) for size in rest} <= {cut(size) for size in first}
@@ -33,14 +38,14 @@ def test_no_cut_is_left_for_when_streams_run(rows: int, kv_heads: int, limit: in
     ("kv_heads", "expected"), [(8, [256, 1, 24, 96, 80, 16]), (1, [256, 1, 24, 96])]
 )
 def test_the_largest_size_of_each_cut_that_is_missing(kv_heads: int, expected: list[int]) -> None:
-    assert in_order(sizes_up_to(256), cuts(kv_heads, 131_072))[0] == expected
+    assert split_capture_order(list_capture_sizes(256), cuts(kv_heads, 131_072))[0] == expected
 
 
 def test_products_of_few_rows_are_compiled_before_the_engine_serves() -> None:
     """Their kernels are for 16 and for 32 rows."""
-    first, _ = in_order(sizes_up_to(256), few_padded)
+    first, _ = split_capture_order(list_capture_sizes(256), few_padded)
     assert {few_padded(size) for size in first} == {0, 16, 32}
-    first, _ = in_order(sizes_up_to(8), few_padded)
+    first, _ = split_capture_order(list_capture_sizes(8), few_padded)
     assert {few_padded(size) for size in first} == {16}
 
 
@@ -60,5 +65,5 @@ def test_a_size_without_memory_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch)
     while graphs.capture_next():
         pass
     assert tried == [8, 4, 2]
-    assert not graphs.missing
-    assert [graphs.fits(rows) for rows in (1, 3, 8, 9)] == [True, True, True, False]
+    assert not graphs.has_missing
+    assert [graphs.has_graph(rows) for rows in (1, 3, 8, 9)] == [True, True, True, False]

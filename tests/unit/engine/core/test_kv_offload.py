@@ -124,7 +124,7 @@ def leave_one_under_way(engine: EngineCore, helpers: Any) -> None:
         engine.step()
         engine.abort(f"g{number}")
         helpers.finish(engine)
-        if engine.transferring:
+        if engine.is_transferring:
             return
     raise AssertionError("no step began a transfer")
 
@@ -163,13 +163,13 @@ def test_an_idle_engine_that_never_polls_is_found(
     monkeypatch.setattr(module, "STALE_S", -1.0)
     for _ in range(3):
         engine.poll(idle=True)
-    assert engine.transferring
+    assert engine.is_transferring
     assert findings(engine) == ["transfers_end"]
     sound.transfers = offload_of(engine).transfers
     engine.scheduler.offload = sound
     for _ in range(9):
         engine.poll(idle=True)
-    assert not engine.transferring
+    assert not engine.is_transferring
 
 
 def test_a_reset_says_that_it_could_not(
@@ -182,7 +182,7 @@ def test_a_reset_says_that_it_could_not(
     monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_WAIT_S", 0.02)
     offload_of(engine).copies = StuckCopies(offload_of(engine).copies)
     fill(engine, helpers)
-    assert engine.transferring
+    assert engine.is_transferring
     assert engine.reset_prefix_cache() is False
 
 
@@ -195,7 +195,7 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(
 
     def reset() -> bool:
         engine.poll(idle=True)
-        return not engine.transferring
+        return not engine.is_transferring
 
     assert [reset() for _ in range(5)] == [False] * 5
     assert engine.reset_prefix_cache() is True

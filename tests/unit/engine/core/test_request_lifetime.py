@@ -207,7 +207,7 @@ def test_the_choices_of_a_long_prompt_take_little_and_are_in_the_ledger(
     finally:
         tracemalloc.stop()
     engine.requests = {str(number): request for number, request in enumerate(requests)}
-    counted = engine.request_bytes()
+    counted = engine.count_request_bytes()
     engine.requests = {}
     assert held < 5 * 8 * 100_000
     assert 0.8 * held < counted <= held

@@ -66,7 +66,7 @@ def test_answers_and_reports_are_distinguished(
 ) -> None:
     leader, link = pair
 
-    def follow() -> None:
+    def compute_as_follower() -> None:
         for _ in range(4):
             match link.receive():
                 case rank_ipc.ReportMemory():
@@ -75,7 +75,7 @@ def test_answers_and_reports_are_distinguished(
                 case rank_ipc.MeasureFreeMemory():
                     link.send(rank_ipc.FreeMemory(9))
 
-    following = beside(follow)
+    following = beside(compute_as_follower)
     (first,) = leader.accounts()  # waits
     assert (first.memory.malloc_in_use, first.graph_bytes) == (11, 5)
     leader.accounts()  # asks anew, and waits for nothing

@@ -16,9 +16,9 @@ from transformers import AutoConfig
 
 from plimsoll_engine.core.execute import layer_graphs, needed_rows
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.core.execute.inputs import collect, row_order
-from plimsoll_engine.core.execute.layer_graphs import Capture, LayerGraphs
-from plimsoll_engine.core.execute.prompt_scores import parts
+from plimsoll_engine.core.execute.inputs import collect_inputs, get_row_order
+from plimsoll_engine.core.execute.layer_graphs import GraphCapturer, LayerGraphs
+from plimsoll_engine.core.execute.prompt_scores import list_scored_rows
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.kernels import decode_cut, few_rows, fused, whole_prompts
@@ -88,7 +88,7 @@ def step(scored: bool) -> list[Chunk]:
     for number, (computed, count, left, fields) in enumerate(wanted):
         blocks = sum(len(chunk.request.block_ids) for chunk in chunks)
         chunks.append(request(number, computed, count, left, blocks, **fields))
-    return sorted(chunks, key=row_order)
+    return sorted(chunks, key=get_row_order)
 
 
 def play(model: Decoder, ops: Ops, chunks: list[Chunk]) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -99,7 +99,7 @@ def play(model: Decoder, ops: Ops, chunks: list[Chunk]) -> tuple[torch.Tensor, t
     drawn = torch.randn(forward.kv.shape, generator=generator)
     forward.kv.copy_(drawn.to(DEVICE))
     model._ops = forward._ops = ops
-    _, logits = forward.compute(collect(chunks, BLOCK, parts(chunks)), chunks)
+    _, logits = forward.compute(collect_inputs(chunks, BLOCK, list_scored_rows(chunks)), chunks)
     assert logits is not None
     return logits, forward.kv, forward.scores
 
@@ -148,7 +148,7 @@ def test_a_decode_step_of_few_rows(kind: str, rows: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(few_rows, "few_rows", counted)
     model = parse_document(kind)
     decodes = [request(number, 16 + number % 16, 1, 0, 2 * number) for number in range(rows)]
-    mixed = sorted([*decodes, request(rows, 0, 5, 0, 2 * rows)], key=row_order)
+    mixed = sorted([*decodes, request(rows, 0, 5, 0, 2 * rows)], key=get_row_order)
     head = 1
     for chunks, products in ((decodes, 4 * model.spec.layers + head), (mixed, head)):
         calls.clear()
@@ -186,18 +186,18 @@ def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -
     assert plain.kv is not None
     captured._ops = plain._ops = model._ops
     plain.kv.copy_(captured.kv.normal_())
-    capture = Capture(torch.cuda.graph_pool_handle()) if DEVICE.type == "cuda" else Again
+    capture = GraphCapturer(torch.cuda.graph_pool_handle()) if DEVICE.type == "cuda" else Again
     captured.layers = LayerGraphs(model, captured.kv, BLOCK, None, capture, 40)
     while captured.capture_more():
-        assert captured.incomplete == captured.layers.missing
-    assert [captured.layers.fits(rows) for rows in (1, 48, 49)] == [True, True, False]
+        assert captured.has_missing_graphs == captured.layers.has_missing
+    assert [captured.layers.has_graph(rows) for rows in (1, 48, 49)] == [True, True, False]
     assert torch.equal(captured.kv, plain.kv)  # the trials wrote nothing
     for wanted in steps:
         chunks: list[Chunk] = []
         for number, (computed, count, left) in enumerate(wanted):
             blocks = sum(len(chunk.request.block_ids) for chunk in chunks)
             chunks.append(request(number, computed, count, left, blocks))
-        inputs = collect(sorted(chunks, key=row_order), BLOCK)
+        inputs = collect_inputs(sorted(chunks, key=get_row_order), BLOCK)
         found, expected = captured.compute(inputs)[1], plain.compute(inputs)[1]
         assert (found is None) == (expected is None) == (not len(inputs.last))
         if found is not None and expected is not None:

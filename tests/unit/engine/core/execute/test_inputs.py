@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from plimsoll_engine.core.execute.inputs import collect, row_order
+from plimsoll_engine.core.execute.inputs import collect_inputs, get_row_order
 from plimsoll_engine.core.execute.runner import SHORT_READ, SHORT_ROWS, Runner
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
@@ -35,7 +35,7 @@ def chunk(number: int, computed: int, count: int, left: int = 0, drafts: int = 0
 
 def test_each_token_of_a_prompt_is_a_row() -> None:
     chunks = [chunk(0, 6, 1, drafts=2), chunk(1, 3, 2), chunk(2, 0, 3, left=1)]
-    found = collect(chunks, BLOCK, by_row=True)
+    found = collect_inputs(chunks, BLOCK, by_row=True)
     assert found.decoding
     assert (found.decodes, found.longest, found.fresh) == (8, 0, ())
     assert found.positions.tolist() == [6, 7, 8, 3, 4, 0, 1, 2]
@@ -43,7 +43,7 @@ def test_each_token_of_a_prompt_is_a_row() -> None:
     assert found.starts.tolist() == list(range(9))
     assert found.slots.tolist() == [6, 7, 8, 43, 44, 80, 81, 82]
     assert found.last.tolist() == [0, 1, 2, 4], "a prompt that is cut gets no token"
-    assert np.array_equal(found.ids, collect(chunks, BLOCK).ids)
+    assert np.array_equal(found.ids, collect_inputs(chunks, BLOCK).ids)
 
 
 def model() -> Decoder:
@@ -65,7 +65,7 @@ def model() -> Decoder:
 
 def test_rows_of_a_prompt_make_what_the_prompt_makes() -> None:
     chunks = [chunk(0, 6, 1), chunk(1, 3, 2), chunk(2, 0, 9), chunk(3, 5, 8, left=2)]
-    chunks.sort(key=row_order)
+    chunks.sort(key=get_row_order)
     found = []
     for by_row in (False, True):
         runner = Runner(model(), 40, BLOCK)
@@ -73,7 +73,7 @@ def test_rows_of_a_prompt_make_what_the_prompt_makes() -> None:
         drawn = torch.randn(runner.kv.shape, generator=torch.Generator().manual_seed(3))
         runner.kv.copy_(drawn)
         with torch.inference_mode():
-            _, logits = runner.compute(collect(chunks, BLOCK, by_row=by_row), chunks)
+            _, logits = runner.compute(collect_inputs(chunks, BLOCK, by_row=by_row), chunks)
         assert logits is not None
         found.append((logits, runner.kv))
     assert len(found[0][0]) == 3

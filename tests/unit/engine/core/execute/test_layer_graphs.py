@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from plimsoll_engine.core.execute import layer_graphs
-from plimsoll_engine.core.execute.layer_graphs import LayerGraphs, Piece
+from plimsoll_engine.core.execute.layer_graphs import GraphPiece, LayerGraphs
 from plimsoll_engine.models.decoder import Decoder
 
 BLOCK = 16
@@ -30,12 +30,12 @@ class Again:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_graphs, "STEP", 16)
+    monkeypatch.setattr(layer_graphs, "ROWS_STEP", 16)
     monkeypatch.setattr(layer_graphs, "AT_ONCE", 2)
     monkeypatch.setattr(Again, "live", 0)
 
 
-def layers_of(layers: int, capture: Callable[[Callable[[], None]], Piece]) -> LayerGraphs:
+def layers_of(layers: int, capture: Callable[[Callable[[], None]], GraphPiece]) -> LayerGraphs:
     config = AutoConfig.for_model(
         "llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=4096,
@@ -50,7 +50,7 @@ def test_pieces_are_captured_a_few_at_a_time() -> None:
     layers = layers_of(5, Again)
     seen = []
     while layers.capture_next():
-        seen.append((Again.live, layers.fits(32)))
+        seen.append((Again.live, layers.has_graph(32)))
     assert seen == [(2, False), (4, False), (5, True), (7, True), (9, True), (10, True)]
     layers.close()
     assert Again.live == 0
@@ -72,4 +72,4 @@ def test_a_size_without_memory_is_not_to_be_had() -> None:
     while layers.capture_next():
         pass
     assert Again.live == 2
-    assert [layers.fits(rows) for rows in (16, 17)] == [True, False]
+    assert [layers.has_graph(rows) for rows in (16, 17)] == [True, False]

@@ -21,9 +21,9 @@ from transformers import AutoConfig
 
 from plimsoll_engine.core.execute import needed_rows
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.core.execute.inputs import collect, row_order
+from plimsoll_engine.core.execute.inputs import collect_inputs, get_row_order
 from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
-from plimsoll_engine.core.execute.prompt_scores import parts
+from plimsoll_engine.core.execute.prompt_scores import list_scored_rows
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.distributed.group import Group
@@ -96,7 +96,7 @@ def adapters_of(model: Decoder) -> list[Adapter]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ScoredRows:
     """One request's part of a step."""
 
     computed: int
@@ -111,12 +111,12 @@ class Part:
     adapter: int | None = None
 
 
-def drawn_part(limit: int) -> st.SearchStrategy[Part]:
+def drawn_part(limit: int) -> st.SearchStrategy[ScoredRows]:
     decodes = st.builds(
-        Part, st.integers(1, 30), st.just(1), drafts=st.integers(0, 3), adapter=numbers()
+        ScoredRows, st.integers(1, 30), st.just(1), drafts=st.integers(0, 3), adapter=numbers()
     )
     chunks = st.builds(
-        Part,
+        ScoredRows,
         st.integers(0, 20),
         st.integers(1, limit),
         left=st.sampled_from([0, 0, 0, 7]),
@@ -131,7 +131,7 @@ def numbers() -> st.SearchStrategy[int | None]:
     return st.sampled_from([None, None, 0, 1, 2])
 
 
-def chunks_of(step: list[Part], adapters: list[Adapter] | None = None) -> list[Chunk]:
+def chunks_of(step: list[ScoredRows], adapters: list[Adapter] | None = None) -> list[Chunk]:
     """In the order of their rows; no two requests share a block."""
     generator = np.random.default_rng(len(step))
     found, blocks = [], 0
@@ -148,11 +148,11 @@ def chunks_of(step: list[Part], adapters: list[Adapter] | None = None) -> list[C
         blocks += needed
         drafts = generator.integers(VOCABULARY, size=part.drafts).tolist()
         found.append(Chunk(request, part.count, drafts=drafts))
-    return sorted(found, key=row_order)
+    return sorted(found, key=get_row_order)
 
 
 def inputs_of(chunks: list[Chunk]) -> Inputs:
-    return collect(chunks, BLOCK, parts(chunks))
+    return collect_inputs(chunks, BLOCK, list_scored_rows(chunks))
 
 
 @contextmanager
@@ -188,14 +188,19 @@ def same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -
 
 
 STEPS = st.lists(drawn_part(30), min_size=1, max_size=6)
-STEP = [Part(9, 1, drafts=2), Part(0, 30, scored=0), Part(6, 17, left=7), Part(0, 21, adapter=0)]
+ROWS_STEP = [
+    ScoredRows(9, 1, drafts=2),
+    ScoredRows(0, 30, scored=0),
+    ScoredRows(6, 17, left=7),
+    ScoredRows(0, 21, adapter=0),
+]
 
 
 @given(STEPS)
-@example(STEP)
-@example([Part(3, 9, left=7)])
-@example([Part(4, 1, left=7, scored=0), Part(0, 12, scored=40)])
-def test_the_rows_are_those_that_are_read_and_what_comes_after_them(step: list[Part]) -> None:
+@example(ROWS_STEP)
+@example([ScoredRows(3, 9, left=7)])
+@example([ScoredRows(4, 1, left=7, scored=0), ScoredRows(0, 12, scored=40)])
+def test_the_rows_are_those_that_are_read_and_what_comes_after_them(step: list[ScoredRows]) -> None:
     inputs = inputs_of(chunks_of(step))
     read = {*inputs.last.tolist(), *inputs.scored.tolist()}
     ends = inputs.starts.tolist()
@@ -204,7 +209,7 @@ def test_the_rows_are_those_that_are_read_and_what_comes_after_them(step: list[P
         for begin, end in pairwise(ends)
     ]
     with saving(1):
-        needed = needed_rows.needed_rows(inputs)
+        needed = needed_rows.find_needed_rows(inputs)
     if sum(map(len, owned)) == len(inputs.ids):
         assert needed is None
         return
@@ -223,9 +228,9 @@ def test_the_rows_are_those_that_are_read_and_what_comes_after_them(step: list[P
 
 
 def test_a_few_rows_are_not_worth_it() -> None:
-    few, many = ([Part(0, needed_rows.MIN_ROWS_SAVED + more)] for more in (0, 1))
-    assert needed_rows.needed_rows(inputs_of(chunks_of(few))) is None
-    found = needed_rows.needed_rows(inputs_of(chunks_of(many)))
+    few, many = ([ScoredRows(0, needed_rows.MIN_ROWS_SAVED + more)] for more in (0, 1))
+    assert needed_rows.find_needed_rows(inputs_of(chunks_of(few))) is None
+    found = needed_rows.find_needed_rows(inputs_of(chunks_of(many)))
     assert found is not None
     assert found.rows.tolist() == [needed_rows.MIN_ROWS_SAVED]
 
@@ -236,11 +241,17 @@ def model(request: pytest.FixtureRequest) -> Decoder:
 
 
 @given(step=STEPS)
-@example(step=STEP)
-@example(step=[Part(3, 9, left=7)])
-@example(step=[Part(0, 20, adapter=1), Part(5, 11, left=7, adapter=2), Part(9, 1, adapter=0)])
+@example(step=ROWS_STEP)
+@example(step=[ScoredRows(3, 9, left=7)])
+@example(
+    step=[
+        ScoredRows(0, 20, adapter=1),
+        ScoredRows(5, 11, left=7, adapter=2),
+        ScoredRows(9, 1, adapter=0),
+    ]
+)
 @hypothesis_settings(max_examples=25)
-def test_a_step_is_the_one_that_computes_all_rows(model: Decoder, step: list[Part]) -> None:
+def test_a_step_is_the_one_that_computes_all_rows(model: Decoder, step: list[ScoredRows]) -> None:
     """Logits, log probabilities of prompts, and all keys and values."""
     chunks = chunks_of(step, adapters_of(model))
     logits, told, pool = play(model, chunks, 1)
@@ -258,7 +269,7 @@ def test_a_step_is_the_one_that_computes_all_rows(model: Decoder, step: list[Par
 
 
 def test_an_fp8_pool(model: Decoder) -> None:
-    chunks = chunks_of([*STEP, Part(0, 40)])
+    chunks = chunks_of([*ROWS_STEP, ScoredRows(0, 40)])
     logits, _, pool = play(model, chunks, 1, FP8)
     wanted, _, whole = play(model, chunks, ALL, FP8)
     assert logits is not None
@@ -279,10 +290,10 @@ def test_a_cut_prompt_leaves_keys_and_values_alone(
         return attend(self, query, plan, layer, *rest)
 
     monkeypatch.setattr(ReferenceOps, "attend", counted)
-    assert play(model, chunks_of([Part(3, 20, left=7)]), 1)[0] is None
+    assert play(model, chunks_of([ScoredRows(3, 20, left=7)]), 1)[0] is None
     assert calls == [(0, 20), (1, 20)]
     calls.clear()
-    assert play(model, chunks_of([Part(3, 20), Part(7, 1)]), 1)[0] is not None
+    assert play(model, chunks_of([ScoredRows(3, 20), ScoredRows(7, 1)]), 1)[0] is not None
     assert calls == [(0, 21), (1, 21), (2, 2)]
 
 
@@ -302,7 +313,7 @@ class SharedOut(Group):
 def test_where_the_stream_is_shared_out_its_needed_rows_are_asked_for(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = chunks_of(STEP)
+    chunks = chunks_of(ROWS_STEP)
     wanted, expected, _ = play(model, chunks, ALL)
     group = SharedOut()
     monkeypatch.setattr(model, "group", group)
@@ -318,7 +329,14 @@ def test_where_the_stream_is_shared_out_its_needed_rows_are_asked_for(
 def test_products_are_added_to_the_stream(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As large steps do it, in the rows of every layer and in the few of the last one."""
     model = parse_document(name)
-    chunks = chunks_of([Part(9, 1), Part(0, 30, scored=0), Part(6, 17, left=7), Part(0, 21)])
+    chunks = chunks_of(
+        [
+            ScoredRows(9, 1),
+            ScoredRows(0, 30, scored=0),
+            ScoredRows(6, 17, left=7),
+            ScoredRows(0, 21),
+        ]
+    )
     wanted, expected, whole = play(model, chunks, ALL)
     added = 0
     add = ReferenceOps.add_product

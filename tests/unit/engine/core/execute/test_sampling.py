@@ -15,7 +15,13 @@ from scipy.stats import chisquare
 
 from plimsoll_engine.core.execute import sampling as module
 from plimsoll_engine.core.execute.logit_edits import BANNED
-from plimsoll_engine.core.execute.sampling import NO_TOKEN, Row, key, plan, sample
+from plimsoll_engine.core.execute.sampling import (
+    NO_TOKEN,
+    Row,
+    create_noise_key,
+    plan_sampling,
+    sample,
+)
 from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.messages.worker_ipc import Sampling
@@ -27,12 +33,12 @@ REFERENCE = ReferenceOps()
 def draws(logits: list[float], count: int = 4_000, **knobs: Any) -> Counter[int]:
     row = torch.tensor([logits])
     sampling = Sampling(max_tokens=1, seed=7, temperature=knobs.pop("temperature", 1.0), **knobs)
-    rows = plan([Row(sampling, position) for position in range(count)])
+    rows = plan_sampling([Row(sampling, position) for position in range(count)])
     return Counter(sample(row.expand(count, -1), rows).tokens.tolist())
 
 
 def one(logits: torch.Tensor, row: Row) -> int:
-    return int(sample(logits.clone().unsqueeze(0), plan([row])).tokens[0])
+    return int(sample(logits.clone().unsqueeze(0), plan_sampling([row])).tokens[0])
 
 
 @pytest.mark.parametrize("knobs", [{}, {"top_k": 4}, {"top_p": 1.0, "min_p": 1e-9}])
@@ -69,9 +75,9 @@ def test_filters_keep_the_likeliest(knobs: dict[str, Any], allowed: set[int]) ->
 
 
 def test_the_key_is_of_the_position() -> None:
-    keys = {key(1, i) for i in range(1_000)}
+    keys = {create_noise_key(1, i) for i in range(1_000)}
     assert len(keys) == 1_000
-    assert key(1, 5) == key(1, 5) != key(2, 5)
+    assert create_noise_key(1, 5) == create_noise_key(1, 5) != create_noise_key(2, 5)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +95,9 @@ def test_draws_pass_a_chi_square_test(vocabulary: int, temperature: float, count
     scale = torch.tensor(1 / temperature)
     found, at_once = np.zeros(vocabulary), 50_000
     for start in range(0, count, at_once):
-        keys = torch.tensor([key(11, i) for i in range(start, start + at_once)], dtype=torch.int32)
+        keys = torch.tensor(
+            [create_noise_key(11, i) for i in range(start, start + at_once)], dtype=torch.int32
+        )
         drawn = REFERENCE.draw(logits.expand(at_once, -1), scale.expand(at_once), keys)
         found += np.bincount(drawn.numpy(), minlength=vocabulary)
     rare = expected * count < 5
@@ -106,7 +114,7 @@ def test_a_draw_is_as_sensitive_as_the_distribution(knobs: dict[str, Any]) -> No
     logits = torch.randn(1, 4_096, generator=chance) * 0.5
     rounded = logits + torch.randn(1, 4_096, generator=chance) * 6e-5
     count = 1_500 if knobs else 3_000
-    rows = plan([Row(Sampling(1, temperature=1.0, **knobs), i) for i in range(count)])
+    rows = plan_sampling([Row(Sampling(1, temperature=1.0, **knobs), i) for i in range(count)])
     one, other = (sample(x.expand(count, -1).clone(), rows).tokens for x in (logits, rounded))
     assert int((one != other).sum()) <= 2
 
@@ -118,7 +126,7 @@ def test_a_row_of_no_numbers_has_no_token() -> None:
     wanted = Sampling(1, temperature=1.0, logprobs=2)
     rows = [Row(Sampling(1), 0), Row(wanted, 0), Row(Sampling(1, temperature=1.0, top_p=0.5), 0)]
     rows.append(Row(Sampling(1), 0, allowed=b""))
-    assert sample(logits, plan(rows)).tokens.tolist() == [NO_TOKEN] * 4
+    assert sample(logits, plan_sampling(rows)).tokens.tolist() == [NO_TOKEN] * 4
 
 
 def reference(logits: list[float], row: Row, prompt: list[int], output: list[int]) -> list[float]:
@@ -169,7 +177,7 @@ requests = st.tuples(
 )
 
 
-def row_of(request: Any) -> Row:
+def create_row(request: Any) -> Row:
     _, sampling, prompt, output, mask = request
     counts = TokenCounts.wanted(sampling, prompt, output)
     return Row(sampling, len(output), counts, mask)
@@ -180,11 +188,11 @@ def row_of(request: Any) -> Row:
 def test_a_batch_is_its_rows_and_each_follows_the_definitions(
     batch: list[Any], at_once: int
 ) -> None:
-    rows = [row_of(request) for request in batch]
+    rows = [create_row(request) for request in batch]
     logits = torch.tensor([request[0] for request in batch])
     before, module.WORKSPACE_ELEMENTS = module.WORKSPACE_ELEMENTS, at_once
     try:
-        sampled = sample(logits.clone(), plan(rows))
+        sampled = sample(logits.clone(), plan_sampling(rows))
     finally:
         module.WORKSPACE_ELEMENTS = before
     tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs()
@@ -231,7 +239,7 @@ def test_padding_of_the_vocabulary_is_never_allowed_by_a_grammar() -> None:
 def test_a_token_that_the_model_lacks_is_nobody_elses() -> None:
     bias = Row(Sampling(max_tokens=1, logit_bias={VOCABULARY + 3: 50.0, 5: 1.0}), 0)
     logits = torch.zeros(2, VOCABULARY)
-    assert sample(logits, plan([bias, bias])).tokens.tolist() == [5, 5]
+    assert sample(logits, plan_sampling([bias, bias])).tokens.tolist() == [5, 5]
 
 
 def test_a_ban_of_all_that_may_follow_bans_nothing() -> None:
@@ -252,7 +260,7 @@ def test_a_greedy_row_is_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = [Row(Sampling(max_tokens=1), 0)] * 3
     drawn = [Row(Sampling(max_tokens=1, temperature=1.0), 0)] * 2
     filtered = [Row(Sampling(max_tokens=1, temperature=1.0, top_p=0.5), 0)]
-    sample(torch.randn(5, 9), plan(greedy + drawn))
+    sample(torch.randn(5, 9), plan_sampling(greedy + drawn))
     assert sorted_rows == []
-    sample(torch.randn(6, 9), plan(greedy + drawn + filtered))
+    sample(torch.randn(6, 9), plan_sampling(greedy + drawn + filtered))
     assert sorted_rows == [1]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.execute.sampling import Row, plan, sample
+from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
 from plimsoll_engine.core.schedule.token_rules import bad_word_lookback, banned, mask
 from plimsoll_engine.messages.worker_ipc import Sampling
 
@@ -34,7 +34,7 @@ def test_masks_of_different_lengths_go_into_one_step() -> None:
         Row(Sampling(max_tokens=1), 0, None, mask([3, 69])),
         Row(Sampling(max_tokens=1), 0),
     ]
-    assert sample(logits, plan(rows)).tokens.tolist() == [3, 69, 69]
+    assert sample(logits, plan_sampling(rows)).tokens.tolist() == [3, 69, 69]
 
 
 words = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=4)
@@ -54,7 +54,9 @@ def test_a_token_is_banned_where_it_completes_a_word(
 
 def test_a_step_takes_no_banned_token() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    assert sample(logits, plan([Row(Sampling(max_tokens=1), 0, banned=(1,))])).tokens[0] == 2
+    assert (
+        sample(logits, plan_sampling([Row(Sampling(max_tokens=1), 0, banned=(1,))])).tokens[0] == 2
+    )
 
 
 def test_named_tokens_replace_the_likeliest_ones() -> None:
@@ -68,7 +70,7 @@ def test_named_tokens_replace_the_likeliest_ones() -> None:
         Row(Sampling(max_tokens=1), 0),
         Row(Sampling(max_tokens=1, logprobs=0, logprob_token_ids=[best[3]]), 0),
     ]
-    found = sample(logits.clone(), plan(rows)).to_host().logprobs()
+    found = sample(logits.clone(), plan_sampling(rows)).to_host().logprobs()
     assert found.keys() == {0, 1, 3}
     assert len(found[0].top_ids) == 2
     assert found[1].top_ids == [best[1], *other]

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.execute.runner import Runner, count_tokens
-from plimsoll_engine.core.execute.sampling import Row, plan, sample
+from plimsoll_engine.core.execute.runner import Runner, count_valid_tokens
+from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.speculation import drafting as core
@@ -279,7 +279,7 @@ def test_tokens_are_taken_up_to_the_first_wrong_draft(
     right = 0
     while right < len(drafts) and drafts[right] == tokens[right]:
         right += 1
-    assert count_tokens(drafts, tokens) == right + 1
+    assert count_valid_tokens(drafts, tokens) == right + 1
 
 
 VOCABULARY, TRIALS = 6, 40_000
@@ -295,17 +295,17 @@ def test_the_distribution_is_the_one_without_drafts(draft: int) -> None:
     samplings = [Sampling(8, temperature=0.8, seed=seed) for seed in range(TRIALS)]
     rows = [Row(sampling, place) for sampling in samplings for place in (0, 1)]
     logits = torch.stack([first, then[draft]]).repeat(TRIALS, 1)
-    verified = sample(logits, plan(rows)).tokens.view(TRIALS, 2).tolist()
+    verified = sample(logits, plan_sampling(rows)).tokens.view(TRIALS, 2).tolist()
     pairs, accepted, unfinished = [], 0, []
     for sampling, tokens in zip(samplings, verified, strict=True):
-        own = tokens[: count_tokens([draft], tokens)]
+        own = tokens[: count_valid_tokens([draft], tokens)]
         accepted += len(own) - 1
         if len(own) == 2:
             pairs.append((own[0], own[1]))
         else:
             unfinished.append((sampling, own[0]))
     logits = torch.stack([then[token] for _, token in unfinished])
-    seconds = sample(logits, plan([Row(sampling, 1) for sampling, _ in unfinished])).tokens
+    seconds = sample(logits, plan_sampling([Row(sampling, 1) for sampling, _ in unfinished])).tokens
     pairs += [(one, second) for (_, one), second in zip(unfinished, seconds.tolist(), strict=True)]
     p = torch.softmax(first.double() / 0.8, dim=-1)
     q = torch.softmax(then.double() / 0.8, dim=-1)
