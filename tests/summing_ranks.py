@@ -52,7 +52,7 @@ def compute(task: Task) -> list[tuple[torch.Tensor, torch.Tensor]]:
     for x, residual in zip(task.inputs, task.residuals, strict=True):
         assert sums.supports(x)
         norm = sums.add_norm(x, residual, task.weight, task.eps)
-        kept = sums.own_rows(residual, torch.arange(len(x))) if sums.is_shared(x) else residual
+        kept = sums.get_own_rows(residual, torch.arange(len(x))) if sums.is_shared(x) else residual
         found.append((norm.clone(), kept))
     return found
 

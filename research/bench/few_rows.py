@@ -1,12 +1,12 @@
-"""Which tiles are the fastest for the products of a few rows? The source of ``few_rows.tile_for``.
+"""Which tiles are the fastest for products of a few rows? The source of ``few_rows.choose_tile``.
 
     python -m bench.few_rows --name few-rows-h200
 
 All products of a model run in one CUDA graph, with the norms between them, as in a decode step
 without attention: a tile that is fast alone may delay the kernels beside it. The first step has the
-tiles of ``tile_for``. The next ones have another tile for one product, and a product's fastest tile
-stays for those after it. A figure is the seconds of the first step, and the share of them that the
-fastest tiles would take; the samples have the seconds of each tile. Tiles that need more memory
+tiles of ``choose_tile``. The next ones have another tile for one product, and a product's fastest
+tile stays for those after it. A figure is the seconds of the first step, and the share of them that
+the fastest tiles would take; the samples have the seconds of each tile. Tiles that need more memory
 than a multiprocessor has are left out. ``gb_per_s`` counts each matrix once; ``copy_gb_per_s``
 counts what a large copy on the same device reads and writes.
 """
@@ -30,7 +30,7 @@ from bench.shapes import SHAPES
 from plimsoll_engine.kernels import few_rows
 from plimsoll_engine.kernels.few_rows import Tile
 from plimsoll_engine.kernels.norm import rms_norm
-from plimsoll_engine.kernels.sizes import few_padded
+from plimsoll_engine.kernels.sizes import pad_few_rows
 
 GRID = [
     Tile(size, depth, stages, parts, ahead)
@@ -92,8 +92,8 @@ class Chain:
             for one in self.products
             if one.name in tiles
         }
-        chosen = few_rows.tile_for
-        few_rows.tile_for = lambda size, columns, *rest: by_size.get(
+        chosen = few_rows.choose_tile
+        few_rows.choose_tile = lambda size, columns, *rest: by_size.get(
             (size, columns), chosen(size, columns, *rest)
         )
         try:
@@ -102,7 +102,7 @@ class Chain:
             with torch.cuda.graph(graph):
                 self.run()
         finally:
-            few_rows.tile_for = chosen
+            few_rows.choose_tile = chosen
         milliseconds = statistics.median(timed(graph.replay) for _ in range(REPLAYS))
         return milliseconds / 1000
 
@@ -176,7 +176,7 @@ def main() -> None:
             figures[f"{label}_s"] = first
             figures[f"{label}_gb_per_s"] = chain.nbytes / first / 1e9
             figures[f"{label}_best_ratio"] = fastest / chain.seconds({})
-            print(label, few_padded(rows), figures[f"{label}_s"], fastest, best, flush=True)
+            print(label, pad_few_rows(rows), figures[f"{label}_s"], fastest, best, flush=True)
             del chain
     publish(flags.name, figures, samples, folder=flags.out)
 

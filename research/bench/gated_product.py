@@ -78,7 +78,7 @@ def main() -> None:
                     "one": lambda x=x, w=weight: gated_product.gated_product(x, w),  # type: ignore[misc]
                 }
             )
-            tiles = gated_product.tiles_of(rows, size)
+            tiles = gated_product.count_tiles(rows, size)
             figures[f"{shape}_{rows}_ratio"] = found["parts"] / found["one"]
             samples[f"{shape}_{rows}"] = {**found, "tiles": round(tiles / processors, 2)}
             print(shape, rows, samples[f"{shape}_{rows}"], flush=True)

@@ -130,8 +130,8 @@ def test_graphs_make_the_same_text_and_all_memory_comes_back(
     checkpoint: Path, pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else the attention is cut by the number of rows, which padding changes: other roundings.
-    monkeypatch.setattr(decode_attention, "cut_for", lambda *_: Cut(64, 4))
-    monkeypatch.setattr(Runner, "_by_row", lambda *_: False)
+    monkeypatch.setattr(decode_attention, "choose_cut", lambda *_: Cut(64, 4))
+    monkeypatch.setattr(Runner, "_is_short", lambda *_: False)
     found = []
     for graphs in (True, False):
         lifecycle = CoreLifecycle(config(checkpoint, pool))

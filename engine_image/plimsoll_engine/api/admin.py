@@ -128,9 +128,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             return _json(statuses.read())
         current = engine.operations.current
         if current is not None and current.kind != "drain":
-            raise AdminError(
-                409, "OperationConflict", f"operation {current.id} ({current.kind}) is in progress"
-            )
+            raise AdminError(409, "Busy", f"operation {current.id} ({current.kind}) is in progress")
         await engine.operations.cancel()
         drain.resume(engine)
         return _json(statuses.read())
@@ -253,7 +251,7 @@ def _start_operation(
     try:
         operation = operations.begin(body.operation_id, kind, body.expected_epoch, work)
     except OperationConflict as error:
-        raise AdminError(409, "OperationConflict", str(error)) from None
+        raise AdminError(409, "Busy", str(error)) from None
     return _accepted(operation)
 
 

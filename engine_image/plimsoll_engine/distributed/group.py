@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from plimsoll_engine.distributed.peer_memory import PeerMemory
-from plimsoll_engine.kernels.ops import Ops, column_of
+from plimsoll_engine.kernels.ops import Ops, decode_columns
 from plimsoll_engine.kernels.rank_sum_layout import MAX_RANKS, Layout
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Group:
 
         They are complete on each rank, [rows, columns].
         """
-        return ops.rows(residual, index)
+        return ops.gather_rows(residual, index)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum ``x`` over all ranks in place and return it; any shape and dtype."""
@@ -181,7 +181,7 @@ class ProcessGroup(Group):
         """Implement :meth:`Group.stream_rows`. Shared rows need an all-reduce."""
         if self._sums is None or not self._sums.is_shared(residual):
             return super().stream_rows(ops, residual, index)
-        return self.all_reduce(self._sums.own_rows(residual, index))
+        return self.all_reduce(self._sums.get_own_rows(residual, index))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum ``x`` over all ranks in place and return it.
@@ -196,9 +196,9 @@ class ProcessGroup(Group):
 
         Ties go to the first column.
         """
-        keys = ops.best_keys(x, self.shard.rank * x.shape[1])
+        keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
         dist.all_reduce(keys, dist.ReduceOp.MAX)
-        return column_of(keys)
+        return decode_columns(keys)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the concatenated columns of all ranks.

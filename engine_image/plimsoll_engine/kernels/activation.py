@@ -26,7 +26,7 @@ def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = F
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) x up of ``gate_up`` [rows, 2 * size] as [rows, size].
 
-    Memory-bound: it moves three times the bytes of the result.
+    Memory-bound: it moves three times as many bytes as the result has.
     """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)

@@ -1,13 +1,13 @@
 """Argmax of each row of logits: the next token of greedy requests.
 
-A row is split into parts, one program each, so that even a single row fills the GPU; a second
-kernel combines the parts. Ties go to the first column, as in torch. NaN never wins, and a row of
-only NaN and -inf has the result -1.
+A row is split into parts, and one program computes each part, so that even a single row fills the
+GPU. A second kernel combines the parts. Ties go to the first column, as in torch. NaN never wins,
+and the result of a row with only NaN and -inf is -1.
 
-If several ranks hold parts of a row, each encodes its best value and column in a key. The largest
-key is that of the whole row's best column.
+If several ranks hold parts of a row, each rank encodes its best value and column in a key. The
+largest key belongs to the best column of the whole row.
 
-With noise for each row, the argmax is a sample from the row's softmax; see kernels/draw.py.
+With noise added to each row, the argmax is a sample from the row's softmax; see kernels/draw.py.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def argmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Sample as :func:`plimsoll_engine.kernels.draw.draw` does, in one pass over ``x``."""
+    """Sample as :func:`plimsoll_engine.kernels.draw.draw`, in one pass over ``x``."""
     return _of_rows(x, 0, keys=False, noise=(scales, keys))
 
 
-def best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
+def find_best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
     """Return the key of the highest value in each row of ``x`` [rows, columns], int64 [rows].
 
-    ``first`` is the index of the first column of ``x`` in the whole row. For equal values, the
+    ``first`` is the index in the whole row of the first column of ``x``. If values are equal, the
     first column has the largest key.
     """
     return _of_rows(x, first, keys=True)

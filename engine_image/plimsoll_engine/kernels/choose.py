@@ -1,4 +1,4 @@
-"""Choice between the implementations of the operations."""
+"""Choose the implementation of the operations for a device."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
 
 
-def ops_for(device: torch.device) -> Ops:
-    """Return Triton's operations on CUDA and torch's elsewhere. Imports Triton only for CUDA."""
+def choose_ops(device: torch.device) -> Ops:
+    """Return Triton's operations on CUDA, and torch's elsewhere. Import Triton only on CUDA."""
     if device.type != "cuda":
         return ReferenceOps()
     from plimsoll_engine.kernels.fused import FusedOps

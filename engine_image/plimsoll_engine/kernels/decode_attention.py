@@ -1,12 +1,12 @@
-"""Attention of one new token per sequence to its context in the paged KV pool.
+"""Attention of one new token per sequence over its context in the paged KV pool.
 
 It is memory-bound: each key and value is read once for all query heads that share it. A context is
-split into ``splits`` parts of whole tiles, one program each, so that a few long sequences fill the
-GPU. A second kernel combines the parts by their log-sum-exp (Flash-Decoding).
+split into ``splits`` parts of whole tiles, and one program computes each part, so that a few long
+sequences fill the GPU. A second kernel combines the parts by their log-sum-exp (Flash-Decoding).
 
-Triton compiles a variant for arguments that are 1 or a multiple of 16 and for aligned pointers.
-Here and in the other kernels, arguments that change from step to step are excluded from that.
-Otherwise each combination would be compiled or loaded while requests wait.
+By default, Triton compiles a variant for arguments that are 1 or a multiple of 16, and for aligned
+pointers. Arguments that change from step to step are excluded from this specialisation, here and in
+the other kernels. Otherwise, each combination would be compiled or loaded while requests wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.decode_cut import WIDE_TILE, Cut, cut_for, row_bytes_of
+from plimsoll_engine.kernels.decode_cut import WIDE_TILE, Cut, choose_cut, compute_row_bytes
 from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
@@ -23,10 +23,10 @@ from plimsoll_engine.kernels.step_plan import Pages
 NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
 SCALED_REGISTERS = 128
-"""Registers of a thread for e4m3 keys.
+"""Registers per thread for e4m3 keys.
 
 With wide tiles, four programs on a multiprocessor then have as many bytes in flight as with 16-bit
-keys. The compiler reports no spills; without the limit it uses 168 registers.
+keys. The compiler reports no spills. Without the limit, it uses 168 registers.
 """
 
 
@@ -133,14 +133,15 @@ def decode_attention(
 
     ``query`` and ``out`` are [sequences, heads, dim]. The rows of ``keys`` and ``values`` are
     [slots, kv heads, dim] of the same dtype, or e4m3 with scales. ``tables`` int32 [sequences,
-    width] has the numbers of blocks of ``page`` tokens, and ``contexts`` int32 [sequences] the
-    number of tokens; a context of 0 gives zeros. ``limit`` is that of :func:`cut_for`.
+    width] are the block numbers of each sequence, with ``page`` tokens per block. ``contexts``
+    int32 [sequences] are the numbers of tokens; a context of 0 gives zeros. ``limit`` is the
+    argument of :func:`choose_cut`.
     """
     sequences, heads, dim = query.shape
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None
     dim_pad = next_power_of_2(dim)
-    row_bytes = row_bytes_of(dim, keys.rows.element_size())
-    tile, splits = cut or cut_for(sequences, kv_heads, row_bytes, limit)
+    row_bytes = compute_row_bytes(dim, keys.rows.element_size())
+    tile, splits = cut or choose_cut(sequences, kv_heads, row_bytes, limit)
     options: dict[str, object] = {**overlap(query.device)}
     if scaled and cut is None:
         tile, options = WIDE_TILE, options | {"maxnreg": SCALED_REGISTERS}

@@ -1,9 +1,9 @@
 """Triton's cache of compiled kernels, for a volume that may be full or read-only.
 
-Triton loads each kernel from a file in its cache, so no worker starts without one. If
+Triton loads each kernel from a file in its cache, so no worker can start without the cache. If
 TRITON_CACHE_DIR is not writable, new kernels go to a private folder in the temporary directory. The
-next worker finds them there; another pod compiles them again. Triton writes a kernel's files under
-temporary names and lists them last, so a partial kernel is never loaded.
+next worker finds them there; another pod compiles them again. Triton writes the files of a kernel
+under temporary names and lists them last, so a partial kernel is never loaded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
         return found
 
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
-        """Store a file of a compiled kernel, in the fallback folder if the cache is not writable.
+        """Store a file of a compiled kernel. Use the fallback folder if the cache is not writable.
 
         Raises OSError if neither is writable.
         """
@@ -82,7 +82,7 @@ def _path() -> Path:
 
 
 def _folder() -> Path:
-    """Return the user's fallback folder. Refuses one that another user can write to."""
+    """Return the user's fallback folder. Raises OSError if another user can write to it."""
     folder = _path()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,14 +1,14 @@
-"""Sampling from a softmax that depends on rounding no more than the distribution does.
+"""Sampling from a softmax in which rounding changes tokens no more than probabilities.
 
 The token is the column with the largest sum of logit / temperature and Gumbel noise. The noise of a
 column depends only on the row's key and the column's index. Rounding that shifts a distribution by
-1e-6 therefore changes one token in a million, on any device and in any batch. (Walking the running
-sum of the probabilities is a thousand times as sensitive, because each partial sum can cross the
-random number.)
+1e-6 therefore changes one token in a million, on any device and in any batch. (A search in the
+cumulative sum of the probabilities is a thousand times as sensitive, because each partial sum can
+cross the random number.)
 
 The hash has two rounds of multiply and xor-shift, each preceded by one word of the key. The
-constants are those of Chris Wellons' search for unbiased 32-bit hashes ("lowbias32"). 62 bits make
-a number in (0, 1), so that even the least likely token can be sampled.
+constants come from Chris Wellons' search for unbiased 32-bit hashes ("lowbias32"). 62 bits make a
+number in (0, 1), so that even the least likely token can be sampled.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ STEP = 2.0**-31
 BELOW_ONE = 1 - 2.0**-24
 """Largest float32 below 1."""
 ELEMENTS = 1 << 17
-"""Number of float32 elements processed at a time. More than a core's cache takes twice as long."""
+"""Number of float32 elements to process at a time. More than a core's cache takes twice as long."""
 
 
-def noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return Gumbel noise, negated: logarithms of exponentially distributed numbers.
+def compute_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return negated Gumbel noise: logarithms of exponentially distributed numbers.
 
-    ``keys`` is int32 [rows, 2], the result float32 [rows, columns].
+    ``keys`` is int32 [rows, 2], and the result float32 [rows, columns].
     """
     x = torch.arange(columns, dtype=torch.int32, device=keys.device) ^ keys[:, :1]
     x ^= (x >> 16) & 0xFFFF
@@ -47,8 +47,8 @@ def noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
 def draw(logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Sample a column of each row, int64 [rows].
 
-    ``logits`` is [rows, columns], ``scales`` float32 [rows] the inverse temperatures, and ``keys``
-    int32 [rows, 2].
+    ``logits`` is [rows, columns], ``scales`` float32 [rows] are the inverse temperatures, and
+    ``keys`` is int32 [rows, 2].
     """
     rows, columns = logits.shape
     at_once = max(1, ELEMENTS // columns) if logits.device.type == "cpu" else rows
@@ -56,5 +56,5 @@ def draw(logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torc
     for start in range(0, rows, at_once):
         part = slice(start, start + at_once)
         scores = logits[part].float() * scales[part].unsqueeze(-1)
-        parts.append(scores.sub_(noise(keys[part], columns)).argmax(dim=-1))
+        parts.append(scores.sub_(compute_noise(keys[part], columns)).argmax(dim=-1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

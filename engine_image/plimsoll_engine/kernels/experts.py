@@ -1,12 +1,12 @@
 """Mixture of experts: grouped products of each expert with its rows, in one launch each.
 
 A program computes one tile of one expert's product: a block of its pairs (see ``routing.py``) times
-some of its columns. The first product gathers the rows and ends with silu(gate) x up; the second is
-scaled by the router's weight. A last kernel sums the experts of a row in float32, in the order of
-their choice, so that the result does not depend on the order of programs.
+some of its columns. The first product gathers the rows and ends with silu(gate) x up. The second
+product is scaled by the router's weight. A last kernel sums the experts of a row in float32, in the
+order of the row's choice, so that the result does not depend on the order of the programs.
 
 For quantized weights, the rows of a product are quantized first, each with its own scale. The sums
-are multiplied with the scales of rows and columns.
+are multiplied by the scales of rows and columns.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ FEW = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages=4)
 SOME = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
 MANY = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
 FEW_PAIRS, SOME_PAIRS = 8, 96
-"""Mean pairs for each expert up to which FEW and SOME are chosen.
+"""Maximum mean number of pairs per expert for which FEW and SOME are chosen.
 
 They follow from an H200's specifications and are not measured yet. While an expert has fewer than
-about 150 rows, reading its weights takes longer than its products, so they should be read once.
+about 150 rows, reading its weights takes longer than its products, so they should be read only
+once.
 """
 WIDE_FEW = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
 WIDE_MANY = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
-"""Tiles for float32, whose products are exact here and use no tensor cores."""
+"""Tiles for float32. Its products are exact here and use no tensor cores."""
 
 
 def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Return every tile that :func:`tile_for` may return for this dtype."""
+    """Return every tile that :func:`choose_tile` may return for this dtype."""
     return (WIDE_FEW, WIDE_MANY) if dtype == torch.float32 else (FEW, SOME, MANY)
 
 
-def tile_for(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for the mean number of pairs for each expert.
+def choose_tile(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
+    """Return the tile for the mean number of pairs per expert.
 
     A pair is a row and one of the experts chosen for it. ``pairs`` and ``experts`` are totals.
     """
@@ -222,7 +223,7 @@ def _products(
 
 
 _loaded: set[tuple[object, ...]] = set()
-"""Shapes whose tiles this process has loaded."""
+"""Shapes for which this process has loaded all tiles."""
 
 
 def experts(
@@ -237,8 +238,8 @@ def experts(
 
     ``router`` is [experts, hidden], ``gate_up`` [experts * 2 * width, hidden] and ``down`` [experts
     * hidden, width]. Rows are quantized for products with a quantized matrix. The weights of each
-    chosen expert are read once for each block of its rows. The first call for a shape runs one row
-    through every tile, so that no later step has to load a kernel while requests wait.
+    chosen expert are read once for each block of its rows. The first call for a shape computes one
+    row with every tile, so that no later step has to load a kernel while requests wait.
     """
     logits = linear(x, router)
     formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]
@@ -248,6 +249,6 @@ def experts(
         for tile in tiles(x.dtype):
             routes = route(logits[:1], chosen, normalised, tile.rows, tile.sort)
             _products(x[:1], gate_up, down, routes, tile)
-    tile = tile_for(len(x) * chosen, len(router), x.dtype)
+    tile = choose_tile(len(x) * chosen, len(router), x.dtype)
     routes = route(logits, chosen, normalised, tile.rows, tile.sort)
     return _products(x, gate_up, down, routes, tile)

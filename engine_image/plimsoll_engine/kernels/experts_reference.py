@@ -1,4 +1,4 @@
-"""Mixture of experts in plain torch, expert by expert."""
+"""Mixture of experts in plain torch, one expert after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each row of ``x``, int64, and their weights; both [tokens, chosen].
 
-    The softmax is in float32; the weights have the dtype of ``x``.
+    The softmax is computed in float32. The weights have the dtype of ``x``.
     """
     likely = product(x, router, None).softmax(dim=-1, dtype=torch.float32)
     shares, experts = likely.topk(chosen, dim=-1)
@@ -23,7 +23,7 @@ def route(
 
 
 def expert_matrix(weight: Weight, expert: int, count: int) -> Weight:
-    """Return the matrix of one of ``count`` experts, whose matrices are stacked."""
+    """Return the matrix of one expert from the stacked matrices of ``count`` experts."""
     if isinstance(weight, Quantized):
         return Quantized(*(_part(tensor, expert, count) for tensor in weight))
     return _part(weight, expert, count)

@@ -25,21 +25,21 @@ from plimsoll_engine.kernels.overlap import (
     prefetch,
     wait_for_previous_kernel,
 )
-from plimsoll_engine.kernels.sizes import FEW_ROWS, cdiv, few_padded
+from plimsoll_engine.kernels.sizes import FEW_ROWS, cdiv, pad_few_rows
 
 LINE = 8
-"""Number of 16-bit elements in the 16 bytes that TMA reads at least."""
+"""Number of 16-bit elements in 16 bytes, the minimum that TMA reads."""
 WARPS = 4
 PROGRAMS = 64
-"""Number of programs that a product has at least: fewer do not keep an H100's memory busy."""
+"""Minimum number of programs of a product. Fewer do not keep the memory of an H100 busy."""
 COUNTERS = 128
-"""Maximum number of tiles of a product whose tiles are shared by programs."""
+"""Maximum number of tiles of a product in which several programs share a tile."""
 LONG = 4096
-"""Number of inputs of a program from which two programs share its work."""
+"""Minimum number of inputs of a program for which two programs share its work."""
 
 
 class Tile(NamedTuple):
-    """Tile of ``parts`` programs: ``size`` columns of the result, from ``depth`` inputs at a time.
+    """Tile of ``parts`` programs: ``size`` columns of the result, ``depth`` inputs at a time.
 
     ``stages`` tiles of inputs are loaded ahead. A program prefetches ``ahead`` bytes of each row of
     its part of the matrix.
@@ -52,7 +52,7 @@ class Tile(NamedTuple):
     ahead: int = 1024
 
 
-def tile_for(size: int, columns: int, silu: bool, padded: int) -> Tile:
+def choose_tile(size: int, columns: int, silu: bool, padded: int) -> Tile:
     """Return the tile for a product of ``size`` columns from ``columns`` inputs.
 
     Measured on an H200 and an H100 in the layers of a 0.6B and an 8B model
@@ -69,7 +69,7 @@ def tile_for(size: int, columns: int, silu: bool, padded: int) -> Tile:
 
 
 def new_arrivals(device: torch.device) -> torch.Tensor:
-    """Return the arrival counters of a product's tiles, which every product leaves at 0."""
+    """Return the arrival counters of a product's tiles. Every product resets them to 0."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
@@ -162,8 +162,8 @@ def few_rows(
     rows, columns = x.shape
     size = weight.shape[0] // 2 if silu else weight.shape[0]
     out = x.new_empty(rows, size) if into is None else into
-    padded = few_padded(rows)
-    tile = tile_for(size, columns, silu, padded)
+    padded = pad_few_rows(rows)
+    tile = choose_tile(size, columns, silu, padded)
     assert tile.parts == 1 or (not silu and cdiv(size, tile.size) <= COUNTERS)
     length = cdiv(cdiv(columns, tile.depth), tile.parts) * tile.depth
     parts = cdiv(columns, length)

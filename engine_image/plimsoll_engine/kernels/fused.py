@@ -1,4 +1,4 @@
-"""Operations in Triton, for CUDA. :mod:`plimsoll_engine.kernels.ops` describes them."""
+"""Operations in Triton, for CUDA. See :mod:`plimsoll_engine.kernels.ops`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from plimsoll_engine.kernels.sizes import FEW_ROWS
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kernels.whole_prompts import (
     EqualPrompts,
-    Fresh,
+    FreshRows,
+    append_tail,
     attend_whole,
-    fastest_first,
-    fewest_rows,
-    tail_rows,
+    count_fewest_rows,
+    count_tail_rows,
+    select_fastest_backend,
     whole_prompts,
-    with_tail,
 )
 
-APART = 1 << 23
-"""Number of results from which the output projection of whole prompts is a separate launch.
+MIN_SEPARATE_RESULTS = 1 << 23
+"""Minimum number of results for which the output projection of whole prompts is a separate launch.
 
-It then fills an H200 twice, and reads the attention where the library wrote it.
+The launch then fills an H200 twice, and reads the attention where the library wrote it.
 """
 
 
@@ -42,7 +42,7 @@ def _attend_paged(
 ) -> None:  # fmt: skip
     """Write the attention of the rows that use the KV pool to ``out``.
 
-    They are the first rows of ``query`` [tokens, heads, dim] and of ``out``.
+    These rows are the first rows of ``query`` [tokens, heads, dim] and of ``out``.
     """
     end = len(plan.contexts) - len(whole_prompts(plan, window))
     if not end:
@@ -63,12 +63,12 @@ def _attend_paged(
 class FusedOps:
     """Implementation of :class:`plimsoll_engine.kernels.ops.Ops` in Triton."""
 
-    adds_from = 1024
+    min_add_rows = 1024
 
     def __init__(self) -> None:
         self._equal = EqualPrompts()
         self._arrivals: torch.Tensor | None = None
-        """Counters of :mod:`plimsoll_engine.kernels.few_rows`, from the first product on."""
+        """Counters of :mod:`plimsoll_engine.kernels.few_rows`; None before the first product."""
 
     def max_project_rows(self, weight: Weight) -> int:
         """Implement :meth:`Ops.max_project_rows`: one row, or a few if ``weight`` allows it."""
@@ -78,15 +78,17 @@ class FusedOps:
     def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Implement :meth:`Ops.step_context`: select the library's fastest attention."""
         plan.joined = self._equal.count_step(whole_prompts(plan))
-        return fastest_first(plan)
+        return select_fastest_backend(plan)
 
-    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.rows` in one kernel."""
-        return by_row.rows(x, index)
+    def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Implement :meth:`Ops.gather_rows` in one kernel."""
+        return by_row.gather_rows(x, index)
 
-    def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.take` in one kernel."""
-        return by_row.take(ids, sources, newest)
+    def take_token_ids(
+        self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor
+    ) -> torch.Tensor:
+        """Implement :meth:`Ops.take_token_ids` in one kernel."""
+        return by_row.take_token_ids(ids, sources, newest)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Implement :meth:`Ops.rms_norm` in one kernel."""
@@ -98,9 +100,9 @@ class FusedOps:
         """Implement :meth:`Ops.add_rms_norm` in one pass."""
         return norm.rms_norm(x, residual, weight, eps)
 
-    def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.rotary` in one kernel."""
-        return rotary.table(positions, inverse)
+    def compute_rotary_table(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        """Implement :meth:`Ops.compute_rotary_table` in one kernel."""
+        return rotary.compute_rotary_table(positions, inverse)
 
     def rotate_and_store(
         self,
@@ -115,9 +117,17 @@ class FusedOps:
         """Implement :meth:`Ops.rotate_and_store` in one kernel."""
         keys, values = plan.pages(layer)
         query, pairs = rotary.rotate_and_store(
-            qkv, rotary_table, norms, eps, plan.write_slots, keys, values, tail_rows(plan), out
+            qkv,
+            rotary_table,
+            norms,
+            eps,
+            plan.write_slots,
+            keys,
+            values,
+            count_tail_rows(plan),
+            out,
         )
-        plan.derived = None if pairs is None else Fresh(pairs, query)
+        plan.derived = None if pairs is None else FreshRows(pairs, query)
         return query[: qkv.shape[0]]
 
     def rotate(
@@ -138,8 +148,10 @@ class FusedOps:
                 write_quantized(
                     pages, plan.write_slots, narrow.unflatten(0, shape), scales.unflatten(0, shape)
                 )
-        tail = tail_rows(plan)
-        plan.derived = None if tail is None else Fresh(with_tail(torch.stack((key, value)), tail))
+        tail = count_tail_rows(plan)
+        plan.derived = (
+            None if tail is None else FreshRows(append_tail(torch.stack((key, value)), tail))
+        )
 
     def attend(
         self,
@@ -171,7 +183,7 @@ class FusedOps:
         into: torch.Tensor,
     ) -> None:
         """Implement :meth:`Ops.add_attended`. Does not copy the attention of long prompts."""
-        if fewest_rows(plan, window) * weight.shape[0] < APART:
+        if count_fewest_rows(plan, window) * weight.shape[0] < MIN_SEPARATE_RESULTS:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
         if before := query.shape[0] - sum(whole_prompts(plan, window)):
@@ -204,9 +216,9 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.project` in one kernel; the norm has its own for several rows.
+        """Implement :meth:`Ops.project` in one kernel.
 
-        Rows are not quantized.
+        For several rows, the norm has its own kernel. Rows are not quantized.
         """
         if x.shape[0] == 1:
             return project(x, weight, bias, norm, eps, silu, into)
@@ -228,7 +240,7 @@ class FusedOps:
     ) -> torch.Tensor:
         """Implement :meth:`Ops.experts`.
 
-        Sorts rows by expert on the device; the host never waits.
+        Rows are sorted by expert on the device, so the host never waits.
         """
         return mixture.experts(x, router, gate_up, down, chosen, normalised)
 
@@ -240,16 +252,18 @@ class FusedOps:
         """Implement :meth:`Ops.draw` in two kernels."""
         return argmax.draw(logits.contiguous(), scales, keys)
 
-    def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """Implement :meth:`Ops.best_keys` in two kernels."""
-        return argmax.best_keys(x, first)
+    def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        """Implement :meth:`Ops.find_best_keys` in two kernels."""
+        return argmax.find_best_keys(x, first)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Ops.silu_mul` in one kernel."""
         return activation.silu_mul(gate_up)
 
-    def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Implement :meth:`Ops.gated`, in one kernel if that is faster."""
+    def gated_linear(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Implement :meth:`Ops.gated_linear`, in one kernel if that is faster."""
         if isinstance(weight, torch.Tensor) and gated_product.fits(x, weight, bias):
             if gated_product.is_faster(x, weight):
                 return gated_product.gated_product(x, weight)

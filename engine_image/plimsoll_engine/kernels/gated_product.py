@@ -1,8 +1,8 @@
 """Gate and up projections of an MLP with silu(gate) x up, in one kernel for many rows.
 
-The projections have twice the columns of the activation. Here they never reach memory: a program
-computes the same tile of both, from the same rows. Hopper's tensor memory accelerator (TMA) reads
-and writes the tiles.
+The projections have twice the columns of the activation, but they never reach memory here: a
+program computes the same tile of both projections from the same rows. Hopper's tensor memory
+accelerator (TMA) reads and writes the tiles.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from plimsoll_engine.kernels.sizes import cdiv
 
 HOPPER = 9
 LINE = 8
-"""Number of 16-bit elements in the 16 bytes that TMA reads at least."""
+"""Number of 16-bit elements in 16 bytes, the minimum that TMA reads."""
 ROWS, COLUMNS, DEPTH = 128, 128, 64
-"""Tile of either projection, and input columns that are read at a time."""
+"""Tile of each projection, and the number of input columns that are read at a time."""
 GROUP = 16
-"""Vertical tiles that are computed together.
+"""Number of vertical tiles that are computed together.
 
-Each multiprocessor runs one program. Those that run together then read the fewest rows: about 16
-tiles of inputs, and 8 of weights, which are twice as large.
+Each multiprocessor runs one program. With this number, the programs that run together read the
+fewest rows: about 16 tiles of inputs, and 8 of weights, which are twice as large.
 """
 WARPS, STAGES = 8, 3
 ROUNDS, FULL = 2, 0.95
-"""Minimum tiles for each multiprocessor, and minimum share of busy time, for this kernel.
+"""Minimum number of tiles per multiprocessor, and minimum share of busy time, for this kernel.
 
-Tiles take equally long, and the last ones may not occupy all multiprocessors; the library has other
-tile sizes. Measured on an H100 (``bench/gated_product.py``): 1 to 12 % faster in the 14 cases above
-both limits, 2 to 39 % slower in the other ten.
+All tiles take equally long, and the last tiles may not occupy all multiprocessors; the library has
+other tile sizes. Measured on an H100 (``bench/gated_product.py``): 1 to 12 % faster in the 14 cases
+above both limits, 2 to 39 % slower in the other ten.
 """
 
 
@@ -63,7 +63,7 @@ def _gated_product(
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def _count_multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of ``device``; 0 if it cannot run the kernel."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return 0
@@ -75,28 +75,28 @@ def fits(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> bool:
     if not isinstance(weight, torch.Tensor) or bias is not None or x.element_size() != 2:
         return False
     aligned = x.shape[1] % LINE == 0 and weight.shape[0] % (2 * LINE) == 0 and x.is_contiguous()
-    return aligned and _processors(x.device) > 0
+    return aligned and _count_multiprocessors(x.device) > 0
 
 
-def tiles_of(rows: int, size: int) -> int:
+def count_tiles(rows: int, size: int) -> int:
     """Return the number of tiles of the result [rows, size]."""
     return cdiv(rows, ROWS) * cdiv(size, COLUMNS)
 
 
 def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Report whether :func:`gated_product` is faster than separate kernels."""
-    processors = _processors(x.device)
-    tiles = tiles_of(x.shape[0], weight.shape[0] // 2)
+    processors = _count_multiprocessors(x.device)
+    tiles = count_tiles(x.shape[0], weight.shape[0] // 2)
     full = tiles >= FULL * cdiv(tiles, processors) * processors
     return full and tiles > ROUNDS * processors
 
 
 _loaded: set[tuple[object, ...]] = set()
-"""Kinds of products whose kernel this process has loaded."""
+"""Kinds of products for which this process has loaded the kernel."""
 
 
 def load(x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Load the kernel for products of this kind, once, so that no later request waits for it."""
+    """Load the kernel for products of this kind once, so that no later request waits for it."""
     if (x.device, x.dtype, weight.shape) not in _loaded:
         gated_product(x[:1], weight)
 
@@ -105,14 +105,15 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) x up of the projections of ``x`` [rows, columns] as [rows, size].
 
     ``weight`` [2 * size, columns] has the rows of the gate projection, then those of the up
-    projection. All tensors are contiguous and have one dtype. Sums and activation are in float32.
+    projection. All tensors are contiguous and have the same dtype. Sums and activation are in
+    float32.
     """
     _loaded.add((x.device, x.dtype, weight.shape))
     rows, columns = x.shape
     size = weight.shape[0] // 2
     out = x.new_empty(rows, size)
-    programs = _processors(x.device)
-    _gated_product[(min(programs, tiles_of(rows, size)),)](
+    programs = _count_multiprocessors(x.device)
+    _gated_product[(min(programs, count_tiles(rows, size)),)](
         TensorDescriptor(x, [rows, columns], [columns, 1], [ROWS, DEPTH]),
         TensorDescriptor(weight, [2 * size, columns], [columns, 1], [COLUMNS, DEPTH]),
         TensorDescriptor(out, [rows, size], [size, 1], [ROWS, COLUMNS]),

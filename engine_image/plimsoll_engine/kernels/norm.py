@@ -1,4 +1,4 @@
-"""RMSNorm, with the preceding addition to the residual stream, in one pass over the rows."""
+"""RMSNorm with the preceding addition to the residual stream, in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
-from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2, rows_at_once, warps_of
+from plimsoll_engine.kernels.sizes import cdiv, choose_warps, next_power_of_2, rows_at_once
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -37,8 +37,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """Return the RMSNorm of ``x`` [rows, size], scaled by ``weight`` [size].
 
-    With ``residual``, ``x`` is first added to it in place. The result has the shape and dtype of
-    ``x``. Moves 2 times the bytes of ``x``, with ``residual`` 4 times.
+    If ``residual`` is given, ``x`` is first added to it in place. The result has the shape and
+    dtype of ``x``. Moves twice the bytes of ``x``, and four times with ``residual``.
     """
     rows, size = x.shape
     out = torch.empty_like(x)
@@ -47,6 +47,6 @@ def rms_norm(
     _rms_norm[(cdiv(rows, at_once),)](
         x, x if residual is None else residual, weight, out, rows, size, eps,
         ADD=residual is not None, ROWS=at_once, BLOCK=block,
-        num_warps=warps_of(block * at_once), **overlap(x.device),
+        num_warps=choose_warps(block * at_once), **overlap(x.device),
     )  # fmt: skip
     return out

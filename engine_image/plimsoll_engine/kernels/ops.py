@@ -12,32 +12,35 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 
 
 class Ops(Protocol):
-    """Operations on rows, one for each token. Methods allocate their result and keep their inputs.
+    """Operations on rows, one per token.
 
-    Exceptions say so. From ``adds_from`` rows on, :meth:`add_product` and :meth:`add_attended` are
-    faster than separate operations.
+    Methods allocate their result and do not change their inputs. Exceptions are documented. From
+    ``min_add_rows`` rows on, :meth:`add_product` and :meth:`add_attended` are faster than separate
+    operations.
     """
 
-    adds_from: int
+    min_add_rows: int
 
     def max_project_rows(self, weight: Weight) -> int:
-        """Return the largest number of rows for which :meth:`project` by ``weight`` pays."""
+        """Return the maximum number of rows for which :meth:`project` by ``weight`` is faster."""
         ...
 
     def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Return the context in which a step of ``plan`` runs fastest."""
         ...
 
-    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows] as [rows, size]."""
+    def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ``x`` [n, size] at ``index`` int [rows], as [rows, size]."""
         ...
 
-    def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+    def take_token_ids(
+        self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor
+    ) -> torch.Tensor:
         """Return the token IDs of a step, int64 [tokens].
 
-        An ID comes from ``ids`` int32 [tokens], or from ``newest`` int64 at the row in ``sources``
-        int32 [tokens] unless that is negative. Negative values of ``newest``, which are not tokens,
-        become 0.
+        If the item of ``sources`` int32 [tokens] is negative, the ID comes from ``ids`` int32
+        [tokens]. Otherwise, the item is the row of the ID in ``newest`` int64. Negative values of
+        ``newest``, which are not tokens, become 0.
         """
         ...
 
@@ -51,16 +54,16 @@ class Ops(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place and return the sum's :meth:`rms_norm`.
+        """Add ``x`` to ``residual`` in place. Return :meth:`rms_norm` of the sum.
 
-        All three are [rows, size] of one dtype; ``weight`` is [size].
+        All three are [rows, size] of the same dtype; ``weight`` is [size].
         """
         ...
 
-    def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    def compute_rotary_table(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
         """Return cosines, then sines, of ``positions`` [tokens] x ``inverse`` float32 [dim / 2].
 
-        The result is float32 [tokens, dim].
+        ``inverse`` are the inverse frequencies. The result is float32 [tokens, dim].
         """
         ...
 
@@ -74,12 +77,12 @@ class Ops(Protocol):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalise and rotate queries and keys, store keys and values, and return the queries.
+        """Normalise and rotate queries and keys. Store keys and values, and return the queries.
 
         ``qkv`` is [tokens, (heads + 2 kv heads) * dim]. ``norms``, if given, are the norms of each
         head's queries and keys. Keys and values go to their slots of ``layer``. The queries are
-        [tokens, heads, dim] of the dtype of ``qkv``; ``heads`` may be 0. They are written to
-        ``out`` if that is given.
+        [tokens, heads, dim] of the dtype of ``qkv``; ``heads`` may be 0. If ``out`` is given, they
+        are written there.
         """
         ...
 
@@ -87,7 +90,7 @@ class Ops(Protocol):
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
         dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Return ``query`` [tokens, heads * dim], normalised by ``norm`` if given, and rotated.
+        """Return ``query`` [tokens, heads * dim], normalised if ``norm`` is given, and rotated.
 
         The result is [tokens, heads, dim] of the same dtype.
         """
@@ -106,10 +109,11 @@ class Ops(Protocol):
         window: int | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the causal attention of ``query`` [tokens, heads, dim] to each row's own context.
+        """Return the causal attention of ``query`` [tokens, heads, dim] over each row's context.
 
-        A row sees the last ``window`` tokens up to itself, or all if that is None. The result has
-        the shape and dtype of ``query``, and is written to ``out`` if that is given.
+        A row sees the last ``window`` tokens up to itself, or all tokens if that is None. The
+        result has the shape and dtype of ``query``. If ``out`` is given, the result is written
+        there.
         """
         ...
 
@@ -149,9 +153,10 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
 
-        There may be at most :meth:`max_project_rows` rows. ``norm`` applies :meth:`rms_norm` to
-        ``x`` first, and ``silu`` applies :meth:`silu_mul` to the product. If ``into`` is given,
-        the result is added to it in place. Rows need not be quantized for a quantized weight.
+        The maximum number of rows is :meth:`max_project_rows`. If ``norm`` is given,
+        :meth:`rms_norm` is first applied to ``x``. With ``silu``, :meth:`silu_mul` is applied to
+        the product. If ``into`` is given, the result is added to it in place. Rows need not be
+        quantized for a quantized weight.
         """
         ...
 
@@ -166,31 +171,36 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the weighted sum of each row's ``chosen`` best experts.
 
-        ``x`` is [tokens, hidden]. ``router`` [experts, hidden] scores the experts. Their weights
-        are its softmax, divided by the sum over the chosen ones if ``normalised``. An expert is an
-        MLP: ``gate_up`` [experts * 2 * width, hidden] stacks their gate and up projections,
-        ``down`` [experts * hidden, width] their down projections. Rows are quantized for products
-        with quantized weights. The result has the shape and dtype of ``x``.
+        ``x`` is [tokens, hidden]. ``router`` [experts, hidden] scores the experts. The weights of
+        the experts are the softmax of the scores, divided by their sum over the chosen experts if
+        ``normalised``. An expert is an MLP: ``gate_up`` [experts * 2 * width, hidden] stacks the
+        gate and up projections of all experts, and ``down`` [experts * hidden, width] their down
+        projections. Rows are quantized for products with quantized weights. The result has the
+        shape and dtype of ``x``.
         """
         ...
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the best column of each row of ``logits``, int64 [rows]. Ties go to the first."""
+        """Return the best column of each row of ``logits``, int64 [rows].
+
+        Ties go to the first column.
+        """
         ...
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Sample a column of each row from its softmax, int64 [rows], equally on all devices.
 
-        ``logits`` is [rows, columns], ``scales`` float32 [rows] the inverse temperatures, and
-        ``keys`` int32 [rows, 2].
+        ``logits`` is [rows, columns], ``scales`` float32 [rows] are the inverse temperatures, and
+        ``keys`` is int32 [rows, 2].
         """
         ...
 
-    def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+    def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
         """Return a key of the best column of each row of ``x`` [rows, columns], int64 [rows].
 
-        ``x`` has the columns from ``first`` on of the whole row. The largest key of all parts of a
-        row is that of its best column, of equal ones the first; :func:`column_of` decodes it.
+        ``x`` has the columns of the whole row from ``first`` on. The largest key among all parts of
+        a row belongs to the best column of the row, and to the first one of equal columns.
+        :func:`decode_columns` decodes a key.
         """
         ...
 
@@ -198,11 +208,13 @@ class Ops(Protocol):
         """Return silu(first half) x second half of ``gate_up`` [rows, 2 * size] as [rows, size]."""
         ...
 
-    def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    def gated_linear(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return :meth:`silu_mul` of :meth:`linear` as [rows, size].
 
-        ``x`` is [rows, columns], ``weight`` [2 * size, columns]. The intermediate need not be
-        rounded.
+        ``x`` is [rows, columns], and ``weight`` [2 * size, columns]. The intermediate result need
+        not be rounded.
         """
         ...
 
@@ -210,6 +222,6 @@ class Ops(Protocol):
 KEY_LOWER = (1 << 32) - 1
 
 
-def column_of(keys: torch.Tensor) -> torch.Tensor:
-    """Return the columns, int64 [rows], that ``keys`` int64 [rows] encode."""
+def decode_columns(keys: torch.Tensor) -> torch.Tensor:
+    """Return the columns, int64 [rows], that ``keys``, int64 [rows], encode."""
     return KEY_LOWER - (keys & KEY_LOWER)

@@ -1,9 +1,9 @@
-"""Overlap of consecutive kernels by programmatic dependent launch, from Hopper on.
+"""Overlap of consecutive kernels by programmatic dependent launch, on Hopper and later GPUs.
 
 A decode step of one request runs two hundred kernels of a few microseconds, so gaps between them
-matter. With this launch a kernel starts once all programs of the previous one have started. It may
-read constant data, such as weights, at once. It must wait for the previous kernel's end before it
-reads other data or writes any.
+matter. With this launch, a kernel starts once all programs of the previous kernel have started. It
+may read constant data, such as weights, at once. It must wait for the end of the previous kernel
+before it reads other data or writes any data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOPPER = (9, 0)
 
 @cache
 def overlap(device: torch.device) -> dict[str, bool]:
-    """Return the launch options that let kernels overlap; empty if ``device`` cannot."""
+    """Return the launch options that let kernels overlap; empty if ``device`` lacks them."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
         return {}
     return {"OVERLAP": True, "launch_pdl": True}

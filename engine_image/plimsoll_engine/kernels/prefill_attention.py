@@ -1,6 +1,6 @@
-"""Attention of prompt chunks of several sequences to their contexts in the paged KV pool.
+"""Attention of prompt chunks of several sequences over their contexts in the paged KV pool.
 
-One program computes one tile of a chunk's rows and one query head. It walks the context with an
+One program computes one tile of a chunk's rows for one query head. It processes the context with an
 online softmax (FlashAttention-2), its own rows first. Keys that every row of the tile sees are
 processed in a loop without masks.
 
@@ -20,15 +20,15 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 ROWS, TILE = 64, 64
-"""Rows of a program, and keys that it reads at a time.
+"""Number of rows per program, and number of keys that it reads at a time.
 
-A multiprocessor runs two such programs, so that the softmax of one overlaps the products of the
-other. Measured on an H200: 359 TFLOP/s at 4,000 rows and 222 at 100 to 1,024, where programs of 128
+A multiprocessor runs two such programs, so that the softmax of one overlaps with the products of
+the other. Measured on an H200: 359 TFLOP/s at 4,000 rows and 222 at 100 to 1,024; programs of 128
 rows reach 310 and 182.
 """
 WARPS, STAGES = 4, 3
 WIDE_ROWS, WIDE_TILE = 32, 32
-"""Tile for float32, whose products are exact here and use no tensor cores."""
+"""Tile for float32. Its products are exact here and use no tensor cores."""
 
 
 @triton.jit
@@ -153,9 +153,9 @@ def prefill_attention(
 ) -> None:
     """Write the causal attention of the rows of prompts to ``out``.
 
-    They are the rows of ``query`` [tokens, heads, dim] of the sequences from ``first`` on, at most
-    ``longest`` each. ``out`` has the same shape and dtype. With ``count = starts[s + 1] -
-    starts[s]``, row ``starts[s] + i`` is token ``contexts[s] - count + i`` of sequence s.
+    The rows are those of ``query`` [tokens, heads, dim] that belong to the sequences from ``first``
+    on, at most ``longest`` rows each. ``out`` has the same shape and dtype. With ``count = starts[s
+    + 1] - starts[s]``, row ``starts[s] + i`` is token ``contexts[s] - count + i`` of sequence s.
     """
     heads, dim = query.shape[1:]
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None

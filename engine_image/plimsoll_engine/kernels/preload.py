@@ -1,7 +1,8 @@
-"""Initialisation of Triton and torch that needs no device, done before the fork.
+"""Initialise the parts of Triton and torch that need no device, before the fork.
 
-Workers inherit it. On an H200 it saves 0.3 s of a restart for Triton's hash of its own files, which
-is part of every kernel's cache key. It also saves 0.1 s for modules that torch imports with CUDA.
+Workers inherit the result. On an H200, this saves 0.3 s of a restart for Triton's hash of its own
+files, which is part of every kernel's cache key. It also saves 0.1 s for modules that torch imports
+with CUDA.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from subprocess import SubprocessError
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of NVIDIA's driver on Linux and on WSL.
 
-Their presence is checked because CUDA must not be initialised in a process that forks.
+The engine checks whether they exist, because CUDA must not be initialised in a process that forks.
 """
 MODULES = ("plimsoll_engine.kernels.fused", "triton.experimental.gluon")
 
@@ -29,7 +30,7 @@ def is_needed(device: str) -> bool:
 
 
 def preload() -> None:
-    """Import modules and compute hashes. Errors of other Triton versions are left to the worker."""
+    """Import modules and compute hashes. Ignore errors of other Triton versions."""
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -1,11 +1,11 @@
 """Matrix-vector product, fused with the operations around it in a decoder layer.
 
-For one row, a product reads its matrix for two operations an element. It is memory-bound and short,
-so separate launches for each norm, activation and addition would double the time. The input's norm,
-silu(gate) x up and the addition to the residual stream are therefore fused.
+For one row, a product performs two operations per matrix element that it reads. It is memory-bound
+and short, so separate launches for each norm, activation and addition would double the time. The
+input's norm, silu(gate) x up and the addition to the residual stream are therefore fused.
 
-A quantized matrix is read as it is, and the sums are multiplied with its scales. The row is not
-quantized, which would save nothing, since most bytes are the matrix's.
+A quantized matrix is read as it is, and the sums are multiplied by its scales. The row is not
+quantized. That would save nothing, because most bytes belong to the matrix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
-    """Tile of one program: ``columns`` at a time, of as many rows as make ``elements``."""
+    """Tile of one program: ``columns`` at a time, of as many rows as give ``elements`` elements."""
 
     columns: int
     elements: int
@@ -30,12 +30,12 @@ class Tile(NamedTuple):
 
 
 LARGE = 1 << 24
-"""Number of matrix elements above which its programs fill the GPU many times."""
+"""Number of matrix elements above which the programs fill the GPU many times."""
 TILES = {
     (False, False): Tile(4096, 16_384, 4), (False, True): Tile(2048, 8192, 8),
     (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),
 }  # fmt: skip
-"""Tile by whether the matrix is quantized, and whether it is large.
+"""Tile by two properties of the matrix: whether it is quantized, and whether it is large.
 
 These are the fastest on an H200 for the products of a 0.6B and an 8B model (``bench/project.py``).
 """
@@ -107,9 +107,9 @@ def project(
 ) -> torch.Tensor:
     """Return ``weight`` [rows, columns] times ``x`` [1, columns] as [1, rows].
 
-    With ``norm``, ``x`` is first RMS-normalised. With ``silu`` the first half of the product's rows
-    gates the second; the result is [1, rows / 2]. If ``into`` [1, rows] is given, the result is
-    added to it in place. Memory-bound by ``weight``.
+    If ``norm`` is given, ``x`` is first RMS-normalised. With ``silu``, the first half of the
+    product's rows gates the second half, and the result is [1, rows / 2]. If ``into`` [1, rows] is
+    given, the result is added to it in place. Memory-bound by ``weight``.
     """
     columns = x.shape[1]
     scaled = isinstance(weight, Quantized)

@@ -1,8 +1,8 @@
-"""Quantization to 8-bit floats with a scale for each row, in plain torch.
+"""Quantization to 8-bit floats with one scale per row, in plain torch.
 
-The format is e4m3 (OCP FP8): four bits of exponent, three of mantissa, maximum 448. A row's largest
-value becomes 448. The error of a value is at most a sixteenth of it, or a thousandth of the scale
-for the smallest values.
+The format is e4m3 (OCP FP8): four bits of exponent, three bits of mantissa, maximum 448. The
+largest value of a row becomes 448. The error of a value is at most a sixteenth of the value, or a
+thousandth of the scale for the smallest values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 SMALLEST = 1e-10
-"""Lower bound of a row's largest value, so that a row of zeros has a scale."""
+"""Lower bound of a row's largest value, so that a row of zeros has a valid scale."""
 
 
 class Quantized(NamedTuple):
@@ -28,10 +28,10 @@ class Quantized(NamedTuple):
 Weight = torch.Tensor | Quantized
 
 
-def rows_of(weight: Weight, first: int, last: int | None) -> Weight:
-    """Return a view of the rows from ``first`` up to, without, ``last`` of ``weight`` [out, in].
+def slice_rows(weight: Weight, first: int, last: int | None) -> Weight:
+    """Return a view of the rows ``first`` to ``last`` - 1 of ``weight`` [out, in].
 
-    None means the end.
+    None as ``last`` means the end.
     """
     if isinstance(weight, Quantized):
         return Quantized(weight.values[first:last], weight.scales[first:last])
@@ -67,11 +67,11 @@ def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
 
 
 def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return torch's product; on a CPU with rows padded to a few different numbers.
+    """Return torch's product. On a CPU, pad the rows to one of a few numbers.
 
-    For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB that live as
-    long as the process (torch 2.11, AVX-512). That adds up to gigabytes for a real model. Padding
-    leaves eight numbers between two powers of two.
+    For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB that exist as
+    long as the process (torch 2.11, AVX-512). For a real model, that adds up to gigabytes. With
+    padding, only eight numbers remain between two powers of two.
     """
     if x.device.type != "cpu" or x.dim() != 2 or x.dtype not in (torch.bfloat16, torch.float16):
         return functional.linear(x, weight, bias)

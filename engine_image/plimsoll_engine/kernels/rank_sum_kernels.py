@@ -1,17 +1,17 @@
-"""All-reduce across ranks, fused with the addition to the residual stream and the norm after it.
+"""All-reduce across ranks, fused with the addition to the residual stream and the following norm.
 
 Each rank writes its part into the other ranks' buffers, signals there, and reads only its own
 buffer. Parts are added in float32 in rank order, so that all ranks get the same bits.
 
-``header`` is the own buffer (:mod:`plimsoll_engine.kernels.rank_sum_layout`). Its int64
-:data:`STATE` is a counter: the upper half counts sums, the lower half the programs of the current
-sum that have started. A captured graph can therefore be replayed any number of times. The number of
-a sum has 32 bits and wraps around. A stale number could only be taken for a new one if nothing was
-written for 2^32 sums to a half that every other sum writes.
+``header`` is this rank's own buffer (:mod:`plimsoll_engine.kernels.rank_sum_layout`). Its int64
+:data:`STATE` is a counter: the upper half counts sums, and the lower half counts the programs of
+the current sum that have started. A captured graph can therefore be replayed any number of times.
+The number of a sum has 32 bits and wraps around. An old number could be mistaken for a new one only
+if nothing was written for 2^32 sums to a buffer half that every other sum writes.
 
 A program waits for the same program of another rank, so all ranks must start programs in the same
-order, as the hardware does. After ``WAIT_NS`` the other rank counts as lost, and the kernel traps.
-0 means to wait forever, as Triton's interpreter must.
+order, as the hardware does. After ``WAIT_NS``, the other rank counts as lost and the kernel traps.
+0 means to wait forever, which Triton's interpreter requires.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LOWER = tl.constexpr((1 << 32) - 1)
 
 @triton.jit
 def _buffer(header, rank, dtype: tl.constexpr):
-    """Return the address in this process of the buffer of ``rank``."""
+    """Return the address of the buffer of ``rank`` in this process."""
     return tl.multiple_of(tl.load(header + rank).to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
 def _peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
-    """Return the buffers of the other ranks, starting with the next rank to spread the writes.
+    """Return the buffers of the other ranks, beginning with the next rank to spread the writes.
 
     Addresses never change, so this may run before the wait for the previous kernel.
     """
@@ -54,9 +54,9 @@ def _own_buffer(header, dtype: tl.constexpr):
 
 @triton.jit
 def _begin_sum(header):
-    """Return this sum's number in the upper half of an int64, and its buffer half.
+    """Return the number of this sum in the upper half of an int64, and the buffer half to use.
 
-    Each program calls it once.
+    Each program calls this once.
     """
     started = tl.atomic_add(header + STATE, 1, sem="relaxed", scope="gpu")
     number = (started & UPPER) + (1 << 32)
@@ -91,9 +91,9 @@ def _all_arrived(signals, number, among):
 
 @triton.jit
 def _wait(signals, number, among, WAIT_NS: tl.constexpr):
-    """Wait until all ``signals`` selected by ``among`` show that this sum's data has arrived.
+    """Wait until all ``signals`` selected by ``among`` show that the data of this sum has arrived.
 
-    All threads may read the data then.
+    Afterwards, all threads may read the data.
     """
     started = _start_ns(WAIT_NS)
     there = _all_arrived(signals, number, among)
@@ -105,14 +105,14 @@ def _wait(signals, number, among, WAIT_NS: tl.constexpr):
 
 @triton.jit
 def _all_visible(signals, number, among):
-    """Check signals as :func:`_all_arrived`, for more signals than threads, without an acquire."""
+    """Check signals as in :func:`_all_arrived`, for more signals than threads, without acquire."""
     found = tl.load(signals, mask=among, other=0, volatile=True)
     return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _wait_without_acquire(signals, number, among, WAIT_NS: tl.constexpr):
-    """Wait as :func:`_wait`. Only later kernels may read the data."""
+    """Wait as in :func:`_wait`, without acquire. Only later kernels may read the data."""
     started = _start_ns(WAIT_NS)
     there = _all_visible(signals, number, among)
     while there == 0:
@@ -132,7 +132,7 @@ def _set_signals(signals, number, among):
 
 @triton.jit
 def _load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
-    """Return all ranks' numbers [PAD], padded at the end, and their buffers as int32 pointers."""
+    """Return the numbers of all ranks [PAD], padded at the end, and their buffers as pointers."""
     ranks = tl.arange(0, PAD)
     found = tl.load(header + ranks, mask=ranks < RANKS, other=0)
     return ranks, found.to(tl.pointer_type(tl.int32))
@@ -140,9 +140,9 @@ def _load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
 
 @triton.jit
 def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
-    """Add ``total`` to ``before``.
+    """Add ``total`` to ``before`` and return the sum.
 
-    Store the sum to ``residual`` and its norm to ``out``, and return it.
+    Store the sum in ``residual`` and its norm in ``out``.
     """
     total += before.to(tl.float32)
     rounded = total.to(residual.dtype.element_ty)
@@ -156,9 +156,10 @@ def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
 
 @triton.jit
 def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
-    """Load the words of all ranks at ``pointers``, ``stride`` words from rank to rank.
+    """Load the words of all ranks at ``pointers``, with ``stride`` words between ranks.
 
-    This rank's words are zeros. All loads are issued together, because each round trip takes time.
+    The words of this rank are zeros. All loads are issued together, because each round trip takes
+    time.
     """
     found = ()
     for source in tl.static_range(0, RANKS):
@@ -184,7 +185,7 @@ def sum_words(
     WORDS: tl.constexpr, WORD_ROWS: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
     WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum rows of 16-bit elements with the lowest latency: each word carries its sum's number.
+    """Sum rows of 16-bit elements with the lowest latency: each word carries the number of its sum.
 
     A program handles one row. A 64-bit word is written atomically; it has two elements and the
     number of the sum. That doubles the bytes, but needs no separate signal that waits for the
@@ -243,7 +244,7 @@ def _sum_parts(
 ):  # fmt: skip
     """Return the sum of ``own`` and the other ranks' parts at ``at``, in rank order.
 
-    It has no branch for the own part, so that all loads are issued before the first is used.
+    The own part needs no branch, so that all loads are issued before the first of them is used.
     """
     total = tl.zeros(own.shape, tl.float32)
     for source in tl.static_range(0, RANKS):
@@ -260,7 +261,7 @@ def sum_whole(
     RANKS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows a program: every rank sends its part to all others and sums all rows."""
+    """Sum ``ROWS`` rows per program: every rank sends its part to all others and sums all rows."""
     block = tl.program_id(0)
     row = block * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -295,14 +296,15 @@ def sum_shared(
     x, residual, weight, out, header, rank, rows, columns, eps, blocks,
     ARRIVED: tl.constexpr, FINISHED: tl.constexpr, PARTS: tl.constexpr, RESULTS: tl.constexpr,
     MAX_ROWS: tl.constexpr, PART_ROWS: tl.constexpr, RANKS: tl.constexpr, PAD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WAITED: tl.constexpr, WAIT_NS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_WAIT: tl.constexpr, WAIT_NS: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows a program: one rank sums each block and sends the result to all others.
+    """Sum ``ROWS`` rows per program: one rank sums each block and sends the result to all others.
 
-    ``out`` is the result area of the own buffer. A rank keeps only its own blocks' rows of
-    ``residual``, and the same ones in every sum of as many rows. The programs after the first
-    ``blocks`` wait for the results of ``WAITED`` blocks each, so that senders can exit early.
+    ``out`` is the result area of this rank's buffer. A rank keeps in ``residual`` only the rows of
+    its own blocks, and the same rows in every sum with as many rows. The programs after the first
+    ``blocks`` programs each wait for the results of ``BLOCKS_PER_WAIT`` blocks, so that senders can
+    exit early.
     """
     block = tl.program_id(0)
     owner = block % RANKS
@@ -326,7 +328,7 @@ def sum_shared(
     arrived = ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
     done = FINISHED // 4 + turn * MAX_ROWS
     if block >= blocks:
-        awaited = (block - blocks) * WAITED + tl.arange(0, WAITED)
+        awaited = (block - blocks) * BLOCKS_PER_WAIT + tl.arange(0, BLOCKS_PER_WAIT)
         theirs = (awaited < blocks) & (awaited % RANKS != rank)
         _wait_without_acquire(
             _own_buffer(header, tl.int32) + done + awaited, short, theirs, WAIT_NS
@@ -348,11 +350,14 @@ def sum_shared(
 
 
 @triton.jit(do_not_specialize=["rank"], do_not_specialize_on_alignment=["index"])
-def kept_rows(
+def copy_kept_rows(
     residual, index, out, columns, rank, RANKS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Copy the rows ``index`` that :func:`sum_shared` left on this rank; others become zeros."""
+    """Copy the rows ``index`` that :func:`sum_shared` left on this rank.
+
+    Other rows become zeros.
+    """
     column = tl.arange(0, BLOCK)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)

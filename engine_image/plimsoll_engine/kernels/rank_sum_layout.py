@@ -1,8 +1,9 @@
 """Layout of the buffer that each rank shares with the others for all-reduces.
 
-Every rank has one such buffer, and all ranks map all of them. A sum writes to one of two halves,
-alternately. A rank that starts a sum has received signals of all others in the previous sum, so no
-rank still reads the half that is about to be written. One exchange of signals per sum is enough.
+Every rank has one such buffer, and all ranks map all buffers. Sums write to the two halves of the
+buffer alternately. A rank that starts a sum has received the signals of all others in the previous
+sum, so no rank still reads the half that is written next. One exchange of signals per sum is
+enough.
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ from dataclasses import dataclass
 
 MAX_RANKS = 16
 STATE = MAX_RANKS
-"""Index of the header's int64 that counts sums. The ranks' buffer addresses precede it."""
+"""Index of the header's int64 that counts sums. The buffer addresses of the ranks precede it."""
 ALIGNMENT = 256
 HALVES = 2
 SIGNAL_BYTES = 4
 WORD_BYTES = 8
-"""Size of a word, which carries :data:`PAYLOAD_BYTES` of a row and the number of its sum."""
+"""Size of a word: :data:`PAYLOAD_BYTES` of a row, and the number of its sum."""
 PAYLOAD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout for sums of at most ``rows`` rows of ``columns`` elements of ``itemsize`` bytes.
+    """Layout for sums of at most ``rows`` rows with ``columns`` elements of ``itemsize`` bytes.
 
-    Up to ``word_rows`` rows are sent in words. Up to ``whole_rows``, which is at least as large,
-    every rank sums all rows; above, the ranks share the rows. Sizes and offsets are in bytes.
+    Up to ``word_rows`` rows are sent in words. Up to ``whole_rows`` rows, which is at least as
+    many, every rank sums all rows. Above, each rank sums a share of the rows. Sizes and offsets are
+    in bytes.
     """
 
     ranks: int
@@ -52,12 +54,12 @@ class Layout:
 
     @property
     def arrived(self) -> int:
-        """Offset of int32 [half, source, block]: the latest sum with a part of ``source``."""
+        """Offset of int32 [half, source, block]: number of the latest sum with that part."""
         return _aligned((STATE + 1) * 8)
 
     @property
     def finished(self) -> int:
-        """Offset of int32 [half, block]: the latest sum whose result has arrived."""
+        """Offset of int32 [half, block]: number of the latest sum whose result has arrived."""
         return _aligned(self.arrived + HALVES * self.ranks * self.rows * SIGNAL_BYTES)
 
     @property
@@ -67,20 +69,20 @@ class Layout:
 
     @property
     def parts(self) -> int:
-        """Offset of [half, other rank, row, column] of the sum's dtype."""
+        """Offset of [half, other rank, row, column] with the sum's dtype."""
         return _aligned(
             self.words + HALVES * self.ranks * self.word_rows * self.row_words * WORD_BYTES
         )
 
     @property
     def results(self) -> int:
-        """Offset of [row, column] of the sum's dtype, for shared rows."""
+        """Offset of [row, column] with the sum's dtype, for sums whose rows the ranks share."""
         sources = HALVES * (self.ranks - 1)
         return _aligned(self.parts + sources * self.part_rows * self.columns * self.itemsize)
 
     @property
     def nbytes(self) -> int:
-        """Size of the buffer."""
+        """Size of the buffer in bytes."""
         return _aligned(self.results + self.result_rows * self.columns * self.itemsize)
 
 

@@ -1,6 +1,6 @@
-"""One rank's side of the all-reduces: its buffer, the others' buffers, and the choice of kernel.
+"""All-reduces from the view of one rank: its buffer, the other buffers, and the choice of kernel.
 
-:mod:`plimsoll_engine.kernels.rank_sum_kernels` describes the kernels.
+See :mod:`plimsoll_engine.kernels.rank_sum_kernels` for the kernels.
 """
 
 from __future__ import annotations
@@ -8,45 +8,50 @@ from __future__ import annotations
 import torch
 
 from plimsoll_engine.kernels.overlap import overlap
-from plimsoll_engine.kernels.rank_sum_kernels import kept_rows, sum_shared, sum_whole, sum_words
+from plimsoll_engine.kernels.rank_sum_kernels import (
+    copy_kept_rows,
+    sum_shared,
+    sum_whole,
+    sum_words,
+)
 from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
-from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2, rows_at_once, warps_of
+from plimsoll_engine.kernels.sizes import cdiv, choose_warps, next_power_of_2, rows_at_once
 
 WAIT_NS = 60_000_000_000
-"""Time after which a kernel stops waiting for another rank and traps, as for other collectives."""
+"""Time after which a kernel no longer waits for another rank and traps."""
 
 
 WORD_ROWS = {2: 64, 4: 8}
 """Maximum number of rows that are sent in words, by the number of ranks.
 
-Words double the bytes to each other rank, which above this limit costs more than the signals that
-they save. Measured with ``bench/rank_sums.py`` on two and four H100s.
+Words double the bytes that are sent to each other rank. Above this limit, that costs more than the
+signals that words save. Measured with ``bench/rank_sums.py`` on two and four H100s.
 """
 WHOLE_ROWS = {4: 40}
-"""Maximum number of rows that every rank sums by itself, by the number of ranks.
+"""Maximum number of rows for which every rank sums all rows, by the number of ranks.
 
-Above it, ranks share the rows: each sends and receives its part twice, for any number of ranks, and
-waits twice. Two ranks always sum all rows, because sharing would save no bytes.
+Above, each rank sums a share of the rows: it sends and receives its part twice, for any number of
+ranks, and waits twice. Two ranks always sum all rows, because sharing would save no bytes.
 """
 ELSE = 4
-"""Number of ranks whose limits apply to unmeasured numbers of ranks."""
-WAITED = 1024
+"""Number of ranks whose limits apply to numbers of ranks that were not measured."""
+BLOCKS_PER_WAIT = 1024
 """Number of blocks that one program waits for."""
 
 
 def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
-    """Return the buffer layout for sums of at most ``rows`` rows of ``columns`` elements."""
+    """Return the buffer layout for sums of at most ``rows`` rows with ``columns`` elements."""
     words = WORD_ROWS.get(ranks, WORD_ROWS[ELSE]) if dtype.itemsize == 2 else 0
     whole = rows if ranks == 2 else WHOLE_ROWS.get(ranks, WHOLE_ROWS[ELSE])
     return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
 
 
 class RankSums:
-    """All-reduce of [rows, columns] over all ranks, whose buffers have ``layout``.
+    """All-reduce of [rows, columns] over all ranks. Their buffers have the given ``layout``.
 
-    ``buffer`` uint8 [bytes] is this rank's and must be zero before any rank's first sum.
-    ``addresses`` are those of all ranks' buffers in this process, in rank order. Every rank must
-    compute the same sums in the same order.
+    ``buffer`` uint8 [bytes] is this rank's buffer and must be zero before the first sum of any
+    rank. ``addresses`` are the addresses of all ranks' buffers in this process, in rank order.
+    Every rank must compute the same sums in the same order.
     """
 
     def __init__(
@@ -78,28 +83,28 @@ class RankSums:
         """Report whether :meth:`add_norm` of ``x`` leaves each rank a share of ``residual``."""
         return self.supports(x) and len(x) > self._layout.whole_rows
 
-    def own_rows(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def get_own_rows(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the rows ``index`` int [rows] of a shared ``residual``.
 
-        Zeros for other ranks' rows.
+        The rows of other ranks are zeros.
         """
         rows, columns = residual.shape
         out = residual.new_empty(len(index), columns)
-        kept_rows[(len(index),)](
+        copy_kept_rows[(len(index),)](
             residual, index, out, columns, self._rank, RANKS=self._layout.ranks,
             ROWS=rows_at_once(rows, self._block), BLOCK=self._block,
-            num_warps=warps_of(self._block), **overlap(residual.device),
+            num_warps=choose_warps(self._block), **overlap(residual.device),
         )  # fmt: skip
         return out
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add all ranks' ``x`` to ``residual`` in place and return the norm of the sum.
+        """Add all ranks' ``x`` to ``residual`` in place. Return the norm of the sum.
 
         See :meth:`plimsoll_engine.kernels.ops.Ops.add_rms_norm`. With more than
         ``layout.whole_rows`` rows, a rank keeps only its share of ``residual``, which the next sum
-        accepts, and the result is valid until the next sum.
+        accepts as input. The result is then valid until the next sum.
         """
         layout, rows = self._layout, len(x)
         x = x.contiguous()
@@ -110,8 +115,8 @@ class RankSums:
         if rows <= layout.word_rows and layout.itemsize == 2:
             sum_words[(rows,)](
                 *pointers, self._rank, layout.columns, eps, WORDS=layout.words,
-                WORD_ROWS=layout.word_rows, BLOCK=self._block // 2, num_warps=warps_of(self._block),
-                **common,
+                WORD_ROWS=layout.word_rows, BLOCK=self._block // 2,
+                num_warps=choose_warps(self._block), **common,
             )  # fmt: skip
             return out
         at_once = rows_at_once(rows, self._block)
@@ -120,13 +125,13 @@ class RankSums:
         common |= {
             "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,
             "PART_ROWS": layout.part_rows, "PAD": next_power_of_2(layout.ranks), "ROWS": at_once,
-            "BLOCK": self._block, "num_warps": warps_of(self._block * at_once),
+            "BLOCK": self._block, "num_warps": choose_warps(self._block * at_once),
         }  # fmt: skip
         if not shared:
             sum_whole[(blocks,)](*pointers, *sizes, **common)
         else:
-            sum_shared[(blocks + cdiv(blocks, WAITED),)](
+            sum_shared[(blocks + cdiv(blocks, BLOCKS_PER_WAIT),)](
                 *pointers, *sizes, blocks, FINISHED=layout.finished, RESULTS=layout.results,
-                WAITED=WAITED, **common,
+                BLOCKS_PER_WAIT=BLOCKS_PER_WAIT, **common,
             )  # fmt: skip
         return out

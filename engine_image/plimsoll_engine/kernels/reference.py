@@ -19,7 +19,7 @@ from plimsoll_engine.kernels.step_plan import Pages, StepPlan
 class Prefill:
     """Prompt chunk: rows ``start`` to ``stop`` of a step, the last tokens of a context.
 
-    ``slots`` are those of the whole context.
+    ``slots`` are the slots of the whole context.
     """
 
     start: int
@@ -29,7 +29,7 @@ class Prefill:
 
 @dataclass(slots=True)
 class Gather:
-    """Slots and masks of all contexts, computed once a step for all layers."""
+    """Slots and masks of all contexts, computed once per step for all layers."""
 
     decode_slots: torch.Tensor
     prefills: list[Prefill]
@@ -39,7 +39,7 @@ class Gather:
 class ReferenceOps:
     """Implementation of :class:`plimsoll_engine.kernels.ops.Ops` in torch."""
 
-    adds_from = 1024
+    min_add_rows = 1024
 
     def max_project_rows(self, weight: Weight) -> int:
         """Implement :meth:`Ops.max_project_rows`: 0, because :meth:`project` is never faster."""
@@ -49,12 +49,14 @@ class ReferenceOps:
         """Implement :meth:`Ops.step_context`: no context is needed."""
         return nullcontext()
 
-    def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.rows`."""
+    def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Implement :meth:`Ops.gather_rows`."""
         return x[index.long()]
 
-    def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.take`."""
+    def take_token_ids(
+        self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor
+    ) -> torch.Tensor:
+        """Implement :meth:`Ops.take_token_ids`."""
         return torch.where(sources >= 0, newest[sources.clamp(min=0)].clamp(min=0), ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -70,8 +72,8 @@ class ReferenceOps:
         residual += x
         return self.rms_norm(residual, weight, eps)
 
-    def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Ops.rotary`."""
+    def compute_rotary_table(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        """Implement :meth:`Ops.compute_rotary_table`."""
         angles = positions.float().unsqueeze(-1) * inverse
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
@@ -123,7 +125,7 @@ class ReferenceOps:
         window: int | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.attend`, prompt by prompt over gathered keys and values."""
+        """Implement :meth:`Ops.attend`, one prompt at a time over gathered keys and values."""
         if plan.derived is None:
             plan.derived = gather(plan)
         parts = []
@@ -183,7 +185,7 @@ class ReferenceOps:
         chosen: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.experts`, expert by expert."""
+        """Implement :meth:`Ops.experts`, one expert after the other."""
         return experts_reference.experts(x, router, gate_up, down, chosen, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -194,8 +196,8 @@ class ReferenceOps:
         """Implement :meth:`Ops.draw`."""
         return by_noise.draw(logits, scales, keys)
 
-    def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """Implement :meth:`Ops.best_keys`."""
+    def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        """Implement :meth:`Ops.find_best_keys`."""
         value = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         highest, at = value.max(dim=-1)
         # An integer with the order of the floats; -0.0 and 0.0 are equal.
@@ -208,8 +210,10 @@ class ReferenceOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
 
-    def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Implement :meth:`Ops.gated` as separate operations."""
+    def gated_linear(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Implement :meth:`Ops.gated_linear` as separate operations."""
         return self.silu_mul(self.linear(x, weight, bias))
 
 
@@ -242,14 +246,14 @@ def _rows_at(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _places(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block of each of ``slots``, and its offset there."""
+    """Return the block of each slot, and the slot's offset in that block."""
     return slots // scales.shape[-1], slots % scales.shape[-1]
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
     """Return ``x`` [tokens, heads, dim] with its halves rotated by ``rotary`` [tokens, dim].
 
-    It is RoFormer in the layout of Llama's checkpoints. Shape and dtype stay the same.
+    The rotation is RoFormer's in the layout of Llama's checkpoints. Shape and dtype do not change.
     """
     cos, sin = rotary.unsqueeze(1).chunk(2, dim=-1)
     left, right = x.float().chunk(2, dim=-1)
@@ -272,7 +276,7 @@ def gather(plan: StepPlan) -> Gather:
 def _mask(
     plan: StepPlan, number: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
-    """Return the attention mask [rows, length]; row i has the position ``newest[i]``."""
+    """Return the attention mask [rows, length]. Row i has the position ``newest[i]``."""
     masks = plan.derived.masks
     mask: torch.Tensor | None = masks.get((number, window))
     if mask is None:

@@ -1,8 +1,8 @@
-"""Rotary embedding of queries and keys, with per-head norms, and the write to the KV pool.
+"""Rotary embedding of queries and keys with per-head norms, and the write to the KV pool.
 
-One program handles one token: it reads its row of the fused projection once, writes the queries,
-and writes keys and values to the token's slot. The last layer may need fewer queries; it has one
-launch for keys and values, and one for queries.
+One program handles one token: it reads the token's row of the fused projection once, writes the
+queries, and writes keys and values to the token's slot. The last layer may need fewer queries. It
+has one launch for keys and values, and another for queries.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _rotate_and_store(
             tl.store(fresh_values + own + HALF, last, mask=inside)
 
 
-def table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+def compute_rotary_table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     """Return cosines and sines of ``positions`` [tokens] x ``inverse`` [half].
 
     The result is float32 [tokens, 2 * half].
@@ -154,13 +154,13 @@ def rotate_and_store(
     tail: int | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the queries [tokens + tail, heads, dim] of ``qkv``, and store its keys and values.
+    """Return the queries [tokens + tail, heads, dim] in ``qkv``, and store its keys and values.
 
-    Keys and values are written at ``slots`` [tokens] that are not negative, quantized if ``keys``
-    and ``values`` have scales. With ``tail``, the second result is the step's own keys and values
-    [2, tokens + tail, kv heads, dim], in token order, with zeros in the tail; otherwise None.
-    ``heads`` may be 0. Queries are written to ``out`` if that is given. Moves twice the bytes of
-    ``qkv``.
+    Keys and values are written at those ``slots`` [tokens] that are not negative, and quantized if
+    ``keys`` and ``values`` have scales. With ``tail``, the second result is the keys and values of
+    this step [2, tokens + tail, kv heads, dim], in token order, with zeros in the tail; otherwise
+    None. ``heads`` may be 0. If ``out`` is given, queries are written there. Moves twice the bytes
+    of ``qkv``.
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None

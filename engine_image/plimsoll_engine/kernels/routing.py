@@ -1,9 +1,10 @@
 """Routing of a mixture of experts: the experts of each row, and the rows sorted by expert.
 
-A row goes to its ``chosen`` best experts, which makes as many (row, expert) pairs. The grouped
+A row is sent to its ``chosen`` best experts, which makes as many (row, expert) pairs. The grouped
 products work on blocks of pairs of one expert. Pairs are therefore sorted by expert and padded to
-whole blocks. The number of blocks depends on the rows, and the host must not wait for it: arrays
-have the worst-case size, and blocks without an expert are skipped. A CUDA graph can capture that.
+whole blocks. The number of blocks depends on the rows, and the host must not wait for it. Arrays
+therefore have the worst-case size, and blocks without an expert are skipped. A CUDA graph can
+capture this.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import triton.language as tl
 from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.sizes import next_power_of_2
 
-NOBODY = tl.constexpr(-1)
-"""Owner of a block without an expert."""
+NO_EXPERT = tl.constexpr(-1)
+"""Owner of a block that belongs to no expert."""
 OWNERS = tl.constexpr(128)
 """Number of owners that are written at a time."""
 
@@ -27,8 +28,8 @@ class Routes(NamedTuple):
     """Routing of a step. Pair p belongs to row ``p // chosen``.
 
     ``shares`` [rows, chosen] are the weights of a row's experts, in the model's dtype. ``order``
-    int32 [blocks * block rows] are the pairs by expert, padded with the number of pairs. ``owners``
-    int32 [blocks] is the expert of each block, negative if it has none.
+    int32 [blocks * block rows] are the pairs sorted by expert; the padding is the number of pairs.
+    ``owners`` int32 [blocks] is the expert of each block; negative for a block without an expert.
     """
 
     shares: torch.Tensor
@@ -94,7 +95,7 @@ def _sort(
     if mine == tl.num_programs(0) - 1:
         for start in range(first + own, blocks, OWNERS):
             block = start + tl.arange(0, OWNERS)
-            tl.store(owners + block, tl.full([OWNERS], NOBODY, tl.int32), mask=block < blocks)
+            tl.store(owners + block, tl.full([OWNERS], NO_EXPERT, tl.int32), mask=block < blocks)
     padding = count + tl.arange(0, ROWS)
     nothing = tl.zeros([ROWS], tl.int32) + pairs
     tl.store(order + first * ROWS + padding, nothing, mask=padding < own * ROWS)
@@ -107,10 +108,10 @@ def _sort(
         free += tl.sum(hit, axis=0)
 
 
-def most_blocks(pairs: int, experts: int, rows: int) -> int:
-    """Return the maximum number of blocks of ``rows`` pairs, for any distribution of pairs.
+def compute_max_blocks(pairs: int, experts: int, rows: int) -> int:
+    """Return the maximum number of blocks with ``rows`` pairs each, for any distribution of pairs.
 
-    In the worst case the last block of each expert has one pair.
+    In the worst case, the last block of each expert has one pair.
     """
     return (pairs + min(experts, pairs) * (rows - 1)) // rows
 
@@ -118,12 +119,12 @@ def most_blocks(pairs: int, experts: int, rows: int) -> int:
 def route(logits: torch.Tensor, chosen: int, normalised: bool, rows: int, tile: int) -> Routes:
     """Return the routing of ``logits`` [tokens, experts] in blocks of ``rows`` pairs.
 
-    The softmax is in float32. With ``normalised`` the weights of a row add up to one. ``tile``
-    pairs are sorted at a time.
+    The softmax is computed in float32. With ``normalised``, the weights of a row add up to one.
+    ``tile`` pairs are sorted at a time.
     """
     tokens, experts = logits.shape
     pairs = tokens * chosen
-    blocks = most_blocks(pairs, experts, rows)
+    blocks = compute_max_blocks(pairs, experts, rows)
     numbers = torch.empty(tokens, chosen, dtype=torch.int32, device=logits.device)
     shares = logits.new_empty(tokens, chosen)
     order = numbers.new_empty(blocks * rows)

@@ -1,7 +1,7 @@
-"""Gathering of rows, and of a step's token IDs.
+"""Gather rows, and the token IDs of a step.
 
-torch can do both, but the first use of each of its kernels loads a library module, which takes 0.06
-s of every restart in total. These kernels load in a millisecond.
+torch can do both, but the first use of each of its kernels loads a library module, which adds 0.06
+s in total to every restart. These kernels load in a millisecond.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _rows(x, index, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = Fals
     tl.store(out + row * size + column, value, mask=column < size)
 
 
-def rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows] as [rows, size]."""
+def gather_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the rows of ``x`` [n, size] at ``index``, int32 or int64 [rows], as [rows, size]."""
     size = x.shape[1]
     out = x.new_empty(len(index), size)
     block = min(2048, next_power_of_2(size))
@@ -51,11 +51,11 @@ def _take(
     tl.store(out + at, tl.where(source >= 0, sampled, known), mask=inside)
 
 
-def take(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-    """Return ``ids``, replaced by ``newest`` at ``sources`` that are not negative; int64 [tokens].
+def take_token_ids(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+    """Return the token IDs of a step, int64 [tokens].
 
-    ``ids`` and ``sources`` are int32 [tokens], ``newest`` is int64. Negative values of ``newest``
-    become 0.
+    An ID is the item of ``newest`` int64 at the row in ``sources`` int32 [tokens]. If that is
+    negative, it is the item of ``ids`` int32 [tokens]. Negative values of ``newest`` become 0.
     """
     out = newest.new_empty(len(ids))
     _take[(cdiv(len(ids), 256),)](

@@ -1,6 +1,6 @@
 """Products of two quantized matrices on CUDA.
 
-A kernel quantizes the rows; torch's library product multiplies and applies the scales of rows and
+A kernel quantizes the rows. torch's library product multiplies, and applies the scales of rows and
 columns to the sums. It supports sizes that are multiples of 16, and bfloat16 results. Other
 products use the reference implementation.
 """
@@ -19,18 +19,18 @@ from plimsoll_engine.kernels.sizes import next_power_of_2
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
 SMALLEST = tl.constexpr(quantized.SMALLEST)
 ALIGNED = 16
-"""Required divisor of a row's elements and of a weight's rows."""
+"""Required divisor of the number of elements in a row and of rows in a weight."""
 
 
 @triton.jit
 def scale_for(largest):
-    """Return the scale of a row with the largest absolute value ``largest``."""
+    """Return the scale of a row whose largest absolute value is ``largest``."""
     return tl.div_rn(tl.maximum(largest, SMALLEST), FP8_MAX)
 
 
 @triton.jit
 def to_fp8(x, scale):
-    """Return ``x`` float32 divided by its ``scale`` as e4m3, rounded to nearest."""
+    """Return ``x`` float32 divided by its ``scale`` as e4m3, rounded to the nearest value."""
     return tl.div_rn(x, scale).to(tl.float8e4nv)
 
 

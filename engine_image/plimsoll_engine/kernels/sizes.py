@@ -1,4 +1,4 @@
-"""Sizes of grids and blocks on the host; Triton's own functions take several times as long."""
+"""Sizes of grids and blocks on the host. Triton's own functions take several times as long."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ FEW_ROWS = 32
 """Maximum number of rows for the memory-bound products of decode steps."""
 
 
-def few_padded(rows: int) -> int:
-    """Return the padded number of rows of such a product; 0 if there are too many."""
+def pad_few_rows(rows: int) -> int:
+    """Return the padded number of rows of a product for few rows; 0 above :data:`FEW_ROWS`."""
     return next((padded for padded in (FEW_ROWS // 2, FEW_ROWS) if rows <= padded), 0)
 
 
@@ -22,13 +22,14 @@ def next_power_of_2(number: int) -> int:
 
 
 def rows_at_once(rows: int, block: int) -> int:
-    """Return the number of rows, padded to ``block`` elements, for one program of a norm.
+    """Return how many rows, padded to ``block`` elements, one program of a norm processes.
 
-    It processes about 4096 elements, but only one row if there are few, to have more programs.
+    A program processes about 4096 elements, but only one row if there are few rows, so that there
+    are more programs.
     """
     return next_power_of_2(max(1, min(4096 // block, cdiv(rows, 528))))
 
 
-def warps_of(elements: int) -> int:
-    """Return the number of warps of such a program with ``elements`` elements."""
+def choose_warps(elements: int) -> int:
+    """Return the number of warps of a norm's program with ``elements`` elements."""
     return 8 if elements > 2048 else 4

@@ -1,9 +1,9 @@
-"""Plan of a step: where it reads and writes the KV pool.
+"""Plan of a step: where the step reads and writes the KV pool.
 
-A step's rows are one sequence of tokens: first the decode rows (one token each), then the prefill
-chunks. Each layer writes the new keys and values to their slots in the KV pool, and reads every
-sequence's context through its block table. The plan is passed through the forward pass, so that no
-module and no global holds the pool.
+The rows of a step are one sequence of tokens: first the decode rows (one token each), then the
+prefill chunks. Each layer writes the new keys and values to their slots in the KV pool, and reads
+the context of each sequence through its block table. The plan is passed through the forward pass,
+so that no module and no global holds the pool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from plimsoll_engine.kernels.quantized import FP8
 
 SCALE_BYTES = 4
-"""Bytes of the float32 scale of a token's keys, or values, of one head in an FP8 pool."""
+"""Size of the float32 scale of one head's keys, or values, of a token in an FP8 pool."""
 
 
 class KVShape(NamedTuple):
@@ -27,7 +27,7 @@ class KVShape(NamedTuple):
     dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of keys and values, and of their scales if ``dtype`` is FP8."""
+        """Return the bytes of keys and values, including their scales if ``dtype`` is FP8."""
         scale_bytes = SCALE_BYTES if dtype == FP8 else 0
         return 2 * self.layers * self.heads * (self.dim * dtype.itemsize + scale_bytes)
 
@@ -35,8 +35,9 @@ class KVShape(NamedTuple):
 class Pages(NamedTuple):
     """Keys, or values, of one layer: ``rows`` [slots, kv heads, dim].
 
-    ``scales`` float32 [blocks, kv heads, block size] multiply e4m3 rows, and are None for other
-    dtypes. A head's scales of a block are contiguous, as attention reads them.
+    ``scales`` float32 [blocks, kv heads, block size] are the factors of e4m3 rows; None for other
+    dtypes. The scales of one head in a block are contiguous, in the order in which attention reads
+    them.
     """
 
     rows: torch.Tensor
@@ -49,9 +50,9 @@ class RowAdapters(Protocol):
     def add(
         self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
     ) -> None:
-        """Add the adapters' contributions to ``matrix`` of ``layer`` to ``y`` [tokens, out].
+        """Add the adapters' contributions for ``matrix`` of ``layer`` to ``y`` [tokens, out].
 
-        ``y`` is the product of ``x`` [tokens, in] with the matrix's rows from ``first`` on; both
+        ``y`` is the product of ``x`` [tokens, in] and the matrix's rows from ``first`` on. Both
         have the model's dtype.
         """
         ...
@@ -59,11 +60,11 @@ class RowAdapters(Protocol):
 
 @dataclass(slots=True)
 class Needed:
-    """Rows of a step whose hidden states are read after it.
+    """Rows of a step whose hidden states are needed after the step.
 
     ``rows`` int32 [needed] are their indices. In ``plan``, each sequence has only these rows, which
-    are its last ones, or none. Its ``write_slots`` are those of all rows of the step, since every
-    row's keys and values are stored.
+    are its last rows, or none. ``plan.write_slots`` has the slots of all rows of the step, because
+    the keys and values of every row are stored.
     """
 
     rows: torch.Tensor
@@ -72,23 +73,24 @@ class Needed:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Where a step reads and writes the pool, the same for every layer.
+    """Where a step reads and writes the KV pool; the same for every layer.
 
-    ``keys`` and ``values`` are [layers, slots, kv heads, dim]; slot ``b * block_size + i`` is token
-    i of block b. ``write_slots`` int64 [tokens] are the slots of the step's tokens, negative for
-    padding rows. ``tables`` int32 [sequences, width] are the block numbers of each sequence,
-    ``contexts`` int32 [sequences] its number of tokens, the step's included (0 for padding), and
-    ``starts`` int32 [sequences + 1] its first row. The first ``decodes`` sequences have one row
-    each; ``longest`` is the maximum number of rows of the others.
+    ``keys`` and ``values`` are [layers, slots, kv heads, dim]. Slot ``b * block_size + i`` is token
+    i of block b. ``write_slots`` int64 [tokens] are the slots of the step's tokens; negative for
+    padding rows. ``tables`` int32 [sequences, width] are the block numbers of each sequence.
+    ``contexts`` int32 [sequences] is its number of tokens, including those of the step (0 for
+    padding). ``starts`` int32 [sequences + 1] is its first row. The first ``decodes`` sequences
+    have one row each. ``longest`` is the maximum number of rows of the others.
 
-    ``fresh`` are the numbers of rows of the last sequences, whose whole context is in the step, in
-    ascending order. ``derived`` belongs to the backend: results that it computes once a step, or
-    keeps until attention reads them. ``attended`` has the encoder output that each sequence attends
-    to, in models with cross attention. ``adapters`` are those of its requests, if any. ``needed``
-    are the rows that the last layer computes, None for all. ``context_limit`` is the maximum number
-    of tokens of a context, 0 if unknown. ``scales`` float32 [2, layers, slots, kv heads] are those
-    of an FP8 pool, in the order of :class:`Pages`, else None. ``joined`` are lengths of whole
-    prompts of which the backend computes equal ones in one call.
+    ``fresh`` are the row counts of the last sequences, whose whole context is in the step, in
+    ascending order. ``derived`` belongs to the backend: it holds results that the backend computes
+    once per step or keeps until attention reads them. ``attended`` has the encoder output that each
+    sequence attends to, in models with cross attention. ``adapters`` are the adapters of the
+    requests, if any. ``needed`` are the rows that the last layer computes; None means all rows.
+    ``context_limit`` is the maximum number of tokens in a context; 0 if unknown. ``scales`` float32
+    [2, layers, slots, kv heads] are the scales of an FP8 pool in the order of :class:`Pages`, else
+    None. ``joined`` are lengths of whole prompts. The backend computes prompts of the same length
+    among them in one call.
     """
 
     keys: torch.Tensor

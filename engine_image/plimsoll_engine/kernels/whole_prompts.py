@@ -1,6 +1,6 @@
-"""Attention of whole prompts by torch's library, which does not read the KV pool.
+"""Attention of whole prompts with torch's library, which does not read the KV pool.
 
-It reads the step's own rows of a layer, which :class:`Fresh` keeps until then.
+It reads the keys and values of the step itself, which :class:`FreshRows` keeps until then.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 LIBRARY_ROWS = 1536
 """Minimum number of rows of a whole prompt for the library's attention.
 
-On an H200 at 4,000 rows and 128 dimensions it reaches 510 to 560 TFLOP/s; our kernel reaches 359.
-Prompts of unequal lengths need a call and a copy each. For these, our kernel is faster up to 1,400
-rows with 32 heads, and up to 2,500 with 16.
+On an H200 at 4,000 rows and 128 dimensions, the library reaches 510 to 560 TFLOP/s; our kernel
+reaches 359. Prompts of unequal lengths need one call and one copy each. For these, our kernel is
+faster up to 1,400 rows with 32 heads, and up to 2,500 with 16.
 """
 LIBRARY_STEP = 256
-"""Prompts are padded to a multiple of this, because the library makes a plan for each length."""
-JOINED_AFTER = 32
+"""Divisor of the padded length of a prompt, because the library makes a plan for each length."""
+STEPS_UNTIL_JOINED = 32
 """Number of steps with the same equal prompts after which they are computed in one call.
 
 The plan takes 45 ms on the host. Two prompts of 4,000 tokens in one call save 0.8 ms of a step in
-the shape of Qwen3-0.6B. In that of Llama-3.1-8B they save 1.6 ms (H200).
+the shape of Qwen3-0.6B, and 1.6 ms in the shape of Llama-3.1-8B (H200).
 """
-MOST_GROUPS = 64
+MAX_GROUPS = 64
 """Maximum number of groups of equal prompts that are counted at a time."""
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 """Backends of the library, fastest first."""
 
 
 def whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
-    """Return the numbers of rows of the step's last prompts, which the library computes.
+    """Return the row counts of the step's last prompts, which the library computes.
 
-    Empty for a layer with a ``window``.
+    Return an empty tuple for a layer with a ``window``.
     """
     return plan.fresh[bisect_left(plan.fresh, LIBRARY_ROWS) :] if window is None else ()
 
 
-def padded_lengths(longest: int) -> list[int]:
-    """Return the padded lengths of the library's prompts, up to ``longest`` tokens."""
+def list_padded_lengths(longest: int) -> list[int]:
+    """Return the padded lengths of prompts for the library, up to ``longest`` tokens."""
     return list(range(_padded(LIBRARY_ROWS), _padded(longest) + 1, LIBRARY_STEP))
 
 
@@ -55,9 +55,9 @@ def padded_lengths(longest: int) -> list[int]:
 def make_plan(
     padded: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Let the library make its plan for prompts of ``padded`` tokens; 45 ms on the host.
+    """Make the library create its plan for prompts of ``padded`` tokens; 45 ms on the host.
 
-    The library keeps plans by thread, so call it in the thread that computes steps.
+    The library keeps plans per thread, so call this in the thread that computes steps.
     """
     query = torch.zeros(padded, heads, dim, dtype=dtype, device=device)
     pairs = torch.zeros(2, padded, kv_heads, dim, dtype=dtype, device=device)
@@ -65,10 +65,10 @@ def make_plan(
         _causal(query, pairs, 0, 1, padded, dim**-0.5)
 
 
-def fastest_first(plan: StepPlan) -> AbstractContextManager[None]:
+def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
     """Return a context in which the library selects its fastest backend for whole prompts.
 
-    Use one for the whole step, because entering it takes as long as a launch.
+    Use one context for the whole step, because entering it takes as long as a launch.
     """
     return sdpa_kernel(BACKENDS, set_priority=True) if whole_prompts(plan) else nullcontext()
 
@@ -77,35 +77,35 @@ def _padded(rows: int) -> int:
     return -(-rows // LIBRARY_STEP) * LIBRARY_STEP
 
 
-class Fresh(NamedTuple):
-    """A step's own rows in one layer.
+class FreshRows(NamedTuple):
+    """Keys, values and queries of the step itself in one layer.
 
-    ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and values. ``query`` [tokens + tail,
-    heads, dim] is None if it has no tail yet. All have the model's dtype.
+    ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and values. ``query`` is [tokens +
+    tail, heads, dim]; None if it has no tail yet. All have the model's dtype.
     """
 
     pairs: torch.Tensor
     query: torch.Tensor | None = None
 
 
-def tail_rows(plan: StepPlan) -> int | None:
-    """Return the rows of padding after the step's last prompt; None without a whole prompt."""
+def count_tail_rows(plan: StepPlan) -> int | None:
+    """Return the number of padding rows after the last prompt; None without a whole prompt."""
     whole = whole_prompts(plan)
     return _padded(whole[-1]) - whole[-1] if whole else None
 
 
-def with_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
+def append_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
     """Return a copy of ``x`` [..., tokens, heads, dim] with ``tail`` rows of zeros appended."""
     return pad(x, (0, 0, 0, 0, 0, tail))
 
 
 class EqualPrompts:
-    """Decision which equal prompts of a step are computed in one call.
+    """Decision on which equal prompts of a step are computed in one call.
 
     One call takes 1 to 3 % less of a step than separate calls. But it needs a plan for the unpadded
-    length, which is the stride from one prompt to the next. So prompts are joined only if they
-    recur often: as in the ski rental problem, once separate calls have cost about as much as the
-    plan.
+    length, which is the stride from one prompt to the next. Prompts are therefore joined only if
+    they recur often: as in the ski rental problem, once separate calls have cost about as much as
+    the plan.
     """
 
     def __init__(self) -> None:
@@ -114,14 +114,16 @@ class EqualPrompts:
     def count_step(self, whole: tuple[int, ...]) -> frozenset[int]:
         """Count a step with whole prompts of lengths ``whole``. Return the lengths to join."""
         groups = {(rows, count) for rows, count in Counter(whole).items() if count > 1}
-        if len(self._steps) > MOST_GROUPS:
+        if len(self._steps) > MAX_GROUPS:
             self._steps.clear()
         self._steps.update(groups)
-        return frozenset(rows for rows, count in groups if self._steps[rows, count] > JOINED_AFTER)
+        return frozenset(
+            rows for rows, count in groups if self._steps[rows, count] > STEPS_UNTIL_JOINED
+        )
 
 
 def _groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
-    """Return (length, count) of the prompts of each call of the library, in step order."""
+    """Return (length, count) of the prompts in each library call, in step order."""
     return [
         group
         for rows, equal in Counter(whole_prompts(plan, window)).items()
@@ -129,8 +131,8 @@ def _groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
     ]
 
 
-def fewest_rows(plan: StepPlan, window: int | None) -> int:
-    """Return the number of rows of the smallest call; 0 without a whole prompt."""
+def count_fewest_rows(plan: StepPlan, window: int | None) -> int:
+    """Return the number of rows in the smallest library call; 0 without a whole prompt."""
     return min((rows * count for rows, count in _groups(plan, window)), default=0)
 
 
@@ -139,9 +141,10 @@ def _causal(
 ) -> torch.Tensor:
     """Return causal attention within each of ``count`` prompts of ``rows`` tokens, without a copy.
 
-    The prompts begin at row ``first``; the result is [count, rows, heads, dim] of the model's
-    dtype. A prompt's padding is the rows that follow it, which its own rows do not attend to. The
-    library keeps plans by shape and stride, so a single prompt's stride is the padded length.
+    The prompts begin at row ``first``. The result is [count, rows, heads, dim] of the model's
+    dtype. The padding of a prompt is the rows that follow it; its own rows do not attend to them.
+    The library keeps plans by shape and stride, so the stride of a single prompt is the padded
+    length.
     """
 
     def prompts(x: torch.Tensor) -> torch.Tensor:
@@ -163,19 +166,19 @@ def _causal(
 def attend_whole(
     query: torch.Tensor, plan: StepPlan, scale: float, window: int | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the first row and the attention of each call of the library.
+    """Yield the first row and the attention of each library call.
 
     The attention is [prompts, rows, heads, dim]; ``query`` is [tokens, heads, dim]. The rows of a
-    prompt are contiguous; a gap follows them.
+    prompt are contiguous, and a gap follows them.
     """
     groups = _groups(plan, window)
     if not groups:
         return
     rows_in_all = query.shape[0]
     first = rows_in_all - sum(rows * count for rows, count in groups)
-    fresh: Fresh = plan.derived
+    fresh: FreshRows = plan.derived
     tail = fresh.pairs.shape[1] - rows_in_all
-    query = fresh.query if fresh.query is not None else with_tail(query, tail)
+    query = fresh.query if fresh.query is not None else append_tail(query, tail)
     for rows, count in groups:
         yield first, _causal(query, fresh.pairs, first, count, rows, scale)
         first += count * rows

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, Shard
-from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.ops import Ops
-from plimsoll_engine.kernels.quantized import Quantized, Weight, rows_of
+from plimsoll_engine.kernels.quantized import Quantized, Weight, slice_rows
 from plimsoll_engine.kernels.step_plan import KVShape, RowAdapters, StepPlan
 from plimsoll_engine.models import lora, mixture, rope
 from plimsoll_engine.models.decoder_layer import Layer
@@ -59,7 +59,7 @@ class Decoder:
         self._inverse = rope.inverse_frequencies(config, spec.dim)
         self._tensors: dict[str, torch.Tensor] = {}
         self._layers: list[Layer] = []
-        self._ops: Ops = ops_for(torch.device("meta"))
+        self._ops: Ops = choose_ops(torch.device("meta"))
         self.bind(
             {
                 name: torch.empty(part.shape, dtype=part.dtype or dtype, device="meta")
@@ -125,7 +125,7 @@ class Decoder:
             for name in [name for name in own if name + SCALE in own]:
                 fields[name] = Quantized(own[name], fields.pop(name + SCALE))
             self._layers.append(Layer(**fields))
-        self._ops = ops_for(embed.device)
+        self._ops = choose_ops(embed.device)
         if embed.device.type != "meta":
             self._inverse = self._inverse.to(embed.device)
 
@@ -148,7 +148,7 @@ class Decoder:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [tokens, hidden] of ``ids`` [tokens], in the model's dtype."""
-        return self._ops.rows(self._tensors["embed"], ids)
+        return self._ops.gather_rows(self._tensors["embed"], ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden], from all ranks."""
@@ -199,7 +199,7 @@ class Decoder:
         """
         stream = self.embed(ids) if embeds is None else embeds.clone()
         x = self._ops.rms_norm(stream, self._layers[0].attention_norm, self.spec.eps)
-        return stream, x, self._ops.rotary(positions, self._inverse)
+        return stream, x, self._ops.compute_rotary_table(positions, self._inverse)
 
     def query(
         self,
@@ -255,7 +255,7 @@ class Decoder:
             self._store_last(x, rotary, layer, of_all, plan)
             if not len(rows):
                 return x[:0]
-            x, rotary = ops.rows(x, rows), ops.rows(rotary, rows)
+            x, rotary = ops.gather_rows(x, rows), ops.gather_rows(rotary, rows)
             stream = self.group.stream_rows(ops, stream, rows)
             query = self._last_query(x, rotary, layer, plan.adapters)
         x = self._add_attention(stream, query, index, plan)
@@ -272,7 +272,7 @@ class Decoder:
         """Store the keys and values of the last layer's normalised input ``x`` [tokens, hidden]."""
         ops, index, inner = self._ops, self.spec.layers - 1, self.spec.heads * self.spec.dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[inner:]
-        weight = rows_of(layer.qkv, inner, None)
+        weight = slice_rows(layer.qkv, inner, None)
         pairs = lora.linear(x, weight, bias, adapters, index, "qkv", ops.linear, inner)
         ops.rotate_and_store(pairs, rotary, layer.norms, self.spec.eps, plan, index)
 
@@ -282,7 +282,7 @@ class Decoder:
         """Return the queries [needed, heads, dim] of ``x`` [needed, hidden] in the last layer."""
         ops, spec, inner = self._ops, self.spec, self.spec.heads * self.spec.dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[:inner]
-        weight = rows_of(layer.qkv, 0, inner)
+        weight = slice_rows(layer.qkv, 0, inner)
         query = lora.linear(x, weight, bias, adapters, spec.layers - 1, "qkv", ops.linear)
         return ops.rotate(query, rotary, layer.q_norm, spec.eps, spec.dim)
 
@@ -325,7 +325,7 @@ class Decoder:
             return self.group.add_norm(ops, x, stream, norm, self.spec.eps)
         bias = layer.gate_up_bias
         if adapters is None:
-            x = ops.gated(x, layer.gate_up, bias)
+            x = ops.gated_linear(x, layer.gate_up, bias)
         else:
             x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", ops.linear)
             x = ops.silu_mul(x)
@@ -360,7 +360,7 @@ class Decoder:
     ) -> bool:
         """Report whether a product can be added to ``stream`` by the kernel that computes it."""
         plain = self.group is ALONE and bias is None and adapters is None
-        return plain and stream.shape[0] >= self._ops.adds_from
+        return plain and stream.shape[0] >= self._ops.min_add_rows
 
     def _is_few_rows(self, rows: int, plan: StepPlan) -> bool:
         """Report whether a step has few enough rows for :meth:`_forward_few` to be faster.
@@ -389,7 +389,7 @@ class Decoder:
         """
         ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
         alone = group is ALONE
-        rotary = ops.rotary(positions, self._inverse)
+        rotary = ops.compute_rotary_table(positions, self._inverse)
         stream = self.embed(ids) if embeds is None else embeds.clone()
         x = stream if alone else ops.rms_norm(stream, self._layers[0].attention_norm, eps)
 
@@ -439,5 +439,5 @@ class Decoder:
         """Release every tensor."""
         self._tensors = {}
         self._layers = []
-        self._ops = ops_for(torch.device("meta"))
+        self._ops = choose_ops(torch.device("meta"))
         self._inverse = self._inverse.to("meta")  # it may be on the device as well

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 
 NAME = "plimsoll_paged"
@@ -41,7 +41,7 @@ def paged_attention(
     if plan is None:
         raise NotImplementedError("the model does not pass keyword arguments to its attention")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    ops = ops_for(query.device)
+    ops = choose_ops(query.device)
     rows = query[0].transpose(0, 1)
     ops.store(key[0].transpose(0, 1), value[0].transpose(0, 1), plan, layer)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -95,7 +95,7 @@ class TransformersModel:
         )
         hidden: torch.Tensor = out.last_hidden_state[0]
         if plan.needed is not None:
-            hidden = ops_for(hidden.device).rows(hidden.contiguous(), plan.needed.rows)
+            hidden = choose_ops(hidden.device).gather_rows(hidden.contiguous(), plan.needed.rows)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import embedding, gelu, layer_norm, scaled_dot_product_attention
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.quantized import product
 from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 from plimsoll_engine.messages.worker_ipc import Media
@@ -167,7 +167,7 @@ class WhisperModel:
             normed = self._norm(x, f"layers.{layer}.final_layer_norm")
             x = x + self._linear(gelu(self._linear(normed, layer, "fc1")), layer, "fc2")
         if plan.needed is not None:
-            x = ops_for(x.device).rows(x, plan.needed.rows)
+            x = choose_ops(x.device).gather_rows(x, plan.needed.rows)
         return self._norm(x, "layer_norm")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,7 @@ class WhisperModel:
             self._linear(x, layer, f"self_attn.{name}").view(-1, heads, dim)
             for name in ("q_proj", "k_proj", "v_proj")
         )
-        ops = ops_for(x.device)
+        ops = choose_ops(x.device)
         ops.store(key, value, plan, layer)
         out = ops.attend(query, plan, layer, dim**-0.5, None)
         return self._linear(out.flatten(1), layer, "self_attn.out_proj")

@@ -21,9 +21,9 @@ from plimsoll_engine.core.execute.needed_rows import NeededRows, find_needed_row
 from plimsoll_engine.core.execute.prompt_scores import Scores, compute_scores
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
-from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.step_plan import Needed, StepPlan
-from plimsoll_engine.kernels.whole_prompts import make_plan, padded_lengths
+from plimsoll_engine.kernels.whole_prompts import list_padded_lengths, make_plan
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, pool_sums, pool_tensors
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -60,7 +60,7 @@ class Forward:
         """Padded prompt lengths whose attention is not planned yet."""
         self.adapters: LoadedAdapters | None = None
         """Loaded LoRA adapters; None if the engine does not serve adapters."""
-        self._ops = ops_for(self.device)
+        self._ops = choose_ops(self.device)
         slots = num_blocks * block_size
         self.pool_is_mapped = memory is not None
         """Whether the KV pool belongs to the weight server."""
@@ -127,7 +127,7 @@ class Forward:
                 GraphCapturer(self.graphs.pool), longest,
             )  # fmt: skip
         if None in self.model.spec.windows:
-            self._unplanned = padded_lengths(longest)
+            self._unplanned = list_padded_lengths(longest)
         if not later:
             self.graphs.capture_first()
 
@@ -188,7 +188,7 @@ class Forward:
                 return None, None
             if len(inputs.last) < len(tokens):
                 last = copy_array_to_device(inputs.last, self.device)
-                tokens, own = tokens[last.long()], self._ops.rows(own, last)
+                tokens, own = tokens[last.long()], self._ops.gather_rows(own, last)
             return tokens, None if inputs.greedy else self.group.all_gather(own)
         return None, self._compute(inputs, chunks, adapters)
 
@@ -207,7 +207,7 @@ class Forward:
             copy_to_device(fields, self.device)
         )
         if self.newest is not None and bool((inputs.sources >= 0).any()):
-            ids = self._ops.take(ids, sources, self.newest)
+            ids = self._ops.take_token_ids(ids, sources, self.newest)
         step = StepPlan(
             keys=self.kv[0],
             values=self.kv[1],
@@ -235,9 +235,12 @@ class Forward:
                 hidden = self.model.forward(ids, positions.long(), step, embeds)
         if len(scored):
             self.scores = compute_scores(
-                self.model.logits, self._ops.rows(hidden, scored), targets.long(), inputs.most
+                self.model.logits,
+                self._ops.gather_rows(hidden, scored),
+                targets.long(),
+                inputs.most,
             )
-        return self.model.logits(self._ops.rows(hidden, last)) if len(last) else None
+        return self.model.logits(self._ops.gather_rows(hidden, last)) if len(last) else None
 
     def _locate_needed_rows(
         self, step: StepPlan, needed: NeededRows, inputs: Inputs, chunks: Sequence[Chunk]

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from plimsoll_engine.distributed.group import ALONE
-from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.kernels.decode_cut import cut_for, row_bytes_of
-from plimsoll_engine.kernels.sizes import few_padded
+from plimsoll_engine.kernels.choose import choose_ops
+from plimsoll_engine.kernels.decode_cut import choose_cut, compute_row_bytes
+from plimsoll_engine.kernels.sizes import pad_few_rows
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -74,12 +74,12 @@ class DecodeGraphs:
         self._scales = scales
         self._block_size = block_size
         self._width = max_blocks
-        row_bytes = row_bytes_of(model.kv.dim, kv.element_size())
+        row_bytes = compute_row_bytes(model.kv.dim, kv.element_size())
         first, rest = split_capture_order(
             list_capture_sizes(max_rows),
             lambda size: (
-                cut_for(size, model.kv.heads, row_bytes, self.context_limit),
-                size == 1 or few_padded(size),
+                choose_cut(size, model.kv.heads, row_bytes, self.context_limit),
+                size == 1 or pad_few_rows(size),
             ),
         )
         self._first, self._missing = len(first), first + rest
@@ -127,7 +127,7 @@ class DecodeGraphs:
         model, kv = self._model, self._kv
         assert model is not None
         assert kv is not None
-        ops = ops_for(kv.device)
+        ops = choose_ops(kv.device)
         keys, values = kv[0], kv[1]
         ids, sources, positions, slots, contexts = self._inputs[: FIELDS * size].view(FIELDS, size)
         tables = self._inputs[FIELDS * size : (FIELDS + self._width) * size]
@@ -138,7 +138,7 @@ class DecodeGraphs:
         )  # fmt: skip
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
-            known = ops.take(ids, sources, self._newest)
+            known = ops.take_token_ids(ids, sources, self._newest)
             return model.best(model.forward(known, positions, step))
 
         # All rows are padding, so that the warm-up writes nothing to the pool.

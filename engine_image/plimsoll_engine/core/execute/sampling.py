@@ -18,8 +18,8 @@ import torch
 from plimsoll_engine.core.execute.logit_edits import LogitEdits
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.token_rules import TokenCounts
-from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.kernels.draw import noise
+from plimsoll_engine.kernels.choose import choose_ops
+from plimsoll_engine.kernels.draw import compute_noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
 WORKSPACE_ELEMENTS = 1 << 23
@@ -259,7 +259,7 @@ def _apply_masks(logits: torch.Tensor, sampling_plan: SamplingPlan) -> None:
 
 
 def _draw(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    return ops_for(logits.device).draw(logits, knobs[:, 0].contiguous(), keys)
+    return choose_ops(logits.device).draw(logits, knobs[:, 0].contiguous(), keys)
 
 
 def _draw_filtered(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -273,6 +273,6 @@ def _draw_filtered(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor
     kept = (rank < top_k) & (probabilities >= min_p * probabilities[:, :1])
     kept &= before < top_p * (probabilities * kept).sum(dim=-1, keepdim=True)
     kept[:, 0] = True
-    scores -= noise(keys, logits.shape[-1]).gather(-1, tokens)
+    scores -= compute_noise(keys, logits.shape[-1]).gather(-1, tokens)
     best = scores.masked_fill_(~kept, float("-inf")).argmax(dim=-1)
     return tokens.gather(-1, best.unsqueeze(-1)).squeeze(-1)

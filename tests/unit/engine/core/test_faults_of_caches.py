@@ -143,7 +143,9 @@ def test_each_mask_is_kept_once_a_step(make_engine: Any, monkeypatch: pytest.Mon
     keeper.masks = []
     made = plan_sampling([])
     made.masked_rows, made.masks = [0], [bytes(32)]
-    monkeypatch.setattr("plimsoll_engine.core.execute.runner.Runner._next_tokens", lambda *_: None)
+    monkeypatch.setattr(
+        "plimsoll_engine.core.execute.runner.Runner._sample_tokens", lambda *_: None
+    )
     for number in range(3):
         keeper._sample_tokens(None, [], made)  # type: ignore[arg-type]
         assert [mask.nbytes for mask in keeper.masks] == [32] * (number + 1)

@@ -16,12 +16,12 @@ from plimsoll_engine.core.execute.graphs import (
     list_capture_sizes,
     split_capture_order,
 )
-from plimsoll_engine.kernels.decode_cut import Cut, cut_for
-from plimsoll_engine.kernels.sizes import few_padded
+from plimsoll_engine.kernels.decode_cut import Cut, choose_cut
+from plimsoll_engine.kernels.sizes import pad_few_rows
 
 
 def cuts(kv_heads: int, limit: int) -> Callable[[int], Cut]:
-    return lambda size: cut_for(size, kv_heads, 256, limit)
+    return lambda size: choose_cut(size, kv_heads, 256, limit)
 
 
 @given(st.integers(1, 1024), st.integers(1, 16), st.sampled_from([4096, 8192, 131_072]))
@@ -43,10 +43,10 @@ def test_the_largest_size_of_each_cut_that_is_missing(kv_heads: int, expected: l
 
 def test_products_of_few_rows_are_compiled_before_the_engine_serves() -> None:
     """Their kernels are for 16 and for 32 rows."""
-    first, _ = split_capture_order(list_capture_sizes(256), few_padded)
-    assert {few_padded(size) for size in first} == {0, 16, 32}
-    first, _ = split_capture_order(list_capture_sizes(8), few_padded)
-    assert {few_padded(size) for size in first} == {16}
+    first, _ = split_capture_order(list_capture_sizes(256), pad_few_rows)
+    assert {pad_few_rows(size) for size in first} == {0, 16, 32}
+    first, _ = split_capture_order(list_capture_sizes(8), pad_few_rows)
+    assert {pad_few_rows(size) for size in first} == {16}
 
 
 def test_a_size_without_memory_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(decode_cut, "PROGRAMS", 24)
         monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 48)
         monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
-        monkeypatch.setattr(FusedOps, "adds_from", 40)
+        monkeypatch.setattr(FusedOps, "min_add_rows", 40)
         monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 8)
 
 
@@ -120,11 +120,11 @@ def test_a_step_by_the_kernels(
     kind: str, scored: bool, apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against one that computes all rows of all layers, and adds nothing in a product."""
-    monkeypatch.setattr(fused, "APART", apart)
+    monkeypatch.setattr(fused, "MIN_SEPARATE_RESULTS", apart)
     model, chunks = parse_document(kind), step(scored)
     logits, kv, scores = play(model, FusedOps(), chunks)
     monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 1 << 40)
-    monkeypatch.setattr(ReferenceOps, "adds_from", 1 << 40)
+    monkeypatch.setattr(ReferenceOps, "min_add_rows", 1 << 40)
     wanted, pool, expected = play(model, ReferenceOps(), chunks)
     assert logits.shape == (5, 96)
     assert error(logits, wanted) < 2e-2

@@ -158,11 +158,11 @@ def test_every_tile_computes_the_same(tile: Any) -> None:
 
 
 def test_the_tile_grows_with_the_rows_of_an_expert() -> None:
-    kinds = [experts.tile_for(pairs, 16, torch.bfloat16) for pairs in (1, 16 * FEW_PAIRS)]
+    kinds = [experts.choose_tile(pairs, 16, torch.bfloat16) for pairs in (1, 16 * FEW_PAIRS)]
     assert kinds == [FEW, FEW]
-    assert experts.tile_for(16 * FEW_PAIRS + 1, 16, torch.bfloat16) == SOME
-    assert experts.tile_for(16 * SOME_PAIRS + 1, 16, torch.bfloat16) == MANY
-    assert experts.tile_for(1, 16, torch.float32) == WIDE_FEW
+    assert experts.choose_tile(16 * FEW_PAIRS + 1, 16, torch.bfloat16) == SOME
+    assert experts.choose_tile(16 * SOME_PAIRS + 1, 16, torch.bfloat16) == MANY
+    assert experts.choose_tile(1, 16, torch.float32) == WIDE_FEW
 
 
 @pytest.mark.parametrize(("rows", "tile"), [(16, 32), (64, 1024)])
@@ -181,7 +181,7 @@ def test_each_pair_lies_once_in_a_block_of_its_expert(chosen_by: str, tile: int,
     torch.testing.assert_close(routes.shares, best.values)
     owner_of = best.indices.flatten().tolist()
     pairs = tokens * chosen
-    assert len(routes.owners) == routing.most_blocks(pairs, count, rows)
+    assert len(routes.owners) == routing.compute_max_blocks(pairs, count, rows)
     seen: list[int] = []
     owners = routes.owners.tolist()
     used = [owner for owner in owners if owner >= 0]
@@ -199,10 +199,10 @@ def test_each_pair_lies_once_in_a_block_of_its_expert(chosen_by: str, tile: int,
 
 
 def test_there_are_never_more_blocks_than_the_bound() -> None:
-    assert routing.most_blocks(1, 128, 16) == 1
+    assert routing.compute_max_blocks(1, 128, 16) == 1
     # One pair too many in each of five experts' last blocks.
     pairs = 5 * 17
-    assert routing.most_blocks(pairs, 5, 16) == 10
+    assert routing.compute_max_blocks(pairs, 5, 16) == 10
     logits = torch.full((pairs, 5), -9.0, device=DEVICE)
     logits[torch.arange(pairs), torch.arange(pairs) % 5] = 9.0
     owners = routing.route(logits, 1, False, 16, 1024).owners.tolist()

@@ -212,7 +212,7 @@ def test_keys_and_values_are_stored_with_their_scales(
     plan = plan_of([(9, 1), (40, 1), (20, 7)], kv_heads, dim)
     tokens = len(plan.write_slots)
     qkv = draw(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
-    rotary = REFERENCE.rotary(
+    rotary = REFERENCE.compute_rotary_table(
         torch.randint(0, 5000, (tokens,), device=DEVICE), draw(dim // 2).abs()
     )
     norms = (draw(dim, dtype=dtype), draw(dim, dtype=dtype)) if normed else None
@@ -283,7 +283,7 @@ def test_a_whole_prompt_attends_to_what_it_stores(monkeypatch: pytest.MonkeyPatc
     plan = plan_of([(9, 1), (rows, rows)], 2, 32)
     plan.fresh = (rows,)
     qkv = draw(rows + 1, 8 * 32, dtype=NARROW)
-    rotary = REFERENCE.rotary(torch.arange(rows + 1, device=DEVICE), draw(16).abs())
+    rotary = REFERENCE.compute_rotary_table(torch.arange(rows + 1, device=DEVICE), draw(16).abs())
     step = copied(plan)
     query = FUSED.rotate_and_store(qkv, rotary, None, 0.0, step, 0)
     assert step.derived.pairs.dtype == NARROW

@@ -22,7 +22,7 @@ from plimsoll_engine.kernels import (
     whole_prompts,
 )
 from plimsoll_engine.kernels.fused import FusedOps
-from plimsoll_engine.kernels.ops import Ops, column_of
+from plimsoll_engine.kernels.ops import Ops, decode_columns
 from plimsoll_engine.kernels.quantized import Quantized
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.step_plan import StepPlan
@@ -124,9 +124,9 @@ def test_product_and_activation_in_one(
 ) -> None:  # fmt: skip
     """Tiles that are whole and not, and programs that compute several."""
     x, weight = draw(rows, columns, dtype=dtype), draw(2 * size, columns, dtype=dtype)
-    expected = REFERENCE.gated(x.float(), weight.float(), None)
+    expected = REFERENCE.gated_linear(x.float(), weight.float(), None)
     for processors in (132, 4):
-        monkeypatch.setattr(gated_product, "_processors", lambda device, n=processors: n)
+        monkeypatch.setattr(gated_product, "_count_multiprocessors", lambda device, n=processors: n)
         assert error(gated_product.gated_product(x, weight), expected) < tolerance
 
 
@@ -146,14 +146,16 @@ def test_which_products_are_computed_with_their_activation(
     rows: int, size: int, columns: int, dtype: torch.dtype, biased: bool, taken: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(gated_product, "_processors", lambda device: 4)
+    monkeypatch.setattr(gated_product, "_count_multiprocessors", lambda device: 4)
     monkeypatch.setattr(gated_product, "_loaded", set())
     x, weight = draw(rows, columns, dtype=dtype), draw(2 * size, columns, dtype=dtype)
     bias = draw(2 * size, dtype=dtype) if biased else None
     fits = gated_product.fits(x, weight, bias)
     assert (fits and gated_product.is_faster(x, weight)) is taken
-    expected = REFERENCE.gated(x.float(), weight.float(), None if bias is None else bias.float())
-    assert error(FUSED.gated(x, weight, bias), expected) < 8e-3
+    expected = REFERENCE.gated_linear(
+        x.float(), weight.float(), None if bias is None else bias.float()
+    )
+    assert error(FUSED.gated_linear(x, weight, bias), expected) < 8e-3
     assert len(gated_product._loaded) == fits, "loaded before there are rows enough"
     assert not gated_product.fits(x[:, ::2], weight[:, ::2], None)
 
@@ -161,13 +163,13 @@ def test_which_products_are_computed_with_their_activation(
 def test_rotary_table_far_out() -> None:
     positions = torch.tensor([0, 1, 511, 131_071], device=DEVICE)
     inverse = 1.0 / 1e4 ** (torch.arange(0, 24, 2, device=DEVICE).float() / 24)
-    found = FUSED.rotary(positions, inverse)
+    found = FUSED.compute_rotary_table(positions, inverse)
     angles = positions.double().unsqueeze(-1) * inverse.double()
     # The product is rounded to float32, as transformers does: half a unit at 131071 is .004.
     torch.testing.assert_close(
         found.double(), torch.cat([angles.cos(), angles.sin()], dim=-1), atol=8e-3, rtol=0
     )
-    assert error(found, REFERENCE.rotary(positions, inverse)) < 1e-6
+    assert error(found, REFERENCE.compute_rotary_table(positions, inverse)) < 1e-6
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
@@ -179,7 +181,7 @@ def test_rotate_and_store(
     plan = plan_of([(9, 1), (40, 1), (20, 7)], kv_heads, dim, dtype)
     tokens = len(plan.write_slots)
     qkv = draw(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
-    rotary = REFERENCE.rotary(
+    rotary = REFERENCE.compute_rotary_table(
         torch.randint(0, 5000, (tokens,), device=DEVICE), draw(dim // 2).abs()
     )
     norms = (draw(dim, dtype=dtype), draw(dim, dtype=dtype)) if normed else None
@@ -320,7 +322,7 @@ def test_projection_of_few_rows(
     if not silu:
         tiles += [few_rows.Tile(16, 64, 3, parts=2), few_rows.Tile(64, 64, 2, parts=3)]
     for tile in tiles:
-        monkeypatch.setattr(few_rows, "tile_for", lambda *_, tile=tile: tile)
+        monkeypatch.setattr(few_rows, "choose_tile", lambda *_, tile=tile: tile)
         for _ in range(2):  # a product leaves its arrival counters at 0
             assert error(project(FUSED, NARROW), exact) < max(1e-3, 2 * rounding)
 
@@ -330,11 +332,11 @@ def test_programs_of_a_product_of_few_rows(columns: int) -> None:
     """Each has inputs, and a counter if it shares a tile."""
     for size in (64, 512, 1024, 2047, 2048, 2560, 4096, 4160, 128_256):
         for padded in (16, 32):
-            tile = few_rows.tile_for(size, columns, False, padded)
+            tile = few_rows.choose_tile(size, columns, False, padded)
             if tile.parts > 1:
                 assert -(-size // tile.size) <= few_rows.COUNTERS
                 assert size <= 4096
-            assert few_rows.tile_for(size, columns, True, padded).parts == 1
+            assert few_rows.choose_tile(size, columns, True, padded).parts == 1
 
 
 def test_which_products_have_kernels_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +369,9 @@ def test_whole_prompts_of_the_library(rotates: bool, lengths: tuple[int, ...]) -
     tokens = len(plan.write_slots)
     qkv = draw(tokens, heads + 2 * kv_heads, dim, dtype=NARROW)
     if rotates:
-        rotary = REFERENCE.rotary(torch.arange(tokens, device=DEVICE), draw(dim // 2).abs())
+        rotary = REFERENCE.compute_rotary_table(
+            torch.arange(tokens, device=DEVICE), draw(dim // 2).abs()
+        )
         query = FUSED.rotate_and_store(qkv.flatten(1), rotary, None, 0.0, plan, 0)
     else:
         query, key, value = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
@@ -406,7 +410,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
     lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then, a plan for their true length would cost more than it saves."""
-    monkeypatch.setattr(whole_prompts, "JOINED_AFTER", 3)
+    monkeypatch.setattr(whole_prompts, "STEPS_UNTIL_JOINED", 3)
     plan = plan_of([(n, n) for n in lengths], 2, 32, NARROW)
     plan.fresh = lengths
     query, key, value = (draw(len(plan.write_slots), h, 32, dtype=NARROW) for h in (4, 2, 2))
@@ -422,7 +426,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
     never_twice = [(n, n) for n in range(2000, 2400)]
     equal = whole_prompts.EqualPrompts()
     assert not any(equal.count_step(whole) for whole in never_twice)
-    assert len(equal._steps) <= whole_prompts.MOST_GROUPS + 1, "bounded"
+    assert len(equal._steps) <= whole_prompts.MAX_GROUPS + 1, "bounded"
 
 
 def plans_of(plans: set[Any]) -> list[int]:
@@ -438,7 +442,7 @@ def test_attention_is_added_through_its_product(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Long prompts where the library left them, or all in one piece."""
-    monkeypatch.setattr(fused, "APART", apart)
+    monkeypatch.setattr(fused, "MIN_SEPARATE_RESULTS", apart)
     heads, kv_heads, dim, size = 4, 2, 32, 48
     plan = plan_of([*others, *((n, n) for n in lengths)], kv_heads, dim, NARROW)
     plan.fresh = lengths
@@ -490,7 +494,7 @@ def test_how_the_work_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(decode_cut, "PROGRAMS", PROGRAMS)
-    assert decode_cut.cut_for(sequences, kv_heads, row_bytes, limit) == cut
+    assert decode_cut.choose_cut(sequences, kv_heads, row_bytes, limit) == cut
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 7), (3, 4096), (2, 20_011)])
@@ -514,8 +518,8 @@ def test_the_best_column_of_several_parts(ops: Ops, parts: int) -> None:
     x[7] *= 1e-3
     width = x.shape[1] // parts
     own = [part.contiguous() for part in x.chunk(parts, dim=1)]
-    keys = [ops.best_keys(part, number * width) for number, part in enumerate(own)]
-    found = column_of(torch.stack([key.cpu() for key in keys]).amax(0))
+    keys = [ops.find_best_keys(part, number * width) for number, part in enumerate(own)]
+    found = decode_columns(torch.stack([key.cpu() for key in keys]).amax(0))
     clean = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     assert torch.equal(found, clean.argmax(dim=-1).cpu())
 
@@ -528,7 +532,7 @@ def test_a_row_of_no_numbers_has_no_best_column() -> None:
     ids = torch.tensor([7, 8, 9], dtype=torch.int32, device=DEVICE)
     sources = torch.tensor([-1, 0, 2], dtype=torch.int32, device=DEVICE)
     for ops in (FUSED, REFERENCE):
-        assert ops.take(ids, sources, FUSED.argmax(x)).tolist() == [7, 0, 5000]
+        assert ops.take_token_ids(ids, sources, FUSED.argmax(x)).tolist() == [7, 0, 5000]
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 7), (5, 4096), (3, 20_011)])
@@ -547,7 +551,7 @@ def test_a_draw_is_the_same_in_one_kernel(rows: int, columns: int) -> None:
 def test_rows_are_those_of_their_numbers(kind: torch.dtype, count: int, size: int) -> None:
     x = draw(40, size)
     index = torch.randint(0, 40, (count + 1,), device=DEVICE).to(kind)[1:]  # not aligned
-    assert torch.equal(FUSED.rows(x, index), REFERENCE.rows(x, index))
+    assert torch.equal(FUSED.gather_rows(x, index), REFERENCE.gather_rows(x, index))
 
 
 @pytest.mark.parametrize("count", [1, 9, 600])
@@ -560,4 +564,4 @@ def test_a_token_is_given_or_a_sampled_one(count: int) -> None:
         for number, source in enumerate(sources.tolist())
     ]
     for ops in (FUSED, REFERENCE):
-        assert ops.take(ids, sources, newest).tolist() == expected
+        assert ops.take_token_ids(ids, sources, newest).tolist() == expected

@@ -307,7 +307,7 @@ class SharedOut(Group):
         self.asked.append(len(residual))
         whole = residual.clone()
         residual.fill_(torch.nan)
-        return ops.rows(whole, index)
+        return ops.gather_rows(whole, index)
 
 
 def test_where_the_stream_is_shared_out_its_needed_rows_are_asked_for(
@@ -346,7 +346,7 @@ def test_products_are_added_to_the_stream(name: str, monkeypatch: pytest.MonkeyP
         added += 1
         add(self, x, weight, into)
 
-    monkeypatch.setattr(ReferenceOps, "adds_from", 1)
+    monkeypatch.setattr(ReferenceOps, "min_add_rows", 1)
     monkeypatch.setattr(ReferenceOps, "add_product", counted)
     for fewest in (1, ALL):
         logits, told, pool = play(model, chunks, fewest)
