@@ -96,7 +96,7 @@ class Flight:
     def __init__(self) -> None:
         self.found: list[tuple[ref[Request], list[int], int]] = []
 
-    def prompt_scores(self) -> list[Any]:
+    def collect_prompt_scores(self) -> list[Any]:
         return []
 
     def collect_results(self) -> list[StepResult]:
@@ -116,7 +116,7 @@ class Runner:
         self.kv = kv
         self.outputs = Outputs()
         self.adapters = SimpleNamespace(
-            get=Adapter, bytes=0, bytes_bound=0, problems=lambda used: []
+            get=Adapter, bytes=0, bytes_bound=0, find_problems=lambda used: []
         )
         self.fails = False
         self.wrong: list[str] = []

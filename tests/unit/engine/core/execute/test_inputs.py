@@ -98,7 +98,7 @@ def test_which_prompts_a_captured_step_computes(
     chunks: list[Chunk], captured: int, expected: bool
 ) -> None:
     runner = cast(Any, object.__new__(Runner))
-    graphs = SimpleNamespace(fits=lambda rows: rows <= captured)
+    graphs = SimpleNamespace(has_graph=lambda rows: rows <= captured)
     runner.graphs = graphs if captured else None
     assert runner._is_short(chunks) is expected
     for one in chunks:

@@ -31,7 +31,7 @@ class Again:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_graphs, "ROWS_STEP", 16)
-    monkeypatch.setattr(layer_graphs, "AT_ONCE", 2)
+    monkeypatch.setattr(layer_graphs, "PIECES_PER_CALL", 2)
     monkeypatch.setattr(Again, "live", 0)
 
 
