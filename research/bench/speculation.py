@@ -74,7 +74,7 @@ def made(model: Decoder, seqs: int, method: str) -> EngineCore:
         forward = Forward(guesser, blocks, BLOCK)
         draft = DraftModel(forward, pool, BUDGET, small.vocab_size, small.vocab_size)
     runner = Runner(model, blocks, BLOCK)
-    guesses = drafting.of_settings(CONFIG, seqs, draft) if method != "plain" else None
+    guesses = drafting.create_speculation(CONFIG, seqs, draft) if method != "plain" else None
     engine = EngineCore(runner, Scheduler(pool, seqs, BUDGET, LENGTH), speculation=guesses)
     warm_up(engine)
     runner.capture_graphs(engine.max_rows, LENGTH // BLOCK)
@@ -140,7 +140,7 @@ def main() -> None:
             rates: dict[str, list[float]] = {method: [] for method in METHODS}
             for engine in engines.values():
                 if engine.speculation is not None:
-                    engine.speculation.counters = drafting.Drafted()
+                    engine.speculation.counters = drafting.DraftCounts()
             for number in range(arguments.sets + 1):  # the first one is not counted
                 outputs = []
                 for method, engine in engines.items():

@@ -171,7 +171,7 @@ class EngineCore:
         request = self.make_request(whole)
         if submit.adapter and (why := self._set_adapter(request, submit.adapter)) is not None:
             return self._create_refusal(submit, why)
-        if (why := self.scheduler.refusal(request)) is not None:
+        if (why := self.scheduler.find_refusal(request)) is not None:
             return self._create_refusal(submit, why)
         self.counters.requests += 1
         self.counters.prompt_tokens += request.num_prompt
@@ -203,7 +203,7 @@ class EngineCore:
         """
         inheritance, self.inheritance = self.inheritance, None
         if inheritance is not None:
-            inheritance.settle()
+            inheritance.release_tables()
         return inheritance
 
     def quiesce(self) -> StepOutput:
@@ -365,7 +365,7 @@ class EngineCore:
     ) -> None:
         """Store the tokens of accepted drafts. ``drafts`` is the number of verified drafts."""
         assert self.speculation is not None
-        self.speculation.verified(request, drafts, len(tokens))
+        self.speculation.count_verified(request, drafts, len(tokens))
         for token_id, logprobs in tokens:
             if request.released:
                 break
@@ -388,8 +388,8 @@ class EngineCore:
         """Append a token to ``request``. End the request if the token is its last."""
         request.append(token_id)
         self.counters.generation_tokens += 1
-        reason = request.finish_reason(token_id, self.scheduler.max_model_len)
-        started, attempt = request.take_started(), request.attempt
+        reason = request.get_finish_reason(token_id, self.scheduler.max_model_len)
+        started, attempt = request.take_start_statistics(), request.attempt
         output.tokens.append(
             Token(request.request_id, token_id, reason, logprobs, started, attempt)
         )
@@ -411,7 +411,7 @@ class EngineCore:
             matcher = request.matcher
             if request.released or request.in_flight.unconfirmed is None or matcher is None:
                 continue
-            if matcher.busy and not masks.overdue(matcher):
+            if matcher.busy and not masks.is_overdue(matcher):
                 self._unconfirmed.append(request)
                 continue
             wrong = None

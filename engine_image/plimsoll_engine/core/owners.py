@@ -87,7 +87,7 @@ def create_owners(engine: EngineCore) -> list[Owner]:
                 checks={
                     "encoder_outputs_are_known": lambda: (
                         cache.find_problems(request.request_id for request in scheduler.running)
-                        + outputs.find_problems(cache.known())
+                        + outputs.find_problems(cache.list_known_keys())
                     )
                 },
             )

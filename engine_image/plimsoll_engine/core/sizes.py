@@ -42,7 +42,7 @@ def token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:
     return kv.bytes_per_token(dtype) + (0 if draft is None else draft.bytes_per_token(dtype))
 
 
-def cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def choose_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype of the KV pool for ``--kv-cache-dtype``. ``auto`` means ``dtype``.
 
     Raises :class:`SettingsError` if ``name`` is unknown or the device does not support it.
@@ -68,7 +68,7 @@ def check_adapters(requested: WorkerConfig, config: Any) -> None:
         )
 
 
-ENCODED_AT_ONCE = 8
+ENCODER_CACHE_MEDIA = 8
 """Number of the largest media in the encoder cache of an encoder-decoder model.
 
 Its requests hold them until they end. A smaller number would limit the batch. Each medium takes as
@@ -76,7 +76,7 @@ much memory as a long context.
 """
 
 
-def encoder_tokens(
+def choose_encoder_budget(
     requested: int | None, settings: EngineSizes, largest: int, lifelong: bool
 ) -> int:
     """Return the encoder cache's budget in tokens. The largest medium takes ``largest`` tokens.
@@ -91,7 +91,7 @@ def encoder_tokens(
     if requested is not None:
         return requested
     if lifelong:
-        return largest * min(settings.max_num_seqs, ENCODED_AT_ONCE)
+        return largest * min(settings.max_num_seqs, ENCODER_CACHE_MEDIA)
     return max(largest, settings.max_num_batched_tokens)
 
 
@@ -127,7 +127,7 @@ def resolve(
             " positions (max_position_embeddings)"
         )
     block_size = requested.block_size or BLOCK_SIZE
-    max_num_seqs = _sequences(requested, device)
+    max_num_seqs = _choose_max_num_seqs(requested, device)
     # Twice all sequences at their longest. A small model's pool would otherwise have millions of
     # blocks that no request can fill, each with an entry in host memory.
     useful = 2 * max_num_seqs * -(-max_model_len // block_size)
@@ -150,20 +150,22 @@ def resolve(
     return EngineSizes(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
-        max_num_batched_tokens=_batched_tokens(requested, device),
+        max_num_batched_tokens=_choose_max_batched_tokens(requested, device),
         block_size=block_size,
         num_blocks=num_blocks,
     )
 
 
-def _sequences(requested: WorkerConfig, device: torch.device) -> int:
+def _choose_max_num_seqs(requested: WorkerConfig, device: torch.device) -> int:
     return requested.max_num_seqs or (256 if device.type == "cuda" else 32)
 
 
-def _batched_tokens(requested: WorkerConfig, device: torch.device) -> int:
+def _choose_max_batched_tokens(requested: WorkerConfig, device: torch.device) -> int:
     return requested.max_num_batched_tokens or (8192 if device.type == "cuda" else 1024)
 
 
-def most_rows(requested: WorkerConfig, device: torch.device) -> int:
+def compute_max_rows(requested: WorkerConfig, device: torch.device) -> int:
     """Return the maximum number of rows of a step without drafts."""
-    return max(_sequences(requested, device), _batched_tokens(requested, device))
+    return max(
+        _choose_max_num_seqs(requested, device), _choose_max_batched_tokens(requested, device)
+    )

@@ -18,7 +18,7 @@ from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
-from plimsoll_engine.core.speculation.drafting import Drafted
+from plimsoll_engine.core.speculation.drafting import DraftCounts
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.errors import WarmUpError
 from plimsoll_engine.kvcache.block_pool import BlockPool
@@ -73,24 +73,24 @@ def warm_up(engine: EngineCore) -> None:
     )
     width = min(scheduler.max_num_seqs, engine.pool.num_blocks)
     media = engine.runner.create_example_media()
-    _round(engine, [max(1, longest)], 0.0, media)
+    _run_requests(engine, [max(1, longest)], 0.0, media)
     needed = media if engine.runner.needs_media else []
-    _round(engine, [1] * width, 1.0, needed)
+    _run_requests(engine, [1] * width, 1.0, needed)
     if (speculation := engine.speculation) is not None:
-        proposer, speculation.proposer = speculation.proposer, _Zeros()
-        _round(engine, [1] * width, 1.0, needed, 2 + speculation.most)
+        proposer, speculation.proposer = speculation.proposer, _ZeroProposer()
+        _run_requests(engine, [1] * width, 1.0, needed, 2 + speculation.most)
         speculation.proposer = proposer
         if speculation.draft_model is not None:
-            _round(engine, [max(1, longest - 1)], 0.0, media, 3)
-            _round(engine, [1] * width, 1.0, needed, 2 + speculation.most)
-        speculation.counters = Drafted()
+            _run_requests(engine, [max(1, longest - 1)], 0.0, media, 3)
+            _run_requests(engine, [1] * width, 1.0, needed, 2 + speculation.most)
+        speculation.counters = DraftCounts()
     engine.pool.reset_prefix_cache()
     engine.counters = Counters()
     scheduler.preemptions_total = 0
     scheduler.prefix_query_tokens_total = scheduler.prefix_hit_tokens_total = 0
 
 
-class _Zeros:
+class _ZeroProposer:
     """Proposer of the maximum number of drafts, so that the step has as many rows as possible."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
@@ -98,7 +98,7 @@ class _Zeros:
         return [[0] * most for _, most in wanted]
 
 
-def _round(
+def _run_requests(
     engine: EngineCore,
     lengths: list[int],
     temperature: float,

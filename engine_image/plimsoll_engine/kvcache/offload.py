@@ -144,7 +144,7 @@ class Offload:
 
         Return False if they hold none or do not end within :data:`RECLAIM_WAIT_S`.
         """
-        return bool(self.held_blocks()) and self.settle(RECLAIM_WAIT_S)
+        return bool(self.list_held_blocks()) and self.settle(RECLAIM_WAIT_S)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` seconds for all transfers. Report whether none is left."""
@@ -163,7 +163,7 @@ class Offload:
         self._free += [slot for _, slot in cleared]
         return len(cleared)
 
-    def held_blocks(self, started_after: float = -math.inf) -> list[int]:
+    def list_held_blocks(self, started_after: float = -math.inf) -> list[int]:
         """Return the device blocks that transfers reference, once for each reference.
 
         Only transfers that started after ``started_after`` (CLOCK_MONOTONIC) count.
@@ -210,7 +210,7 @@ class Offload:
     def close(self) -> None:
         """Wait for the copies and release every block. Idempotent."""
         self.copies.close()
-        self.pool.release(self.held_blocks())
+        self.pool.release(self.list_held_blocks())
         for transfer in self.transfers:
             for key in transfer.keys:
                 self.stored.unpin(key)

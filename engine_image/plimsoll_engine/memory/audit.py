@@ -26,9 +26,9 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that the block tables and transfers account for all references to blocks."""
     named = Counter(block for request in engine.requests.values() for block in request.block_ids)
     if engine.inheritance is not None:
-        named.update(engine.inheritance.held_blocks())
+        named.update(engine.inheritance.list_held_blocks())
     if engine.scheduler.offload is not None:
-        named.update(engine.scheduler.offload.held_blocks())
+        named.update(engine.scheduler.offload.list_held_blocks())
     counted = engine.pool.references()
     if engine.pool.held != sum(counted.values()):
         return [f"{sum(counted.values())} references exist, but the pool counts {engine.pool.held}"]
@@ -71,14 +71,14 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return []
-    held, known = len(outputs), len(cache.known())
+    held, known = len(outputs), len(cache.list_known_keys())
     return [f"{held} encoder outputs are in memory, {known} in the ledger"] if held or known else []
 
 
 def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that only transfers reference blocks in an idle engine."""
     offload = engine.scheduler.offload
-    used = engine.pool.used - (0 if offload is None else len(set(offload.held_blocks())))
+    used = engine.pool.used - (0 if offload is None else len(set(offload.list_held_blocks())))
     return [f"{used} blocks are referenced by no request"] if used else []
 
 

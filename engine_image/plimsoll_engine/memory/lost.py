@@ -22,9 +22,9 @@ def count_lost_blocks(engine: EngineCore) -> int:
     A lost block has a reference, but not from a request with a client or from a live transfer.
     """
     pool, offload = engine.pool, engine.scheduler.offload
-    fresh = [] if offload is None else offload.held_blocks(time.monotonic() - STALE_S)
+    fresh = [] if offload is None else offload.list_held_blocks(time.monotonic() - STALE_S)
     if engine.inheritance is not None:  # released by itself
-        fresh += engine.inheritance.held_blocks()
+        fresh += engine.inheritance.list_held_blocks()
     # Waiting requests hold none. If a defect leaves them some, the blocks are examined below.
     running = _select_with_client(engine, engine.scheduler.running)
     if pool.held == sum(len(request.block_ids) for request in running) + len(fresh):
@@ -54,7 +54,7 @@ def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
         return None
     running = {r.request_id for r in _select_with_client(engine, engine.scheduler.running)}
     held = sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
-    return held + outputs.count_unknown_tokens(cache.known())
+    return held + outputs.count_unknown_tokens(cache.list_known_keys())
 
 
 def _select_with_client(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:

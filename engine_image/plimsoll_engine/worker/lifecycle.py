@@ -122,7 +122,7 @@ class CoreLifecycle:
                 sizes.check_adapters(self.config, self._model_config)
                 device = self.device.device = chosen.result()
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, device)
-                self._kv_dtype = sizes.cache_dtype(self.config.kv_cache_dtype, dtype, device)
+                self._kv_dtype = sizes.choose_cache_dtype(self.config.kv_cache_dtype, dtype, device)
                 # Early, so that the weight server loads while this process creates its context.
                 self.weights.request(self._model_config, dtype)
                 mapped = beside.submit(self.weights.map) if self.weights.is_mapped else None
@@ -138,7 +138,7 @@ class CoreLifecycle:
                     self.member.meet()
                 with self._time_stage("process_group"):
                     columns = loader.text_config(self._model_config).hidden_size
-                    rows = sizes.most_rows(self.config, device)
+                    rows = sizes.compute_max_rows(self.config, device)
                     self.member.form(device, SumShape(rows, columns, dtype))
             with self._time_stage("weights"):
                 model = self.weights.open(
@@ -233,7 +233,7 @@ class CoreLifecycle:
         encoder = None
         if isinstance(self.model, MediaModel):
             lifelong = self.model.lifelong
-            budget = sizes.encoder_tokens(
+            budget = sizes.choose_encoder_budget(
                 config.encoder_cache_tokens, settings, self.model.example().tokens, lifelong
             )
             encoder = EncoderCache(budget, lifelong)
@@ -258,7 +258,7 @@ class CoreLifecycle:
             scheduler,
             Grammars(self.vocabulary, trials=self.trials),
             config.media_cache_bytes,
-            drafting.of_settings(config.speculative, settings.max_num_seqs, draft_model),
+            drafting.create_speculation(config.speculative, settings.max_num_seqs, draft_model),
         )
         del self._parts[-1 if draft is None else -2 :]  # the engine closes the pools
         self._parts.append(engine)

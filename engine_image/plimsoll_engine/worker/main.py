@@ -21,7 +21,7 @@ from plimsoll_engine import injection
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
 from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.core.grammar.trial import TrialServer
-from plimsoll_engine.core.speculation.drafting import Drafted
+from plimsoll_engine.core.speculation.drafting import DraftCounts
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.errors import LoadError, RanksLost, SettingsError, WorkerEnds
 from plimsoll_engine.memory.audit import audit
@@ -320,7 +320,7 @@ class Worker:
     def _create_report(self) -> worker_ipc.Report:
         engine, counters = self.engine, self.engine.counters
         scheduler = engine.scheduler
-        drafted = Drafted() if engine.speculation is None else engine.speculation.counters
+        drafted = DraftCounts() if engine.speculation is None else engine.speculation.counters
         others = [] if self.leader is None else self.leader.accounts()
         return worker_ipc.Report(
             load=Load(

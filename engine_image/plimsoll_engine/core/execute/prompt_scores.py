@@ -97,7 +97,7 @@ def list_scored_rows(chunks: Sequence[Chunk]) -> list[ScoredRows]:
     found, start = [], 0
     for chunk in chunks:
         request = chunk.request
-        if request.unscored:
+        if request.has_unscored_rows:
             first = max(request.computed, request.scored)
             end = min(request.computed + chunk.count, request.num_prompt - 1)
             if first < end:

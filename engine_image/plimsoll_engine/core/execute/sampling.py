@@ -55,7 +55,7 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> Row:
     allowed = request.allowed if request.matcher is None else request.matcher.mask
     counts = request.counts
     if counts is not None and drafts:
-        counts = counts.with_outputs(drafts)
+        counts = counts.copy_with_outputs(drafts)
     position = request.num_outputs + request.in_flight.tokens + len(drafts)
     return Row(request.sampling, position, counts, allowed, request.banned(drafts))
 

@@ -30,16 +30,16 @@ from tokenizers import Tokenizer
 
 from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.checkpoint import Checkpoint
-from plimsoll_engine.core.grammar.matcher import LIMIT_CPU_S, Masks, Matcher, shorten_error
+from plimsoll_engine.core.grammar.matcher import LIMIT_CPU_S, MaskThreads, Matcher, shorten_error
 from plimsoll_engine.core.grammar.queue import SMALL_CHARACTERS, GrammarQueue
 from plimsoll_engine.core.grammar.trial import (
     BYTES,
     NICENESS,
     STACK_BYTES,
     GrammarRefused,
-    Passed,
     Trial,
     TrialFailed,
+    TrialPassed,
     TrialServer,
 )
 from plimsoll_engine.errors import TrialsLost, UsageError
@@ -49,7 +49,7 @@ from plimsoll_engine.process import host_memory
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-SLOTS = 2
+MAX_COMPILATIONS = 2
 """Number of concurrent compilations. Each tenant has at most one."""
 CACHE_BYTES = 64 << 20
 BASE_BYTES, BYTES_PER_CHARACTER = 96 << 10, 128
@@ -66,7 +66,7 @@ REFUSED_BYTES, REFUSAL_BYTES = 64 << 10, 400
 An entry is a digest and dictionary entries (CPython 3.11, rounded up).
 """
 
-BLANK = "\u2581"
+SENTENCEPIECE_SPACE = "\u2581"
 """The space character in tokens of SentencePiece tokenizers."""
 
 LIMITS = LLParserLimits(
@@ -87,7 +87,7 @@ schema.
 """
 
 Key = tuple[str, str]
-_LACKING = (TrialFailed, OSError, MemoryError, RuntimeError)
+_RESOURCE_ERRORS = (TrialFailed, OSError, MemoryError, RuntimeError)
 """Errors of a machine that lacks processes, files, memory or threads. The grammar is not to blame.
 """
 
@@ -133,7 +133,7 @@ class Vocabulary:
             checkpoint = Checkpoint.read(model)
             count = checkpoint.num_tokens
             ends = [end for end in checkpoint.ends if end < count]
-            text, added = _for_grammars(checkpoint.tokenizer)
+            text, added = _convert_tokenizer(checkpoint.tokenizer)
             tokenizer = LLTokenizer(text, n_vocab=count, eos_token=ends) if ends else None
         except (OSError, ValueError, RuntimeError, UsageError):
             return None
@@ -142,13 +142,13 @@ class Vocabulary:
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Return a new matcher. Raises :class:`GrammarError`."""
-        source = _source(grammar, self._added)
+        source = _convert_grammar(grammar, self._added)
         compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=LIMITS)
         if compiled.is_error():
             raise GrammarError(grammar.field, shorten_error(compiled.get_error()))
         return compiled
 
-    def attempt(self, grammar: Grammar) -> Passed | GrammarRefused:
+    def attempt(self, grammar: Grammar) -> TrialPassed | GrammarRefused:
         """Compile ``grammar`` and its first mask. Return its memory, or the refusal."""
         before = host_memory.malloc()[0] or 0
         try:
@@ -158,7 +158,9 @@ class Vocabulary:
         except GrammarError as error:
             return GrammarRefused(error.why, certain=True)
         return (
-            Passed(held) if matcher.error is None else GrammarRefused(matcher.error, certain=True)
+            TrialPassed(held)
+            if matcher.error is None
+            else GrammarRefused(matcher.error, certain=True)
         )
 
 
@@ -196,14 +198,14 @@ class Grammars:
         self._refused: LruCache[bytes, str] = LruCache(REFUSED_BYTES)
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
-        self._queue = GrammarQueue(SLOTS)
+        self._queue = GrammarQueue(MAX_COMPILATIONS)
         self._jobs: dict[str, _Job] = {}
         """Compilations by request ID."""
         self._numbers = itertools.count()
         self._queued: dict[int, _Job] = {}
         self._under_way: dict[int, _Job] = {}
         """Compilations by number, including those of aborted requests."""
-        self.masks = Masks(STACK_BYTES)
+        self.masks = MaskThreads(STACK_BYTES)
 
     def __len__(self) -> int:
         """Return the number of requests whose grammar is being compiled."""
@@ -219,7 +221,7 @@ class Grammars:
         job = _Job(next(self._numbers), grammar, list(output_ids), tenant)
         self._jobs[request_id] = self._queued[job.number] = job
         self._queue.add(job.number, tenant, len(grammar.text))
-        self._start()
+        self._start_queued()
 
     def drop(self, request_id: str) -> bool:
         """Cancel the compilation of a request that ended. Return False if it has none."""
@@ -230,7 +232,7 @@ class Grammars:
             self._queue.discard(job.number)
         else:
             job.trial.cancel()
-        self._reap()
+        self._collect_ended()
         return True
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
@@ -243,8 +245,8 @@ class Grammars:
         begun = {name: job.future for name, job in self._jobs.items() if job.future is not None}
         wait(begun.values(), wait_s, FIRST_COMPLETED)
         done = [name for name, future in begun.items() if future.done()]
-        outcomes = [(name, _outcome(self._jobs.pop(name))) for name in done]
-        self._reap()
+        outcomes = [(name, _get_outcome(self._jobs.pop(name))) for name in done]
+        self._collect_ended()
         return outcomes
 
     def refuse(self, matcher: Matcher) -> GrammarError:
@@ -252,7 +254,7 @@ class Grammars:
 
         If the matcher used up its CPU time, its grammar is refused from now on.
         """
-        if not self.masks.spent(matcher):
+        if not self.masks.has_used_cpu_time(matcher):
             why = (
                 "the machine is too busy to compute the allowed next tokens: send the request again"
             )
@@ -262,10 +264,10 @@ class Grammars:
             " smaller or less ambiguous"
         )
         with self._lock:
-            self._remember(matcher.key, why)
+            self._cache_refusal(matcher.key, why)
         return GrammarError(matcher.field, why)
 
-    def _remember(self, key: Key, why: str) -> None:
+    def _cache_refusal(self, key: Key, why: str) -> None:
         """Refuse this grammar from now on. The caller holds the lock."""
         self._refused.put(_digest(key), why, REFUSAL_BYTES + len(why))
 
@@ -285,7 +287,7 @@ class Grammars:
     @property
     def bytes_bound(self) -> int:
         """Upper bound of :attr:`bytes`."""
-        trials = 0 if self._trials is None else SLOTS * BYTES
+        trials = 0 if self._trials is None else MAX_COMPILATIONS * BYTES
         caches = self._cache.capacity + self._refused.capacity
         return caches + trials + self._vocabulary_bytes
 
@@ -302,7 +304,7 @@ class Grammars:
         for job in self._under_way.values():
             job.trial.cancel()
         self._end_threads()
-        self._reap()
+        self._collect_ended()
         self.masks.close()
         self.flush()
         if self._trials is not None:
@@ -312,15 +314,15 @@ class Grammars:
 
     # ---- the queue
 
-    def _start(self) -> None:
+    def _start_queued(self) -> None:
         """Start queued compilations while slots are free."""
         while (number := self._queue.take()) is not None:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(SLOTS, "grammar", _give_way)
+                self._threads = ThreadPoolExecutor(MAX_COMPILATIONS, "grammar", _lower_priority)
             job = self._queued.pop(number)
             before = threading.stack_size(STACK_BYTES)
             try:
-                job.future = self._threads.submit(partial(self._timed, job))
+                job.future = self._threads.submit(partial(self._run_job, job))
             except RuntimeError as error:  # the machine has no thread left
                 job.future = Future()
                 job.future.set_result(GrammarError(job.grammar.field, str(error), unavailable=True))
@@ -328,13 +330,13 @@ class Grammars:
                 threading.stack_size(before)
             self._under_way[number] = job
 
-    def _reap(self) -> None:
+    def _collect_ended(self) -> None:
         """Free the slots of finished compilations, and start the next ones."""
         for number, job in list(self._under_way.items()):
             if job.future is not None and job.future.done():
                 del self._under_way[number]
                 self._queue.done(number, job.seconds)
-        self._start()
+        self._start_queued()
         if not self._jobs and not self._under_way:
             self._end_threads()  # they are idle, so this does not block
 
@@ -345,17 +347,17 @@ class Grammars:
 
     # ---- in a thread
 
-    def _timed(self, job: _Job) -> Outcome:
+    def _run_job(self, job: _Job) -> Outcome:
         """Compile ``job`` and measure the time. Return errors: a traceback would keep ``job``."""
         begun = time.monotonic()
         try:
-            return self._match(job)
+            return self._create_matcher(job)
         except TrialsLost as error:
             return TrialsLost(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             if isinstance(error, GrammarError):
                 return GrammarError(job.grammar.field, error.why)
-            lacking = isinstance(error, _LACKING) and not isinstance(error, RecursionError)
+            lacking = isinstance(error, _RESOURCE_ERRORS) and not isinstance(error, RecursionError)
             return GrammarError(job.grammar.field, shorten_error(str(error)), unavailable=lacking)
         finally:
             job.seconds = time.monotonic() - begun
@@ -363,10 +365,10 @@ class Grammars:
                 # Without a trim malloc would keep the memory that compiling a large text took.
                 host_memory.malloc_trim()
 
-    def _match(self, job: _Job) -> Matcher:
+    def _create_matcher(self, job: _Job) -> Matcher:
         grammar = job.grammar
         key = grammar.kind, grammar.text
-        compiled, size = self._compiled(key, job)
+        compiled, size = self._get_compiled(key, job)
         matcher = compiled.deep_copy()
         for token_id in job.output_ids:
             if matcher.is_stopped():
@@ -378,7 +380,7 @@ class Grammars:
             raise GrammarError(grammar.field, found.error)
         return found
 
-    def _compiled(self, key: Key, job: _Job) -> tuple[LLMatcher, int]:
+    def _get_compiled(self, key: Key, job: _Job) -> tuple[LLMatcher, int]:
         """Return the compiled grammar and its size in bytes. Callers must copy the grammar."""
         grammar = job.grammar
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
@@ -390,14 +392,14 @@ class Grammars:
             raise GrammarError(grammar.field, refused)
         if compiled is not None:
             return compiled, size
-        size = max(size, self._try(key, job))
+        size = max(size, self._run_trial(key, job))
         compiled = self.compile(grammar)
         if size <= self._cache.capacity:
             with self._lock:
                 self._cache.put(key, compiled, size)
         return compiled, size
 
-    def _try(self, key: Key, job: _Job) -> int:
+    def _run_trial(self, key: Key, job: _Job) -> int:
         """Return the grammar's bytes from its trial; 0 without trials. Raises GrammarError."""
         if self._trials is None or self._vocabulary is None:
             return 0
@@ -405,7 +407,7 @@ class Grammars:
         if isinstance(verdict, GrammarRefused):
             if verdict.certain:
                 with self._lock:
-                    self._remember(key, verdict.message)
+                    self._cache_refusal(key, verdict.message)
             raise GrammarError(job.grammar.field, verdict.message)
         return verdict.bytes
 
@@ -420,7 +422,7 @@ class Grammars:
         return self._vocabulary.compile(grammar)
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Lower the priority of this thread, so that streams have precedence."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
@@ -430,7 +432,7 @@ def _digest(key: Key) -> bytes:
     return hashlib.sha256("\0".join(key).encode(errors="surrogatepass")).digest()
 
 
-def _outcome(job: _Job) -> Matcher | GrammarError:
+def _get_outcome(job: _Job) -> Matcher | GrammarError:
     assert job.future is not None
     outcome = job.future.result()
     if isinstance(outcome, TrialsLost):
@@ -438,13 +440,13 @@ def _outcome(job: _Job) -> Matcher | GrammarError:
     return outcome
 
 
-def _names(merge: str | list[str]) -> tuple[str, str, str]:
+def _split_merge(merge: str | list[str]) -> tuple[str, str, str]:
     """Return the two parts of a tokenizer merge, and the merged token."""
     first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
     return first, second, first + second
 
 
-def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
+def _convert_tokenizer(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     """Return ``tokenizer`` as JSON for llguidance, and the IDs of its added tokens by text.
 
     Other tokens must not spell the text of an added token: ``<|im_end|>`` in a JSON string would
@@ -458,9 +460,10 @@ def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     numbers = {one["content"]: one["id"] for one in added}
     spells_all = model.get("byte_fallback") or "ByteLevel" in json.dumps(content["decoder"])
     named = {
-        one["content"]: _unspelled(one["id"])
+        one["content"]: _create_unspellable_name(one["id"])
         for one in added
-        if one["content"].replace(BLANK, " ").strip() and (one["special"] or spells_all)
+        if one["content"].replace(SENTENCEPIECE_SPACE, " ").strip()
+        and (one["special"] or spells_all)
     }
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
@@ -470,7 +473,7 @@ def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     if "merges" in model:
         # Gemma has merges whose parts or results are added tokens.
         model["merges"] = [
-            merge for merge in model["merges"] if named.keys().isdisjoint(_names(merge))
+            merge for merge in model["merges"] if named.keys().isdisjoint(_split_merge(merge))
         ]
     if model.get("unk_token") in named:
         model["unk_token"] = named[model["unk_token"]]
@@ -479,7 +482,7 @@ def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
             one["content"], one["special"] = named[one["content"]], True
     known = set(tokenizer.get_vocab(with_added_tokens=True).values())
     for number in sorted(set(range(max(known, default=-1) + 1)) - known):
-        name = _unspelled(number)
+        name = _create_unspellable_name(number)
         model["vocab"][name] = number
         added.append(
             {"id": number, "content": name, "special": True, "normalized": False}
@@ -489,11 +492,11 @@ def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     return json.dumps(content), numbers
 
 
-def _unspelled(number: int) -> str:
+def _create_unspellable_name(number: int) -> str:
     return f"\uf8ff\ue000{number}\uf8ff"
 
 
-def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
+def _convert_grammar(grammar: Grammar, added: Mapping[str, int]) -> str:
     """Return ``grammar`` in llguidance's format. Raises GrammarError."""
     try:
         match grammar.kind:
@@ -503,12 +506,12 @@ def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
                 return LLMatcher.grammar_from_json_schema(grammar.text, JSON_OPTIONS)
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
-        return LLMatcher.grammar_from_lark(_lark(grammar.text, added))
+        return LLMatcher.grammar_from_lark(_convert_lark(grammar.text, added))
     except ValueError as error:
         raise GrammarError(grammar.field, shorten_error(str(error))) from None
 
 
-def _lark(text: str, added: Mapping[str, int]) -> str:
+def _convert_lark(text: str, added: Mapping[str, int]) -> str:
     """Return a Lark grammar with token names such as ``<|im_end|>`` replaced by their IDs.
 
     Schemas in it get :data:`JSON_OPTIONS`, unless they have options of their own.

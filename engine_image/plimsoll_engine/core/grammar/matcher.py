@@ -131,7 +131,7 @@ class _Thread(threading.Thread):
             self._done.put(self)
 
 
-class Masks:
+class MaskThreads:
     """Threads of one worker that compute masks. Only the worker's loop may call them."""
 
     def __init__(self, stack_bytes: int) -> None:
@@ -163,34 +163,34 @@ class Masks:
                 thread = self._done.get(timeout=left_s) if left_s > 0 else self._done.get_nowait()
             except Empty:
                 break
-            self._finished(thread)
+            self._on_finished(thread)
             idle = False
         for thread in self._busy:
             if thread.job is not None and time.monotonic() - thread.since >= GRACE_S:
                 thread.job.slow = True
         self._dispatch()
 
-    def overdue(self, matcher: Matcher) -> bool:
+    def is_overdue(self, matcher: Matcher) -> bool:
         """Report whether ``matcher`` used up its time. If so, lower the priority of its thread."""
-        thread = self._thread_of(matcher)
+        thread = self._find_thread(matcher)
         if thread is None:
             waiting = next((entry for entry in self._waiting if entry[0] is matcher), None)
             if waiting is None or time.monotonic() - waiting[2] < LIMIT_WALL_S:
                 return False
             self._waiting.remove(waiting)
             return True
-        if not self.spent(matcher) and time.monotonic() - thread.since < LIMIT_WALL_S:
+        if not self.has_used_cpu_time(matcher) and time.monotonic() - thread.since < LIMIT_WALL_S:
             return False
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, 19)
         return True
 
-    def spent(self, matcher: Matcher) -> bool:
+    def has_used_cpu_time(self, matcher: Matcher) -> bool:
         """Report whether ``matcher`` used up its CPU time."""
-        thread = self._thread_of(matcher)
+        thread = self._find_thread(matcher)
         return thread is not None and thread.cpu_s() - thread.cpu_since >= LIMIT_CPU_S
 
-    def _thread_of(self, matcher: Matcher) -> _Thread | None:
+    def _find_thread(self, matcher: Matcher) -> _Thread | None:
         return next((thread for thread in self._busy if thread.job is matcher), None)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Masks:
     def _busy(self) -> list[_Thread]:
         return [thread for thread in self._threads if thread.job is not None]
 
-    def _finished(self, thread: _Thread) -> None:
+    def _on_finished(self, thread: _Thread) -> None:
         if thread.job is None:
             return  # it was closed meanwhile
         slow, thread.job.busy = thread.job.slow, False
@@ -221,14 +221,14 @@ class Masks:
         """Assign waiting matchers to free threads."""
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
-            thread = None if self._has_enough(matcher.tenant) else self._free_thread()
+            thread = None if self._has_max_threads(matcher.tenant) else self._free_thread()
             if thread is None:
                 left.append((matcher, token_id, since))
             else:
                 thread.give(matcher, token_id)
         self._waiting = left
 
-    def _has_enough(self, tenant: str) -> bool:
+    def _has_max_threads(self, tenant: str) -> bool:
         jobs = (thread.job for thread in self._busy)
         slow = sum(job is not None and job.slow and job.tenant == tenant for job in jobs)
         return slow >= TENANT_SLOW

@@ -15,7 +15,7 @@ SMALL_CHARACTERS = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedCompilation:
     """A queued compilation. ``large`` means that its text exceeds :data:`SMALL_CHARACTERS`."""
 
     number: int
@@ -28,9 +28,9 @@ class GrammarQueue:
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, QueuedCompilation] = {}
         """Waiting compilations by number, in the order of arrival."""
-        self._under_way: dict[int, Waiting] = {}
+        self._under_way: dict[int, QueuedCompilation] = {}
         self._seconds: dict[str, float] = {}
         self._seconds_of: defaultdict[tuple[str, bool], float] = defaultdict(float)
 
@@ -39,7 +39,7 @@ class GrammarQueue:
         return len(self._waiting)
 
     @property
-    def under_way(self) -> int:
+    def num_in_progress(self) -> int:
         """Number of compilations in progress."""
         return len(self._under_way)
 
@@ -47,7 +47,7 @@ class GrammarQueue:
         """Queue the compilation of a grammar with this number of ``characters``."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
-        self._waiting[number] = Waiting(number, tenant, characters > SMALL_CHARACTERS)
+        self._waiting[number] = QueuedCompilation(number, tenant, characters > SMALL_CHARACTERS)
 
     def take(self) -> int | None:
         """Start the next compilation and return its number; None if none may start."""

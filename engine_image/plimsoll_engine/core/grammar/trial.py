@@ -50,7 +50,7 @@ ENDED = (
     "the process that compiled the grammar was killed, probably for lack of memory: send the"
     " request again"
 )
-TOO_MUCH = (
+OVER_LIMITS = (
     f"compiling it takes more than {CPU_S} s of CPU time or {BYTES >> 20} MiB: make it smaller or"
     " less ambiguous"
 )
@@ -60,7 +60,7 @@ class TrialFailed(Exception):
     """No process was available, it got no CPU time, or it was killed. The grammar may be valid."""
 
 
-class Passed(msgspec.Struct, tag="passed"):
+class TrialPassed(msgspec.Struct, tag="passed"):
     """The grammar compiles. ``bytes`` is the memory of the compiled grammar."""
 
     bytes: int
@@ -73,21 +73,21 @@ class GrammarRefused(msgspec.Struct, tag="refused"):
     certain: bool = False
 
 
-class _Begun(msgspec.Struct, tag="begun"):
+class _TrialStarted(msgspec.Struct, tag="begun"):
     pid: int
     resident: int
 
 
-class _Died(msgspec.Struct, tag="died"):
+class _TrialDied(msgspec.Struct, tag="died"):
     """The process ended without a verdict. ``code`` is its exit code, or minus the signal."""
 
     code: int
 
 
-Try = Callable[[Grammar], Passed | GrammarRefused]
+CompileTrial = Callable[[Grammar], TrialPassed | GrammarRefused]
 """Function that compiles a grammar in the process of a trial."""
 
-_messages = msgspec.msgpack.Decoder(_Begun | Passed | GrammarRefused | _Died)
+_messages = msgspec.msgpack.Decoder(_TrialStarted | TrialPassed | GrammarRefused | _TrialDied)
 _grammars = msgspec.msgpack.Decoder(Grammar)
 
 
@@ -104,7 +104,7 @@ class Trial:
     @property
     def bytes(self) -> int:
         """Memory of the trial's process that it does not share, in bytes."""
-        return max(0, _resident(self._pid) - self._resident) if self._pid else 0
+        return max(0, _read_resident_bytes(self._pid) - self._resident) if self._pid else 0
 
     def cancel(self) -> None:
         """Kill the trial's process now, or as soon as it starts."""
@@ -112,7 +112,7 @@ class Trial:
             self._cancelled = True
             self._kill()
 
-    def run(self, server: TrialServer, grammar: Grammar) -> Passed | GrammarRefused:
+    def run(self, server: TrialServer, grammar: Grammar) -> TrialPassed | GrammarRefused:
         """Compile the grammar in a process. Raises TrialsLost and TrialFailed."""
         with server.connect() as connection:
             try:
@@ -128,13 +128,13 @@ class Trial:
             finally:
                 self._end()
 
-    def _run(self, connection: socket.socket, grammar: Grammar) -> Passed | GrammarRefused:
+    def _run(self, connection: socket.socket, grammar: Grammar) -> TrialPassed | GrammarRefused:
         connection.settimeout(WALL_S)
         if not (first := connection.recv(1 << 10)):
             raise TrialFailed(
                 "no process is available to compile the grammar: send the request again"
             )
-        if not isinstance(begun := _messages.decode(first), _Begun):
+        if not isinstance(begun := _messages.decode(first), _TrialStarted):
             raise TrialFailed(ENDED)
         with self._lock:
             # It waits for the grammar, so its PID cannot have been reused.
@@ -145,13 +145,13 @@ class Trial:
         connection.sendall(msgspec.msgpack.encode(grammar))
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(1 << 16)
-        verdict = _messages.decode(answer) if answer else _Died(0)
-        if isinstance(verdict, Passed | GrammarRefused):
+        verdict = _messages.decode(answer) if answer else _TrialDied(0)
+        if isinstance(verdict, TrialPassed | GrammarRefused):
             return verdict
         # Its limits end it by SIGXCPU, SIGABRT or SIGSEGV. The kernel sends SIGKILL if memory is
         # short. If the server has ended, it reports nothing.
-        if isinstance(verdict, _Died) and verdict.code < 0 and verdict.code != -signal.SIGKILL:
-            return GrammarRefused(TOO_MUCH)
+        if isinstance(verdict, _TrialDied) and verdict.code < 0 and verdict.code != -signal.SIGKILL:
+            return GrammarRefused(OVER_LIMITS)
         raise TrialFailed(ENDED)
 
     def _end(self) -> None:
@@ -175,7 +175,7 @@ class TrialServer:
         self._control = control
 
     @classmethod
-    def fork(cls, attempt: Try, close: Callable[[], None] = lambda: None) -> TrialServer:
+    def fork(cls, attempt: CompileTrial, close: Callable[[], None] = lambda: None) -> TrialServer:
         """Fork the server from a process with one thread.
 
         The server calls ``close`` to release inherited resources that it does not need.
@@ -216,7 +216,7 @@ class TrialServer:
             os.waitpid(self.pid, 0)
 
 
-def _serve(control: socket.socket, attempt: Try) -> None:
+def _serve(control: socket.socket, attempt: CompileTrial) -> None:
     """Fork a process for each trial, until the worker closes the connection."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -230,7 +230,7 @@ def _serve(control: socket.socket, attempt: Try) -> None:
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 with connection, contextlib.suppress(OSError):
                     if code:
-                        connection.sendall(msgspec.msgpack.encode(_Died(code)))
+                        connection.sendall(msgspec.msgpack.encode(_TrialDied(code)))
                 continue
             data, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
@@ -259,16 +259,16 @@ def _serve(control: socket.socket, attempt: Try) -> None:
             poll.register(pidfd, select.POLLIN)
 
 
-def _try(connection: socket.socket, attempt: Try) -> None:
+def _try(connection: socket.socket, attempt: CompileTrial) -> None:
     """Run one trial in a forked process, and exit."""
-    _limit_itself()
-    resident = _resident(os.getpid())
-    connection.sendall(msgspec.msgpack.encode(_Begun(os.getpid(), resident)))
+    _set_limits()
+    resident = _read_resident_bytes(os.getpid())
+    connection.sendall(msgspec.msgpack.encode(_TrialStarted(os.getpid(), resident)))
     text = bytearray()
     while part := connection.recv(1 << 16):
         text += part
     grammar = _grammars.decode(text)
-    verdicts: list[Passed | GrammarRefused] = []
+    verdicts: list[TrialPassed | GrammarRefused] = []
     done = threading.Event()
 
     def compile_it() -> None:
@@ -280,15 +280,17 @@ def _try(connection: socket.socket, attempt: Try) -> None:
     threading.stack_size(STACK_BYTES)
     threading.Thread(target=compile_it, daemon=True).start()
     while not done.wait(0.05):
-        if time.process_time() > CPU_S or _resident(os.getpid()) - resident > BYTES:
+        if time.process_time() > CPU_S or _read_resident_bytes(os.getpid()) - resident > BYTES:
             break
-    verdict = verdicts[0] if done.is_set() and verdicts else GrammarRefused(TOO_MUCH, certain=True)
+    verdict = (
+        verdicts[0] if done.is_set() and verdicts else GrammarRefused(OVER_LIMITS, certain=True)
+    )
     connection.sendall(msgspec.msgpack.encode(verdict))
     connection.shutdown(socket.SHUT_WR)  # for the server, too: this is the last message
     os._exit(0)
 
 
-def _limit_itself() -> None:
+def _set_limits() -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -306,7 +308,7 @@ def _limit_itself() -> None:
     os.close(null)
 
 
-def _resident(pid: int) -> int:
+def _read_resident_bytes(pid: int) -> int:
     """Return the resident memory of a process in bytes; 0 if it has exited."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text().split()

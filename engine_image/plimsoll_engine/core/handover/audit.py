@@ -20,7 +20,7 @@ from plimsoll_engine.messages.handover import (
 MODEL_FIELDS = ("weights", "dtype", "shape")
 
 
-def check(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
+def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
     """Raise :class:`HandoverRefused` unless ``handover`` is valid for a pool of this ``layout``."""
     for name in PoolLayout.__struct_fields__:
         theirs, ours = getattr(handover.layout, name), getattr(layout, name)
@@ -28,7 +28,9 @@ def check(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
             other = (
                 HandoverOutcome.OTHER_MODEL if name in MODEL_FIELDS else HandoverOutcome.OTHER_POOL
             )
-            raise HandoverRefused(other, f"{name}: it was {_said(theirs)} and is now {_said(ours)}")
+            raise HandoverRefused(
+                other, f"{name}: it was {_format_value(theirs)} and is now {_format_value(ours)}"
+            )
     for problem in find_problems(handover, max_num_seqs):
         raise HandoverRefused(HandoverOutcome.BAD_TABLES, problem)
 
@@ -42,7 +44,7 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
         yield "a request has two tables"
     meanings: dict[int, tuple[str | bytes, int]] = {}
     for table in tables:
-        yield from _wrong_in(table, layout)
+        yield from _find_table_problems(table, layout)
         # A partial block belongs to one request, so its ID serves as the key.
         keys: list[str | bytes] = [*table.hashes, table.request_id]
         for block, meaning in zip(table.blocks, zip(keys, table.sums, strict=False), strict=False):
@@ -57,7 +59,7 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
         )
 
 
-def _wrong_in(table: BlockTable, layout: PoolLayout) -> Iterator[str]:
+def _find_table_problems(table: BlockTable, layout: PoolLayout) -> Iterator[str]:
     size, who = layout.block_size, f"request {table.request_id}"
     if table.computed < 1:
         yield f"{who} has no computed tokens"
@@ -77,5 +79,5 @@ def _wrong_in(table: BlockTable, layout: PoolLayout) -> Iterator[str]:
         yield f"{who} has a block twice"
 
 
-def _said(value: object) -> str:
+def _format_value(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)

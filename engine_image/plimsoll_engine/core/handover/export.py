@@ -19,7 +19,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` if the message would be too
     large.
     """
-    heirs = [request for request in engine.requests.values() if _is_whole(request, engine)]
+    heirs = [request for request in engine.requests.values() if _can_export(request, engine)]
     heirs.sort(key=lambda request: (request.place is None, request.place))
     del heirs[engine.scheduler.max_num_seqs :]
     named = {request.request_id: _blocks(request, layout.block_size) for request in heirs}
@@ -46,7 +46,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     return messages.encode_handover(Handover(layout, tables, len(blocks), held))
 
 
-def _is_whole(request: Request, engine: EngineCore) -> bool:
+def _can_export(request: Request, engine: EngineCore) -> bool:
     """Report whether all tokens of ``request`` are known and a client waits for it."""
     known = request.in_flight.is_empty
     return known and request.computed > 0 and request.request_id not in engine.abandoned

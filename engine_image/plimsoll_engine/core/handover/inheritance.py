@@ -39,7 +39,7 @@ def validate_tables(
     Raises :class:`HandoverRefused`.
     """
     handover = messages.decode_handover(data)
-    audit.check(handover, layout, max_num_seqs)
+    audit.check_handover(handover, layout, max_num_seqs)
     expected = {
         block: total
         for table in handover.tables
@@ -82,9 +82,9 @@ class Inheritance:
         if now - self._since > WAIT_S:
             late = f"the request did not arrive within {WAIT_S:g} s"
             self.refused |= dict.fromkeys(self._tables, late)
-            self.settle()
+            self.release_tables()
 
-    def held_blocks(self) -> list[int]:
+    def list_held_blocks(self) -> list[int]:
         """Return the blocks of unclaimed tables, one entry per reference."""
         return [block for table in self._tables.values() for block in table.blocks]
 
@@ -93,7 +93,7 @@ class Inheritance:
         table = self._tables.pop(request.request_id, None)
         if table is None:
             return
-        if (why := self._mismatch(table, request)) is not None:
+        if (why := self._find_mismatch(table, request)) is not None:
             self._pool.release(table.blocks)
             self.refused[request.request_id] = why
             return
@@ -106,14 +106,14 @@ class Inheritance:
         request.cached_tokens = table.cached_tokens
         self.adopted.append(request.request_id)
 
-    def settle(self) -> None:
+    def release_tables(self) -> None:
         """Release the blocks of unclaimed tables."""
         for table in self._tables.values():
             self._pool.release(table.blocks)
         self._tables.clear()
 
-    def _mismatch(self, table: BlockTable, request: Request) -> str | None:
-        if request.unscored:
+    def _find_mismatch(self, table: BlockTable, request: Request) -> str | None:
+        if request.has_unscored_rows:
             return "the log probabilities of its prompt are not computed yet"
         if len(request.token_ids) <= table.computed:
             return (

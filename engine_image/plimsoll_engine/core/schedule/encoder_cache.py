@@ -48,7 +48,7 @@ class EncoderCache:
         self._ordered: set[bytes] = set()
         """Keys to encode in this step. The runner does not have their outputs yet."""
 
-    def refusal(self, request: Request) -> str | None:
+    def find_refusal(self, request: Request) -> str | None:
         """Return the reason why ``request`` can never run in this engine; None if it can."""
         if self.lifelong and not request.media:
             return "this model can only transcribe audio: use /v1/audio/transcriptions"
@@ -74,7 +74,7 @@ class EncoderCache:
         start = request.computed
         encode: list[Media] = []
         for media in request.media:
-            if not self._needed(media, start, start + count):
+            if not self._is_needed(media, start, start + count):
                 continue
             entry = self.entries.get(media.key)
             if entry is None:
@@ -116,14 +116,14 @@ class EncoderCache:
         self._ordered.clear()
         return freed
 
-    def known(self) -> set[bytes]:
+    def list_known_keys(self) -> set[bytes]:
         """Return every key that the runner may hold now."""
         return set(self.entries).union(self._freed)
 
     def find_problems(self, running: Iterable[str]) -> list[str]:
         """Return a message for each error. Only ``running`` requests may hold entries."""
         found = []
-        if dead := self.holders().difference(running):
+        if dead := self.list_holders().difference(running):
             found.append(
                 f"{len(dead)} requests hold encoder outputs but are not running:  {min(dead)}"
             )
@@ -135,11 +135,11 @@ class EncoderCache:
             found.append(f"{lost} entries have no request")
         return found
 
-    def holders(self) -> set[str]:
+    def list_holders(self) -> set[str]:
         """Return the IDs of the requests that hold an entry."""
         return {name for entry in self.entries.values() for name in entry.holders}
 
-    def _needed(self, media: Media, start: int, stop: int) -> bool:
+    def _is_needed(self, media: Media, start: int, stop: int) -> bool:
         if self.lifelong:
             return True
         return media.start < stop and media.start + media.length > start

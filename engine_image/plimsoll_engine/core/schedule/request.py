@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from plimsoll_engine.core.grammar.matcher import Matcher
-from plimsoll_engine.core.schedule.token_rules import TokenCounts, bad_word_lookback, banned, mask
+from plimsoll_engine.core.schedule.token_rules import (
+    TokenCounts,
+    banned,
+    count_bad_word_lookback,
+    mask,
+)
 from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, StartStatistics, Submit
 
@@ -31,7 +36,7 @@ A list would take ten times the memory, and each choice of a prompt has its own 
 
 
 @dataclass(slots=True)
-class Drafting:
+class DraftingState:
     """State of speculative decoding for one request of at most ``length`` tokens.
 
     ``misses`` counts the attempts since the last accepted draft, and ``pause`` the steps until the
@@ -93,7 +98,7 @@ class Request:
     sampling: Sampling
     counts: TokenCounts | None = None
     matcher: Matcher | None = None
-    drafting: Drafting | None = None
+    drafting: DraftingState | None = None
     priority: int = 0
     tenant: str = ""
     order: int = 0
@@ -138,7 +143,7 @@ class Request:
             deadline=None if submit.deadline_s is None else submit.arrived + submit.deadline_s,
             attempt=submit.attempt,
             allowed=None if allowed is None else mask(allowed),
-            bad_word_lookback=bad_word_lookback(sampling.bad_words),
+            bad_word_lookback=count_bad_word_lookback(sampling.bad_words),
         )
 
     def append(self, token_id: int) -> None:
@@ -167,7 +172,7 @@ class Request:
         return self.counts is not None or self.matcher is not None or self.bad_word_lookback > 0
 
     @property
-    def unscored(self) -> bool:
+    def has_unscored_rows(self) -> bool:
         """Whether log probabilities of prompt rows are not computed yet."""
         return self.sampling.prompt_logprobs is not None and self.scored < self.num_prompt - 1
 
@@ -186,7 +191,7 @@ class Request:
         return len(self.token_ids) - self.num_prompt
 
     @property
-    def uncomputed(self) -> int:
+    def num_uncomputed(self) -> int:
         """Number of tokens whose keys and values are not computed yet; at least 1."""
         return len(self.token_ids) + self.in_flight.tokens - self.computed
 
@@ -195,7 +200,7 @@ class Request:
         """Number of prompt and output tokens if the output reaches ``max_tokens``."""
         return self.num_prompt + self.sampling.max_tokens
 
-    def finish_reason(self, token_id: int, max_model_len: int) -> str | None:
+    def get_finish_reason(self, token_id: int, max_model_len: int) -> str | None:
         """Return the reason why the request ends after its newest token; None if it continues."""
         if not self.sampling.ignore_eos and token_id in self.sampling.stop_token_ids:
             return "stop"
@@ -209,7 +214,7 @@ class Request:
         length = min(self.max_length, max_model_len)
         return len(self.token_ids) + self.in_flight.tokens >= length
 
-    def take_started(self) -> StartStatistics | None:
+    def take_start_statistics(self) -> StartStatistics | None:
         """Return the statistics of the request's start once; None before and afterwards."""
         if self.started_at is None or self.start_reported:
             return None

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.core.schedule.waiting import WaitingQueue, place
+from plimsoll_engine.core.schedule.waiting import WaitingQueue, get_place
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
@@ -60,7 +60,7 @@ class Chunk:
     @property
     def ends(self) -> bool:
         """Whether the chunk includes the newest token, so that the next token is sampled."""
-        return self.count == self.request.uncomputed
+        return self.count == self.request.num_uncomputed
 
 
 class Scheduler:
@@ -92,7 +92,7 @@ class Scheduler:
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
 
-    def refusal(self, request: Request) -> str | None:
+    def find_refusal(self, request: Request) -> str | None:
         """Return the reason why ``request`` can never run in this engine; None if it can."""
         if not request.num_prompt:
             return "the prompt is empty"
@@ -111,7 +111,7 @@ class Scheduler:
                 " --num-blocks"
             )
         if self.encoder is not None:
-            return self.encoder.refusal(request)
+            return self.encoder.find_refusal(request)
         if request.media:
             return f"this model does not accept {request.media[0].kind}"
         return None
@@ -135,7 +135,7 @@ class Scheduler:
         self._kept.discard(request)
         self.waiting.add(request)
         if len(self.running) >= self.max_num_seqs:
-            self._drop(request)
+            self._release_all(request)
             return
         self.waiting.start(request)
         self._insert(request)
@@ -161,7 +161,10 @@ class Scheduler:
             if self.offload is not None:
                 self.offload.reclaim()
                 only.fetched = True
-            while not (chunk := self._start(only, self.max_num_batched_tokens)) or not chunk.count:
+            while (
+                not (chunk := self._start_waiting(only, self.max_num_batched_tokens))
+                or not chunk.count
+            ):
                 if not self.running:
                     return []
                 self.preempt(self.running[-1])
@@ -172,7 +175,7 @@ class Scheduler:
         index = 0  # into running; the requests before it are scheduled
         while budget > 0:
             turn = self.running[index] if index < len(self.running) else None
-            head = self.waiting.head() if turn is None else self.waiting.more_urgent(turn)
+            head = self.waiting.head() if turn is None else self.waiting.find_more_urgent(turn)
             if head is not None and (head.in_flight.tokens or head in stopped):
                 # It was preempted for its blocks in this step, or before its last token was known.
                 head = None
@@ -188,7 +191,7 @@ class Scheduler:
                 assert turn is not None
                 chunk = self._continue(turn, budget)
             elif turn is None or head.place is not None or head is self.waiting.head():
-                chunk = self._start(head, budget)
+                chunk = self._start_waiting(head, budget)
             else:
                 chunk = None  # it may only replace a request of its own tenant
             if chunk is not None and not chunk.count:
@@ -199,7 +202,7 @@ class Scheduler:
                     stopped.append(chunk.request)
             elif chunk is not None:
                 chunks.append(chunk)
-                self._note_blocks_in_step(chunk)
+                self._record_blocks_in_step(chunk)
                 budget -= chunk.count
                 index += 1
             elif turn is None:
@@ -213,47 +216,47 @@ class Scheduler:
                 self.preempt(self.running[-1])
         return chunks
 
-    def _preempt_for(self, request: Request, heir: Request) -> None:
-        """Preempt a running request for ``heir``, a more urgent request of the same tenant.
+    def _preempt_for(self, request: Request, replacement: Request) -> None:
+        """Preempt a running request for ``replacement``, a more urgent request of the same tenant.
 
-        ``heir`` takes over the place unless it already has a place.
+        ``replacement`` takes over the place unless it already has a place.
         """
         self.running.remove(request)
-        self._drop(request)
-        if heir.place is None:
-            self.waiting.give_up(request, heir)
+        self._release_all(request)
+        if replacement.place is None:
+            self.waiting.requeue_for(request, replacement)
         else:
-            self.waiting.put_back(request)
+            self.waiting.requeue(request)
         self.preemptions_total += 1
 
     def _continue(self, request: Request, budget: int) -> Chunk | None:
         """Return the next chunk of a running request; None if blocks are missing."""
-        count = min(request.uncomputed, budget)
-        return self._chunk(request, count) if self._reserve(request, count) else None
+        count = min(request.num_uncomputed, budget)
+        return self._create_chunk(request, count) if self._reserve(request, count) else None
 
-    def _start(self, request: Request, budget: int) -> Chunk | None:
+    def _start_waiting(self, request: Request, budget: int) -> Chunk | None:
         """Start a waiting request. Return None if the batch is full or blocks are missing."""
         if len(self.running) >= self.max_num_seqs:
             return None
         if self._must_fetch(request):
             return Chunk(request, 0)
-        self._take_prefix(request)
+        self._share_cached_prefix(request)
         if self._is_next_block_in_step(request):
-            self._drop(request)
+            self._release_all(request)
             return Chunk(request, 0)
-        count = min(request.uncomputed, budget)
+        count = min(request.num_uncomputed, budget)
         if (
-            count < request.uncomputed
+            count < request.num_uncomputed
             and budget < self.max_num_batched_tokens // MIN_FIRST_CHUNK_DIVISOR
         ):
-            self._drop(request)
+            self._release_all(request)
             return Chunk(request, 0)  # a little of it now would cost more than it brings
         if not self._reserve(request, count):
-            self._drop(request)
+            self._release_all(request)
             return None
-        chunk = self._chunk(request, count)
+        chunk = self._create_chunk(request, count)
         if not chunk.count:
-            self._drop(request)
+            self._release_all(request)
             return chunk
         self.waiting.start(request)
         self._insert(request)
@@ -266,17 +269,17 @@ class Scheduler:
 
     def _insert(self, request: Request) -> None:
         """Insert ``request`` by place. More urgent requests of its tenant get earlier places."""
-        insort(self.running, request, key=place)
+        insort(self.running, request, key=get_place)
         same = [one for one in self.running if one.tenant == request.tenant]
         if all(one.priority == request.priority for one in same):
             return
-        places = [place(one) for one in same]
+        places = [get_place(one) for one in same]
         same.sort(key=lambda one: one.priority)  # of equals the earlier place stays the earlier
         for one, number in zip(same, places, strict=True):
             one.place = number
-        self.running.sort(key=place)
+        self.running.sort(key=get_place)
 
-    def _note_blocks_in_step(self, chunk: Chunk) -> None:
+    def _record_blocks_in_step(self, chunk: Chunk) -> None:
         """Record the blocks that ``chunk`` fills, for requests with the same prefix."""
         if chunk.count > 1:
             start = chunk.request.computed
@@ -293,14 +296,14 @@ class Scheduler:
         usable = self._cacheable_blocks(request)
         return index < usable and request.block_hashes[index] in self._blocks_in_step
 
-    def _chunk(self, request: Request, count: int) -> Chunk:
+    def _create_chunk(self, request: Request, count: int) -> Chunk:
         encode: list[Media] = []
         if self.encoder is not None:
             count, encode = self.encoder.reserve(request, count)
         self.waiting.charge(request, count)
         return Chunk(request, count, encode)
 
-    def _drop(self, request: Request) -> None:
+    def _release_all(self, request: Request) -> None:
         """Release the blocks and encoder outputs of a request that is not running."""
         request.drop_blocks(self.pool)
         if self.encoder is not None:
@@ -325,10 +328,10 @@ class Scheduler:
 
         The last token and the prompt rows that are not scored yet are always computed.
         """
-        tokens = request.scored if request.unscored else len(request.token_ids) - 1
+        tokens = request.scored if request.has_unscored_rows else len(request.token_ids) - 1
         return tokens // self.pool.block_size
 
-    def _take_prefix(self, request: Request) -> None:
+    def _share_cached_prefix(self, request: Request) -> None:
         """Share the blocks of the longest cached prefix."""
         extend_block_hashes(request, self.pool.block_size)
         usable = self._cacheable_blocks(request)
@@ -375,8 +378,8 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Preempt a running request. It waits and keeps its place."""
         self.running.remove(request)
-        self._drop(request)
-        self.waiting.put_back(request)
+        self._release_all(request)
+        self.waiting.requeue(request)
         self.preemptions_total += 1
 
     def computed(self, chunk: Chunk) -> None:

@@ -42,7 +42,7 @@ def banned(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, 
     return tuple(found)
 
 
-def bad_word_lookback(words: Sequence[Sequence[int]]) -> int:
+def count_bad_word_lookback(words: Sequence[Sequence[int]]) -> int:
     """Return how many preceding tokens the bad words depend on; 0 without bad words."""
     return max((len(word) - 1 for word in words), default=0)
 
@@ -57,7 +57,7 @@ class TokenCounts:
         self.outputs = array("d")
         self._places: dict[int, int] = {}
         for token in prompt_ids:
-            self._place(token)
+            self._get_index(token)
         for token in output_ids:
             self.add(token)
 
@@ -75,7 +75,7 @@ class TokenCounts:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
+    def copy_with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
         """Return a read-only copy that also counts ``tokens``."""
         made = TokenCounts((), ())
         made.tokens, made.outputs = self.tokens[:], self.outputs[:]
@@ -90,9 +90,9 @@ class TokenCounts:
 
     def add(self, token: int) -> None:
         """Count one more occurrence of ``token`` in the output."""
-        self.outputs[self._place(token)] += 1
+        self.outputs[self._get_index(token)] += 1
 
-    def _place(self, token: int) -> int:
+    def _get_index(self, token: int) -> int:
         place = self._places.setdefault(token, len(self.tokens))
         if place == len(self.tokens):
             self.tokens.append(token)

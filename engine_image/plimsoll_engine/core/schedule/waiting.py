@@ -24,12 +24,12 @@ from collections.abc import Iterator
 from plimsoll_engine.core.schedule.request import Request
 
 
-def urgency(request: Request) -> tuple[int, int]:
+def get_urgency(request: Request) -> tuple[int, int]:
     """Return the sort key of a new request within its tenant: most urgent first, then oldest."""
     return request.priority, request.order
 
 
-def place(request: Request) -> int:
+def get_place(request: Request) -> int:
     """Return the sort key of running and preempted requests of all tenants."""
     assert request.place is not None
     return request.place
@@ -72,30 +72,30 @@ class WaitingQueue:
         self._present[request.tenant] += 1
         self._add_new(request)
 
-    def put_back(self, request: Request) -> None:
+    def requeue(self, request: Request) -> None:
         """Add a preempted request, which keeps its place."""
-        insort(self._stopped, request, key=place)
+        insort(self._stopped, request, key=get_place)
 
-    def give_up(self, request: Request, heir: Request) -> None:
-        """Add a request that was preempted for ``heir``, which takes over its place."""
-        self.remove(heir)
-        heir.place, request.place = request.place, None
-        self.put_back(heir)
+    def requeue_for(self, request: Request, replacement: Request) -> None:
+        """Add a request that was preempted for ``replacement``, which takes over its place."""
+        self.remove(replacement)
+        replacement.place, request.place = request.place, None
+        self.requeue(replacement)
         self._add_new(request)
 
     def head(self) -> Request | None:
         """Return the next request without removing it; None if the queue is empty."""
         if self._stopped:
             stopped = self._stopped[0]
-            return self.more_urgent(stopped) or stopped
+            return self.find_more_urgent(stopped) or stopped
         heads = (queue[0] for queue in self._new.values())
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
-    def more_urgent(self, request: Request) -> Request | None:
+    def find_more_urgent(self, request: Request) -> Request | None:
         """Return the tenant's most urgent waiting request if it is more urgent; None otherwise."""
         same = [one for one in self._stopped if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
-        best = min(same, key=urgency, default=None)
+        best = min(same, key=get_urgency, default=None)
         return best if best is not None and best.priority < request.priority else None
 
     def start(self, request: Request) -> None:
@@ -105,7 +105,7 @@ class WaitingQueue:
             stopped = next((one for one in same if one.priority > request.priority), None)
             if stopped is not None:  # it is that one's turn
                 self._stopped.remove(stopped)
-                self.give_up(stopped, request)
+                self.requeue_for(stopped, request)
         self.remove(request)
         if request.place is None:
             request.place = self._places
@@ -145,4 +145,4 @@ class WaitingQueue:
         return found
 
     def _add_new(self, request: Request) -> None:
-        insort(self._new.setdefault(request.tenant, []), request, key=urgency)
+        insort(self._new.setdefault(request.tenant, []), request, key=get_urgency)

@@ -22,7 +22,7 @@ import torch
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.core.execute.inputs import collect_inputs, get_row_order
 from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
-from plimsoll_engine.core.schedule.request import Drafting, InFlight, Request
+from plimsoll_engine.core.schedule.request import DraftingState, InFlight, Request
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
@@ -32,7 +32,7 @@ MAX_CATCH_UP_ROWS = 8
 
 
 @dataclass(slots=True)
-class _Seen:
+class _RequestView:
     """State of a request that a step needs. The draft model has computed ``computed`` tokens."""
 
     token_ids: array[int]
@@ -45,13 +45,13 @@ class _Seen:
 class _Rows:
     """Rows of one request in a step of the draft model, as in a ``Chunk``."""
 
-    request: _Seen
+    request: _RequestView
     count: int
     ends: bool
     drafts: Sequence[int] = ()
 
 
-class _Behind(NamedTuple):
+class _CatchUp(NamedTuple):
     """Tokens of a request, up to ``end``, that the model must compute before it creates drafts."""
 
     number: int
@@ -61,7 +61,7 @@ class _Behind(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Drawn:
+class _DrawnDrafts:
     """Drafts of one step: the index of each row's request, and the tokens on the device."""
 
     numbers: list[int]
@@ -92,7 +92,7 @@ class DraftModel:
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
         """Propose drafts, as in :class:`Proposer`; None if a request is still catching up."""
         found: list[list[int] | None] = [None for _ in wanted]
-        steps = self._guess(wanted)
+        steps = self._create_drafts(wanted)
         if not steps:
             return found
         tokens = torch.cat([step.tokens for step in steps]).tolist()
@@ -103,7 +103,7 @@ class DraftModel:
         return found
 
     @torch.inference_mode()
-    def _guess(self, wanted: Sequence[tuple[Request, int]]) -> list[_Drawn]:
+    def _create_drafts(self, wanted: Sequence[tuple[Request, int]]) -> list[_DrawnDrafts]:
         drawn = self._catch_up(wanted)
         steps = []
         count = 1
@@ -115,14 +115,14 @@ class DraftModel:
                 for row, number in enumerate(drawn.numbers)
                 if wanted[number][1] > count
             ]
-            drawn = self._next(wanted, rows, count) if rows else None
+            drawn = self._draw_next(wanted, rows, count) if rows else None
             count += 1
         self.forward.newest = None
         return steps
 
-    def _catch_up(self, wanted: Sequence[tuple[Request, int]]) -> _Drawn | None:
+    def _catch_up(self, wanted: Sequence[tuple[Request, int]]) -> _DrawnDrafts | None:
         """Compute the tokens that the model has missed, and draw the first drafts."""
-        behind = self._behind(wanted)
+        behind = self._find_behind(wanted)
         if not behind:
             return None
         behind.sort(key=lambda one: get_row_order(one.chunk))
@@ -135,37 +135,37 @@ class DraftModel:
             drafting = one.request.drafting
             assert drafting is not None
             drafting.computed = one.end
-            self._fill(one.request, drafting)
+            self._mark_filled(one.request, drafting)
         return drawn
 
-    def _behind(self, wanted: Sequence[tuple[Request, int]]) -> list[_Behind]:
+    def _find_behind(self, wanted: Sequence[tuple[Request, int]]) -> list[_CatchUp]:
         left, found = self._budget, []
         for number, (request, most) in enumerate(wanted):
             drafting = request.drafting
             assert drafting is not None
             if not most or not left:
                 continue
-            begin = drafting.computed or self._shared(request)
+            begin = drafting.computed or self._count_shared(request)
             end = len(request.token_ids)
             if end - begin <= min(MAX_CATCH_UP_ROWS, left):
                 unseen = request.token_ids[begin + 1 : end]
-                chunk = _Rows(_seen(request, begin), 1, True, unseen)
+                chunk = _Rows(_create_view(request, begin), 1, True, unseen)
             else:
                 end = min(end, begin + left)
                 whole = end == len(request.token_ids)
-                chunk = _Rows(_seen(request, begin), end - begin, whole)
+                chunk = _Rows(_create_view(request, begin), end - begin, whole)
             left -= end - begin
-            found.append(_Behind(number, request, chunk, end))
+            found.append(_CatchUp(number, request, chunk, end))
         return found
 
-    def _next(
+    def _draw_next(
         self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
-    ) -> _Drawn | None:
+    ) -> _DrawnDrafts | None:
         """Draw draft number ``count`` (from 0). Only the device knows the preceding draft."""
         chunks, requests = [], []
         for row, number in rows:
             request = wanted[number][0]
-            seen = _seen(request, len(request.token_ids) + count - 1, InFlight(1, row))
+            seen = _create_view(request, len(request.token_ids) + count - 1, InFlight(1, row))
             chunks.append(_Rows(seen, 1, ends=True))
             requests.append((number, request))
         inputs = collect_inputs(chunks, self._pool.block_size)
@@ -173,14 +173,17 @@ class DraftModel:
 
     def _draw(
         self, inputs: Inputs, requests: list[tuple[int, Request]], count: int, last: list[int]
-    ) -> _Drawn | None:
+    ) -> _DrawnDrafts | None:
         """Compute a step. Draw a token after each row of ``last``, which is one row per request."""
         np.minimum(inputs.ids, self._own_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)
         if logits is None:
             return None
         sampling_plan = plan_sampling(
-            [Row(_plain(request), request.num_outputs + count) for _, request in requests]
+            [
+                Row(_without_logprobs(request), request.num_outputs + count)
+                for _, request in requests
+            ]
         )
         whole = len(last) == len(logits)
         if tokens is None or not sampling_plan.greedy or logits.shape[-1] > self._vocabulary:
@@ -189,9 +192,9 @@ class DraftModel:
         else:
             # This is the graph's own memory, which the next replay overwrites.
             tokens = tokens.clone() if whole else tokens[last]
-        return _Drawn([number for number, _ in requests], tokens)
+        return _DrawnDrafts([number for number, _ in requests], tokens)
 
-    def _shared(self, request: Request) -> int:
+    def _count_shared(self, request: Request) -> int:
         """Return how many tokens of ``request`` this model has computed for other requests."""
         size, taken = self._pool.block_size, self._pool.taken
         blocks = 0
@@ -201,7 +204,7 @@ class DraftModel:
             blocks += 1
         return blocks * size
 
-    def _fill(self, request: Request, drafting: Drafting) -> None:
+    def _mark_filled(self, request: Request, drafting: DraftingState) -> None:
         full = drafting.computed // self._pool.block_size
         for block in request.block_ids[drafting.filled : full]:
             self._filled[block] = self._pool.taken[block]
@@ -212,11 +215,13 @@ class DraftModel:
         self.forward.close()
 
 
-def _seen(request: Request, computed: int, in_flight: InFlight | None = None) -> _Seen:
-    return _Seen(request.token_ids, request.block_ids, computed, in_flight or InFlight())
+def _create_view(
+    request: Request, computed: int, in_flight: InFlight | None = None
+) -> _RequestView:
+    return _RequestView(request.token_ids, request.block_ids, computed, in_flight or InFlight())
 
 
-def _plain(request: Request) -> Sampling:
+def _without_logprobs(request: Request) -> Sampling:
     """Return the sampling parameters of ``request`` without log probabilities."""
     sampling = request.sampling
     return (

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from plimsoll_engine.core.schedule.request import Drafting, Request
+from plimsoll_engine.core.schedule.request import DraftingState, Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
 from plimsoll_engine.core.speculation.draft_model import DraftModel
 from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.speculative import Speculative
 
-INDEXED_AT_ONCE = 4096
+MAX_INDEXED_PER_STEP = 4096
 """Maximum number of tokens, over all requests, to index during one step. It takes milliseconds."""
 MAX_MISSES = 3
 """Number of consecutive failed attempts after which a request pauses."""
@@ -44,7 +44,7 @@ class Proposer(Protocol):
 
         An empty list means that there is no proposal. None means that the draft model must first
         compute tokens of the request that it has missed. All tokens of the requests are known, and
-        each request has a :class:`Drafting` and the blocks for its drafts.
+        each request has a :class:`DraftingState` and the blocks for its drafts.
         """
         ...
 
@@ -58,7 +58,7 @@ class NgramProposer:
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """Propose drafts, as in :class:`Proposer`, from the indexed part of each text."""
-        budget, found = INDEXED_AT_ONCE, []
+        budget, found = MAX_INDEXED_PER_STEP, []
         for request, most in wanted:
             drafting = request.drafting
             assert drafting is not None
@@ -70,7 +70,7 @@ class NgramProposer:
 
 
 @dataclass(slots=True)
-class Drafted:
+class DraftCounts:
     """Counts since the worker started: verifications, verified drafts and accepted drafts."""
 
     drafts: int = 0
@@ -88,7 +88,7 @@ class Speculation:
         self.proposer = proposer
         self.most = most
         self.rows = rows
-        self.counters = Drafted()
+        self.counters = DraftCounts()
         self._steps = 0
 
     @property
@@ -104,18 +104,18 @@ class Speculation:
     def begin(self, request: Request, max_model_len: int) -> None:
         """Enable drafts for ``request``, unless it has a grammar or media."""
         if request.sampling.grammar is None and not request.media:
-            request.drafting = Drafting(min(request.max_length, max_model_len))
+            request.drafting = DraftingState(min(request.max_length, max_model_len))
 
     def add(self, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
         """Add drafts to the decode rows in ``chunks``. ``chunks`` must be all chunks of a step."""
         self._steps += 1
         room = scheduler.max_num_batched_tokens - sum(chunk.count for chunk in chunks)
         room = min(room, self.rows - len(chunks))
-        found = [(chunk, self._wanted(chunk)) for chunk in chunks]
+        found = [(chunk, self._choose_draft_count(chunk)) for chunk in chunks]
         wanted = [(chunk, most) for chunk, most in found if most > 0]
         if room < 1:
             for chunk, _ in wanted:
-                self._missed(chunk.request)
+                self._count_miss(chunk.request)
             return
         if not wanted:
             return
@@ -128,9 +128,9 @@ class Speculation:
         for (chunk, _), drafts in zip(wanted, self.proposer.propose(asked), strict=True):
             chunk.drafts = drafts or ()
             if drafts == []:
-                self._missed(chunk.request)
+                self._count_miss(chunk.request)
 
-    def _wanted(self, chunk: Chunk) -> int:
+    def _choose_draft_count(self, chunk: Chunk) -> int:
         """Return the maximum number of drafts for ``chunk``. Count down its pause."""
         request = chunk.request
         if (drafting := request.drafting) is None or chunk.count != 1 or not chunk.ends:
@@ -143,7 +143,7 @@ class Speculation:
         # The row after the last draft brings a token as well.
         return min(self.most, drafting.length - len(request.token_ids) - 1)
 
-    def verified(self, request: Request, drafts: int, accepted: int) -> None:
+    def count_verified(self, request: Request, drafts: int, accepted: int) -> None:
         """Count a verification of ``drafts`` drafts, of which ``accepted`` were accepted."""
         self.counters.drafts += 1
         self.counters.draft_tokens += drafts
@@ -155,9 +155,9 @@ class Speculation:
         if accepted:
             request.drafting.misses = 0
         else:
-            self._missed(request)
+            self._count_miss(request)
 
-    def _missed(self, request: Request) -> None:
+    def _count_miss(self, request: Request) -> None:
         drafting = request.drafting
         assert drafting is not None
         drafting.misses += 1
@@ -167,7 +167,7 @@ class Speculation:
             drafting.pause = length - self._steps % length
 
 
-def of_settings(
+def create_speculation(
     settings: Speculative | None, max_num_seqs: int, draft_model: DraftModel | None = None
 ) -> Speculation | None:
     """Return the speculation that ``settings`` configure; None if they are None."""

@@ -14,7 +14,7 @@ TABLE_BITS = 15
 """Logarithm of the size of the largest table (128 KiB). Longer texts have longer chains."""
 CANDIDATES = 32
 """Maximum number of positions that a lookup compares, the newest first."""
-NOWHERE = -1
+NO_POSITION = -1
 
 
 class NgramIndex:
@@ -25,7 +25,7 @@ class NgramIndex:
     def __init__(self, shortest: int, length: int) -> None:
         self._shortest = shortest
         self._mask = (1 << min(TABLE_BITS, length.bit_length())) - 1
-        self._newest = array("i", [NOWHERE]) * (self._mask + 1)
+        self._newest = array("i", [NO_POSITION]) * (self._mask + 1)
         self._before = array("i")
         """For each position, the previous one. Item i is the run that ends at token ``shortest + i
         - 1``.
@@ -62,18 +62,18 @@ class NgramIndex:
             return []
         newest = tuple(tokens[total - size :])
         end = self._newest[hash(newest) & self._mask]
-        best, follows = 0, NOWHERE
+        best, follows = 0, NO_POSITION
         for _ in range(CANDIDATES):
-            if end == NOWHERE:
+            if end == NO_POSITION:
                 break
             if tuple(tokens[end - size : end]) == newest:
-                matched = _matched(tokens, end, size, longest)
+                matched = _count_matching(tokens, end, size, longest)
                 if matched > best:
                     best, follows = matched, end
                 if best >= longest:
                     break
             end = self._before[end - size]
-        if follows == NOWHERE:
+        if follows == NO_POSITION:
             return []
         found = list(tokens[follows : follows + count])
         while len(found) < count:
@@ -81,7 +81,7 @@ class NgramIndex:
         return found
 
 
-def _matched(tokens: Sequence[int], end: int, known: int, longest: int) -> int:
+def _count_matching(tokens: Sequence[int], end: int, known: int, longest: int) -> int:
     """Return how many tokens before ``end`` equal the end of the text, at most ``longest``."""
     total, matched = len(tokens), known
     while matched < min(longest, end):

@@ -20,7 +20,7 @@ import pytest
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import matcher, trial
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars, Vocabulary
-from plimsoll_engine.core.grammar.trial import Passed, TrialServer
+from plimsoll_engine.core.grammar.trial import TrialPassed, TrialServer
 from plimsoll_engine.errors import TrialsLost
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
@@ -99,7 +99,7 @@ def test_remembered_refusals_are_in_the_ledger(grammars: Grammars) -> None:
 def test_a_trial_that_grows_beyond_its_memory_ends_alone(
     vocabulary: Vocabulary,
 ) -> None:
-    def grow(_: Grammar) -> Passed:
+    def grow(_: Grammar) -> TrialPassed:
         held = []
         while True:
             held.append(b"x" * (16 << 20))
@@ -132,11 +132,11 @@ def test_a_small_grammar_of_another_tenant_is_not_behind_thirty_large_ones(
 def test_an_abort_kills_the_trial(grammars: Grammars, trials: TrialServer) -> None:
     grammars.begin("bomb", BOMB, [])
     deadline = time.monotonic() + 20
-    while not (under_way := children(trials.pid)):
+    while not (num_in_progress := children(trials.pid)):
         assert time.monotonic() < deadline
     assert grammars.drop("bomb")
     while children(trials.pid):
-        assert time.monotonic() < deadline, under_way
+        assert time.monotonic() < deadline, num_in_progress
     assert len(grammars) == 0
     grammars.begin("next", Grammar("regex", "[a-z]+"), [])
     outcome = outcomes(grammars, 1)["next"]
@@ -270,7 +270,7 @@ class Pausing:
 
 
 def test_a_pause_of_the_machine_makes_no_grammar_slow_for_good() -> None:
-    masks = matcher.Masks(1 << 20)
+    masks = matcher.MaskThreads(1 << 20)
     paused = matcher.Matcher(cast(Any, Pausing(0.2)), "f", 1, "tenant", ("a", "b"))
     masks.advance(paused, 1)
     masks.wait(0.01)
@@ -292,7 +292,7 @@ def test_a_mask_that_the_machine_is_too_busy_for_says_so_and_is_not_refused_for_
     grammars = Grammars(vocabulary)
     slow = matcher.Matcher(cast(Any, Pausing(0.3)), "f", 1, "tenant", ("a", "b"))
     grammars.masks.advance(slow, 1)
-    while not grammars.masks.overdue(slow):
+    while not grammars.masks.is_overdue(slow):
         time.sleep(0.01)
     error = grammars.refuse(slow)
     assert error.unavailable
@@ -316,9 +316,9 @@ def test_a_machine_without_threads_makes_grammars_wait_or_asks_to_send_them_agai
         grammars.masks.advance(waits, 1)
         grammars.masks.wait(0.01)
         assert waits.busy
-        assert not grammars.masks.overdue(waits)
+        assert not grammars.masks.is_overdue(waits)
         time.sleep(0.06)
-        assert grammars.masks.overdue(waits)
+        assert grammars.masks.is_overdue(waits)
         assert grammars.refuse(waits).unavailable
     error = outcomes(grammars, 1)["a"]
     assert isinstance(error, GrammarError)
@@ -331,9 +331,9 @@ def test_a_machine_without_threads_makes_grammars_wait_or_asks_to_send_them_agai
 def test_a_trial_that_gets_no_time_is_no_fault_of_its_grammar(
     monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary
 ) -> None:
-    def sleep(_: Grammar) -> Passed:
+    def sleep(_: Grammar) -> TrialPassed:
         time.sleep(5.0)
-        return Passed(1)
+        return TrialPassed(1)
 
     monkeypatch.setattr(trial, "WALL_S", 0.2)
     grammars = Grammars(vocabulary, trials=TrialServer.fork(sleep))
@@ -346,16 +346,16 @@ def test_a_trial_that_gets_no_time_is_no_fault_of_its_grammar(
     grammars.close()
 
 
-def _kill(_: Grammar) -> Passed:
+def _kill(_: Grammar) -> TrialPassed:
     """As the kernel does if the machine lacks memory."""
     os.kill(os.getpid(), signal.SIGKILL)
-    return Passed(1)
+    return TrialPassed(1)
 
 
-def _kill_server(_: Grammar) -> Passed:
+def _kill_server(_: Grammar) -> TrialPassed:
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(20)
-    return Passed(1)
+    return TrialPassed(1)
 
 
 @pytest.mark.parametrize("end", [_kill, _kill_server])
@@ -376,10 +376,10 @@ def test_a_trial_that_is_killed_is_no_fault_of_its_grammar(
 def test_a_trial_that_its_limits_end_refuses_its_grammar(
     number: signal.Signals, vocabulary: Vocabulary
 ) -> None:
-    def end(_: Grammar) -> Passed:
+    def end(_: Grammar) -> TrialPassed:
         assert resource.getrlimit(resource.RLIMIT_CPU) == (trial.CPU_S + 1, trial.CPU_S + 2)
         os.kill(os.getpid(), number)
-        return Passed(1)
+        return TrialPassed(1)
 
     grammars = Grammars(vocabulary, trials=TrialServer.fork(end))
     grammars.begin("a", Grammar("regex", "a"), [])
@@ -401,7 +401,7 @@ def test_what_follows_a_complete_text_is_no_mismatch(grammars: Grammars) -> None
 
 def test_a_worker_with_nothing_else_to_do_waits_for_slow_masks() -> None:
     """Otherwise its loop takes the CPU that the mask needs."""
-    masks = matcher.Masks(1 << 20)
+    masks = matcher.MaskThreads(1 << 20)
     paused = matcher.Matcher(cast(Any, Pausing(0.3)), "f", 1, "tenant", ("a", "b"))
     masks.advance(paused, 1)
     masks.wait(0.01)

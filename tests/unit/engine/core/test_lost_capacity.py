@@ -121,7 +121,7 @@ def test_only_what_was_leaked_is_lost(events: list[tuple[Any, ...]], tiny_model:
     def check() -> None:
         named = {b for request in engine.requests.values() for b in request.block_ids}
         assert scheduler.offload is not None
-        named.update(scheduler.offload.held_blocks())
+        named.update(scheduler.offload.list_held_blocks())
         assert count_lost_blocks(engine) == len(set(leaked) - named)
 
     try:

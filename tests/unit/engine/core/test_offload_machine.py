@@ -98,7 +98,7 @@ class OffloadMachine(RuleBasedStateMachine):
         self.number += 1
         prompt = [family * 100 + place for place in range(length)]
         request = Request.of(Submit(str(self.number), prompt, Sampling(max_tokens=max_tokens)))
-        if self.scheduler.refusal(request) is None:
+        if self.scheduler.find_refusal(request) is None:
             self.scheduler.add(request)
             self.alive[request.request_id] = request
 
@@ -150,9 +150,9 @@ class OffloadMachine(RuleBasedStateMachine):
         for index, key in enumerate(request.block_hashes):
             ends = [index * BLOCK + place + 1 for place in range(BLOCK)]
             self.contents[key] = [content(request.token_ids[:end]) for end in ends]
-        if not request.uncomputed:
+        if not request.num_uncomputed:
             request.append(len(request.token_ids) % 3)
-            if request.finish_reason(0, LENGTH):
+            if request.get_finish_reason(0, LENGTH):
                 self._end(request)
 
     def _end(self, request: Request) -> None:
@@ -166,7 +166,7 @@ class OffloadMachine(RuleBasedStateMachine):
         assert self.pool.prefix.find_problems() == []
         assert self.offload.find_problems() == []
         held = Counter(block for request in self.alive.values() for block in request.block_ids)
-        held.update(self.offload.held_blocks())
+        held.update(self.offload.list_held_blocks())
         assert held == self.pool.references()
 
     @invariant()

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
-from plimsoll_engine.core.schedule.waiting import place, urgency
+from plimsoll_engine.core.schedule.waiting import get_place, get_urgency
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 
@@ -31,7 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.put_off: set[str] = set()
         """Those that this step leaves for a better one: it computes blocks that they can share, or
         has too few tokens left to begin a prompt with."""
-        start = self.scheduler._start
+        start = self.scheduler._start_waiting
 
         def spy(request: Request, budget: int) -> Chunk | None:
             chunk = start(request, budget)
@@ -39,7 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.put_off.add(request.request_id)
             return chunk
 
-        self.scheduler._start = spy  # type: ignore[method-assign]
+        self.scheduler._start_waiting = spy  # type: ignore[method-assign]
 
     @rule(
         length=st.integers(1, 30),
@@ -58,7 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority, tenant=tenant, cache_salt=salt,
         )  # fmt: skip
         request = Request.of(submit)
-        if self.scheduler.refusal(request) is None:
+        if self.scheduler.find_refusal(request) is None:
             self.scheduler.add(request)
             self.alive[request.request_id] = request
 
@@ -98,9 +98,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             request = chunk.request
             assert len(request.block_ids) * BLOCK >= request.computed + chunk.count
             self.scheduler.computed(chunk)
-            if not request.uncomputed:
+            if not request.num_uncomputed:
                 request.append(self.number % 3)
-                if request.finish_reason(0, LENGTH):
+                if request.get_finish_reason(0, LENGTH):
                     self._end(request)
 
     def _end(self, request: Request) -> None:
@@ -115,11 +115,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.pool.prefix.find_problems() == []
         assert scheduler.waiting.find_problems() == []
         assert len(scheduler.running) <= SEQS
-        assert scheduler.running == sorted(scheduler.running, key=place)
+        assert scheduler.running == sorted(scheduler.running, key=get_place)
         assert len({request.place for request in scheduler.running}) == len(scheduler.running)
         for tenant in "ab":
             same = [request for request in scheduler.running if request.tenant == tenant]
-            priorities = [urgency(request)[0] for request in same]
+            priorities = [get_urgency(request)[0] for request in same]
             assert priorities == sorted(priorities)
         queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
         assert queued == Counter(self.alive.keys())

@@ -443,7 +443,7 @@ def handovers(draw: st.DrawFn) -> Handover:
 def test_a_sound_handover_arrives_and_passes(handover: Handover) -> None:
     found = messages.decode_handover(messages.encode_handover(handover))
     assert found == handover
-    audit.check(found, LAYOUT, SEQS)
+    audit.check_handover(found, LAYOUT, SEQS)
 
 
 @given(handovers(), st.data())
@@ -568,7 +568,7 @@ def test_changed_tables_are_refused_or_name_other_contents(
     found = messages.decode_handover(messages.encode_handover(other))
     if any(True for _ in audit.find_problems(found, SEQS)):
         with pytest.raises(HandoverRefused) as refused:
-            audit.check(found, LAYOUT, SEQS)
+            audit.check_handover(found, LAYOUT, SEQS)
         assert refused.value.outcome is HandoverOutcome.BAD_TABLES
         return
     before = {t.request_id: t for t in handover.tables}
@@ -587,14 +587,14 @@ def test_more_requests_than_places_are_refused() -> None:
         for number in range(SEQS + 1)
     ]
     with pytest.raises(HandoverRefused, match=f"{SEQS + 1} requests ran"):
-        audit.check(sealed(tables, LAYOUT), LAYOUT, SEQS)
+        audit.check_handover(sealed(tables, LAYOUT), LAYOUT, SEQS)
 
 
 def test_counts_that_disagree_are_refused() -> None:
     table = BlockTable("a", 1, [0], [], bytes(16), [0])
     for used, held in ((1, 2), (2, 1)):
         with pytest.raises(HandoverRefused, match="counted"):
-            audit.check(Handover(LAYOUT, [table], used, held), LAYOUT, SEQS)
+            audit.check_handover(Handover(LAYOUT, [table], used, held), LAYOUT, SEQS)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

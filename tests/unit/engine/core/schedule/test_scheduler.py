@@ -43,10 +43,10 @@ def advance(scheduler: Scheduler, chunks: list[Chunk]) -> list[Request]:
     ended = []
     for chunk in chunks:
         scheduler.computed(chunk)
-        if chunk.request.uncomputed:
+        if chunk.request.num_uncomputed:
             continue
         chunk.request.token_ids.append(0)
-        if chunk.request.finish_reason(0, scheduler.max_model_len):
+        if chunk.request.get_finish_reason(0, scheduler.max_model_len):
             scheduler.remove(chunk.request)
             chunk.request.release(scheduler.pool)
             ended.append(chunk.request)
@@ -69,7 +69,7 @@ def test_every_request_that_can_run_finishes(
     expected = set()
     for number, (length, family, max_tokens) in enumerate(work):
         item = request(str(number), [family] * length, max_tokens)
-        if scheduler.refusal(item) is None:
+        if scheduler.find_refusal(item) is None:
             scheduler.add(item)
             expected.add(item.request_id)
     done: set[str] = set()
@@ -203,7 +203,7 @@ def test_no_priority_of_one_tenant_starves_another(
     def ask(name: str, what: tuple[int, int, int], tenant: str) -> None:
         length, max_tokens, priority = what
         made = request(name, [number % 9] * length, max_tokens, tenant=tenant, priority=priority)
-        if scheduler.refusal(made) is None:
+        if scheduler.find_refusal(made) is None:
             scheduler.add(made)
 
     for step in range(before + 400):
@@ -237,7 +237,7 @@ def test_a_salt_keeps_the_prefix_cache_apart() -> None:
         scheduler.add(request("r", list(range(13)), 1, cache_salt=salt))
         hits.append(scheduler.schedule()[0].request.computed)
         (running,) = scheduler.running
-        advance(scheduler, [Chunk(running, running.uncomputed)])
+        advance(scheduler, [Chunk(running, running.num_uncomputed)])
     assert hits == [0, 0, 12, 0, 12]
 
 
@@ -255,7 +255,7 @@ def test_what_can_never_run_is_refused_with_a_reason(
 ) -> None:
     item = Request.of(Submit("x", prompt, Sampling(max_tokens=max_tokens), output))
     with pytest.raises(ValueError, match=message):
-        raise ValueError(make(blocks=4).refusal(item))
+        raise ValueError(make(blocks=4).find_refusal(item))
 
 
 def test_a_suspect_waits_for_blocks_that_no_running_request_has() -> None:

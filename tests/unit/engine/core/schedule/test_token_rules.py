@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
-from plimsoll_engine.core.schedule.token_rules import bad_word_lookback, banned, mask
+from plimsoll_engine.core.schedule.token_rules import banned, count_bad_word_lookback, mask
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 MakeEngine = Callable[..., EngineCore]
@@ -48,7 +48,10 @@ def test_a_token_is_banned_where_it_completes_a_word(
     assert (token in banned(words, output)) == ends
     assert (
         token
-        in banned(words, output[-bad_word_lookback(words) :] if bad_word_lookback(words) else [])
+        in banned(
+            words,
+            output[-count_bad_word_lookback(words) :] if count_bad_word_lookback(words) else [],
+        )
     ) == ends
 
 

@@ -321,8 +321,10 @@ def test_the_distribution_is_the_one_without_drafts(draft: int) -> None:
 
 
 def test_settings_become_a_speculation() -> None:
-    assert core.of_settings(None, 8) is None
-    made = core.of_settings(Speculative("ngram", 4, prompt_lookup_max=6, prompt_lookup_min=2), 8)
+    assert core.create_speculation(None, 8) is None
+    made = core.create_speculation(
+        Speculative("ngram", 4, prompt_lookup_max=6, prompt_lookup_min=2), 8
+    )
     assert made is not None
     assert (made.most, made.rows, made.proposer) == (4, 40, NgramProposer(2, 6))
 
