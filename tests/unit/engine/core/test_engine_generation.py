@@ -215,7 +215,7 @@ def test_a_failing_request_leaves_its_neighbours(
     assert tokens == {name: expected[name] for name in good}
     assert [(d.request_id, d.reason) for d in dropped] == [("poison", "error")]
     assert "this prompt breaks the model" in dropped[0].message
-    assert "requests failed, each is tried alone: RuntimeError: this prompt" in caplog.text
+    assert "requests failed; retrying each request alone: RuntimeError: this prompt" in caplog.text
 
 
 def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers: Any) -> None:
