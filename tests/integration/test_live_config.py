@@ -24,14 +24,14 @@ from plimsoll_api.supervisor_config import (
 )
 from plimsoll_cli.local.runner import free_ports
 
-NO_EXPERT = "http://127.0.0.1:1"
+NOBODY = "http://127.0.0.1:1"
 
 
 def write(path: Path, mode: Mode, level: LogLevel) -> None:
     """As the kubelet does: the file is whole at any time."""
     config = SupervisorConfig(
         service=ServiceRef(name="live"),
-        engine=EngineEndpoint(EngineType.PLIMSOLL, admin_url=NO_EXPERT, serving_url=NO_EXPERT),
+        engine=EngineEndpoint(EngineType.PLIMSOLL, admin_url=NOBODY, serving_url=NOBODY),
         supervision=Supervision(mode=mode, log_level=level),
         sample_interval_s=0.2,
     )
@@ -71,7 +71,7 @@ def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> No
 def test_a_supervisor_without_configuration_watches_and_its_pod_stays_ready(tmp_path: Path) -> None:
     """As in a pod whose policy was deleted: through the launcher, which answers the kubelet."""
     file, said = tmp_path / "supervisor.json", tmp_path / "log"
-    own = PodEngine(EngineEndpoint(EngineType.VLLM, NO_EXPERT, NO_EXPERT, container="server"))
+    own = PodEngine(EngineEndpoint(EngineType.VLLM, NOBODY, NOBODY, container="server"))
     environ = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
     environ |= {"POD_NAME": "chat-0", "POD_NAMESPACE": "team"}
     environ |= {POD_ENGINE_ENV: msgspec.json.encode(own).decode()}
