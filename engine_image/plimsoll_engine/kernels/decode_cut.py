@@ -38,13 +38,13 @@ def choose_cut(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut
     ``row_bytes`` is the result of :func:`compute_row_bytes`. ``limit`` is the maximum number of
     tokens in a context; 0 if unknown.
 
-    Measured on an H200 with contexts of 300 to 1,700 tokens and 8 kv heads: from 128 sequences on,
+    Measured on an H200 with contexts of 300 to 1,700 tokens and 8 kv heads. From 128 sequences on,
     one program per context reaches 99 to 102 % of the copy bandwidth, and splitting costs 7 %. With
     fewer sequences, all programs run at once and end with the longest context. Wider tiles, with
     two programs per multiprocessor instead of four, reduce that effect: 64 sequences take 62 µs,
     and 70 µs with narrow split tiles.
 
-    Measured on an H100 with whole layers and contexts of 300 to 4,000 tokens: from 24 sequences on,
+    Measured on an H100 with whole layers and contexts of 300 to 4,000 tokens. From 24 sequences on,
     splitting costs 1 to 2 %. With fewer sequences, starting more programs than can run at once also
     costs time (8 sequences: 3 %). Splitting pays for one or two sequences, where latency counts. It
     also pays if one context may be a hundred times as long as the others.

@@ -3,7 +3,7 @@
 A program computes one tile of one expert's product: a block of its pairs (see ``routing.py``) times
 some of its columns. The first product gathers the rows and ends with silu(gate) x up. The second
 product is scaled by the router's weight. A last kernel sums the experts of a row in float32, in the
-order of the row's choice, so that the result does not depend on the order of the programs.
+order of the row's choice. The result therefore does not depend on the order of the programs.
 
 For quantized weights, the rows of a product are quantized first, each with its own scale. The sums
 are multiplied by the scales of rows and columns.

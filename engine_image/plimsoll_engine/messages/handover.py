@@ -142,7 +142,7 @@ def decode_handover(data: bytes) -> Handover:
     body = data[_HEAD.size :]
     if magic != MAGIC or digest != _digest(version, body):
         raise HandoverRefused(
-            HandoverOutcome.DAMAGED, "the handover's checksum does not match its content"
+            HandoverOutcome.DAMAGED, "the checksum of the handover does not match its content"
         )
     if version != VERSION:
         raise HandoverRefused(

@@ -325,10 +325,10 @@ class Tokens(msgspec.Struct, tag="tokens"):
 class PromptScores(msgspec.Struct, tag="prompt_scores"):
     """Message: log probabilities of prompt tokens, beginning at position ``first`` (1 or more).
 
-    The arrays contain 4-byte little-endian numbers, token by token: float ``chosen`` and int
-    ``ranks`` (1 is the likeliest) of the prompt's token, int ``top_ids`` and float ``top`` of the
-    likeliest tokens, as many as requested. The messages arrive in order, and before the request's
-    first token. ``attempt`` is as in :class:`Token`.
+    The arrays contain 4-byte little-endian numbers, token by token. Float ``chosen`` and int
+    ``ranks`` (1 is the likeliest) belong to the prompt's token. Int ``top_ids`` and float ``top``
+    belong to the likeliest tokens, as many as requested. The messages arrive in order, and before
+    the request's first token. ``attempt`` is as in :class:`Token`.
     """
 
     request_id: str

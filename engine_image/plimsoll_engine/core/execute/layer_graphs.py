@@ -40,7 +40,7 @@ class GraphPiece(Protocol):
 
 
 class GraphCapturer:
-    """Capturer of graphs in a memory ``pool`` that they share, because they never run together."""
+    """Capture of graphs in a memory ``pool`` that they share, because they never run together."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

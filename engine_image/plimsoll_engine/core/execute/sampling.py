@@ -1,8 +1,8 @@
 """Sample the next token of each row of logits.
 
 The random noise for output token i of a request depends only on (seed, i) and the token ID
-(kernels/draw.py), not on the batch, the device, preemptions or restarts. A row costs only what it
-requests: a greedy row needs an argmax, and a row without filters needs no sort.
+(kernels/draw.py). It does not depend on the batch, the device, preemptions or restarts. A row costs
+only what it requests: a greedy row needs an argmax, and a row without filters needs no sort.
 """
 
 from __future__ import annotations

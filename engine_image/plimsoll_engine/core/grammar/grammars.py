@@ -1,9 +1,10 @@
 """Compile grammars for structured output, outside the worker's loop.
 
-llguidance parses the grammars. A grammar that is not cached is compiled twice: first in a process
-that is killed at its limits (:mod:`plimsoll_engine.core.grammar.trial`), then, because its cost is
-now known to be bounded, in a thread of the worker. :mod:`plimsoll_engine.core.grammar.queue` orders
-the compilations, and :mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens.
+llguidance parses the grammars. A grammar that is not cached is compiled twice. The first
+compilation runs in a process that is killed at its limits
+(:mod:`plimsoll_engine.core.grammar.trial`). Its cost is then known to be bounded, and the second
+one runs in a thread of the worker. :mod:`plimsoll_engine.core.grammar.queue` orders the
+compilations, and :mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens.
 llguidance releases the interpreter's lock, so streams continue meanwhile.
 """
 

@@ -1,4 +1,4 @@
-"""Take over the KV blocks of the predecessor's requests in a planned restart.
+"""Takeover of the KV blocks of the predecessor's requests in a planned restart.
 
 Only the tables in the message count (see :mod:`plimsoll_engine.core.handover.export`): a block in
 no table is free. Each table waits until the frontend submits its request again with all its tokens.
