@@ -46,11 +46,14 @@ def operator() -> Dashboard:
                           (_rate("lease_requests_total"), "election"),
                           (_rate("throttled_requests_total"), "refused (429)"),
                           (_rate("throttled_seconds_total"), "delay, seconds per second")))
-        .with_panel(lines("Circuit breaker", COUNT, "Held and closed slots, suspect revisions.",
+        .with_panel(lines("Circuit breaker", COUNT, "Slots, suspect revisions, those that leak.",
                           ("max(plimsoll_operator_slots_held)", "held"),
                           ("max(plimsoll_operator_slots_closed)", "closed"),
                           ("count(plimsoll_operator_suspect_revisions) or vector(0)",
-                           "suspect revisions")))
+                           "suspect revisions"),
+                          ('sum(max by (inferenceservice, supervisionpolicy, workload, revision)'
+                           ' (plimsoll_operator_revision_verdict{leaks="Yes"})) or vector(0)',
+                           "revisions that leak")))
         .with_panel(lines("Pods of policies", COUNT, "Selected pods, by state.",
                           ("sum by (state) (max by (supervisionpolicy, state)"
                            " (plimsoll_operator_policy_pods))", "{{state}}"),

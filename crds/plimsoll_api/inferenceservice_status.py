@@ -59,7 +59,7 @@ class RevisionVerdict(ResourceModel):
     minutes_left: int | None = Field(
         default=None,
         description="Minutes of further observation that a `No` takes if nothing changes, rounded "
-        "up to a multiple of 5. Absent if more time alone decides nothing.",
+        "up. Absent if more time alone decides nothing.",
     )
 
 

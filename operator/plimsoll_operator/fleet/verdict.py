@@ -27,11 +27,11 @@ OBSERVED_S = 1800.0
 real engines were confirmed within 130 seconds (``docs/detection.md``)."""
 REQUESTS = 100
 """Least number of requests in that time; a choice. A replica without traffic proves nothing."""
-STEP_MIN = 5
-"""Step of the minutes in a status, so that it is not written every minute."""
+STEPS_MIN = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 720, 1440, 2880, 7200, 43_200)
+"""Values of the minutes in a status. A status that followed each scrape would be written
+constantly; for the same reason, no message about missing time names a pod."""
 MAX_REVISIONS = 4
 """Maximum number of revisions of a service or workload that have a verdict."""
-MAX_LEFT_S = 30 * 86_400.0
 UNKNOWN = Figures()
 
 
@@ -122,7 +122,7 @@ def _clean(
     for one in pods:
         if one.revision == revision:
             for kind, budget in _budgets(memory):
-                left = _left(one.pod, kind, budget, figures.get(one.pod, UNKNOWN))
+                left = _left(kind, budget, figures.get(one.pod, UNKNOWN))
                 replicas[one.replica].append(left)
     lefts = sorted(max(one) for one in replicas.values())
     left_s, reason = lefts[len(replicas) // 2]
@@ -130,9 +130,8 @@ def _clean(
         text = "most replicas stay within their leak budgets at their present pace"
         return {"leaks": Leaks.NO.value, "message": text}
     found: Object = {"leaks": Leaks.UNKNOWN.value, "message": reason}
-    if left_s > MAX_LEFT_S:
-        return found
-    return found | {"minutesLeft": math.ceil(left_s / 60 / STEP_MIN) * STEP_MIN}
+    steps = [one for one in STEPS_MIN if left_s <= one * 60]
+    return found | ({"minutesLeft": steps[0]} if steps else {})
 
 
 def _budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
@@ -140,21 +139,21 @@ def _budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
     return [(kind, budget) for kind, budget in both if budget is not None]
 
 
-def _left(pod: str, kind: str, budget: MemoryBudget, figures: Figures) -> tuple[float, str]:
-    """Return the seconds until the pod's memory is proven clean at its present pace, and why.
+def _left(kind: str, budget: MemoryBudget, figures: Figures) -> tuple[float, str]:
+    """Return the seconds until a memory is proven clean at its present pace, and what is missing.
 
     A pace that spends ``share`` of the budget since the warm-up spends less than the whole budget
     in a window only if the warm-up was more than ``share * window`` ago.
     """
     share, growth = getattr(figures, kind), getattr(figures, f"{kind}_growth")
     if share is None or growth is None:
-        return OBSERVED_S, f"the growth of {pod}'s {kind} memory is not known yet"
+        return OBSERVED_S, f"the growth of {kind} memory is not known in enough replicas"
     if growth.requests == 0:
-        return math.inf, f"{pod} has answered no requests since its warm-up"
+        return math.inf, "too few replicas have answered requests since their warm-up"
     asked_s = growth.age_s * REQUESTS / growth.requests
     needed = max(
-        (OBSERVED_S, f"{pod} must be observed for longer"),
-        (share * budget.window_s, f"{pod} would spend its leak budget at its present pace"),
-        (asked_s if growth.requests < REQUESTS else 0.0, f"{pod} must answer more requests"),
+        (OBSERVED_S, "more replicas must be observed for longer"),
+        (share * budget.window_s, "at their present pace, replicas would spend their leak budgets"),
+        (asked_s if growth.requests < REQUESTS else 0.0, "replicas must answer more requests"),
     )
     return needed[0] - growth.age_s, needed[1]

@@ -57,6 +57,7 @@ def test_every_metric_of_a_supervisor_is_shown() -> None:
         "plimsoll_supervisor_sample_seconds", "plimsoll_supervisor_journal_writable",
         "plimsoll_supervisor_config_valid", "plimsoll_supervisor_publish_backlog",
         "plimsoll_supervisor_journal_damaged_total",
+        "plimsoll_pod_info",  # to join the others with roles
     }  # fmt: skip
     for family in metrics.supervisor():
         assert family.name in hidden or shown & {*family.series}, family.name
