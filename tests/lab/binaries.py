@@ -22,7 +22,7 @@ from tests.lab.errors import LabError, MissingError
 MODULE = Path(__file__).parent / "kubelab"
 VERSION = "v1.34.4"
 """What all tests run on; go.mod and go.sum pin it."""
-VERSIONS = (VERSION, "v1.33.13", "v1.35.4", "v1.36.3", "v1.37.2")
+VERSIONS = (VERSION, "v1.35.4", "v1.36.3", "v1.37.2")
 """The newest patch of each minor version that Plimsoll supports, as far as Go's proxy has it."""
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy")

@@ -28,8 +28,9 @@ from plimsoll_cli.cluster.client import Cluster, Object
 from plimsoll_cli.cluster.supervised import CORE, has_ended, is_supervised, list_labelled_pods
 from plimsoll_cli.errors import RunError, UsageError
 
-MIN_MINOR = 33
-"""Native sidecars are stable since Kubernetes 1.33."""
+MIN_MINOR = 34
+"""Oldest tested Kubernetes release. Native sidecars are stable since 1.33, whose support ended on
+2026-06-28 (https://kubernetes.io/releases/1.33/)."""
 MAX_TESTED_MINOR = 37
 """Newest tested Kubernetes release."""
 REQUIRED_PERMISSIONS = (
