@@ -25,6 +25,7 @@ from plimsoll_sidecar.detect.attribution import (
 )
 from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
 from plimsoll_sidecar.detect.growth import (
+    Course,
     LatestGrowth,
     Point,
     SegmentGrowth,
@@ -83,6 +84,7 @@ class MemoryWatch:
         self._segments = SegmentGrowth()
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
         self._latest = LatestGrowth(interval_s)
+        self._course = Course(interval_s)
         self._window = SlidingMinimum(self.budget.window_s if self.budget else 0.0)
         self._t = 0.0
         self._suspected: SuspectedGrowth | None = None
@@ -179,8 +181,10 @@ class MemoryWatch:
             # Growth before the end of the minimum time is no evidence of growth after it.
             self._trends = self._new_trends()
             self._segments.clear()
+            self._course = Course(self._interval_s)
         if warmup.started:
             self._feed(point, sizes)
+            self._course.add(point.t, warmup.growth_at(point), point.requests)
         return ended
 
     def _become_warm(self, point: Point) -> None:
@@ -188,10 +192,13 @@ class MemoryWatch:
         floor = warmup.floor or point
         self.baseline, self._new_demand = Baseline(floor), None
         self._window.start(floor.t)
-        if not warmup.climbing:
+        if warmup.climbing:
+            self._course.rebase(warmup.growth_at(floor))
+        else:
             # The climb of the warm-up is no evidence of growth after it.
             self._trends.clear()
             self._segments.clear()
+            self._course = Course(self._interval_s)
 
     def _judge(
         self, point: Point, sizes: dict[Segment, int], baseline: Baseline, demand_is_new: bool
@@ -212,6 +219,7 @@ class MemoryWatch:
             self._feed(point, sizes)
         baseline.update(floor)
         self._window.add(point.t, baseline.growth)
+        self._course.add(point.t, baseline.growth, point.requests)
         self._t = point.t
         self._measure(point, floor, baseline)
 
@@ -343,7 +351,10 @@ class MemoryWatch:
         unconfirmed = None
         if self.waits:
             unconfirmed = NEW_DEMAND
-        elif not is_confirmed(evidence, posterior):
+        elif not (
+            is_confirmed(evidence, posterior)
+            and self._course.is_sustained(self.budget.growth_bytes)
+        ):
             unconfirmed = f"may be {explanation}, unless the growth continues"
             if evidence.share >= 1.0:
                 unconfirmed = f"the budget is spent, but the growth {unconfirmed}"

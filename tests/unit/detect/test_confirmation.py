@@ -1,15 +1,19 @@
 """What is suspected is not yet confirmed: what else it may be gets the time to show.
 
-Tests ``detect/odds.py``.
+Tests ``detect/odds.py`` and the course of ``detect/growth.py``.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import pytest
 
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
+from plimsoll_sidecar.detect.growth import SUSTAINED_S, Course
 from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 HOUR = 3600.0
@@ -136,7 +140,7 @@ def test_what_a_long_step_needs_for_itself_is_no_leak(long_step: bool) -> None:
 def test_a_budget_that_is_spent_in_seconds_is_not_waited_for() -> None:
     leak = steady(64 * MIB, 200.0)
     (line,) = confirmed(Series(duration=250.0, interval=0.25, leak=leak))[:1]
-    assert line.t - 200.0 <= 20.0
+    assert line.t - 200.0 <= 25.0
 
 
 def test_a_burst_of_seconds_is_not_urgent() -> None:
@@ -144,3 +148,65 @@ def test_a_burst_of_seconds_is_not_urgent() -> None:
         return 260 * MIB * (t % 300) / 22 if t > 200 and t % 300 < 22 else 0.0
 
     assert confirmed(Series(duration=1800.0, other=burst)) == []
+
+
+BUDGET = 256 * MIB
+GROWN: dict[str, tuple[Callable[[float], float], bool]] = {
+    "steady": (lambda t: t, True),
+    "by steps of 20 s": (lambda t: 20 * (t // 20), True),
+    "ever faster": (lambda t: t * t / 200, True),
+    "ever more slowly": (lambda t: -200 * math.expm1(-t / 40), False),
+    "evenly, until it is full": (lambda t: min(t, 95.0), False),
+    "a table that doubles": (lambda t: 8 * 2 ** int(math.log2(t / 9 + 1)), False),
+    "a job": (lambda t: t if t < 60 else 0.0, False),
+}
+"""Growth in MiB as a function of the seconds since it began, and whether it is sustained."""
+
+
+@pytest.mark.parametrize("name", GROWN)
+@pytest.mark.parametrize("interval_s", [1.0, 2.0, 5.0])
+def test_growth_is_sustained_that_lasts_and_neither_fades_nor_is_a_step(
+    name: str, interval_s: float
+) -> None:
+    size, expected = GROWN[name]
+    course, found = Course(interval_s), []
+    for number in range(int(300 / interval_s)):
+        t = number * interval_s
+        course.add(t, int(size(max(0.0, t - 60)) * MIB), None)
+        if course.is_sustained(BUDGET):
+            found.append(t - 60)
+    assert bool(found) is expected
+    assert min(found, default=130.0) >= SUSTAINED_S
+
+
+def test_growth_that_follows_requests_is_sustained_though_the_load_falls() -> None:
+    course = Course(1.0)
+    for second in range(300):
+        served = 10 * min(second, 100) + max(0, second - 100)
+        course.add(float(second), served * MIB // 10, served)
+    assert course.is_sustained(BUDGET) is False, "the last seconds bring too little"
+    for second in range(300, 700):
+        served += 4
+        course.add(float(second), served * MIB // 10, served)
+    assert course.is_sustained(BUDGET)
+
+
+@pytest.mark.parametrize(("tau", "expected"), [(1e6, True), (40.0, False)])
+def test_growth_that_spends_its_budget_before_it_lasts_must_keep_its_pace(
+    tau: float, expected: bool
+) -> None:
+    """A leak, and a cache of 1.2 budgets that fills ever more slowly."""
+    course, found = Course(1.0), []
+    for second in range(80):
+        filled = -math.expm1(-second / tau) * (tau / 40.0) * 1.2
+        course.add(float(second), int(filled * BUDGET), None)
+        if second >= 40:
+            found.append(course.is_sustained(BUDGET))
+    assert all(found) if expected else not any(found)
+
+
+def test_the_course_of_a_long_life_takes_little_memory() -> None:
+    course = Course(1.0)
+    for second in range(100_000):
+        course.add(float(second), second, second)
+    assert len(course) < 500
