@@ -1,4 +1,4 @@
-"""Command line: ``python -m plimsoll_engine serve|drain``. Imports are deferred until needed."""
+"""Command line: ``python -m plimsoll_engine serve|drain``. Modules are imported when needed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plimsoll_engine import settings
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that prints errors as one line, and exits with status 2.
+    """Argument parser that prints errors as one line and exits with status 2.
 
-    Flags cannot be abbreviated, because the operator reserves them by their full names.
+    Flags cannot be abbreviated, because the operator recognises the flags it reserves by full name.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -28,9 +28,9 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="plimsoll_engine", description="A Plimsoll inference engine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="serve|drain")
-    serve = commands.add_parser("serve", help="serve a checkpoint")
+    serve = commands.add_parser("serve", help="serve the model in a checkpoint directory")
     settings.add_flags(serve)
-    drain = commands.add_parser("drain", help="preStop hook: let running requests end")
+    drain = commands.add_parser("drain", help="preStop hook: drain the engine")
     drain.add_argument("--admin-port", type=settings.port, default=ADMIN_PORT)
     drain.add_argument("--run-dir", type=Path, required=True, metavar="DIR")
     drain.add_argument("--deadline", type=settings.positive_seconds, default=30.0, metavar="S")
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0 on success, 1 on failure, 2 for wrong usage."""
+    """Run the command. Return its exit status: 0 on success, 1 on failure, 2 for wrong usage."""
     flags = _parser().parse_args(arguments)
     if flags.command == "drain":
         from plimsoll_engine import prestop

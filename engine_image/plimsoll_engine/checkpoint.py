@@ -1,20 +1,18 @@
-"""Reader of a checkpoint's small files: everything but its weights.
+"""Reader of a checkpoint's small files: everything except its weights.
 
-If several files say the same, the precedence is that of transformers and vLLM:
+If several files define the same value, the precedence is that of transformers and vLLM:
 
-- Stop tokens are those of generation_config.json, else of config.json, else of its text_config. The
-  tokenizer's eos_token always counts as well (vLLM). From files with lower precedence, only special
-  tokens count, because an old default there may be a word.
-- A token is special if tokenizer.json or tokenizer_config.json marks or names it (transformers).
-- Truncation and padding in tokenizer.json are ignored: training scripts leave them behind
-  (transformers sets both for each call).
-- Token IDs go up to the largest one of the vocabulary, which may have gaps, and are below the
-  model's vocab_size.
-- Sampling defaults are the fields of generation_config.json that vLLM uses
-  (``--generation-config auto``), regardless of do_sample.
-- The chat template is ``--chat-template``, else chat_template.jinja, chat_template.json or that of
-  tokenizer_config.json. Several templates have names: ``tool_use`` is for chats with tools. Each
-  file of additional_chat_templates has its own name.
+- Stop tokens come from generation_config.json, else from config.json, else from its text_config.
+The tokenizer's eos_token is always a stop token as well (vLLM). From files with lower precedence,
+only special tokens are used, because an old default there may be a word. - A token is special if
+tokenizer.json or tokenizer_config.json marks or names it (transformers). - Truncation and padding
+in tokenizer.json are ignored: training scripts leave them behind (transformers sets both for each
+call). - Token IDs go up to the largest one in the vocabulary, which may have gaps, and are below
+the model's vocab_size. - Sampling defaults are the fields of generation_config.json that vLLM uses
+(``--generation-config auto``), regardless of do_sample. - The chat template is ``--chat-template``,
+else chat_template.jinja, chat_template.json or the one in tokenizer_config.json. Several templates
+have names: ``tool_use`` is for chats with tools. Each file in additional_chat_templates has its own
+name.
 """
 
 from __future__ import annotations
@@ -48,17 +46,17 @@ DEFAULTS: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100),
     "max_new_tokens": (1, 1 << 31),
 }
-"""Fields of generation_config.json that are request defaults, with the same bounds as in requests.
-"""
+"""Fields of generation_config.json that are request defaults, with the bounds of requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Contents of a checkpoint's small files.
 
-    ``ends`` are the stop tokens, ``special`` the texts of the tokens in NAMED, ``num_tokens`` the
-    largest token ID plus one, ``chat_templates`` the sources by name, and ``defaults`` the sampling
-    fields for requests that omit them. ``sources`` has the file of each of these.
+    ``ends`` are the stop tokens, and ``special`` the texts of the tokens in NAMED. ``num_tokens``
+    is the largest token ID plus one. ``chat_templates`` are the sources by name. ``defaults`` are
+    the sampling fields for requests that omit them. ``sources`` names the file of each of these
+    values.
     """
 
     folder: Path
@@ -96,7 +94,7 @@ class Checkpoint:
         )  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
-        """Return the defaults of requests, with the file of each."""
+        """Return the defaults of requests, and the file that each default comes from."""
         return {
             "stop_token_ids": self.ends,
             "sampling": self.defaults,
@@ -105,7 +103,7 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in ``file``; empty if it is missing. Raises UsageError otherwise."""
+    """Return the JSON object in ``file``; empty if the file is missing. Raises UsageError."""
     try:
         data = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -140,7 +138,7 @@ def _tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _special(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """Yield the texts of the tokens that tokenizer_config.json marks as special or names."""
+    """Yield the texts of the tokens that tokenizer_config.json marks or names as special."""
     where = f"{folder / TOKENIZER_CONFIG}: field"
     for name, value in settings.items():
         if name.endswith("_token") and value and not isinstance(value, bool):
@@ -168,9 +166,9 @@ def _token_text(value: Any, field: str) -> str:
 
 
 def _num_tokens(folder: Path, tokenizer: Tokenizer) -> int:
-    """Return the number of token IDs that both tokenizer and model know.
+    """Return the number of token IDs that the tokenizer and the model both know.
 
-    On a GPU, an unknown token ID is a fault that ends the worker.
+    On a GPU, an unknown token ID causes a fault that ends the worker.
     """
     numbers = tokenizer.get_vocab(with_added_tokens=True).values()
     config = read_json(folder / CONFIG)
@@ -231,7 +229,7 @@ def _defaults(folder: Path) -> dict[str, float]:
 def _templates(
     folder: Path, settings: dict[str, Any], chosen: Path | None
 ) -> tuple[dict[str, str], str]:
-    """Return the sources of the chat templates by name, and the file of the default one."""
+    """Return the chat templates by name, and the file of the default template."""
     try:
         if chosen is not None:
             return {DEFAULT_TEMPLATE: chosen.read_text(encoding="utf-8")}, chosen.name

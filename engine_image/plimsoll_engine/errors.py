@@ -1,7 +1,7 @@
-"""Errors that end more than one request; each class says what it ends.
+"""Errors that end more than one request. Each class says what it ends.
 
 Any other error during a step fails only the request that caused it (``core/engine_core.py``).
-``frontend/workers/failures.py`` decides what a worker's end means for the engine.
+``frontend/workers/failures.py`` decides what the end of a worker means for the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LoadError(Exception):
 
 
 class WorkerEnds(RuntimeError):
-    """The worker cannot continue, but another one can."""
+    """The worker cannot continue, but another worker can."""
 
 
 class DeviceLost(WorkerEnds):
@@ -31,9 +31,9 @@ class DeviceLost(WorkerEnds):
 
 
 class RanksLost(WorkerEnds):
-    """The group of ranks has failed, so only a new group helps.
+    """The process group of the ranks failed, so only a new group helps.
 
-    ``gone`` means that a rank has exited; the process that started it reports the cause.
+    ``gone`` means that a rank has exited. The process that started the rank reports the cause.
     """
 
     def __init__(self, message: str, gone: bool = False) -> None:
@@ -42,8 +42,8 @@ class RanksLost(WorkerEnds):
 
 
 class TrialsLost(WorkerEnds):
-    """The server that tries out grammars is gone. Only a new worker has one."""
+    """The server that compiles new grammars is gone. Only a new worker has another one."""
 
 
 class WarmUpError(WorkerEnds):
-    """The model failed on the warm-up request. The message is the model's."""
+    """The model failed on the warm-up request. The message is that of the model's error."""

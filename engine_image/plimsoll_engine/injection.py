@@ -1,7 +1,7 @@
-"""Loading of injected faults from the package ``plimsoll_faults``, for tests and demonstrations.
+"""Load injected faults from the package ``plimsoll_faults``, for tests and demonstrations.
 
-The engine itself has no faults. If ``PLIMSOLL_INJECT`` is set, each process loads its part of the
-package through an entry point.
+The engine itself contains no faults. If ``PLIMSOLL_INJECT`` is set, each process loads its part of
+the package through an entry point.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ GROUP = "plimsoll_engine.faults"
 
 
 def check(text: str) -> None:
-    """Raise SettingsError if ``text`` is not a list of faults, or the package is not installed."""
+    """Raise SettingsError if ``text`` is not a list of faults or the package is not installed."""
     if text:
         load("check")(text)
 
 
 def load(name: str) -> Any:
-    """Return the package's entry point ``name``. Raises SettingsError if it is not installed."""
+    """Return the entry point ``name``. Raises SettingsError if the package is not installed."""
     for entry in entry_points(group=GROUP, name=name):
         return entry.load()
     raise SettingsError(

@@ -1,7 +1,7 @@
-"""preStop hook: drain the engine of this pod. It uses only the standard library, to start fast.
+"""preStop hook: drain the engine of this pod. It uses only the standard library, so it starts fast.
 
-It runs while the endpoints of a terminating pod are being removed, so the engine keeps serving for
-a moment before it drains.
+It runs while the endpoints of a terminating pod are being removed. The engine therefore keeps
+serving for a moment before it drains.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ class DrainRefused(Exception):
 
 
 def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
-    """Drain the engine. Return 0 once it is drained or gone; 1 or 2 after printing an error."""
+    """Drain the engine.
+
+    Return 0 once it is drained or gone. Return 1 or 2 after printing an error.
+    """
     end = time.monotonic() + deadline_s
     try:
         token = (run_dir / TOKEN_FILE).read_text(encoding="utf-8").strip()
     except OSError as error:
-        print(f"drain: {run_dir / TOKEN_FILE}: {error.strerror}", file=sys.stderr)
+        print(f"drain: cannot read {run_dir / TOKEN_FILE}: {error.strerror}", file=sys.stderr)
         return 2
     time.sleep(min(ENDPOINT_DELAY_S, deadline_s / 4))
     try:
@@ -48,9 +51,9 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
     except ConnectionRefusedError:
         return 0  # nothing is left to drain
     except (OSError, DrainRefused, ValueError, KeyError, http.client.HTTPException) as error:
-        print(f"drain: the admin API on port {admin_port}: {error}", file=sys.stderr)
+        print(f"drain: cannot call the admin API on port {admin_port}: {error}", file=sys.stderr)
         return 1
-    print(f"drain: requests still run after {deadline_s:g} s", file=sys.stderr)
+    print(f"drain: requests are still running after {deadline_s:g} s", file=sys.stderr)
     return 1
 
 

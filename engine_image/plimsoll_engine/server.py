@@ -1,8 +1,8 @@
 """Frontend process: two HTTP servers and the engine on one event loop, from start to exit.
 
-The loop is uvloop's. With asyncio's own, each connection leaves a cycle of five objects (a
-transport that references its own method), so that full collections, which stop every stream, would
-have work.
+The loop is uvloop's. With asyncio's own loop, each connection leaves a reference cycle of five
+objects (a transport that references its own method). The full collections that free them stop every
+stream.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ TOKEN_TIMEOUT_S = 30.0
 ADMIN_CONNECTIONS = 64
 ADMIN_BODIES_BYTES = 1 << 20
 OTHER_FILES = 256
-"""File descriptors that are not available to client connections."""
+"""Number of file descriptors that are reserved for other uses than client connections."""
 # After shutdown every request is answered; this is for slow clients.
 HTTP_CLOSE_TIMEOUT_S = 2
 BACKLOG = 2048
 KEEPALIVE_S = 30
-"""TCP keepalive interval. The connection of a vanished client ends after four times that."""
+"""TCP keepalive interval. After four intervals, the connection of a vanished client ends."""
 
 
 class _Server(uvicorn.Server):
-    """HTTP server that leaves signals to the process, which has two servers."""
+    """HTTP server that leaves signals to the process, because the process has two servers."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
@@ -80,10 +80,10 @@ class _Server(uvicorn.Server):
         yield
 
     def close_idle_connections(self) -> None:
-        """Close idle connections at once, and the others after their response.
+        """Close idle connections at once, and the other connections after their response.
 
-        Otherwise a client with a keep-alive connection would not notice that the Service routes
-        elsewhere.
+        Otherwise, a client with a keep-alive connection would not notice that the Service routes to
+        other pods.
         """
         for connection in list(self.server_state.connections):
             connection.shutdown()
@@ -92,8 +92,8 @@ class _Server(uvicorn.Server):
 def read_token(file: Path, timeout_s: float) -> str:
     """Return the admin token. Raises UsageError.
 
-    In a pod, the supervisor writes it, so this waits for the file. Elsewhere a missing file is
-    created, because there may be no supervisor.
+    In a pod, the supervisor writes the token, so this waits for the file. Elsewhere, a missing file
+    is created, because there may be no supervisor.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         try:
@@ -153,7 +153,7 @@ def _run_dir_errors(settings: Settings) -> Iterator[None]:
 
 
 def _write_ports(settings: Settings, port: int, admin_port: int, boot_id: str) -> None:
-    """Write the ports to the run directory, atomically, for callers that started with port 0."""
+    """Write the ports to the run directory atomically, for callers that started with port 0."""
     content: dict[str, Any] = {
         "pid": os.getpid(),
         "port": port,
@@ -286,7 +286,7 @@ async def _serve(
 
 
 def _max_connections(settings: Settings) -> int:
-    """Return the maximum number of connections, limited by the process's open files."""
+    """Return the maximum number of connections, limited by the number of open files."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted + OTHER_FILES:

@@ -1,4 +1,4 @@
-"""Settings of ``python -m plimsoll_engine serve``: flags and environment, validated at once."""
+"""Settings of ``python -m plimsoll_engine serve``: flags and environment, validated together."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
 REASONING_PARSERS = "qwen3", "deepseek_r1"
-"""Names as in vLLM; both select the format of ``api/reasoning.py``."""
+"""Names as in vLLM. Both select the format in ``api/reasoning.py``."""
 WORKER_SOCKET = "worker.sock"
 WEIGHTS_SOCKET = "weights.sock"
 ENGINE_FILE = "engine.json"
 
 
 PRIORITY_RANGE = 0, (1 << 31) - 1
-"""Default range of priorities. Lower numbers go first.
+"""Default range of priorities. Lower numbers run first.
 
-A request may lower its priority, but not overtake requests that set none.
+A request may lower its priority, but cannot overtake requests without a priority.
 """
 
 
 class StandbyPolicy(StrEnum):
-    """When a prepared worker waits beside the serving one (``--standby-worker``).
+    """Rule for when a prepared worker waits next to the serving worker (``--standby-worker``).
 
-    ``on-suspicion`` means while a client of the admin API, such as the supervisor, holds a lease.
+    ``on-suspicion`` means as long as a client of the admin API, such as the supervisor, holds a
+    lease.
     """
 
     NEVER = "never"
@@ -53,12 +54,12 @@ class StandbyPolicy(StrEnum):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the engine. Times are in seconds. None leaves a size to the worker.
+    """Settings of the engine. Times are in seconds. If a size is None, the worker chooses it.
 
     ``max_queued`` limits unanswered requests, including running ones. A request may have a priority
-    in ``priority_range``, or 0. If ``priority_keys`` is not None, only API keys with these numbers
-    may set one. ``max_loras`` is 0 without ``--enable-lora``. ``lora_modules`` are the adapters
-    loaded at start, by name.
+    in ``priority_range``, or 0. If ``priority_keys`` is not None, only the API keys with these
+    numbers may set a priority. ``max_loras`` is 0 without ``--enable-lora``. ``lora_modules`` are
+    the adapters to load at startup, by name.
     """
 
     model: Path
@@ -97,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def socket(self) -> Path:
-        """Unix socket at which workers connect to the frontend."""
+        """Unix socket on which the frontend accepts workers."""
         return self.run_dir / WORKER_SOCKET
 
     @property
@@ -137,9 +138,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def port(text: str) -> int:
-    """Parse a TCP port for argparse; 0 means any."""
+    """Parse a TCP port for argparse. 0 means any free port."""
     if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 (any) to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 0 (any free port) to 65535")
     return int(text)
 
 
@@ -156,7 +157,8 @@ def _priority_range(text: str) -> tuple[int, int]:
         lowest, highest = 1, 0
     if not -(1 << 31) <= lowest <= highest < 1 << 31:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: give MIN:MAX with MIN at most MAX, each within 32 bits, such as -10:10"
+            f"{text!r} is not a range: use MIN:MAX with MIN at most MAX, each within 32 bits,"
+            " such as -10:10"
         )
     return lowest, highest
 
@@ -169,18 +171,20 @@ def _size(text: str) -> int:
 
 
 def positive_seconds(text: str) -> float:
-    """Parse seconds for argparse, above 0 and at most a day."""
+    """Parse a number of seconds for argparse, above 0 and at most one day."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 < value <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r}: give seconds above 0, at most 86400")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid number of seconds: use a number above 0, at most 86400"
+        )
     return value
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of ``plimsoll-engine``, in the order of ``--help``."""
+    """Add every flag of ``plimsoll-engine`` in the order of ``--help``."""
     add = parser.add_argument
     add(
         "--model",
@@ -188,7 +192,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="checkpoint directory, or hf://ORG/NAME[@REVISION]",
     )
-    add("--served-model-name", metavar="NAME", help="default: the directory's name, or ORG/NAME")
+    add(
+        "--served-model-name",
+        metavar="NAME",
+        help="model name in the API; default: the directory's name, or ORG/NAME",
+    )
     add(
         "--run-dir",
         required=True,
@@ -197,8 +205,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="directory for sockets, admin token and stack traces",
     )
     add("--host", default=EVERY_ADDRESS, help="address of the serving API; default: all addresses")
-    add("--port", default=8000, type=port, help="port of the serving API; 0 takes a free one")
-    add("--admin-port", default=ADMIN_PORT, type=port, help="admin API, on 127.0.0.1 only")
+    add("--port", default=8000, type=port, help="port of the serving API; 0 selects a free port")
+    add(
+        "--admin-port",
+        default=ADMIN_PORT,
+        type=port,
+        help="port of the admin API, on 127.0.0.1 only",
+    )
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     add("--kv-cache-dtype", default="auto", choices=("auto", "fp8", "fp8_e4m3"),
         help="dtype of keys and values in the KV pool; default: the model's")  # fmt: skip
@@ -208,24 +221,32 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--max-model-len",
         type=_positive,
         metavar="N",
-        help="maximum tokens of prompt and output together",
+        help="maximum number of prompt and output tokens together",
     )
-    add("--max-num-batched-tokens", type=_positive, metavar="N", help="maximum tokens of one step")
-    add("--block-size", type=_positive, metavar="N", help="tokens in a KV block")
+    add(
+        "--max-num-batched-tokens",
+        type=_positive,
+        metavar="N",
+        help="maximum number of tokens in one step",
+    )
+    add("--block-size", type=_positive, metavar="N", help="number of tokens in a KV block")
     add("--num-blocks", type=_positive, metavar="N", help="number of blocks in the KV pool")
     add("--kv-offload-bytes", default=0, type=_size, metavar="SIZE",
         help="host memory for evicted KV blocks, such as 8Gi; default: none")  # fmt: skip
     add(
-        "--encoder-cache-tokens", type=_positive, metavar="N", help="encoder output tokens to cache"
+        "--encoder-cache-tokens",
+        type=_positive,
+        metavar="N",
+        help="number of encoder output tokens to cache",
     )
     add(
         "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_positive, metavar="MIB",
-        help="cache for processed images and audio, in the frontend and again in the worker",
+        help="size of the cache for processed images and audio, in frontend and worker each",
     )  # fmt: skip
     add("--tensor-parallel-size", default=1, type=_positive, metavar="N",
-        help="number of GPUs of this host that share the model")  # fmt: skip
+        help="number of GPUs on this host that share the model")  # fmt: skip
     add("--reasoning-parser", choices=REASONING_PARSERS,
-        help="separate reasoning from the answer in chats; default: off")  # fmt: skip
+        help="parser that separates reasoning from the answer in chats; default: none")  # fmt: skip
     api_flags.add_flags(parser)
     add(
         "--enable-lora",
@@ -247,7 +268,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="maximum rank of an adapter",
     )
     add("--lora-modules", default=[], nargs="+", metavar="NAME=PATH",
-        help="adapters to load at start, also as vLLM's JSON objects")  # fmt: skip
+        help="adapters to load at startup, as NAME=PATH or vLLM's JSON objects")  # fmt: skip
     add("--standby-worker", default=StandbyPolicy.NEVER.value,
         choices=[one.value for one in StandbyPolicy],
         help="keep a prepared worker for the next restart; on-suspicion: while the supervisor"
@@ -259,7 +280,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=1024,
         type=_positive,
         metavar="N",
-        help="maximum number of unanswered requests; more get status 429",
+        help="maximum number of unanswered requests; further requests get status 429",
     )
     add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
         help="lowest and highest number that requests may give as their priority; lower numbers"
@@ -270,7 +291,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="file of API keys for /v1, one a line; default: no authentication",
+        help="file of API keys for /v1, one per line; default: no authentication",
     )
     http_settings.add_flags(parser, _positive, _size, positive_seconds)
     add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
@@ -283,7 +304,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings for ``flags``.
+    """Return the settings in ``flags`` and ``environ``.
 
     Raises :class:`UsageError` for a wrong path or variable.
     """
@@ -301,7 +322,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     try:
         flags.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--run-dir {flags.run_dir}: {error.strerror}; give a directory") from None
+        raise UsageError(f"--run-dir {flags.run_dir}: {error.strerror}: use a directory") from None
     if os.statvfs(flags.run_dir).f_flag & os.ST_RDONLY:
         raise UsageError(f"--run-dir {flags.run_dir} is on a read-only volume: mount it writable")
     if not os.access(flags.run_dir, os.W_OK | os.X_OK):
@@ -309,7 +330,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     run_dir = flags.run_dir.resolve()
     # sun_path holds 108 bytes with its terminator (unix(7)).
     if len(os.fsencode(run_dir / WEIGHTS_SOCKET)) > 107:
-        raise UsageError(f"--run-dir {run_dir}: too long for a Unix socket path (107 bytes)")
+        raise UsageError(f"--run-dir {run_dir} is too long for a Unix socket path (107 bytes)")
     try:
         model = source.folder(flags.model).resolve()
         name = flags.served_model_name or source.default_name(flags.model)
@@ -355,7 +376,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
 
 
 def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
-    """Return the speculative config, with the path of a draft model resolved; None without one."""
+    """Return the speculative config with the draft model's path resolved; None without one."""
     if flags.speculative_config is None:
         return None
     try:
@@ -380,7 +401,7 @@ def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     if not same:
-        raise UsageError(f"{where}: its tokenizer.json has other tokens than that of --model")
+        raise UsageError(f"{where}: its tokenizer.json has different tokens than that of --model")
     return msgspec.structs.replace(found, model=str(draft))
 
 
@@ -398,20 +419,20 @@ def _priority_keys(flags: argparse.Namespace) -> list[int] | None:
     keys: list[int] | None = flags.priority_keys
     if keys is not None and flags.api_key_file is None:
         raise UsageError(
-            "--priority-keys needs --api-key-file; it selects lines of that file, counted from 1"
+            "--priority-keys requires --api-key-file: it selects lines of that file, counted from 1"
         )
     return keys
 
 
 def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModule]:
-    """Return the adapters of ``--lora-modules`` by name. Raises UsageError for a wrong flag."""
+    """Return the adapters in ``--lora-modules`` by name. Raises UsageError for a wrong flag."""
     if flags.enable_lora and flags.tensor_parallel_size > 1:
         raise UsageError(
             f"--enable-lora: adapters run on one GPU only; leave it out, or"
             f" --tensor-parallel-size {flags.tensor_parallel_size}"
         )
     if flags.lora_modules and not flags.enable_lora:
-        raise UsageError("--lora-modules needs --enable-lora")
+        raise UsageError("--lora-modules requires --enable-lora")
     found: dict[str, LoraModule] = {}
     for text in flags.lora_modules:
         try:
@@ -420,9 +441,11 @@ def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModul
             raise UsageError(f"--lora-modules {text}: {error}") from None
         name = module.name
         if name in found or name == served:
-            raise UsageError(f"--lora-modules {text}: the name {name} is taken; give another one")
+            raise UsageError(
+                f"--lora-modules {text}: the name {name} is already used: choose another name"
+            )
         if not os.path.isdir(module.path):
-            raise UsageError(f"--lora-modules {text}: no such folder, or it is not readable")
+            raise UsageError(f"--lora-modules {text}: the folder does not exist or cannot be read")
         found[name] = msgspec.structs.replace(module, path=str(Path(module.path).resolve()))
     if len(found) > flags.max_loras:
         raise UsageError(
@@ -434,7 +457,7 @@ def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModul
 def _check_checkpoint(model: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         if not (model / name).is_file():
-            raise UsageError(f"--model {model}: {name} is missing; give a checkpoint directory")
+            raise UsageError(f"--model {model}: {name} is missing: use a checkpoint directory")
     try:
         json.loads((model / "config.json").read_bytes())
     except (OSError, ValueError) as error:

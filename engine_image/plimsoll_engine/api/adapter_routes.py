@@ -1,4 +1,4 @@
-"""Loading of LoRA adapters at run time, with vLLM's paths and bodies (``--enable-lora``)."""
+"""Load and unload LoRA adapters at run time, with vLLM's paths and bodies (``--enable-lora``)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, R
 
 
 async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
-    """Load the adapter in ``body`` and return vLLM's success message. Raises ApiError."""
+    """Load the adapter in ``body``, and return vLLM's success message. Raises ApiError."""
     path = Path(body.lora_path)
     if not path.is_absolute():
         raise invalid(
-            f"lora_path {body.lora_path!r}: give an absolute path on this server",
+            f"lora_path {body.lora_path!r} is not an absolute path: use a path on this server",
             "lora_path",
         )
     if await asyncio.to_thread(_is_missing, path):
         raise ApiError(
-            404, f"lora_path {body.lora_path!r}: the folder does not exist on this server",
+            404, f"lora_path {body.lora_path!r} is not a folder on this server",
             param="lora_path", code="adapter_not_found",
         )  # fmt: skip
     try:
@@ -48,7 +48,7 @@ def _is_missing(path: Path) -> bool:
 
 
 def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
-    """Unload the adapter in ``body`` and return vLLM's success message. Raises ApiError."""
+    """Unload the adapter in ``body``, and return vLLM's success message. Raises ApiError."""
     if not adapter_loading.unload_adapter(engine, body.lora_name):
         raise ApiError(
             404, f"the adapter {body.lora_name!r} is not loaded", param="lora_name",
@@ -58,6 +58,6 @@ def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
 
 
 def model_card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
-    """Return the ``/v1/models`` entry of ``adapter``; ``base`` is that of the model."""
+    """Return the entry of ``adapter`` in ``/v1/models``. ``base`` is the entry of the model."""
     parent = base["id"] if adapter.parent is None else adapter.parent
     return base | {"id": adapter.name, "root": str(adapter.path), "parent": parent}

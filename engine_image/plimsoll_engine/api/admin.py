@@ -44,7 +44,7 @@ class AdminError(Exception):
 
 
 def error_body(status: int, message: str, code: str) -> bytes:
-    """Return the body of an error that occurs before a request is read."""
+    """Return the body of an error response that is sent before a request is read."""
     return msgspec.json.encode(ErrorBody(_camel_case(code), message))
 
 
@@ -61,7 +61,7 @@ def _camel_case(code: str) -> str:
 
 
 def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
-    """Return the application; ``token`` is the supervisor's bearer token."""
+    """Return the application. ``token`` is the supervisor's bearer token."""
     api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
     statuses = StatusReader(engine)
 
@@ -72,7 +72,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
         except BodyRefused as error:
             raise AdminError(error.status, _camel_case(error.code), str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise AdminError(400, "BadRequest", f"the body cannot be read: {error}") from None
+            raise AdminError(400, "BadRequest", f"cannot decode the body: {error}") from None
 
     @api.get(ADMIN_PREFIX + "/status")
     async def status() -> Response:
@@ -193,7 +193,7 @@ def _add_error_handlers(api: FastAPI, engine: AsyncEngine) -> None:
 
 
 class _TokenMiddleware:
-    """ASGI middleware that answers 401 to requests without the token, also for unknown paths."""
+    """ASGI middleware that answers 401 to requests without the token, even for unknown paths."""
 
     def __init__(self, inner: ASGIApp, token: str) -> None:
         self._inner = inner
@@ -238,9 +238,10 @@ def _start_operation(
     state: EngineState | None,
     work: Callable[[Recorder], Awaitable[None]],
 ) -> Response:
-    """Start an operation and return it with status 202.
+    """Start an operation. Return it with status 202.
 
-    ``state`` is the lifecycle state that the operation enters first, or None. Raises AdminError.
+    ``state`` is the lifecycle state that the operation enters first; None means that it enters
+    none. Raises AdminError.
     """
     operations = engine.operations
     known = operations.get(body.operation_id)

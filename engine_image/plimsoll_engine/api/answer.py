@@ -1,7 +1,7 @@
-"""Response of a generation request: admission, whole answer or stream, and release.
+"""Response to a generation request: admission, whole answer or stream, and release.
 
-The request is admitted within the response, so it is released in every case: an answer, an error, a
-disconnected client or a cancelled task.
+The request is admitted within the response, so it is always released: after an answer, an error, a
+disconnect or a cancelled task.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from plimsoll_engine.http.budget import BodyBudget, OverBudget
 log = logging.getLogger(__name__)
 
 
-UNPARSED_CALL = "the output has a malformed tool call, which stays in the text"
+UNPARSED_CALL = "the output has a malformed tool call, which is returned as text"
 
 
 def error_body(status: int, message: str, code: str) -> bytes:
-    """Return the body of an error that occurs before a request is read."""
+    """Return the body of an error response that is sent before a request is read."""
     return ApiError(status, message, code=code).body()
 
 
@@ -53,7 +53,7 @@ async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class GenerationResponse(Response):
-    """ASGI response that runs the generations of ``batch``, one for each of ``choices``."""
+    """ASGI response that runs the generations of ``batch``, one for each choice in ``choices``."""
 
     def __init__(
         self,
@@ -72,27 +72,27 @@ class GenerationResponse(Response):
         self._stream = stream
         self._usage = usage
         self.usage_in_chunks = False
-        """True to add the usage so far to each chunk of the stream."""
+        """Whether each chunk of the stream includes the usage so far."""
         self.prompt_ids: Sequence[int] | None = None
-        """Token ids of a chat's prompt, if the answer includes them."""
+        """Token IDs of a chat's prompt, if the answer includes them."""
         self.reasoning_end: int | None = None
-        """Token that ends the reasoning, if the usage counts it."""
+        """Token that ends the reasoning, if the usage counts reasoning tokens."""
         self.prompt_logprobs: PromptLogprobs | None = None
-        """Where something is to be said of the prompts' tokens."""
+        """Log probabilities of the prompts, if the answer includes them."""
         self.echo_only = False
-        """True if the answer omits the generated tokens."""
+        """Whether the answer omits the generated tokens."""
         self.warnings: Sequence[str] = ()
         """Warnings for the client, sent as headers."""
         self._started = False
         self._failure: ApiError | None = None
-        """First error of a choice after the stream has started."""
+        """First error of a choice after the stream started; None without an error."""
         self._sent = [0] * len(batch.generations)
-        """Number of tokens of each choice that the stream has sent."""
+        """Number of tokens that the stream has sent for each choice."""
         self._budget: BodyBudget
         self._client: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the generations and send their output. A disconnected client cancels them."""
+        """Run the generations and send their output. If the client disconnects, cancel them."""
         self._budget = scope["app"].state.answers
         self._client = client_key(Request(scope))
         try:
@@ -103,8 +103,8 @@ class GenerationResponse(Response):
         except Exception:
             if not self._started:
                 raise  # the application answers it with a 500
-            log.exception("a stream failed", extra={"request": self._batch.request_id})
-            message = "internal error; see the engine's log"
+            log.exception("cannot continue the stream", extra={"request": self._batch.request_id})
+            message = "internal error: see the engine's log"
             bug = ApiError(500, message, code="internal_error")
             await self._fail(bug, scope, receive, send)
 
@@ -126,7 +126,7 @@ class GenerationResponse(Response):
             del answering, disconnected
 
     async def _next_deltas(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
-        """Wait for new output and return it; choices that end are removed from ``open_choices``.
+        """Wait for new output and return it. Remove the choices that end from ``open_choices``.
 
         If a choice of a running stream fails, the others continue, and the stream ends with the
         error.
@@ -211,7 +211,10 @@ class GenerationResponse(Response):
 
     @contextlib.contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Reserve ``size`` bytes until the client has read them. Raises ApiError without memory."""
+        """Reserve ``size`` bytes until the client has read them.
+
+        Raises ApiError if memory is missing.
+        """
         with self._budget.open(self._client) as reservation:
             try:
                 reservation.reserve(size)
@@ -227,7 +230,7 @@ class GenerationResponse(Response):
         choice.add(delta)
 
     def output_warnings(self) -> list[str]:
-        """Return warnings about the output of an answer that is not streamed."""
+        """Return warnings about an output that is not streamed."""
         return [
             UNPARSED_CALL
             for c in self._choices

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 TENANT = "plimsoll.tenant"
-"""Scope key of the request's tenant; set if there are several API keys."""
+"""Scope key of the request's tenant. It is set if several API keys exist."""
 
 
 class ApiKeys:
-    """API keys in ``file``. Raises UsageError if it has none at startup."""
+    """API keys in ``file``. Raises UsageError if the file has no key at startup."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -35,12 +35,13 @@ class ApiKeys:
         except (OSError, ValueError) as error:
             raise UsageError(f"--api-key-file {file}: cannot be read: {error}") from None
         if not self._keys:
-            raise UsageError(f"--api-key-file {file}: the file has no key; write one per line")
+            raise UsageError(f"--api-key-file {file}: the file has no key: write one key per line")
 
     def tenant(self, authorization: bytes) -> str | None:
-        """Return the tenant of a key: "" if there is only one key, or None for an invalid key.
+        """Return the tenant of an API key; None for an invalid key, "" if only one key exists.
 
-        The time it takes depends on neither the position of a wrong character nor the key's length.
+        The duration depends neither on the position of a wrong character nor on the length of the
+        key.
         """
         self._refresh()
         scheme, _, token = authorization.partition(b" ")
@@ -56,7 +57,7 @@ class ApiKeys:
         try:
             self._read()
         except (OSError, ValueError) as error:
-            log.warning("could not reload the API keys", extra={"reason": str(error)})
+            log.warning("cannot reload the API keys", extra={"reason": str(error)})
 
     def _read(self) -> None:
         status = self._file.stat()
@@ -77,7 +78,7 @@ class ApiKeyMiddleware:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on requests with a valid key or an open path, with their tenant in the scope."""
+        """Pass on requests with a valid key or an open path. Add their tenant to the scope."""
         # Browsers send CORS preflight requests (OPTIONS) without a key.
         needs_key = scope["type"] == "http" and scope["method"] != "OPTIONS"
         if needs_key and scope["path"] not in OPEN_PATHS:

@@ -1,4 +1,4 @@
-"""Generations of a prepared request body: checks of model, context and answer size."""
+"""Create the generations of a prepared request, and check model, context and answer size."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from plimsoll_engine.frontend.requests.request_log import Admission, Generation,
 from plimsoll_engine.messages.worker_ipc import Media
 
 PARAMS = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
-"""Field with the prompt, by the prefix of the request id."""
+"""Request field with the prompt, by the prefix of the request ID."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Generations of one request: ``n`` choices per prompt, which share the event ``wake``.
 
-    ``model`` is the name in the request.
+    ``model`` is the model name in the request.
     """
 
     request_id: str
@@ -60,9 +60,9 @@ async def chat_batch(
     tenant: str = "",
     prefix: str = "chatcmpl",
 ) -> Batch:
-    """Return the generations of a chat, or of several. Raises ApiError.
+    """Return the generations of one chat or of several chats. Raises ApiError.
 
-    ``prefix`` begins the request id; it is ``resp`` for ``/v1/responses``.
+    ``prefix`` is the beginning of the request ID; ``resp`` for ``/v1/responses``.
     """
     body = prepared.body
     check_model(engine, body.model)
@@ -80,7 +80,7 @@ async def chat_batch(
 
 
 def parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
-    """Return the tags that the output parsers need, even if they are special tokens."""
+    """Return the tags that the output parsers need, even those that are special tokens."""
     tags = list(tool_families.TAGS if prepared.family else ())
     if parses_reasoning and prepared.reasons:
         tags += (reasoning.OPEN, reasoning.CLOSE)
@@ -88,7 +88,7 @@ def parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str
 
 
 def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
-    """Return the adapter named ``model``, or None for the served model. Raises ApiError."""
+    """Return the adapter named ``model``; None for the served model. Raises ApiError."""
     served = engine.settings.served_model_name
     if model in ("", served):
         return None
@@ -96,18 +96,18 @@ def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
         return adapter
     raise ApiError(
         404,
-        f"the model {model!r} does not exist; use {served!r}",
+        f"the model {model!r} does not exist: use {served!r}",
         param="model",
         code="model_not_found",
     )
 
 
 def check_ids(engine: AsyncEngine, ids: list[int], param: str) -> None:
-    """Raise ApiError for a token id that is not in the vocabulary."""
+    """Raise ApiError if a token ID is not in the vocabulary."""
     largest = engine.tokenizer.vocab_size - 1
     if ids and max(ids) > largest:
         raise invalid(
-            f"token id {max(ids)} is not in the vocabulary; the maximum is {largest}", param
+            f"token ID {max(ids)} is not in the vocabulary: the maximum is {largest}", param
         )
 
 
@@ -172,8 +172,8 @@ def _check_answer_size(
 ) -> None:
     """Raise ApiError if the answer may become too large.
 
-    ``limits`` are the output tokens of each prompt. ``echoed`` counts the prompt tokens that each
-    choice repeats.
+    ``limits`` are the maximum numbers of output tokens for each prompt. ``echoed`` is the number of
+    prompt tokens that each choice repeats.
     """
     limit = engine.max_model_len
     if limit is None:
@@ -191,10 +191,7 @@ def _check_answer_size(
 
 
 def output_limit(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:
-    """Return the maximum number of output tokens. Raises ApiError if the prompt is too long.
-
-    Without ``max_tokens`` it is the checkpoint's ``max_new_tokens``, or the rest of the context.
-    """
+    """Return the maximum number of output tokens. Raises ApiError if the prompt is too long."""
     if not ids:
         raise invalid(f"{param} has no tokens", param, "empty_prompt")
     check_ids(engine, ids, param)

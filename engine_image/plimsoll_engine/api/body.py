@@ -1,4 +1,4 @@
-"""Reader of request bodies, with limits on size, time and memory."""
+"""Read request bodies within limits on size, time and memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class BodyRefused(Exception):
 class Body(NamedTuple):
     """Body of a request.
 
-    ``client`` is the tenant or address that the body's memory counts for. ``wait_for_disconnect``
-    returns once the client has disconnected.
+    ``client`` is the tenant or address that is charged for the body's memory.
+    ``wait_for_disconnect`` returns once the client has disconnected.
     """
 
     raw: bytearray
@@ -49,7 +49,7 @@ class BodyReader:
     async def read(self, request: Request, max_bytes: int) -> AsyncIterator[Body]:
         """Yield the body of a request, and release its memory when the context ends.
 
-        Raises :class:`BodyRefused`, or ClientDisconnect if the client disconnects.
+        Raises :class:`BodyRefused`, and ClientDisconnect if the client disconnects.
         """
         client = client_key(request)
         declared = _content_length(request)
@@ -78,8 +78,9 @@ class BodyReader:
                 raise BodyRefused(
                     408,
                     "body_timeout",
-                    f"the body did not arrive within"
-                    f" {self._limits.body_deadline_s(len(body)):.0f} s; {len(body)} bytes came",
+                    "the body did not arrive within"
+                    f" {self._limits.body_deadline_s(len(body)):.0f} s:"
+                    f" only {len(body)} bytes arrived",
                 ) from None
             if chunk is None:
                 return body
@@ -93,7 +94,7 @@ class BodyReader:
 
 
 def client_key(request: Request) -> str:
-    """Return the tenant of a request, else its client's address, for the memory budget."""
+    """Return the tenant of a request, or else its client's address, for the memory budget."""
     tenant = request.scope.get(TENANT)
     if tenant:
         return str(tenant)
@@ -101,7 +102,7 @@ def client_key(request: Request) -> str:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client of a request disconnects; its body must have been read."""
+    """Wait until the client of a request disconnects. The body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,8 +1,8 @@
 """Size limits of request bodies, derived from the model. Pure.
 
-Text takes about 4 bytes per token, escaped Chinese 9 and token ids 8. With 32 bytes per token,
-every prompt that fits the context is accepted. Media are added if the model accepts them, with
-base64's overhead of a third.
+Text takes about 4 bytes per token, escaped Chinese 9 and token IDs 8. With 32 bytes per token,
+every prompt that fits into the context is accepted. Media are added if the model accepts them,
+including base64's overhead of a third.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ MIB = 1 << 20
 
 BYTES_PER_TOKEN = 32
 MIN_TEXT_BYTES = MIB
-"""Minimum for tools, schemas and batches of prompts, whatever the context."""
+"""Minimum size for tools, schemas and batches of prompts, regardless of the context."""
 MEDIA_BYTES = 32 * MIB
-"""Images of a request: one of maximum size (20 MiB), or many of usual size."""
+"""Size of a request's images: one image of maximum size (20 MiB), or many of usual size."""
 FORM_BYTES = 26 * MIB
-"""Audio file (25 MiB, as in OpenAI's API) and the fields of its form."""
+"""Size of a form with an audio file (25 MiB, as in OpenAI's API) and the other fields."""
 MIN_BUFFER_BYTES = 64 * MIB
 BUFFERED_BODIES = 4
-"""Bodies of maximum size in memory at the same time, two of them from one client."""
+"""Number of bodies of maximum size in memory at the same time. Two of them may be one client's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,6 @@ class BodySizes:
         return FORM_BYTES if self.accepts_audio else MIB
 
     def buffer_bytes(self, max_model_len: int | None) -> int:
-        """Return the memory budget of all bodies together, in bytes."""
+        """Return the memory budget for all bodies together, in bytes."""
         largest = max(self.chat(max_model_len), self.form)
         return max(MIN_BUFFER_BYTES, BUFFERED_BODIES * largest)

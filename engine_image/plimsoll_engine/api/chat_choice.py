@@ -1,4 +1,4 @@
-"""Choice of a chat, as chunks of a stream or as one message. Pure."""
+"""One choice of a chat, as chunks of a stream or as one message. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 
 
 class ChatChoice:
-    """Choice of ``/v1/chat/completions``; ``parser`` extracts tool calls from the text.
+    """Choice of ``/v1/chat/completions``. ``parser`` extracts tool calls from the text.
 
-    ``ids`` includes token ids. ``reasoning`` separates the reasoning, and ``hidden`` drops it. The
-    text begins with ``echo``. ``stop_ids`` are the client's stop tokens. ``text_of`` and
-    ``bytes_of`` convert the tokens of log probabilities.
+    ``ids`` adds token IDs. ``reasoning`` separates the reasoning, and ``hidden`` drops it. The text
+    begins with ``echo``. ``stop_ids`` are the client's stop tokens. ``text_of`` and ``bytes_of``
+    return the text and the bytes of a token, for log probabilities.
     """
 
     kind = "chat.completion"
@@ -47,9 +47,9 @@ class ChatChoice:
         self._hidden = hidden
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
-        """Calls without their arguments."""
+        """Tool calls without their arguments."""
         self._arguments: list[list[str]] = []
-        """Pieces of each call's arguments, if not streamed."""
+        """Pieces of the arguments of each call, if the answer is not streamed."""
         self._echo = echo
         self._stop_ids = stop_ids
         self._texts: list[str] = [echo]
@@ -62,10 +62,10 @@ class ChatChoice:
         return self._chunk({"role": "assistant", "content": self._echo}, ())
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Yield the chunks for ``delta``; text and tool calls have separate chunks.
+        """Yield the chunks for ``delta``. Text and tool calls have separate chunks.
 
-        As in vLLM, log probabilities and token ids are in the first chunk, the finish reason in the
-        last.
+        As in vLLM, the first chunk has the log probabilities and token IDs, and the last one the
+        finish reason.
         """
         parsed = self._parse(delta)
         pieces: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ class ChatChoice:
     def to_object(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed.
 
-        ``content`` is null if there are only tool calls.
+        ``content`` is null if the choice has only tool calls.
         """
         content: str | None = "".join(self._texts)
         message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -128,7 +128,7 @@ class ChatChoice:
 
     @property
     def has_unparsed_call(self) -> bool:
-        """True if text after a tool call tag could not be parsed and stays text."""
+        """Whether text after a tool call tag could not be parsed and is returned as text."""
         return self._parts.has_unparsed_call
 
     def _parse(self, delta: Delta) -> Parsed:
@@ -144,7 +144,7 @@ class ChatChoice:
             self._calls[-1] = self._calls[-1]._replace(more=call.more)
 
     def _map_finish_reason(self, finish_reason: str | None) -> str | None:
-        """Return ``tool_calls`` if the output ended normally and its last call is complete."""
+        """Return ``tool_calls`` if the output ended normally with a complete call."""
         is_complete = bool(self._calls) and not self._calls[-1].more
         return "tool_calls" if finish_reason == "stop" and is_complete else finish_reason
 
@@ -169,9 +169,9 @@ class ChatChoice:
 
 
 def stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
-    """Return the stop string, or the token of ``stop_ids``, that ended the output.
+    """Return the stop string, or the token in ``stop_ids``, that ended the output.
 
-    As in vLLM, it is None if the model ended it.
+    As in vLLM, it is None if the model ended the output.
     """
     reason = delta.stop_reason
     return None if isinstance(reason, int) and reason not in stop_ids else reason
@@ -187,16 +187,16 @@ class OutputParser:
 
     @property
     def reasoning_ended(self) -> bool:
-        """True if no reasoning is open."""
+        """Whether no reasoning is open."""
         return self._reasoning is None or self._reasoning.ended
 
     @property
     def has_unparsed_call(self) -> bool:
-        """True if text after a tool call tag could not be parsed and stays text."""
+        """Whether text after a tool call tag could not be parsed and is returned as text."""
         return self._calls is not None and self._calls.has_unparsed_call
 
     def parse(self, delta: Delta) -> Parsed:
-        """Return the parts of ``delta`` that are certain."""
+        """Return the parts of the output that are certain after ``delta``."""
         last = delta.finish_reason is not None
         closed = self.reasoning_ended
         found = Split(content=delta.text)
@@ -222,7 +222,7 @@ class OutputParser:
 
 
 def _reasoning_fields(text: str | None) -> dict[str, Any]:
-    """Return the reasoning under DeepSeek's field name and vLLM's newer one."""
+    """Return the reasoning in DeepSeek's field and in vLLM's newer field."""
     return {"reasoning_content": text, "reasoning": text}
 
 

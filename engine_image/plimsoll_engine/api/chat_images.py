@@ -34,7 +34,7 @@ def image_urls(messages: list[Message]) -> list[str]:
 def template_parts(content: list[dict[str, Any]], accepts_images: bool) -> list[dict[str, Any]]:
     """Return content parts in the form that chat templates read.
 
-    Raises ApiError, whose ``param`` names the part, for an unsupported one; images need
+    Raises ApiError for an unsupported part. Its ``param`` names the part. Images require
     ``accepts_images``.
     """
     found: list[dict[str, Any]] = []
@@ -57,7 +57,8 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
 
     if len(image_urls) > MAX_IMAGES:
         raise invalid(
-            f"{len(image_urls)} images in one request; the maximum is {MAX_IMAGES}", "messages"
+            f"{len(image_urls)} images in one request exceed the maximum of {MAX_IMAGES}",
+            "messages",
         )
     try:
         return [from_data_url(url) for url in image_urls]
@@ -70,7 +71,8 @@ async def expand_placeholders(
 ) -> tuple[list[int], list[Media]]:
     """Return the prompt with each image's placeholder repeated, and the processed images.
 
-    Raises ApiError if the number of placeholders differs from that of ``images``, which are files.
+    ``images`` are image files. Raises ApiError if their number differs from that of the
+    placeholders.
     """
     placeholders = ids.count(processor.placeholder) if processor.placeholder is not None else 0
     if placeholders != len(images):

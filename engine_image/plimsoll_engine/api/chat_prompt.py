@@ -1,13 +1,11 @@
-"""Rendering of conversations with a checkpoint's chat template. Pure.
+"""Render conversations with a checkpoint's chat template. Pure.
 
 Messages and tools reach the template as the client sent them, without nulls. If the template
 rejects or drops something, an equivalent form is tried:
 
-- Content parts are joined to one text, or a text becomes a part.
-- The role ``developer`` becomes ``system``.
-- Instructions are merged into one system message at the front.
-- Missing content becomes an empty text.
-- Arguments that are not JSON become an object.
+- Content parts are joined to one text, or a text becomes a part. - The role ``developer`` becomes
+``system``. - Instructions are merged into one system message at the front. - Missing content
+becomes an empty text. - Arguments that are not JSON become an object.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from plimsoll_engine.api.tool_calls import NotACall, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
 
 MARK = "\ue000\uf8ff\ue000"
-"""Marker after the message that the model continues; the prompt ends before it."""
+"""Marker after the message that the model continues. The prompt ends before it."""
 INSTRUCTION_ROLES = ("system", "developer")
-"""Roles of instructions."""
+"""Roles of messages with instructions."""
 MAX_DROPPED_ROLES = 8
 
 TemplateMessage = dict[str, Any]
@@ -37,7 +35,7 @@ TemplateMessage = dict[str, Any]
 class ChatPrompt:
     """Renderer of a checkpoint's chat template.
 
-    ``image`` is the placeholder text of images, or None if the model does not accept them.
+    ``image`` is the placeholder text of images; None if the model does not accept images.
     """
 
     def __init__(self, tokenizer: Tokenizer, image: str | None) -> None:
@@ -49,9 +47,9 @@ class ChatPrompt:
 
     @staticmethod
     def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
-        """Return the template's variables: those ``given``, and vLLM's for the reasoning effort.
+        """Return the template's variables: those in ``given``, and vLLM's for the reasoning effort.
 
-        Any effort but ``none`` enables thinking, if the template supports the choice.
+        Any effort except ``none`` enables thinking, if the template supports the choice.
         """
         if effort is None:
             return dict(given or {})
@@ -71,8 +69,8 @@ class ChatPrompt:
     ) -> str:
         """Return the prompt, of at most ``max_characters`` characters.
 
-        ``open_turn`` begins the assistant's message (default). ``continue_last`` leaves the last
-        message open instead, so that the model continues it. Warnings for the client are added to
+        ``open_turn`` begins the assistant's message (default). ``continue_last`` instead leaves the
+        last message open, so that the model continues it. Warnings for the client are added to
         ``warnings``. Raises TemplateError, and ApiError for invalid messages.
         """
         warnings = [] if warnings is None else warnings
@@ -170,7 +168,7 @@ class ChatPrompt:
         return _as_sent(message.extra, plain)
 
     def _content(self, message: Message) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
-        """Return the content, and the thoughts among its parts."""
+        """Return the content, and the thoughts in its parts."""
         content = message.content
         if isinstance(content, str):
             return self._text(content), []
@@ -187,14 +185,14 @@ class ChatPrompt:
         return text if self._accepts_texts else [{"type": "text", "text": text}]
 
     def _forms(self, plain: list[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
-        """Yield the messages in the forms that templates may accept, the most faithful first."""
+        """Yield the messages in forms that templates may accept, the most faithful first."""
         texts = [one | self._join_parts(one.get("content")) for one in plain]
         for form in (plain, texts) if self._accepts_parts and texts != plain else (texts,):
             yield form
             yield self._fill_gaps(form)
 
     def _fill_gaps(self, plain: list[TemplateMessage]) -> list[TemplateMessage]:
-        """Return the messages with missing contents filled and call arguments as objects."""
+        """Return the messages with missing contents filled in, and call arguments as objects."""
         filled = copy.deepcopy(plain)
         for message in filled:
             message.setdefault("content", self._text(""))
@@ -205,7 +203,7 @@ class ChatPrompt:
         return filled
 
     def _join_parts(self, content: Any) -> TemplateMessage:
-        """Return the content's parts joined to one text; an image becomes its placeholder."""
+        """Return the content's parts joined to one text. An image becomes its placeholder."""
         if not isinstance(content, list):
             return {}
         return {"content": "\n".join(one.get("text", self._image) for one in content)}
@@ -219,7 +217,7 @@ def message_text(message: Message) -> str:
 
 
 def _accepts(tokenizer: Tokenizer, content: object) -> bool:
-    """Return whether the template renders ``content`` of a user, and does not print it as JSON."""
+    """Report whether the template renders ``content`` of a user without printing it as JSON."""
     try:
         text = tokenizer.render([{"role": "user", "content": content}])
     except TemplateError:
@@ -231,19 +229,19 @@ _MARK_IN_JSON = re.compile(rf'"text": ?"{MARK}')
 
 
 def _has_unrendered_parts(plain: list[TemplateMessage], text: str) -> bool:
-    """Return whether the prompt may have content parts printed as Python or JSON lists."""
+    """Report whether the prompt may have content parts printed as Python or JSON lists."""
     return any(isinstance(one.get("content"), list) for one in plain) and any(
         sign in text for sign in ("'type': 'text'", '"type": "text"', '"type":"text"')
     )
 
 
 def _as_sent(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
-    """Return all fields in the order in which they were sent, without nulls."""
+    """Return all fields in the order in which the client sent them, without nulls."""
     return {name: value for name, value in (extra | known).items() if value is not None}
 
 
 def _function(tool: Tool) -> TemplateMessage:
-    """Return a tool as the client sent it, without ``strict``, which only affects the grammar."""
+    """Return a tool as the client sent it, without ``strict``, which affects only the grammar."""
     given = tool.function
     known = {name: getattr(given, name) for name in ("name", "description", "parameters")}
     return _as_sent(tool.extra, {"type": tool.type, "function": _as_sent(given.extra, known)})
@@ -267,7 +265,7 @@ def _merge_instructions(plain: list[TemplateMessage]) -> list[TemplateMessage]:
 
 
 def _dropped(plain: list[TemplateMessage], text: str) -> list[TemplateMessage]:
-    """Return messages whose text is not in the prompt, one for each role except the assistant's.
+    """Return messages whose text is not in the prompt: one for each role except the assistant's.
 
     Templates may trim texts, indent them, or write them as JSON.
     """
@@ -323,7 +321,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replace_lone_surrogates(value: Any) -> Any:
-    """Return ``value`` with lone surrogates replaced, which tokenizers reject."""
+    """Return ``value`` with lone surrogates replaced, because tokenizers reject them."""
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:

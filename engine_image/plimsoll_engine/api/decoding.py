@@ -1,4 +1,4 @@
-"""Decoding of request bodies. Pure."""
+"""Decode request bodies. Pure."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ IGNORED_FIELDS = frozenset(
         "user", "verbosity",
     }
 )  # fmt: skip
-"""Fields of other APIs that do not affect the text; ignored without a warning."""
+"""Fields of other APIs that do not affect the text. They are ignored without a warning."""
 REFUSED_FIELDS = frozenset(
     {
         "audio", "chat_template", "dry_multiplier", "ebnf", "function_call", "functions", "grammar",
@@ -94,9 +94,9 @@ REFUSED_FIELDS = frozenset(
         "web_search_options",
     }
 )  # fmt: skip
-"""Fields of other engines and of OpenAI that would change the answer; refused."""
+"""Fields of other engines and of OpenAI that would change the answer. They are refused."""
 LENIENT_OBJECTS = ("stream_options", "text", "reasoning")
-"""Object fields whose unknown fields are ignored as well."""
+"""Object fields in which unknown fields are also ignored."""
 
 
 def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
@@ -219,9 +219,13 @@ def check_turn(add_generation_prompt: bool | None, continue_final_message: bool)
 
 def _check_completion(request: CompletionRequest) -> None:
     if request.max_tokens == 0 and not request.echo:
-        raise invalid("max_tokens 0 requires echo: give 1 or more, or set echo", "max_tokens")
+        raise invalid(
+            "max_tokens 0 requires echo: set max_tokens to 1 or more, or set echo", "max_tokens"
+        )
     if request.logprob_token_ids and request.logprobs is None:
-        raise invalid("logprob_token_ids requires logprobs: give a number", "logprob_token_ids")
+        raise invalid(
+            "logprob_token_ids requires logprobs: set it to a number", "logprob_token_ids"
+        )
     if request.stream and request.echo and request.logprobs is not None:
         raise invalid("echo with logprobs is not supported with stream: set it to false", "echo")
 
@@ -231,7 +235,7 @@ def _check_contents(messages: list[Message], param: str) -> None:
     for number, message in enumerate(messages):
         if message.content is None and message.role not in ("assistant", "tool", "function"):
             raise invalid(
-                f"the content of a message of role {message.role} is null: give text",
+                f"the content of a message of role {message.role} is null: send text",
                 f"{param}[{number}].content",
             )
 

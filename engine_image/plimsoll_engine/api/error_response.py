@@ -1,4 +1,4 @@
-"""Conversion of API errors to HTTP responses. The preparer process does not import it."""
+"""Convert API errors to HTTP responses. The preparer process does not import this module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plimsoll_engine.api.errors import ApiError
 
 
 def error_response(error: ApiError) -> Response:
-    """Return the error as a response, with headers that tell clients whether to retry."""
+    """Return the error as a response. Its headers tell clients whether to retry."""
     return Response(
         error.body(), error.status, headers=error.headers(), media_type="application/json"
     )

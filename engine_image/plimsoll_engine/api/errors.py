@@ -12,7 +12,7 @@ RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
-    """Error response; ``param`` names the wrong field.
+    """Error response of the serving API. ``param`` names the wrong field.
 
     Memory addresses are removed from the message.
     """
@@ -58,10 +58,10 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
-        """Return headers for retries.
+        """Return headers that control retries.
 
-        They have ``retry-after`` if a retry may help. For 504, they stop OpenAI's clients from
-        retrying.
+        They include ``retry-after`` if a retry may help. For status 504, they prevent OpenAI's
+        clients from retrying.
         """
         if self.status == 504:
             return {
@@ -76,7 +76,7 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def from_exception(error: Exception) -> ApiError:
-    """Return the API error for an engine's refusal or a request's failure."""
+    """Return the API error for a refusal by the engine or a failed request."""
     match error:
         case ApiError():
             return error

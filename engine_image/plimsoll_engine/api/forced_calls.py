@@ -40,14 +40,14 @@ from plimsoll_engine.api.tool_families import (
 )
 
 Tag = Callable[[str], str]
-"""Function that returns a tag in a grammar: its special token, or its text if there is none."""
+"""Function that returns a tag for a grammar: its special token, or its text if it has none."""
 
 
 class CallFormat(NamedTuple):
     """Format of forced calls: ``begin``, calls separated by ``between``, ``end``.
 
-    A call is ``head``, its arguments in JSON, and ``tail``; these are sequences of strings and
-    tags. ``{}`` stands for the tool's name, and ``{"…"}`` for the name in JSON.
+    A call is ``head``, its arguments in JSON, and ``tail``. These are sequences of strings and
+    tags. ``{}`` represents the tool's name, and ``{"…"}`` the name in JSON.
     """
 
     head: Sequence[str]
@@ -90,7 +90,7 @@ def _call_format(family: str, template: str) -> CallFormat:
 def call_grammar(
     family: str, template: str, tools: Sequence[tuple[str, dict[str, Any]]], several: bool, tag: Tag
 ) -> str:
-    """Return the grammar of one call, or with ``several`` of one or more.
+    """Return the grammar of one call or, if ``several``, of one or more calls.
 
     ``tools`` are names and schemas. Each schema is a separate grammar, so its references stay
     valid. Raises RecursionError if a schema is nested too deeply.
@@ -182,7 +182,7 @@ class _Argument(NamedTuple):
 def _native_rules(
     family: str, template: str, rule: str, name: str, schema: dict[str, Any], tag: Tag
 ) -> list[str]:
-    """Return the rules of a call in the family's format; empty if it must be JSON."""
+    """Return the rules of a call in the family's format; empty if the call must be JSON."""
     if family not in _NOT_JSON:
         return []
     python = family == "pythonic"
@@ -248,7 +248,7 @@ _STRING_KEYWORDS = frozenset(
 
 
 def _arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
-    """Return the arguments in a tool's schema; None if the schema has further constraints.
+    """Return the arguments in a tool's schema; None if the schema has other constraints.
 
     With ``texts``, strings are unquoted.
     """
@@ -292,7 +292,7 @@ _EXTERNAL_REFERENCE = re.compile(
 
 
 def _are_unquoted_texts(values: Any) -> bool:
-    """Return whether all values are strings that parse correctly without quotes."""
+    """Report whether all values are strings that parse correctly without quotes."""
     return (
         isinstance(values, list)
         and bool(values)

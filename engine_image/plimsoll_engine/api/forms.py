@@ -1,4 +1,4 @@
-"""Parser of multipart forms, in memory."""
+"""Parse multipart forms in memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_FIELDS = 16
 
 
 class Form(msgspec.Struct):
-    """Content of the field ``file``, and the other fields."""
+    """Content of the field ``file``, and the values of the other fields."""
 
     file: bytes
     fields: dict[str, str]
 
 
 async def parse(raw: bytes | bytearray, content_type: str) -> Form:
-    """Return the file and the fields of a form. Raises ApiError."""
+    """Return the file and the other fields of a form. Raises ApiError."""
     if not content_type.lower().startswith("multipart/form-data"):
         raise invalid("send multipart/form-data with the fields file and model")
 

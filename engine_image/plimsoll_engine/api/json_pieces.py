@@ -1,8 +1,8 @@
 """Streaming repair of the JSON arguments that models write. Pure.
 
-Repaired are raw control characters and unknown escapes in strings, numbers that JSON lacks,
-Python's constants, trailing commas, and missing or extra closing brackets. Everything else is
-passed on unchanged.
+It repairs raw control characters and unknown escapes in strings, numbers that JSON lacks, Python's
+constants, trailing commas, and missing or extra closing brackets. Everything else is passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _PARTIAL_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SEPARATORS = re.compile(r"[\s,:]+")
 _WORD = re.compile(r'[^\s"{}\[\],:<]+')
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-"""JSON for the constants of Python."""
+"""JSON constants for the constants of Python."""
 MAX_HELD_CHARACTERS = 64
 """Maximum length of a number or of white space that is held back until it is complete."""
 
 
 class JsonRepairer:
-    """Repairer of one object; ``is_complete`` is true once its last bracket is closed.
+    """Repairer of one object. ``is_complete`` is True once its last bracket is closed.
 
     A ``<`` outside a string also closes the object, because a tag came too early.
     """
@@ -36,7 +36,7 @@ class JsonRepairer:
     def push(self, text: str, last: bool = False) -> tuple[str, str]:
         """Return the repaired piece, and the rest of ``text``.
 
-        The rest needs more text, or follows the object. ``last`` means that no more text comes.
+        The rest needs more text or follows the object. ``last`` means that no more text follows.
         """
         found: list[str] = []
         at = 0
@@ -53,7 +53,7 @@ class JsonRepairer:
         return "".join(found), text[at:]
 
     def close(self, text: str) -> str:
-        """Return the repaired last ``text`` and the missing brackets, unless within a string."""
+        """Return the repaired last ``text`` and, unless it ends in a string, missing brackets."""
         closers = "" if self._in_string else "".join(reversed(self._closers))
         return self.push(text + closers, last=True)[0]
 
@@ -98,7 +98,7 @@ class JsonRepairer:
         return sign, at + 1
 
     def _close(self, sign: str) -> str:
-        """Return ``sign`` after the brackets that it implies; "" if it closes none."""
+        """Return the brackets that ``sign`` implies, then ``sign``; "" if it closes no bracket."""
         if sign not in self._closers:
             return ""
         closed = ""
@@ -114,7 +114,7 @@ class JsonRepairer:
 
 
 def _to_json_word(word: str) -> str:
-    """Return a number or a constant as in JSON."""
+    """Return a number or a constant in JSON's notation."""
     if word.lstrip("-").isdigit() or len(word) >= MAX_HELD_CHARACTERS:
         return word
     try:

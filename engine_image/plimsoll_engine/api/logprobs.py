@@ -22,7 +22,7 @@ MIN_LOGPROB = -9999.0
 
 
 def token_id_text(token_id: int) -> str:
-    """Return ``token_id:ID``, vLLM's form for clients that want ids instead of texts."""
+    """Return ``token_id:ID``, vLLM's form for clients that request IDs instead of texts."""
     return f"token_id:{token_id}"
 
 
@@ -31,8 +31,9 @@ def chat_entries(
 ) -> list[msgspec.Raw]:
     """Return the entries of a chat's ``logprobs.content``, one per token.
 
-    ``bytes_of`` returns the bytes of a token, which may end within a character; None encodes its
-    text. Tokens that are not in the text have no bytes, so the joined bytes equal the answer.
+    ``bytes_of`` returns the bytes of a token, which may end within a character. If it is None, the
+    token's text is encoded. Tokens that are not in the text have no bytes, so the joined bytes
+    equal the answer.
     """
 
     def entry(token_id: int, logprob: float, is_in_text: bool = True) -> dict[str, Any]:
@@ -58,9 +59,9 @@ def chat_entries(
 def prompt_entries(
     ids: Sequence[int], scores: PromptScores, num_top: int, positions: range, text_of: TokenText
 ) -> list[msgspec.Raw]:
-    """Return vLLM's ``prompt_logprobs`` of the prompt tokens at ``positions``.
+    """Return vLLM's ``prompt_logprobs`` for the prompt tokens at ``positions``.
 
-    Each entry has the prompt's own token and ``num_top`` of the likeliest. Position 0 is null.
+    Each entry has the prompt's own token and the ``num_top`` likeliest tokens. Position 0 is null.
     """
     found = []
     for position in positions:
@@ -96,7 +97,7 @@ def completion_logprobs(
 ) -> dict[str, list[Any]]:
     """Return the ``logprobs`` object of a completion's chunk.
 
-    ``offset`` is added to the tokens' text offsets.
+    ``offset`` is added to the text offsets of the tokens.
     """
     body: dict[str, list[Any]] = {
         "tokens": [],

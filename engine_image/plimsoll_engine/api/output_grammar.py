@@ -1,4 +1,4 @@
-"""Grammar of the output: response_format, structured_outputs, tool_choice. Pure."""
+"""Grammar of the output, from response_format, structured_outputs and tool_choice. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ MAX_GRAMMAR_CHARACTERS = {
     "json_schema": 64 << 10,
     "json_object": 0,
 }
-"""Compile time grows with the square of a regular expression's length, recursion depth with the
-length of the others (see plimsoll_engine.core.grammar.grammars)."""
+"""Maximum number of characters by the kind of grammar.
+
+Compile time grows with the square of a regular expression's length. For the others, the depth of
+recursion grows with the length (see plimsoll_engine.core.grammar.grammars).
+"""
 
 
 def build_grammar(
@@ -80,7 +83,7 @@ def _structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
     ]
     if len(named) != 1:
         raise invalid(
-            "give exactly one of json, regex, choice, grammar and json_object", "structured_outputs"
+            "set exactly one of json, regex, choice, grammar and json_object", "structured_outputs"
         )
     field = f"structured_outputs.{named[0]}"
     if given.json is not None:
@@ -164,7 +167,7 @@ def _parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
     kinds = schema.get("type") or "object"
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         place = f"tools[{(body.tools or []).index(tool)}].function.parameters.type"
-        raise invalid("the arguments of a tool are an object", place)
+        raise invalid("the parameters of a tool must be an object", place)
     given = schema | {"type": "object"}
     if not schema or schema.get("properties") == {}:
         return {"type": "object", "properties": {}, "additionalProperties": False} | given

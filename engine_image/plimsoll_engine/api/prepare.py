@@ -1,7 +1,7 @@
-"""Preparation of request bodies: decoding, chat template and tokenization. Pure.
+"""Prepare request bodies: decoding, chat template and tokenization. Pure.
 
-It runs in a separate process for large bodies (:mod:`plimsoll_engine.api.preparer`). Decoders and
-templates hold the interpreter's lock, which would block all streams.
+For large bodies, this runs in a separate process (:mod:`plimsoll_engine.api.preparer`). Decoders
+and templates hold the interpreter's lock, which would block all streams.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateErr
 from plimsoll_engine.messages.worker_ipc import Grammar
 
 CHARACTERS_PER_TOKEN = 64
-"""Maximum average of characters per token. Texts with more for the whole context are refused
-without tokenizing them."""
+"""Maximum average number of characters per token.
+
+If filling the whole context would need a higher average, the text is refused without tokenizing it.
+"""
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 
@@ -45,8 +47,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
     """Limits and settings of the engine that affect preparation.
 
     ``max_model_len`` limits prompt and output tokens; None before the first worker reports it.
-    ``max_queued`` limits the choices of a request. ``tool_call_parser`` None chooses the parser by
-    the chat template.
+    ``max_queued`` limits the choices of a request. If ``tool_call_parser`` is None, the chat
+    template determines the parser.
     """
 
     max_model_len: int | None
@@ -54,13 +56,13 @@ class EngineLimits(msgspec.Struct, frozen=True):
     max_json_values: int
     tool_call_parser: str | None = None
     strict: bool = False
-    """True to refuse unknown fields."""
+    """Whether unknown fields are refused."""
     skip_hosted_tools: bool = False
-    """True to drop tools that only OpenAI runs."""
+    """Whether tools that only OpenAI runs are dropped."""
 
 
 class PreparedBody(msgspec.Struct, Generic[_Body]):
-    """Request that is ready to run; ``body`` lacks the fields that the other attributes replace.
+    """Request that is ready to run. ``body`` lacks the fields that the other attributes replace.
 
     ``images`` are files. ``echoes`` has one text per prompt if the answers repeat their prompts.
     ``reasons`` are the indices of prompts whose answers may begin with reasoning. ``bad_words`` are
@@ -73,11 +75,11 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     images: list[bytes] = []
     echoes: list[str] = []
     family: str = ""
-    """Tool call family of the output; empty if it has no tool calls."""
+    """Tool call family of the output; empty if the output has no tool calls."""
     texts: dict[str, list[str]] = {}
-    """String arguments by tool, according to its schema."""
+    """Names of string arguments by tool, according to its schema."""
     forced: list[str] = []
-    """Tools that must be called; one of several suffices."""
+    """Tools that must be called. If there are several, one call suffices."""
     reasons: list[int] = []
     bad_words: list[list[int]] = []
     response_fields: bytes = b""
@@ -86,7 +88,7 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
 
 
 class TextResult(msgspec.Struct):
-    """JSON response of /tokenize or /detokenize; ``model`` is that of the request."""
+    """JSON response of /tokenize or /detokenize. ``model`` is the model name in the request."""
 
     model: str | None
     answer: bytes
@@ -96,7 +98,7 @@ class TextResult(msgspec.Struct):
 class RequestPreparer:
     """Preparation of requests for one checkpoint.
 
-    ``image`` is the placeholder text of images, or None if the model does not accept them.
+    ``image`` is the placeholder text of images; None if the model does not accept images.
     """
 
     def __init__(self, tokenizer: Tokenizer, image: str | None = None) -> None:
@@ -121,7 +123,7 @@ class RequestPreparer:
         ids, echoes = [], []
         for prompt in prompts:
             if not prompt:
-                raise invalid("prompt is empty: give text or token ids", "prompt", "empty_prompt")
+                raise invalid("prompt is empty: send text or token IDs", "prompt", "empty_prompt")
             one = (
                 self._encode(prompt, limits, "prompt", special=special)
                 if isinstance(prompt, str)
@@ -163,7 +165,7 @@ class RequestPreparer:
         return self._prepare_chats(body, batch.messages, "messages", limits, warnings)
 
     def responses(self, raw: bytes | bytearray, limits: EngineLimits) -> PreparedBody[ChatRequest]:
-        """Prepare a body of ``/v1/responses``. Raises ApiError."""
+        """Prepare the body of a ``/v1/responses`` request. Raises ApiError."""
         warnings: list[str] = []
         body = decode(raw, ResponsesRequest, limits.strict, warnings)
         responses_request.drop_hosted_tools(body, limits.skip_hosted_tools, warnings)
@@ -243,7 +245,7 @@ class RequestPreparer:
         warnings: list[str] = []
         body = decode(raw, TokenizeRequest, limits.strict, warnings)
         if (body.prompt is None) == (body.messages is None):
-            raise invalid("give either a prompt or messages", "prompt")
+            raise invalid("send either a prompt or messages", "prompt")
         if body.messages is not None:
             check_turn(body.add_generation_prompt, body.continue_final_message)
             variables = self._prompt.template_variables(body.chat_template_kwargs, None)
@@ -295,7 +297,7 @@ class RequestPreparer:
             raise invalid(str(error), "messages") from None
 
     def _bad_words(self, body: CompletionRequest | ChatRequest) -> list[list[int]]:
-        """Return the token sequences of each word, at the start of a text and after a space."""
+        """Return the token sequences of each bad word, at the start of a text and after a space."""
         found = []
         for word in body.bad_words or []:
             bare = word.lstrip()
@@ -321,11 +323,11 @@ class RequestPreparer:
             raise invalid(f"{param} is not valid Unicode text", param) from None
 
     def _decode(self, ids: list[int], param: str) -> str:
-        """Return the text of ``ids``, with special tokens."""
+        """Return the text of ``ids``, including special tokens."""
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
             raise invalid(
-                f"token id {max(ids)} is not in the vocabulary; the maximum is {largest}", param
+                f"token ID {max(ids)} is not in the vocabulary: the maximum is {largest}", param
             )
         return self._tokenizer.decode(ids)
 
@@ -340,7 +342,7 @@ def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
     if values > max_values:
         raise ApiError(
             413,
-            f"the body has {values} commas and brackets; the maximum is {max_values}",
+            f"the body has {values} commas and brackets, but the maximum is {max_values}",
             code="body_too_complex",
         )
 
@@ -358,7 +360,7 @@ def _string_arguments(tools: list[Tool]) -> dict[str, list[str]]:
 
 
 def _check_length(ids: list[int], limits: EngineLimits, param: str) -> None:
-    """Raise ApiError if the prompt exceeds the context. api/batch.py checks the room for output."""
+    """Raise ApiError if the prompt exceeds the context. api/batch.py checks the output's length."""
     if limits.max_model_len is not None and len(ids) > limits.max_model_len:
         raise too_long(f"a prompt of {len(ids)} tokens", limits.max_model_len, param)
 
@@ -370,7 +372,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     if len(ids) == len(prompt):
         return [ids]
     if ids:
-        raise invalid("prompt mixes token ids with prompts", "prompt")
+        raise invalid("prompt mixes token IDs with other prompts", "prompt")
     return [one for one in prompt if not isinstance(one, int)]
 
 
@@ -384,7 +386,7 @@ def too_long(subject: str, limit: int, param: str) -> ApiError:
 
 
 def too_many(count: int, max_queued: int, param: str) -> ApiError:
-    """Return an error with status 400: ``count`` choices exceed the queue's size."""
+    """Return an error with status 400 because ``count`` choices exceed the size of the queue."""
     return invalid(
         f"{count} choices in one request exceed the queue's size of {max_queued} (--max-queued):"
         " request fewer",

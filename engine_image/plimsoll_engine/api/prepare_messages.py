@@ -20,7 +20,7 @@ Kind = Literal["completion", "chat", "chats", "responses", "tokenize", "detokeni
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Job of the preparer process; ``content_type`` is set for forms."""
+    """Job of the preparer process. ``content_type`` is set for forms."""
 
     kind: Kind
     context: EngineLimits
@@ -28,7 +28,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class PreparationRefused(msgspec.Struct, tag=True):
-    """Reply: an ApiError, field by field."""
+    """Reply: the fields of an ApiError."""
 
     status: int
     message: str

@@ -1,6 +1,6 @@
-"""Preparation of request bodies: inline if they are small, else in a separate process.
+"""Prepare request bodies: inline if they are small, else in a separate process.
 
-A small body takes a few milliseconds, less than the round trip to the process adds under load.
+A small body takes a few milliseconds, which is less than the process adds under load.
 """
 
 from __future__ import annotations
@@ -37,29 +37,32 @@ from plimsoll_engine.http.fair_semaphore import FairSemaphore
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = 4 << 10
-"""Maximum size of an inline body. The costliest bodies of this size take 4 ms."""
+"""Maximum size of a body that is prepared inline. The costliest bodies of this size take 4 ms."""
 INLINE_IDS_BYTES = 16 << 10
-"""Maximum size of an inline completion of token ids: about 2,000 ids, decoded within 1 ms."""
+"""Maximum size of an inline completion of token IDs: about 2,000 IDs, decoded within 1 ms."""
 START_TIMEOUT_S = 60.0
 MIN_JSON_VALUES = 1 << 16
-"""Commas and brackets that any body may have."""
+"""Number of commas and brackets that any body may have."""
 JSON_VALUES_PER_TOKEN = 4
-"""Additional commas and brackets per token of context: a prompt of token ids has one per token."""
+"""Number of additional commas and brackets per token of context. A list of IDs needs one."""
 
 _OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 _Result = TypeVar("_Result")
 
 
 class PreparerLost(Exception):
-    """The process ended during a job, or could not be started."""
+    """The process exited during a job, or could not be started."""
 
 
 class PreparerStarved(Exception):
-    """The process got too little CPU time, so its job did not cause the timeout."""
+    """The process got too little CPU time, so the job is not to blame for the timeout."""
 
 
 class Preparer:
-    """Client of the preparer process; kills it if a job takes longer than ``timeout_s`` seconds."""
+    """Client of the preparer process.
+
+    It kills the process if a job exceeds ``timeout_s`` seconds.
+    """
 
     def __init__(self, engine: AsyncEngine, timeout_s: float) -> None:
         self._engine = engine
@@ -82,7 +85,7 @@ class Preparer:
         self._thread.submit(self._start_process)
 
     def close(self) -> None:
-        """Stop the process; requests that it still prepares fail."""
+        """Stop the process. Requests that it is preparing fail."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._stop_process()
@@ -90,7 +93,7 @@ class Preparer:
     async def completion(self, body: Body) -> PreparedBody[CompletionRequest]:
         """Prepare the body of a completion.
 
-        Raises ApiError, or ClientDisconnect if the client leaves while the job is queued.
+        Raises ApiError, and ClientDisconnect if the client disconnects while the job is queued.
         """
         if len(body.raw) <= INLINE_BYTES or _has_only_ids(body.raw):
             return self._inline.completion(body.raw, self._context())
@@ -109,7 +112,7 @@ class Preparer:
         return await self._run_in_process(body, "chats", PreparedBody[ChatRequest])
 
     async def responses(self, body: Body) -> PreparedBody[ChatRequest]:
-        """Prepare a body of ``/v1/responses``. Raises ApiError."""
+        """Prepare the body of a ``/v1/responses`` request. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
             return self._inline.responses(body.raw, self._context())
         return await self._run_in_process(body, "responses", PreparedBody[ChatRequest])
@@ -154,7 +157,7 @@ class Preparer:
                 outcome = await loop.run_in_executor(self._thread, self._call, job, raw)
             except TimeoutError:
                 log.warning(
-                    "preparing a request body timed out", extra={"bytes": len(raw), "kind": kind}
+                    "cannot prepare a request body in time", extra={"bytes": len(raw), "kind": kind}
                 )
                 raise ApiError(
                     413,
@@ -165,15 +168,16 @@ class Preparer:
             except PreparerStarved:
                 raise ApiError(
                     503, "the machine was too busy to prepare the body within"
-                    f" {self._timeout_s:g} s: send it again", code="unavailable", retry=True,
+                    f" {self._timeout_s:g} s: send the request again",
+                    code="unavailable", retry=True,
                 ) from None  # fmt: skip
             except PreparerLost:
                 log.error(
-                    "the preparer process ended during a job",
+                    "the preparer process exited during a job",
                     extra={"bytes": len(raw), "kind": kind},
                 )
                 raise ApiError(
-                    503, "the process that prepared the request ended: send it again",
+                    503, "the process that prepared the request exited: send the request again",
                     code="unavailable", retry=True,
                 ) from None  # fmt: skip
         if isinstance(outcome, PreparationRefused):
@@ -255,7 +259,7 @@ class Preparer:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used; see proc(5)."""
+    """Return the CPU time that a process has used in seconds; see proc(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -268,5 +272,5 @@ def _has_only_ids(raw: bytearray) -> bool:
 
 
 def max_json_values(max_model_len: int | None) -> int:
-    """Return the maximum number of JSON values in a body, which grows with the context."""
+    """Return the maximum number of JSON values in a body. It grows with the context."""
     return MIN_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)

@@ -1,7 +1,7 @@
 """Process that prepares request bodies: ``python -m plimsoll_engine.api.preparer_process``.
 
-A body that makes it slow, large or crash does not affect the frontend's streams. The frontend kills
-it at a job's timeout and starts another one.
+A body that slows the process down, makes it large or crashes it does not affect the frontend's
+streams. The frontend kills the process at a job's timeout and starts another one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from plimsoll_engine.process import host_memory
 from plimsoll_engine.process.parent_death import die_with_parent
 
 JOB_BYTES = 1 << 30
-"""Address space that a job may add to that of the idle process."""
+"""Address space that a job may use in addition to that of the idle process."""
 MAX_KEPT_BYTES = 64 << 20
-"""Growth since startup at which the process exits; the frontend starts another."""
+"""Growth since startup above which the process exits. The frontend then starts another one."""
 TRIM_BYTES = 1 << 20
-"""After a body of this size, malloc returns its free pages to the kernel."""
+"""Size of a body after which malloc returns its free pages to the kernel."""
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
-    """Run a job and return its outcome, which is a refusal if it raises ApiError or MemoryError."""
+    """Run a job and return its outcome. ApiError and MemoryError become a refusal."""
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.completion(raw, job.context),
         "chat": lambda: preparation.chat(raw, job.context),

@@ -1,7 +1,7 @@
-"""Check of requested priorities. Pure.
+"""Check the priority that a request asks for. Pure.
 
-A priority orders the requests of one tenant, but clients without API keys of their own are one
-tenant. So by default a request may only lower its priority.
+A priority orders the requests of one tenant, but all clients without API keys of their own are one
+tenant. By default, a request may therefore only lower its priority.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from plimsoll_engine.settings import Settings
 
 
 def check_priority(settings: Settings, priority: int, tenant: str) -> int:
-    """Return ``priority`` if a request of ``tenant`` may have it. Raises ApiError."""
+    """Return ``priority`` if a request of ``tenant`` may use it. Raises ApiError."""
     if priority == 0:
         return priority
     keys = settings.priority_keys

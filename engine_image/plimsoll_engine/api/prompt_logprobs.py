@@ -19,21 +19,21 @@ from plimsoll_engine.frontend.requests.request_log import RequestFailed, TokenLo
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
 TOKENS_PER_SLICE = 32
-"""Tokens encoded between two turns of the event loop: about 2 ms with 20 log probabilities each."""
+"""Number of tokens to encode per turn of the event loop: about 2 ms with 20 log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Numbers of likeliest tokens for ``prompt_logprobs`` and for the echo, or None."""
+    """Number of likeliest tokens for ``prompt_logprobs`` and for the echo; None for no tokens."""
 
     prompt_logprobs: int | None
     echo: int | None
     text_of: TokenText
     decoder: Callable[[], Detokenizer]
-    """Creates a detokenizer that includes special tokens."""
+    """Function that creates a detokenizer that includes special tokens."""
 
     async def attach(self, batch: Batch, choices: Sequence[Choice]) -> None:
-        """Add the log probabilities of its prompt to each of ``choices``.
+        """Add the prompt's log probabilities to each choice in ``choices``.
 
         Raises RequestFailed if the worker did not report all of them.
         """
@@ -55,7 +55,7 @@ class PromptLogprobs:
     async def _encode(
         self, ids: list[int], scores: PromptScores, length: int
     ) -> tuple[list[msgspec.Raw] | None, dict[str, list[Any]]]:
-        """Return the entries of both fields. ``length`` is that of the echo, in characters."""
+        """Return the entries of both fields. ``length`` is the length of the echo in characters."""
         entries: list[msgspec.Raw] = []
         echo: dict[str, list[Any]] = {
             "tokens": [self.text_of(ids[0])], "token_logprobs": [None], "top_logprobs": [None],

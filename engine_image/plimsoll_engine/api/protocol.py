@@ -54,7 +54,7 @@ Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=64)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's ``stream_options``, and vLLM's ``continuous_usage_stats``: usage in every chunk."""
+    """OpenAI's ``stream_options``, and vLLM's ``continuous_usage_stats`` (usage in every chunk)."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -71,7 +71,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both APIs.
+    """Fields of completions and chats.
 
     The second group, ``priority`` and ``cache_salt`` are vLLM's; ``deadline_s`` is Plimsoll's.
     ``metadata`` has no effect. An empty ``model`` means the served model.
@@ -142,10 +142,11 @@ Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Message of a conversation; ``content`` may have images if the model accepts them.
+    """Message of a conversation. ``content`` may have images if the model accepts them.
 
-    The chat template decides which roles exist. ``extra`` has all other fields by name, such as
-    ``reasoning_content``. Known fields are None in it, to keep the order in which all were sent.
+    The chat template defines the roles. ``extra`` has all other fields by name, such as
+    ``reasoning_content``. Known fields are None in it, to preserve the order in which the client
+    sent all fields.
     """
 
     role: Role
@@ -160,7 +161,7 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """Function that the model may call; ``parameters`` is its JSON schema.
+    """Function that the model may call. ``parameters`` is the JSON schema of its arguments.
 
     ``extra`` is as in :class:`Message`.
     """
@@ -173,7 +174,7 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """OpenAI's wrapper of a function; ``extra`` is as in :class:`Message`."""
+    """OpenAI's wrapper of a function. ``extra`` is as in :class:`Message`."""
 
     type: Literal["function"]
     function: Function

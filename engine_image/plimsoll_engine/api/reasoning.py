@@ -34,11 +34,11 @@ class ReasoningParser:
 
     @property
     def ended(self) -> bool:
-        """True after the reasoning has ended."""
+        """Whether the reasoning has ended."""
         return self._matcher is None
 
     def push(self, piece: str) -> Split:
-        """Return the parts of ``piece``, and of text held back before it, that are certain."""
+        """Return the parts that are certain, of ``piece`` and of the text held back before it."""
         if not self._started:
             self._start += piece
             rest = self._start.lstrip()
@@ -61,12 +61,12 @@ class ReasoningParser:
         return Split(reasoning, whole[len(reasoning) + len(CLOSE) :])
 
     def finish(self) -> Split:
-        """Return the text held back, at the end of the output."""
+        """Return the text that was held back. Call this at the end of the output."""
         rest, self._start = self._start, ""
         matcher, self._matcher = self._matcher, None
         return Split(rest + ("" if matcher is None else matcher.finish()))
 
 
 def ends_with_reasoning(prompt: str) -> bool:
-    """Return whether ``prompt`` ends with closed reasoning, so that the output has none."""
+    """Report whether ``prompt`` ends with closed reasoning, so that the output has none."""
     return prompt.rstrip().endswith(CLOSE)

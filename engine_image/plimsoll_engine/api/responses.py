@@ -25,7 +25,7 @@ class CompletionChoice:
     """Choice of ``/v1/completions``, as chunks of a stream or as one object.
 
     The text begins with ``echo``; ``echo_only`` drops the generated text. If ``prompt_ids`` is
-    given, the choice includes the token ids of prompt and output. ``stop_ids`` are the client's
+    given, the choice includes the token IDs of prompt and output. ``stop_ids`` are the client's
     stop tokens.
     """
 
@@ -95,7 +95,7 @@ class CompletionChoice:
         return Delta("", None if delta.finish_reason is None else "length", [])
 
     def _chunk(self, delta: Delta, entry: dict[str, list[Any]]) -> dict[str, Any]:
-        """Return a chunk of a stream; the first one has the prompt's token ids."""
+        """Return a chunk of a stream. The first chunk has the token IDs of the prompt."""
         choice = self._choice(delta.text, entry, delta)
         if self._prompt_ids is not None:
             choice["token_ids"] = delta.token_ids
@@ -133,7 +133,7 @@ class Envelope:
         self._created = int(time.time())
 
     def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an object of OpenAI's type ``kind`` with the choices."""
+        """Return an object of OpenAI's type ``kind`` with these choices."""
         return {
             "id": self._id,
             "object": kind,
@@ -149,10 +149,11 @@ def usage_object(
     reasoning_end: int | None = None,
     sent: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Return the token counts of a request with ``n`` choices per prompt; each prompt counts once.
+    """Return the token counts of a request with ``n`` choices per prompt. Each prompt counts once.
 
-    ``reasoning_end`` is the token that ends the reasoning, to count it. ``sent`` are the tokens of
-    each choice that a stream has sent; None counts all.
+    ``reasoning_end`` is the token that ends the reasoning, if reasoning tokens are counted.
+    ``sent`` are the numbers of tokens that a stream has sent for each choice; None counts all
+    tokens.
     """
     prompts = generations[::n]
     counts = [len(one.output_ids) for one in generations] if sent is None else sent

@@ -23,9 +23,10 @@ from plimsoll_engine.frontend.requests.request_log import Delta
 
 
 class ResponsesResponse(GenerationResponse):
-    """Answer to a request; ``echoed`` is the JSON object of fields that it repeats.
+    """Answer to a ``/v1/responses`` request.
 
-    ``reasons`` means that the output begins with reasoning.
+    ``echoed`` is the JSON object of fields that it repeats. ``reasons`` means that the output
+    begins with reasoning.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ResponsesResponse(GenerationResponse):
         yield from self._output.add(delta)
 
     async def _end(self, send: Send) -> None:
-        """Send the last event with the whole response; this API has no other end marker."""
+        """Send the last event with the whole response, because this API has no other end marker."""
         whole = self._response()
         event = self._output.encode_event(f"response.{whole['status']}", {"response": whole})
         with self.reserve(len(event)):
@@ -83,7 +84,7 @@ class ResponsesResponse(GenerationResponse):
             pass
 
     def output_warnings(self) -> list[str]:
-        """Return warnings about the output of an answer that is not streamed."""
+        """Return warnings about an output that is not streamed."""
         return [UNPARSED_CALL] if self._output.has_unparsed_call else []
 
     def _response(self) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class ResponsesResponse(GenerationResponse):
 
 
 class ResponseOutput:
-    """Output items of a response, and their streaming events."""
+    """Output items of a response, and the events that stream them."""
 
     def __init__(
         self,
@@ -133,17 +134,17 @@ class ResponseOutput:
         self._bytes_of = bytes_of
         self._parts = OutputParser(reasoning, parser)
         self._open_reasoning: list[str] | None = None
-        """Pieces of the reasoning item that is open, or None."""
+        """Pieces of the open reasoning item; None if none is open."""
         self._events = 0
         self._open_text: list[str] | None = None
-        """Pieces of the message item that is open, or None."""
+        """Pieces of the open message item; None if none is open."""
         self._logprobs: list[msgspec.Raw] = []
         self._open_arguments: list[str] | None = None
-        """Pieces of the tool call's arguments that are open, or None."""
+        """Pieces of the arguments of the open tool call; None if none is open."""
 
     @property
     def has_unparsed_call(self) -> bool:
-        """True if text after a tool call tag could not be parsed and stays text."""
+        """Whether text after a tool call tag could not be parsed and is returned as text."""
         return self._parts.has_unparsed_call
 
     def encode_event(self, kind: str, body: dict[str, Any]) -> bytes:
@@ -153,7 +154,7 @@ class ResponseOutput:
         return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(fields) + b"\n\n"
 
     def add(self, delta: Delta) -> Iterator[bytes]:
-        """Add ``delta`` to the items, and yield its events."""
+        """Add ``delta`` to the items. Yield its events."""
         parsed = self._parts.parse(delta)
         calls = list(parsed.calls)
         while calls and not calls[0].id:  # the rest of the open call, which text may follow

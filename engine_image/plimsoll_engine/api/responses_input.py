@@ -1,4 +1,4 @@
-"""Conversion of ``/v1/responses`` input to chat messages. Pure."""
+"""Convert ``/v1/responses`` input to chat messages. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
 _PARTS = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
-"""Part types of ``/v1/responses``, and those of a chat."""
+"""Type of a chat part for each part type of ``/v1/responses``."""
 
 
 def to_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[Message]:
@@ -27,7 +27,7 @@ def to_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> 
 
 
 def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> None:
-    """Append an item to ``messages``; a tool call joins the assistant's message before it."""
+    """Append an item to ``messages``. A tool call joins the preceding assistant's message."""
     kind = item.get("type", "message")
     last = messages[-1] if messages else None
     if kind == "message":
@@ -70,7 +70,7 @@ def _is_only_reasoning(message: Message) -> bool:
 
 
 def _reasoning_text(item: dict[str, Any]) -> str:
-    """Return the text of a reasoning item, else of its summary."""
+    """Return the text of a reasoning item, or else of its summary."""
     for name in ("content", "summary"):
         parts = item.get(name)
         parts = parts if isinstance(parts, list) else []
@@ -83,7 +83,7 @@ def _reasoning_text(item: dict[str, Any]) -> str:
 def _message(item: dict[str, Any], field: str) -> Message:
     content = item.get("content")
     if content is None and item.get("role") != "assistant":
-        raise invalid("content is missing or null: give a text", f"{field}.content")
+        raise invalid("content is missing or null: send a text", f"{field}.content")
     try:
         return msgspec.convert(
             {

@@ -1,6 +1,6 @@
 """Request body of ``/v1/responses``, and its conversion to a chat. Pure.
 
-No state of earlier requests is kept, so ``input`` must have the whole conversation.
+The engine keeps no state of earlier requests, so ``input`` must contain the whole conversation.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ Included = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 ]
-"""Only the first value has an effect; the engine never produces the others."""
+"""Only the first value has an effect, because the engine never produces the others."""
 Include = Annotated[list[Included], msgspec.Meta(max_length=16)]
 
 
@@ -251,7 +251,7 @@ FIELD_NAMES = {
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.schema": "text.format.schema",
 }
-"""Names of a chat's fields in this body, for errors."""
+"""Field names in this body for the field names of a chat, for error messages."""
 
 
 def _echoed_format(text: TextOptions | None) -> dict[str, Any]:

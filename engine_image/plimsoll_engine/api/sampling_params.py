@@ -1,4 +1,4 @@
-"""Conversion of request fields to sampling parameters. Pure."""
+"""Convert request fields to sampling parameters. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def sampling_params(
 ) -> Sampling:
     """Return the sampling parameters of ``body``. Raises ApiError.
 
-    ``bad_words`` are its bad words as tokens. ``defaults`` are the checkpoint's values for missing
-    fields; after them come OpenAI's, which sample every token at temperature 1.
+    ``bad_words`` are the bad words as tokens. ``defaults`` are the checkpoint's values for missing
+    fields. If both are missing, OpenAI's defaults apply, which sample every token at temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(
@@ -63,7 +63,7 @@ def sampling_params(
 def value_or_default(
     requested: float | None, defaults: Mapping[str, float], name: str, otherwise: float
 ) -> float:
-    """Return the requested value, else the checkpoint's default, else ``otherwise``."""
+    """Return the requested value, or else the checkpoint's default, or else ``otherwise``."""
     return defaults.get(name, otherwise) if requested is None else requested
 
 
@@ -86,9 +86,9 @@ def _logprob_tokens(ids: list[int] | None, vocab_size: int) -> list[int]:
 
 
 def num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
-    """Return the number of likeliest tokens for each prompt token, or None.
+    """Return the number of likeliest tokens per prompt token; None without log probabilities.
 
-    An echo with ``logprobs`` needs them too.
+    An echo with ``logprobs`` also needs them.
     """
     wanted = [body.prompt_logprobs]
     if isinstance(body, CompletionRequest) and body.echo:
@@ -97,7 +97,7 @@ def num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
 
 
 def num_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
-    """Return the number of log probabilities for each output token, or None."""
+    """Return the number of log probabilities per output token; None without log probabilities."""
     wanted = _top_logprobs(body)
     return len(body.logprob_token_ids) if body.logprob_token_ids else wanted
 
@@ -112,7 +112,7 @@ def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
     wrong = [key for key in given if not (key.isascii() and key.isdigit())]
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:8])
-        raise invalid(f"logit_bias: these keys are not token ids: {names}", "logit_bias")
+        raise invalid(f"logit_bias: these keys are not token IDs: {names}", "logit_bias")
     bias = {int(key[:20]): value for key, value in given.items()}
     _check_ids(bias, vocab_size, "logit_bias")
     return bias
@@ -121,5 +121,5 @@ def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
 def _check_ids(ids: list[int] | dict[int, float], vocab_size: int, param: str) -> None:
     if ids and max(ids) >= vocab_size:
         raise invalid(
-            f"token id {max(ids)} is not in the vocabulary; the maximum is {vocab_size - 1}", param
+            f"token ID {max(ids)} is not in the vocabulary: the maximum is {vocab_size - 1}", param
         )

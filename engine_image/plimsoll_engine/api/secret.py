@@ -1,4 +1,4 @@
-"""Comparison of secrets in constant time."""
+"""Compare secrets in constant time."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class Secret:
         return blake2b(value, key=cls._key, digest_size=32).digest()
 
     def equals(self, value: bytes) -> bool:
-        """Return whether ``value`` is the secret, in constant time."""
+        """Report whether ``value`` is the secret, in constant time."""
         return hmac.compare_digest(self._digest, self.digest(value))

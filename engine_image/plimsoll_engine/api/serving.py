@@ -61,7 +61,7 @@ def create_app(
     preparer: Preparer,
     answer_budget: BodyBudget,
 ) -> FastAPI:
-    """Return the application; ``answer_budget`` limits the memory of whole answers."""
+    """Return the application. ``answer_budget`` limits the memory of whole answers."""
     api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
     api.state.answers = answer_budget
     _add_generation(api, engine, bodies, sizes, preparer)
@@ -100,11 +100,11 @@ async def _read(
 
 
 def _check_content_type(request: Request) -> None:
-    """Raise ApiError 415 unless the body's type is JSON, as a protection against CSRF.
+    """Raise ApiError 415 unless the type of the body is JSON, as a protection against CSRF.
 
     Web pages may send forms and text to any server without a preflight request. curl and urllib
-    send JSON with the type of a form by default, so that type is accepted without a browser's
-    headers.
+    send JSON with the content type of a form by default, so that type is accepted if a browser's
+    headers are absent.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
@@ -219,7 +219,7 @@ async def _respond_to_chats(
 def _tool_call_parser(
     engine: AsyncEngine, prepared: PreparedBody[ChatRequest]
 ) -> ToolCallParser | None:
-    """Return a parser of the output's tool calls, or None if there can be none."""
+    """Return a parser of the output's tool calls; None if the output can have none."""
     if not prepared.family:
         return None
     parallel = prepared.body.parallel_tool_calls is not False

@@ -1,11 +1,11 @@
 """Streaming parser of the tool calls in a model's output.
 
-The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply to all of them:
+The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply to all formats:
 
 - A call is returned once its name is known, and its arguments as they arrive. If the arguments
-  precede the name, or are a string, the call is returned when it is complete.
-- A tag inside a string of the arguments is part of the string.
-- Everything else that resembles a call stays text. After a tag, this sets ``has_unparsed_call``.
+precede the name or are a string, the call is returned when it is complete. - A tag inside a string
+of the arguments is part of the string. - Everything else that resembles a call is returned as text.
+After a tag, this sets ``has_unparsed_call``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 
 class ToolCall(NamedTuple):
-    """Tool call; ``arguments`` is a JSON object as text.
+    """Tool call. ``arguments`` is a JSON object as text.
 
-    If ``more`` is true, the arguments continue in further parts without id and name.
+    If ``more`` is True, the arguments continue in further parts without ID and name.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Reader:
         self.text = ""
         self.ended = False
         self.finished = False
-        """True if the model ended the output, rather than a limit or a stop string."""
+        """Whether the model ended the output, and not a limit or a stop string."""
         self.skipped = ""
         """White space that the last :meth:`peek` skipped."""
         self.result = Parsed()
@@ -81,15 +81,15 @@ class Reader:
         """Text that the current call has consumed."""
         self._blank = ""
         self._after_call = False
-        """True after a call: white space is held back until text follows."""
+        """Whether a call has ended. White space is then held back until text follows."""
         self._retries_left = MAX_RETRIES
         self._has_tag = False
-        """True if the current call began with a tag."""
+        """Whether the current call began with a tag."""
         self.has_unparsed_call = False
-        """True if text after a tag could not be parsed and stays text."""
+        """Whether text after a tag could not be parsed and is returned as text."""
 
     def read_content(self, marks: Sequence[str], is_reasoning: bool = False) -> Steps[str | None]:
-        """Emit text up to the first of ``marks``, and consume the mark; None at the end."""
+        """Emit text up to the first of ``marks``. Consume and return the mark; None at the end."""
         emit = self._emit_reasoning if is_reasoning else self._emit_text
         while True:
             found = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
@@ -124,7 +124,10 @@ class Reader:
         return taken
 
     def peek(self, skipped: str = " \t\r\n") -> Steps[str]:
-        """Skip characters in ``skipped`` and return the next one unconsumed, or ""."""
+        """Skip characters in ``skipped``.
+
+        Return the next character without consuming it; "" at the end.
+        """
         self.skipped = ""
         while True:
             begin = self.text.lstrip(skipped)
@@ -134,7 +137,7 @@ class Reader:
             yield
 
     def peek_mark(self, *marks: str) -> Steps[str]:
-        """Return which of ``marks`` comes next, or ""."""
+        """Return the mark in ``marks`` that comes next; "" if none does."""
         while True:
             for mark in marks:
                 if self.text.startswith(mark):
@@ -144,12 +147,12 @@ class Reader:
             yield
 
     def take_mark(self, *marks: str) -> Steps[str]:
-        """Consume and return the one of ``marks`` that comes next, or ""."""
+        """Consume and return the mark in ``marks`` that comes next; "" if none does."""
         mark = yield from self.peek_mark(*marks)
         return self.take(len(mark)) if mark else ""
 
     def drop_mark(self, mark: str) -> Steps[None]:
-        """Drop ``mark`` if it comes next, also if the text ends within it."""
+        """Drop ``mark`` if it comes next, even if the text ends within it."""
         if not (yield from self.take_mark(mark)) and self.ended and mark.startswith(self.text):
             self.take(len(self.text))
         self.drop_consumed()
@@ -172,7 +175,7 @@ class Reader:
     def take_until(self, *marks: str) -> Steps[tuple[str, str]]:
         """Consume and return the text before the first of ``marks``, and the mark.
 
-        Raises NotACall if there is no mark.
+        Raises NotACall if no mark follows.
         """
         taken: list[str] = []
         while True:
@@ -191,7 +194,7 @@ class Reader:
     def take_bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
         """Consume a JSON object or array, or a Python expression in brackets.
 
-        Returns its text, and the closing brackets that are missing before a tag. Raises NotACall if
+        Return its text, and the closing brackets that are missing before a tag. Raises NotACall if
         the text ends first.
         """
         stack: list[str] = []
@@ -230,13 +233,13 @@ class Reader:
             yield
 
     def start_call(self, name: str, id_: str = "") -> None:
-        """Emit the start of a call; :meth:`add_arguments` adds its arguments."""
+        """Emit the start of a call. :meth:`add_arguments` adds its arguments."""
         self._consumed, self._has_tag = [], False
         self._blank, self._after_call = "", True
         self.result.calls.append(ToolCall(id_ or new_call_id(), name, "", more=True))
 
     def add_arguments(self, piece: str, more: bool = True) -> None:
-        """Emit a piece of the open call's arguments; the last one without ``more``."""
+        """Emit a piece of the open call's arguments. ``more`` is False for the last piece."""
         if not piece:
             return
         if not self.result.calls:
@@ -247,7 +250,7 @@ class Reader:
     def read_json_call(self, name: str, id_: str = "") -> Steps[bool]:
         """Emit a call whose arguments follow as a JSON object.
 
-        Returns whether the object is complete; the text may end within it.
+        Return whether the object is complete. The text may end within it.
         """
         self.start_call(name, id_)
         pieces = JsonRepairer()
@@ -265,7 +268,7 @@ class Reader:
             yield
 
     def take_python_argument(self) -> Steps[tuple[str, str]]:
-        """Consume an argument of a Python call; return it, and the comma or bracket after it.
+        """Consume an argument of a Python call. Return it, and the comma or bracket after it.
 
         Raises NotACall if the text ends first.
         """
@@ -301,10 +304,10 @@ class Reader:
         self.result.calls += calls
 
     def try_calls(self, steps: Steps[None]) -> Steps[bool]:
-        """Run ``steps``, which emit calls; on NotACall, emit the consumed text instead.
+        """Run ``steps``, which emit calls. On NotACall, emit the consumed text instead.
 
-        If the text ends within it, the text after its first piece is parsed again, because it may
-        have another call.
+        If the text ends within a call, the text after its first piece is parsed again, because it
+        may contain another call.
         """
         try:
             yield from steps
@@ -328,7 +331,7 @@ Family = Callable[[Reader], Steps[None]]
 class ToolCallParser:
     """Streaming parser of an output in the format of ``family``.
 
-    Without ``parallel``, only the first call is returned.
+    If ``parallel`` is False, only the first call is returned.
     """
 
     def __init__(self, family: Family, parallel: bool = True) -> None:
@@ -340,7 +343,7 @@ class ToolCallParser:
 
     @property
     def has_unparsed_call(self) -> bool:
-        """True if text after a tag could not be parsed and stays text."""
+        """Whether text after a tag could not be parsed and is returned as text."""
         return self._reader.has_unparsed_call
 
     def copy(self) -> ToolCallParser:
@@ -348,9 +351,10 @@ class ToolCallParser:
         return ToolCallParser(self._family, self._parallel)
 
     def push(self, piece: str, last: bool = False, finished: bool = False) -> Parsed:
-        """Return what is certain after ``piece``, and everything that is left with ``last``.
+        """Return the parts of the output that are certain after ``piece``.
 
-        ``finished`` means that the model ended the output, so that open brackets are missing.
+        With ``last``, return the rest. ``finished`` means that the model ended the output, so
+        missing brackets are added.
         """
         self._reader.text += piece
         self._reader.ended |= last
@@ -371,7 +375,7 @@ class ToolCallParser:
 
 
 def make_call(name: object, arguments: object, id_: str = "") -> ToolCall:
-    """Return a call. Raises NotACall if the name or the arguments are invalid."""
+    """Return a tool call. Raises NotACall if the name or the arguments are invalid."""
     if arguments is None or arguments == "":
         arguments = {}
     if isinstance(arguments, str):
@@ -392,14 +396,14 @@ def dump_json(value: Any) -> str:
 
 
 def validate_name(name: str) -> str:
-    """Return a tool's name without white space around it. Raises NotACall if it is invalid."""
+    """Return a tool's name without surrounding white space. Raises NotACall if it is invalid."""
     if not name.strip() or not _is_encodable(name):
         raise NotACall
     return name.strip()
 
 
 def new_call_id() -> str:
-    """Return a call id in OpenAI's format."""
+    """Return a call ID in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 

@@ -52,7 +52,7 @@ HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 
 def hermes(text: Reader, texts: StringArguments) -> Steps[None]:
-    """Read ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list in the tags."""
+    """Read ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list between the tags."""
 
     def body() -> Steps[None]:
         yield from _read_json_calls(text)
@@ -82,7 +82,7 @@ def llama3_json(text: Reader, texts: StringArguments) -> Steps[None]:
 
 
 def _json_or_python(text: Reader) -> Steps[None]:
-    """Read JSON, or a Python list: Llama 4 writes Python, but its template asks for JSON."""
+    """Read JSON or a Python list. Llama 4 writes Python, although its template asks for JSON."""
     if (yield from text.peek()) == "[":
         taken_before = text.num_taken
         text.take(1)
@@ -247,7 +247,7 @@ def _starts_with(text: Reader, *marks: str) -> Steps[bool]:
 def _read_json_head(text: Reader) -> Steps[str | None]:
     """Consume ``{"name": "NAME", "arguments":`` if an object follows, and return the name.
 
-    Returns None, and consumes nothing, for other text.
+    Return None for other text, without consuming it.
     """
     taken_before = text.num_taken
 
@@ -273,7 +273,7 @@ def _read_json_head(text: Reader) -> Steps[str | None]:
 
 
 def _drop_json_rest(text: Reader) -> Steps[None]:
-    """Drop what follows the arguments in a call's object."""
+    """Drop the rest of a call's object after the arguments."""
     if (yield from text.peek()) == ",":
         text.text = "{" + text.text[1:]
         with contextlib.suppress(NotACall):  # the call was already emitted
@@ -292,7 +292,7 @@ def _read_json_arguments(
 
 
 def short_id() -> str:
-    """Return an id of nine letters and digits, as Mistral's templates require."""
+    """Return an ID of nine letters and digits, as Mistral's templates require."""
     letters = string.ascii_letters + string.digits
     return "".join(secrets.choice(letters) for _ in range(9))
 
@@ -327,7 +327,7 @@ _TEMPLATE_PATTERNS = tuple(
         (re.escape(PYTHON_TAG), "llama3_json"),
     )
 )
-"""Patterns of chat templates and their families; the first match counts."""
+"""Patterns of chat templates and their families. The first match applies."""
 TAGS = frozenset(
     {
         HERMES, END_HERMES, PYTHON_TAG, "<|python_start|>", "<|python_end|>", MISTRAL, ARGS,
@@ -336,11 +336,11 @@ TAGS = frozenset(
         *HARMONY_ENDS,
     }
 )  # fmt: skip
-"""Tags that may be special tokens; the detokenizer keeps them if calls are parsed."""
+"""Tags that may be special tokens. The detokenizer keeps them if calls are parsed."""
 
 
 def detect_family(template: str) -> str:
-    """Return the family of a chat template, or "" if it is unknown."""
+    """Return the family of a chat template; "" if it is unknown."""
     return next((family for sign, family in _TEMPLATE_PATTERNS if sign.search(template)), "")
 
 

@@ -31,7 +31,7 @@ from plimsoll_engine.multimodal.whisper_prompt import DEFAULT_LANGUAGE, WhisperP
 FORMATS = ("json", "text", "verbose_json")
 FIELDS = ("model", "language", "response_format", "temperature", "stream")
 SUPPRESSED_LOGIT = -1e30
-"""Added to the logit of suppressed tokens; finite, so that sampling stays defined."""
+"""Value added to the logit of suppressed tokens. It is finite, so that sampling stays defined."""
 
 
 class TranscriptionResponse(GenerationResponse):

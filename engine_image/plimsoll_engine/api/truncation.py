@@ -1,11 +1,11 @@
-"""Truncation of prompts (vLLM's fields). Pure."""
+"""Truncate prompts, with vLLM's fields. Pure."""
 
 from __future__ import annotations
 
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of ``max_tokens`` for completions."""
+"""OpenAI's default for ``max_tokens`` of completions."""
 
 
 def truncate(
@@ -13,8 +13,8 @@ def truncate(
 ) -> list[int]:
     """Return the last ``truncate_prompt_tokens`` of ``ids``, or the first ones for side ``right``.
 
-    -1 leaves room for ``max_tokens`` of output in the context, or for one token in a chat without a
-    limit.
+    -1 leaves space for ``max_tokens`` of output in the context. For a chat without a limit, it
+    leaves space for one token.
     """
     limit = body.truncate_prompt_tokens
     if limit == -1:

@@ -23,7 +23,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     ``return_tokens_as_token_ids`` is the default for requests without this field.
     ``force_include_usage`` adds the usage to every chunk of a stream. ``tokenizer_info`` enables
-    ``/tokenizer_info``. ``tool_call_parser`` None chooses the parser by the chat template.
+    ``/tokenizer_info``. If ``tool_call_parser`` is None, the chat template determines the parser.
     ``strict_requests`` refuses unknown fields. ``skip_hosted_tools`` drops tools that only OpenAI
     runs. ``allowed_origins`` are the origins that CORS allows.
     """
@@ -43,9 +43,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of :class:`ApiSettings` to ``parser``."""
     add = parser.add_argument
     add("--chat-template", type=Path, metavar="FILE",
-        help="Jinja chat template; default: the checkpoint's")  # fmt: skip
+        help="file with a Jinja chat template; default: the checkpoint's")  # fmt: skip
     add("--generation-config", default="auto", choices=("auto", "vllm"),
-        help="sampling defaults: the checkpoint's (auto) or vLLM's (vllm)")  # fmt: skip
+        help="source of sampling defaults: the checkpoint (auto) or vLLM (vllm)")  # fmt: skip
     add("--return-tokens-as-token-ids", action="store_true",
         help="write tokens in log probabilities as token_id:NUMBER")  # fmt: skip
     add("--enable-force-include-usage", action="store_true",
@@ -59,7 +59,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--allowed-origins", nargs="+", default=(), metavar="ORIGIN",
         help="origins that CORS allows; * for all; default: none")  # fmt: skip
     add("--tool-call-parser", choices=TOOL_CALL_PARSERS,
-        help="parser of the model's tool calls; default: chosen by its chat template")  # fmt: skip
+        help="parser of the model's tool calls; default: by its chat template")  # fmt: skip
 
 
 def from_flags(flags: argparse.Namespace) -> ApiSettings:

@@ -1,8 +1,8 @@
 """Memory budget of request bodies and answers, in total and per client.
 
-A body's size is reserved from its Content-Length before the body is read, so an oversized request
-is refused before it takes memory. Reserved bytes count against the budget; held bytes are those
-already received, which the ledger reports.
+The size of a body is reserved according to its Content-Length before the body is read, so an
+oversized request is refused before it takes memory. Reserved bytes count against the budget. Held
+bytes are the bytes that have been received, which the ledger reports.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from plimsoll_engine.http.limits import SMALL_BODY_BYTES
 
 
 class OverBudget(Exception):
-    """The budget has no room for this body.
+    """The budget has no space for this body.
 
-    ``client`` is true if this client exceeds its share, false if all clients together fill the
-    budget.
+    ``client`` is True if this client exceeds its share, and False if all clients together use up
+    the budget.
     """
 
     def __init__(self, message: str, client: bool) -> None:
@@ -25,9 +25,10 @@ class OverBudget(Exception):
 
 
 class BodyBudget:
-    """Byte budget of all bodies larger than SMALL_BODY_BYTES; a client may use half of it.
+    """Byte budget of all bodies larger than SMALL_BODY_BYTES. A client may use half of it.
 
-    ``total`` returns its current size. ``connections`` is the maximum number of connections.
+    ``total`` returns the current size of the budget. ``connections`` is the maximum number of
+    connections.
     """
 
     def __init__(self, total: Callable[[], int], connections: int) -> None:
@@ -39,7 +40,7 @@ class BodyBudget:
 
     @property
     def bound(self) -> int:
-        """Maximum of ``held``: the budget, and a small body on each connection."""
+        """Maximum of ``held``: the budget, plus a small body on each connection."""
         return self._total() + self._connections * SMALL_BODY_BYTES
 
     def open(self, client: str) -> Reservation:
@@ -74,7 +75,7 @@ class BodyBudget:
 
 
 class Reservation:
-    """Reserved memory of one body; leaving the context releases it."""
+    """Reserved memory of one body. Leaving the context releases it."""
 
     def __init__(self, budget: BodyBudget, client: str) -> None:
         self._budget = budget

@@ -20,18 +20,18 @@ from plimsoll_engine.http.limits import HEADER_BYTES, LINGER_S, HttpLimits
 from plimsoll_engine.http.request_framing import StrictConnection
 
 ErrorBody = Callable[[int, str, str], bytes]
-"""Builds the body of an error response from its status, message and code."""
+"""Function that returns the body of an error response for its status, message and code."""
 
 
 class ConnectionRegistry(Protocol):
-    """Registry of a server's connections, as each connection uses it."""
+    """Interface of the registry of a server's connections."""
 
     limits: HttpLimits
     overloaded: ASGIApp
     error_body: ErrorBody
 
     def add(self, connection: Connection) -> None:
-        """Register ``connection``, or refuse it."""
+        """Register ``connection``, or refuse it if the limit is reached."""
 
     def discard(self, connection: Connection) -> None:
         """Remove ``connection``."""
@@ -54,7 +54,10 @@ class _CountingTransport:
 
     @property
     def sent(self) -> int:
-        """Bytes that the kernel has accepted; constant while the client does not read."""
+        """Number of bytes that the kernel has accepted.
+
+        It does not change while the client reads nothing.
+        """
         return self.written - self._transport.get_write_buffer_size()
 
     def close(self) -> None:
@@ -75,37 +78,37 @@ class Connection(H11Protocol):
         self.conn = StrictConnection(h11.SERVER, HEADER_BYTES)
         self._registry = registry
         self.idle_since = time.monotonic()
-        """Monotonic seconds at which it began to wait for a request."""
+        """Time in monotonic seconds at which the connection began to wait for a request."""
         self._header_since: float | None = self.idle_since
         self._sent = 0
         self._sent_at = self.idle_since
         self._half_closed = False
-        """The answer is complete, but the client still sends its body."""
+        """Whether the answer is complete while the client still sends its body."""
 
     @property
     def host(self) -> str:
-        """Client's address; empty on a Unix socket."""
+        """The client's address; empty on a Unix socket."""
         return self.client[0] if self.client else ""
 
     @property
     def working(self) -> bool:
-        """True while a complete request is being answered."""
+        """Whether a complete request is being answered."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the answer that wait in the write buffer."""
+        """Number of answer bytes that wait in the write buffer."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Register the connection and count what it writes."""
+        """Register the connection, and count the bytes that it writes."""
         counting: Any = _CountingTransport(transport, self._may_close)
         super().connection_made(counting)
         self._registry.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection and release what its request holds."""
+        """Remove the connection, and release the resources of its request."""
         self._registry.discard(self)
         super().connection_lost(exc)
 
@@ -134,15 +137,15 @@ class Connection(H11Protocol):
 
     @property
     def _answered_early(self) -> bool:
-        """True if the answer was complete before the whole body arrived."""
+        """Whether the answer was complete before the whole body arrived."""
         cycle = self.cycle
         return cycle is not None and cycle.response_complete and cycle.more_body
 
     def _may_close(self) -> bool:
-        """Return True to close the socket now; else shut down only the write side.
+        """Return True if the socket may be closed now. Otherwise, shut down only the write side.
 
-        Closing it while bytes arrive would reset the connection, and the client could lose the
-        answer.
+        Closing the socket while bytes arrive would reset the connection, and the client could lose
+        the answer.
         """
         if self._half_closed or not self._answered_early or not self.transport.can_write_eof():
             return True
@@ -155,7 +158,10 @@ class Connection(H11Protocol):
         self._send_error_and_close(400, self.conn.fault or msg, "invalid_http")
 
     def check(self, now: float) -> None:
-        """Close the connection if its client exceeded a timeout. ``now`` is monotonic seconds."""
+        """Close the connection if its client exceeded a timeout.
+
+        ``now`` is in monotonic seconds.
+        """
         limits = self._registry.limits
         transport: Any = self.transport
         sent = transport.sent
@@ -186,7 +192,7 @@ class Connection(H11Protocol):
         self._send_error_and_close(408, message, "header_timeout")
 
     def abort(self, why: str) -> None:
-        """Close the connection at once, and drop unsent bytes. ``why`` is one of REASONS."""
+        """Close the connection at once and drop unsent bytes. ``why`` is one of REASONS."""
         self._registry.count_closed(why)
         self.transport.abort()
 

@@ -1,4 +1,4 @@
-"""Limit on the connections of a server, with eviction of idle ones."""
+"""Limit the number of a server's connections, and evict idle connections."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from plimsoll_engine.http.limits import HttpLimits
 from plimsoll_engine.http.slices import WAITING_BYTES
 
 REFUSED_CONNECTIONS = 64
-"""Connections beyond the limit that get a 503 answer; further ones are closed."""
+"""Number of connections beyond the limit that get a 503 answer. Further ones are closed."""
 EVICTION_DIVISOR = 16
-"""An eviction closes 1/16 of the maximum connections, so that not every new one sorts the list."""
+"""Divisor of the maximum number of connections: how many are evicted together."""
 
 REASONS = (
     "header_timeout", "write_timeout", "linger_timeout", "pipelined", "evicted", "refused",
@@ -40,7 +40,7 @@ class Connections:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of answers that wait in write buffers."""
+        """Number of answer bytes that wait in write buffers."""
         return sum(connection.nbytes for connection in self._open)
 
     @property
@@ -51,8 +51,8 @@ class Connections:
     def add(self, connection: Connection) -> None:
         """Register ``connection``.
 
-        If the limit is reached, it first evicts the connections that waited longest for a request,
-        from the host with the most connections. If all are busy, the new one is refused.
+        If the limit is reached, first evict the connections that have waited longest for a request,
+        from the host with the most connections. If all connections are busy, refuse the new one.
         """
         if len(self._open) >= self.limits.max_connections:
             self._make_room()

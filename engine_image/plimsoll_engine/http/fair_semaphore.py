@@ -1,4 +1,4 @@
-"""Semaphore that serves waiting clients round-robin, however many requests each has."""
+"""Semaphore that serves waiting clients in turn, however many requests each client has."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Refusal of requests with an ambiguous length, which allow request smuggling.
+"""Refuse requests with an ambiguous length, which allow request smuggling.
 
-h11 refuses conflicting ``Content-Length`` fields and any transfer coding but ``chunked``. It lets
-``Transfer-Encoding`` override ``Content-Length``, as RFC 9112 (6.1) permits. A proxy that uses the
-length instead would read the rest of the body as another client's request.
+h11 refuses conflicting ``Content-Length`` fields and any transfer coding except ``chunked``. It
+lets ``Transfer-Encoding`` override ``Content-Length``, as RFC 9112 (6.1) permits. A proxy that uses
+the length instead would read the rest of the body as another client's request.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ AMBIGUOUS = "the request has both Transfer-Encoding and Content-Length: send one
 
 
 class StrictConnection(h11.Connection):
-    """h11 connection that refuses requests with two lengths. ``fault`` tells the client."""
+    """h11 connection that refuses requests with two lengths.
+
+    ``fault`` is the message for the client.
+    """
 
     fault: str | None = None
 
     def next_event(self) -> Any:
-        """Return h11's next event. Raises h11.RemoteProtocolError."""
+        """Return h11's next event. Raises h11.RemoteProtocolError for an ambiguous length."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}

@@ -1,4 +1,4 @@
-"""ASGI middleware that sends response bodies in slices, to limit a connection's write buffer.
+"""ASGI middleware that sends response bodies in slices, to limit the write buffer of a connection.
 
 uvicorn passes a body to the socket in one piece, whatever its size. It waits for the client only
 before the next piece.
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SLICE_BYTES = 64 << 10
 WAITING_BYTES = 2 * SLICE_BYTES + (16 << 10)
-"""Maximum bytes in a write buffer: a slice, uvicorn's high-water mark of 64 KiB, and headers."""
+"""Maximum size of a write buffer: a slice, uvicorn's high-water mark of 64 KiB, and headers."""
 
 
 class SlicedResponses:
@@ -20,7 +20,7 @@ class SlicedResponses:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the application; each slice is sent after the client has taken the one before."""
+        """Call the application. Each slice is sent after the client has read the preceding one."""
 
         async def sliced(message: Message) -> None:
             body = message.get("body", b"")

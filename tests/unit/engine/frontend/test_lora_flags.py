@@ -51,7 +51,7 @@ def test_flags_reach_the_worker(tmp_path: Path) -> None:
 
 
 WRONG = [
-    (["--lora-modules", "one={0}/adapter"], "--lora-modules needs --enable-lora"),
+    (["--lora-modules", "one={0}/adapter"], "--lora-modules requires --enable-lora"),
     (["--enable-lora", "--tensor-parallel-size", "2"], "--enable-lora: .*one GPU"),
     (["--enable-lora", "--lora-modules", "one"], "--lora-modules one: give NAME=PATH"),
     (["--enable-lora", "--lora-modules", '{{"name": "a"}}'], "missing required field `path`"),
@@ -61,11 +61,17 @@ WRONG = [
         "unknown field `rank`",
     ),
     (["--enable-lora", "--lora-modules", '{{"name": "a"'], "--lora-modules .*truncated"),
-    (["--enable-lora", "--lora-modules", '{{"name": "a", "path": "{0}/no"}}'], "no such folder"),
+    (
+        ["--enable-lora", "--lora-modules", '{{"name": "a", "path": "{0}/no"}}'],
+        "the folder does not exist",
+    ),
     (["--enable-lora", "--lora-modules", "=x"], "--lora-modules =x: give NAME=PATH"),
-    (["--enable-lora", "--lora-modules", "one={0}/no"], "/no: no such folder"),
-    (["--enable-lora", "--lora-modules", "model={0}/adapter"], "the name model is taken"),
-    (["--enable-lora", "--lora-modules", "a={0}/adapter", "a={0}/adapter"], "name a is taken"),
+    (["--enable-lora", "--lora-modules", "one={0}/no"], "/no: the folder does not exist"),
+    (["--enable-lora", "--lora-modules", "model={0}/adapter"], "the name model is already used"),
+    (
+        ["--enable-lora", "--lora-modules", "a={0}/adapter", "a={0}/adapter"],
+        "name a is already used",
+    ),
     (
         ["--enable-lora", "--max-loras", "1", "--lora-modules", "a={0}/adapter", "b={0}/adapter"],
         "2 adapters exceed --max-loras 1",
