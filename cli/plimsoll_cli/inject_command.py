@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from plimsoll_api.resources import Resources
     from plimsoll_api.serving import SecretName, SupervisorSettings
     from plimsoll_api.supervision import Mode
-    from plimsoll_operator.injection.options import Options
+    from plimsoll_operator.injection.options import InjectionOptions
 
 T = TypeVar("T")
 POLICY_OPTIONS = (
@@ -160,7 +160,7 @@ def inject(
     from plimsoll_api.supervision import Supervision
     from plimsoll_api.supervision_policy import SelectedEngine
     from plimsoll_cli.inject import command
-    from plimsoll_operator.injection.options import Options
+    from plimsoll_operator.injection.options import InjectionOptions
 
     if (manifest is None) == (file is None):
         raise UsageError("inject: name one manifest, or - for standard input: inject -f FILE")
@@ -180,7 +180,7 @@ def inject(
         options = _read_policy_options(policy, supervisor_image)
     else:
         period = _parse_option("--window", POSITIVE_DURATION.read, window)
-        options = Options(
+        options = InjectionOptions(
             image=supervisor_image,
             engine=SelectedEngine(
                 type=_parse_option("--engine", _parse_type, engine),
@@ -230,10 +230,12 @@ def validate(
     Exit status 2: a file or an object of Plimsoll is invalid. 1: a workload gets no supervisor.
     """
     from plimsoll_cli.inject import validate as validation
-    from plimsoll_operator.injection.options import Options
+    from plimsoll_operator.injection.options import InjectionOptions
 
     options = (
-        Options("supervisor") if policy is None else _read_policy_options(policy, "supervisor")
+        InjectionOptions("supervisor")
+        if policy is None
+        else _read_policy_options(policy, "supervisor")
     )
     found = validation.run(files, options)
     for line in found.notes:
@@ -285,13 +287,13 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _read_policy_options(file: Path, image: str) -> Options:
+def _read_policy_options(file: Path, image: str) -> InjectionOptions:
     """Return the injection options of the policy in ``file``."""
     from plimsoll_cli.manifest import read_policy
-    from plimsoll_operator.injection.options import Fields, options_of_policy
+    from plimsoll_operator.injection.options import OptionNames, make_options
 
     policy = read_policy(file)
-    fields = Fields(
+    fields = OptionNames(
         engine=f"spec.engine.type in {file}",
         container=f"spec.engine.container in {file}",
         port=f"spec.engine.port in {file}",
@@ -305,7 +307,7 @@ def _read_policy_options(file: Path, image: str) -> Options:
     )
     # Without a namespace, policy and workloads are applied to the same one.
     stated = "namespace" in policy.metadata.model_fields_set
-    return options_of_policy(policy, image, fields, policy.metadata.namespace if stated else None)
+    return make_options(policy, image, fields, policy.metadata.namespace if stated else None)
 
 
 def _parse_budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:

@@ -1,4 +1,4 @@
-"""The operator's settings: flags, whose defaults come from the environment."""
+"""Parse the operator's settings: flags, whose defaults come from the environment."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DEFAULT_IMAGES = Images(
 
 
 @dataclass(frozen=True)
-class Webhook:
+class WebhookSettings:
     """Settings of the admission webhook.
 
     ``namespace`` and ``name`` identify the Service and the Secret with the certificate. The
     MutatingWebhookConfiguration has the same name. ``url`` is used instead of the Service.
-    ``provided`` says that another program writes the Secret.
+    ``provided`` is whether another program writes the Secret.
     """
 
     namespace: str
@@ -42,93 +42,111 @@ class Webhook:
 
 
 @dataclass(frozen=True)
-class Clocks:
-    """Intervals and time limits of the operator's loops, in seconds.
+class Intervals:
+    """Intervals and timeouts of the operator's loops, in seconds.
 
-    ``--clock NAME=SECONDS`` sets one. Shorter intervals cost the API server more requests; tests
-    use them to save time.
+    ``--clock NAME=SECONDS`` sets one of them. Shorter intervals cost the API server more requests;
+    tests use them to save time.
     """
 
     policy_pods: float = 1.0
-    """Changes of a policy's pods within this time lead to one reconcile."""
+    """Time in which all changes of a policy's pods lead to one reconcile."""
     orphans: float = 604800.0
     """Time for which an incident outlives its service or policy: a week."""
     rollout_settle: float = 10.0
-    """Delay between a policy's new generation and the restart of workloads for it. The webhook and
-    the API server must know the generation first."""
+    """Delay between a policy's new generation and the restart of its workloads.
+
+    The webhook and the API server must know the generation first.
+    """
     rollout_again: float = 60.0
-    """Interval between checks of a workload that could not be restarted, or that was asked to."""
+    """Interval between checks of a workload that could not be restarted, or whose restart was
+    requested.
+    """
     publish: float = 60.0
-    """Minimum time between changes of a figure in a status, and of a peers file."""
+    """Minimum time between changes of a value in a status, and of a peers file."""
     event: float = 5.0
-    """An event that arrives later than this after a list counts as missed."""
+    """Delay after a list from which a missing event counts as missed."""
     suspicious: float = 60.0
     """Interval between lists after a list that showed changes without an event."""
     quiet: float = 5.0
-    """Watches tend to restart together, so a list waits until none has restarted for this long."""
+    """Time without a restart of any watch before a list, because watches tend to restart together.
+    """
     canary: float = 20.0
     """Interval between reads that check whether the API server answers."""
     definitions: float = 2.0
-    """Interval between checks for our CustomResourceDefinitions, while one is missing."""
+    """Interval between checks for the CustomResourceDefinitions while one is missing."""
     breaker: float = 1.0
     """Interval between decisions of the circuit breaker."""
     slot_expiry: float = 90.0
-    """The holder of a slot counts as dead if its Lease did not change for this long. A supervisor
-    renews every 15 s, and counts as dead for the other supervisors after 60 s."""
+    """Time without a change of its Lease after which the holder of a slot counts as dead.
+
+    A supervisor renews every 15 s, and counts as dead for the other supervisors after 60 s.
+    """
     slot_hold: float = 3600.0
-    """A slot held for longer than this no longer counts, and its holder keeps it: a drain, a
-    restart and its start-up take minutes."""
+    """Time after which a held slot no longer counts, although its holder keeps it.
+
+    A drain, a restart and its start-up take minutes.
+    """
     slot_turn: float = 30.0
-    """Time for a service to take the slot that is kept open for it; then the next service may. A
-    supervisor tries every 5 s."""
+    """Time for a service to take the slot that is kept open for it, before the next service may.
+
+    A supervisor tries every 5 s.
+    """
     evict_again: float = 15.0
-    """Interval between tries of an eviction that a disruption budget refused."""
+    """Interval between attempts of an eviction that a disruption budget refused."""
     creating_again: float = 30.0
     """Interval between reads of the Events of a pod whose containers are not created."""
     incident_age: float = 600.0
-    """Minimum age at which an incident is deleted. A pod has few names for its incidents. Freeing a
-    name only after this time limits the pod's writes between two compactions of etcd (5
-    minutes)."""
+    """Minimum age at which an incident is deleted.
+
+    A pod has few names for its incidents. Freeing a name only after this time limits the pod's
+    writes between two compactions of etcd (5 minutes).
+    """
     webhook_policies: float = 2.0
-    """Interval between checks for changed policies: a pod created this long after its policy gets a
-    supervisor."""
+    """Interval between checks for changed policies.
+
+    A pod created this long after its policy gets a supervisor.
+    """
     webhook_current: float = 10.0
     """Time after a check for which the webhook's configuration counts as current."""
     webhook_check: float = 30.0
     """Interval between reads of the webhook's Secret and configuration, which anyone may change."""
     lease: float = 15.0
-    """Duration of the leader's Lease, client-go's ``LeaseDuration``. A leader that has not renewed
-    it for this long counts as dead. It must exceed ``renew``, which must exceed ``retry``."""
+    """Duration of the leader's Lease, client-go's ``LeaseDuration``.
+
+    A leader that has not renewed it for this long counts as dead. It must exceed ``renew``, which
+    must exceed ``retry``.
+    """
     renew: float = 10.0
-    """The leader exits after this time without a renewal (client-go's ``RenewDeadline``)."""
+    """Time without a renewal after which the leader exits (client-go's ``RenewDeadline``)."""
     retry: float = 2.0
-    """Interval between tries to get or renew the Lease (client-go's ``RetryPeriod``)."""
+    """Interval between attempts to get or renew the Lease (client-go's ``RetryPeriod``)."""
 
     def problem(self) -> str | None:
-        """Return what is wrong with these values; None if they are valid."""
+        """Return why these values are invalid; None if they are valid."""
         for one in fields(self):
             value = getattr(self, one.name)
             if not (math.isfinite(value) and value > 0):
-                return f"{_dashed(one.name)}={value:g} is not a positive number of seconds"
+                return f"{_to_flag_name(one.name)}={value:g} is not a positive number of seconds"
         if not self.lease > self.renew > self.retry:
             return "lease must be longer than renew, and renew longer than retry"
         return None
 
 
-def _dashed(field: str) -> str:
+def _to_flag_name(field: str) -> str:
     return field.replace("_", "-")
 
 
-CLOCKS = Clocks()
+DEFAULT_INTERVALS = Intervals()
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the operator; times are seconds.
+    """Settings of the operator; times are in seconds.
 
     An empty list of namespaces means all of them. ``lease`` is the namespace and name of the
-    leader's Lease; None turns the election off. In ``unrestricted_namespaces`` a ``podTemplate`` is
-    not held to the restricted Pod Security Standard.
+    leader's Lease; None turns the election off. In ``unrestricted_namespaces``, a ``podTemplate``
+    need not meet the restricted Pod Security Standard.
     """
 
     kubeconfig: str | None = None
@@ -148,17 +166,17 @@ class Config:
     request_timeout_s: float = 30.0
     kept_incidents: int = 50
     unrestricted_namespaces: frozenset[str] = frozenset()
-    webhook: Webhook | None = None
+    webhook: WebhookSettings | None = None
     without_admission_policies: bool = False
-    clocks: Clocks = CLOCKS
+    clocks: Intervals = DEFAULT_INTERVALS
 
 
-def parse(
+def parse_config(
     arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """Read the configuration from a command line; argparse exits the process on an error."""
+    """Read the configuration from a command line. On an error, argparse exits the process."""
     env = os.environ if environ is None else environ
-    parser = _parser(env)
+    parser = _create_parser(env)
     flags = parser.parse_args(arguments)
     named = flags.namespace or [n for n in env.get("PLIMSOLL_NAMESPACES", "").split(",") if n]
     return Config(
@@ -169,10 +187,10 @@ def parse(
             flags.supervisor_image or DEFAULT_IMAGES.supervisor,
             flags.probe_image or None,
             tuple(flags.supervisor_pull_secret),
-            _resources(
+            _parse_resources(
                 parser, "--supervisor-resources", flags.supervisor_resources, SUPERVISOR_RESOURCES
             ),
-            _resources(
+            _parse_resources(
                 parser, "--download-resources", flags.download_resources, DOWNLOAD_RESOURCES
             ),
             # The API server's Service has an address of the primary IP family, as pods do.
@@ -186,23 +204,23 @@ def parse(
         max_waiting_pods=flags.max_waiting_pods,
         burst=flags.burst,
         kept_incidents=flags.kept_incidents,
-        lease=_named(parser, "--leader-election", flags.leader_election),
+        lease=_parse_namespaced_name(parser, "--leader-election", flags.leader_election),
         identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         resync_s=flags.resync,
         scrape_s=flags.scrape,
         unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
-        webhook=_webhook(parser, flags),
+        webhook=_parse_webhook(parser, flags),
         without_admission_policies=flags.without_admission_policies,
-        clocks=_clocks(parser, flags.clock),
+        clocks=_parse_clocks(parser, flags.clock),
     )
 
 
-def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
+def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="plimsoll-operator", description="Runs InferenceServices on a Kubernetes cluster."
+        prog="plimsoll-operator", description="Run InferenceServices on a Kubernetes cluster."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="watch and reconcile until a signal stops it")
+    run = commands.add_parser("run", help="watch and reconcile until a signal arrives")
     add = run.add_argument
     add("--kubeconfig", metavar="FILE", help="default: the pod's service account, then $KUBECONFIG")
     scope = run.add_mutually_exclusive_group()
@@ -212,14 +230,16 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="NAME",
         help="watch this namespace; repeatable (or set PLIMSOLL_NAMESPACES, separated by commas)",
     )
-    scope.add_argument("--all-namespaces", action="store_true", help="watch all (the default)")
+    scope.add_argument(
+        "--all-namespaces", action="store_true", help="watch all namespaces (the default)"
+    )
     add("--engine-image", default=env.get("PLIMSOLL_ENGINE_IMAGE"), metavar="IMAGE")
     add("--supervisor-image", default=env.get("PLIMSOLL_SUPERVISOR_IMAGE"), metavar="IMAGE")
     add(
         "--probe-image",
         default=env.get("PLIMSOLL_PROBE_IMAGE"),
         metavar="IMAGE",
-        help="holds the code of spec.probe; default: the supervisor's image",
+        help="image with the code of spec.probe; default: the supervisor's image",
     )
     add(
         "--supervisor-pull-secret",
@@ -232,89 +252,90 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--supervisor-resources",
         metavar="JSON",
-        help="default limits and requests of supervisors, as in a container's resources",
+        help="default limits and requests of supervisors, in the form of a container's resources",
     )
     add(
         "--download-resources",
         metavar="JSON",
-        help="default limits and requests of model downloads, as in a container's resources",
+        help="default limits and requests of model downloads, in the form of a container's "
+        "resources",
     )
     add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
     add(
         "--fleet-page",
         action="store_true",
-        help="serve a read-only page of all services, policies and incidents at / of the HTTP port,"
-        " to everyone who can reach it",
+        help="serve a read-only page of all services, policies and incidents at / of the HTTP "
+        "port, to everyone who can reach it",
     )
     add(
         "--workers",
-        type=_positive,
+        type=_parse_positive,
         default=8,
         metavar="N",
-        help="maximum number of services reconciled at the same time",
+        help="maximum number of services that are reconciled at the same time",
     )
     add(
         "--qps",
-        type=_positive,
+        type=_parse_positive,
         default=Config.qps,
         metavar="N",
         help="average limit of requests per second to the API server",
     )
     add(
         "--burst",
-        type=_positive,
+        type=_parse_positive,
         default=Config.burst,
         metavar="N",
         help="burst limit of requests to the API server",
     )
     add(
         "--max-disruptions",
-        type=_positive,
+        type=_parse_positive,
         default=Config.max_disruptions,
         metavar="N",
         help="maximum number of replicas in the cluster under remediation at the same time",
     )
     add(
         "--max-waiting-pods",
-        type=_positive,
+        type=_parse_positive,
         default=2,
         metavar="N",
-        help="maximum number of replicas of a policy that wait for a supervisor's image with which "
-        "no pod has run yet; that many pods that cannot start with it stop the injection",
+        help="maximum number of replicas of a policy that start with a supervisor's image with "
+        "which no pod has run yet; if that many pods cannot start, the injection stops",
     )
     add(
         "--kept-incidents",
-        type=_positive,
+        type=_parse_positive,
         default=Config.kept_incidents,
         metavar="N",
-        help="ended LeakIncidents that are kept of each service and policy",
+        help="number of ended LeakIncidents to keep for each service and policy",
     )
     add(
         "--leader-election",
         default=env.get("PLIMSOLL_LEADER_ELECTION"),
         metavar="NAMESPACE/NAME",
-        help="Lease for leader election; leave it out if only one operator runs",
+        help="Lease for leader election; omit it if only one operator runs",
     )
     add(
         "--unrestricted-namespace",
         action="append",
         default=[],
         metavar="NAME",
-        help="a namespace whose podTemplates are not held to the pod security standard "
-        "'restricted'; may be given often",
+        help="namespace whose podTemplates need not meet the pod security standard 'restricted'; "
+        "repeatable",
     )
     add(
         "--without-admission-policies",
         action="store_true",
-        help="warn at the start that nothing bounds what supervised pods write",
+        help="warn at the start that nothing limits what supervised pods write",
     )
     add(
         "--webhook",
         metavar="NAMESPACE/NAME",
-        help="inject supervisors into the pods of SupervisionPolicies: the webhook's Service and "
-        "Secret, and the name of its MutatingWebhookConfiguration; all three must exist",
+        help="inject supervisors into the pods of SupervisionPolicies: name of the webhook's "
+        "Service, Secret and MutatingWebhookConfiguration, which must all exist",
     )
-    add("--webhook-port", type=_positive, default=9443, metavar="PORT")
+    add("--webhook-port", type=_parse_positive, default=9443, metavar="PORT")
     add(
         "--webhook-url",
         metavar="URL",
@@ -323,23 +344,23 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--webhook-certificate-provided",
         action="store_true",
-        help="something else, such as cert-manager, writes the webhook's Secret",
+        help="another program, such as cert-manager, writes the webhook's Secret",
     )
     add(
         "--resync",
-        type=_positive,
+        type=_parse_positive,
         default=600,
         metavar="S",
         help="interval between full lists of all objects",
     )
     add(
         "--scrape",
-        type=_positive,
+        type=_parse_positive,
         default=15,
         metavar="S",
-        help="interval between reads of the memory figures",
+        help="interval between reads of memory values",
     )
-    names = ", ".join(f"{_dashed(one.name)} ({one.default:g})" for one in fields(Clocks))
+    names = ", ".join(f"{_to_flag_name(one.name)} ({one.default:g})" for one in fields(Intervals))
     add(
         "--clock",
         action="append",
@@ -350,24 +371,24 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Clocks:
-    names = {_dashed(one.name): one.name for one in fields(Clocks)}
+def _parse_clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Intervals:
+    names = {_to_flag_name(one.name): one.name for one in fields(Intervals)}
     found: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in names:
-            parser.error(f"--clock: no interval {name!r}: use one of {', '.join(names)}")
+            parser.error(f"--clock: unknown interval {name!r}: use one of {', '.join(names)}")
         try:
             found[names[name]] = float(value)
         except ValueError:
             parser.error(f"--clock: {text!r} is not NAME=SECONDS")
-    clocks = Clocks(**found)
+    clocks = Intervals(**found)
     if problem := clocks.problem():
         parser.error(f"--clock: {problem}")
     return clocks
 
 
-def _resources(
+def _parse_resources(
     parser: argparse.ArgumentParser, flag: str, text: str | None, default: Resources
 ) -> Resources:
     if not text:
@@ -380,18 +401,22 @@ def _resources(
         parser.error(f"{flag}: {at}: {first['msg']}" if at else f"{flag}: {first['msg']}")
 
 
-def _webhook(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Webhook | None:
-    found = _named(parser, "--webhook", flags.webhook)
+def _parse_webhook(
+    parser: argparse.ArgumentParser, flags: argparse.Namespace
+) -> WebhookSettings | None:
+    found = _parse_namespaced_name(parser, "--webhook", flags.webhook)
     if found is None:
         return None
     if flags.webhook_url is not None and not flags.webhook_url.startswith("https://"):
-        parser.error(f"--webhook-url: {flags.webhook_url!r} does not begin with https://")
-    return Webhook(
+        parser.error(f"--webhook-url: {flags.webhook_url!r} must begin with https://")
+    return WebhookSettings(
         *found, flags.webhook_port, flags.webhook_url, flags.webhook_certificate_provided
     )
 
 
-def _named(parser: argparse.ArgumentParser, flag: str, text: str | None) -> tuple[str, str] | None:
+def _parse_namespaced_name(
+    parser: argparse.ArgumentParser, flag: str, text: str | None
+) -> tuple[str, str] | None:
     if not text:
         return None
     namespace, _, name = text.partition("/")
@@ -400,7 +425,7 @@ def _named(parser: argparse.ArgumentParser, flag: str, text: str | None) -> tupl
     return namespace, name
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)

@@ -1,10 +1,10 @@
-"""The operator's own ``/healthz``, ``/readyz`` and ``/metrics``, and its page where it has one.
+"""Serve the operator's ``/healthz``, ``/readyz`` and ``/metrics``, and its page if it is enabled.
 
 The operator is healthy if the event loop answers and no watch is stale: these are the faults that a
-restart fixes. It does not fix a silent API server: a canary lists one InferenceService through
-the same client, and its age is a metric. The age of the last event is a metric too, since a quiet
-cluster sends none. A watch is stale after two full lists in a row showed changes that it had not
-reported.
+restart fixes. A restart does not fix a silent API server: a canary lists one InferenceService
+through the same client, and its age is a metric. The age of the last event is a metric, too,
+because a quiet cluster sends no events. A watch is stale after two full lists in a row showed
+changes that it had not reported.
 
 The operator is ready if all objects were listed once, or if it is a standby. The webhook, if there
 is one, must be able to answer. Without the custom resource definitions, the operator waits for them
@@ -29,10 +29,10 @@ from plimsoll_operator.runtime.watches import Watches
 
 log = logging.getLogger(__name__)
 
-STALE_LISTS = 2
+MIN_STALE_LISTS = 2
 
 
-class Health:
+class HealthServer:
     """Server of the health endpoints and metrics."""
 
     def __init__(
@@ -48,14 +48,14 @@ class Health:
         self._well = clock()
         self.ready = False
         self.webhook: Callable[[], str | None] = lambda: None
-        """Returns what is wrong with the webhook; None if nothing is."""
+        """Function that returns the webhook's problem; None if there is none."""
 
-    def canary_age_s(self) -> float:
+    def measure_canary_age_s(self) -> float:
         """Return the seconds since the API server last answered the canary."""
         return self._clock() - self._well
 
     async def definitions(self) -> None:
-        """Wait until the cluster serves our kinds; log once which ones are missing.
+        """Wait until the cluster serves Plimsoll's kinds, and log once which ones are missing.
 
         Raises :class:`ApiError`, OSError or TimeoutError if the API server does not answer.
         """
@@ -63,13 +63,15 @@ class Health:
         while missing := [kind.crd for kind in DEFINED if not await self._api.serves(kind)]:
             self._well = self._clock()
             if logged != (logged := ", ".join(missing)):
-                log.warning("waiting for %s: apply the CRDs (kubectl apply -k config)", logged)
+                log.warning(
+                    "waiting for the CRDs of %s: install them with kubectl apply -k config", logged
+                )
             await asyncio.sleep(self._config.clocks.definitions)
         if logged:
             log.info("the CRDs are installed")
 
     async def canary(self) -> None:
-        """Read from the API server until cancelled, and never write."""
+        """Read from the API server until cancelled, without ever writing."""
         while True:
             try:
                 for namespace in self._config.namespaces or (None,):
@@ -79,16 +81,16 @@ class Health:
                 log.warning("canary: %s", str(error) or repr(error))
             await asyncio.sleep(self._config.clocks.canary)
 
-    def liveness_fault(self) -> str | None:
+    def find_liveness_fault(self) -> str | None:
         """Return the fault that a restart would fix; None if there is none."""
-        stale = self._watches.stale_kinds(STALE_LISTS)
+        stale = self._watches.stale_kinds(MIN_STALE_LISTS)
         kinds = ", ".join(stale)
         return f"stale watches: {kinds} changed without an event" if stale else None
 
     def unready(self) -> str | None:
-        """Return what is not ready; None if everything is."""
+        """Return why the operator is not ready; None if it is."""
         if not self.ready:
-            return "not listed yet"
+            return "objects have not been listed yet"
         problem = self.webhook()
         return f"webhook: {problem}" if problem else None
 
@@ -96,8 +98,10 @@ class Health:
         """Serve on all interfaces, with ``page`` at ``/``. Raises OSError if the port is in use."""
 
         async def healthz(_: web.Request) -> web.Response:
-            wrong = self.liveness_fault()
-            text = wrong or f"canary read {self.canary_age_s():.0f} s ago"
+            wrong = self.find_liveness_fault()
+            text = (
+                wrong or f"the canary read the API server {self.measure_canary_age_s():.0f} s ago"
+            )
             return web.Response(text=f"{text}\n", status=503 if wrong else 200)
 
         async def readyz(_: web.Request) -> web.Response:

@@ -16,11 +16,11 @@ import kopf
 
 from plimsoll_api import logs
 from plimsoll_operator import handlers as handlers  # registers the handlers
-from plimsoll_operator.config import Config, parse
+from plimsoll_operator.config import Config, parse_config
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
 from plimsoll_operator.controllers.inference_service import InferenceServiceController
 from plimsoll_operator.controllers.supervision_policy import PolicyController
-from plimsoll_operator.health import Health
+from plimsoll_operator.health import HealthServer
 from plimsoll_operator.kinds import POLICY, Key
 from plimsoll_operator.metrics import Metrics, OperatorCollector
 from plimsoll_operator.page import FleetPage
@@ -41,7 +41,7 @@ from plimsoll_operator.runtime.watches import (
 from plimsoll_operator.scraper import Scraper
 
 if TYPE_CHECKING:
-    from plimsoll_operator.admission.server import Admission
+    from plimsoll_operator.admission.server import AdmissionWebhook
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     controller = InferenceServiceController(
         api, store, scraper, config, resync.served, queue.add_later
     )
-    admission: Admission | None = None
+    admission: AdmissionWebhook | None = None
     policies = PolicyController(
         api, store, scraper, config, queue.add, queue.add_later,
         webhook=lambda: admission is not None and admission.current(),
@@ -91,7 +91,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     async def handle(key: Key) -> None:
         await (policies if key.kind == POLICY.kind else controller).handle(key)
 
-    health = Health(api, watches, metrics, config)
+    health = HealthServer(api, watches, metrics, config)
     election = voting = None
     if config.lease:
         # A separate client, so that other requests cannot delay a renewal.
@@ -102,7 +102,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     breaker = CircuitBreaker(api, store, config.max_disruptions, clocks=config.clocks)
     background = Background()
     age, suspects = (
-        health.canary_age_s,
+        health.measure_canary_age_s,
         (
             controller.suspects,
             policies.suspects,
@@ -130,9 +130,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         watching = asyncio.create_task(keep("policies", policy_watch.run, needed=False))
         if config.webhook:
             # A late import: cryptography needs 9 MiB, and most operators have no webhook.
-            from plimsoll_operator.admission.server import Admission
+            from plimsoll_operator.admission.server import AdmissionWebhook
 
-            admission = Admission(
+            admission = AdmissionWebhook(
                 api, config, config.webhook, leading.is_set, metrics, policy_watch
             )
             health.webhook = admission.unready
@@ -258,7 +258,7 @@ async def _serve(config: Config) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the operator; return 0 after a signal, 1 if the cluster could not be used."""
-    config = parse(arguments)
+    config = parse_config(arguments)
     sys.setrecursionlimit(RECURSION_LIMIT)
     libraries = dict.fromkeys(("kopf", "aiohttp", "asyncio"), "WARNING")
     logs.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper(), libraries)

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
-from plimsoll_operator.fleet.selected_pods import State
+from plimsoll_operator.fleet.selected_pods import SupervisionState
 from plimsoll_operator.kinds import POLICY, Key, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -122,7 +122,7 @@ class OperatorCollector(Collector):
         breaker: CircuitBreaker,
         suspects: Collection[Key],
         suspect_workloads: Mapping[Key, Collection[str]],
-        policy_pods: Mapping[Key, Mapping[State, int]],
+        policy_pods: Mapping[Key, Mapping[SupervisionState, int]],
         stopped: Mapping[Key, bool],
         verdicts: Sequence[Mapping[Key, Sequence[tuple[str, Object]]]],
         canary_age_s: Callable[[], float],

@@ -20,15 +20,15 @@ import aiohttp
 
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import METRICS_PORT
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.fleet.figures import (
-    Figures,
+    SupervisorFigures,
     count_drained,
-    drained_pods,
-    memory_status,
-    parse,
-    pods_missing_signals,
-    pods_near_limit,
+    find_pods_missing_signals,
+    list_drained_pods,
+    list_pods_near_limit,
+    make_memory_status,
+    parse_figures,
 )
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.render.names import SUPERVISOR
@@ -69,19 +69,19 @@ class Scraper:
         changed: Callable[[Key], None],
         clock: Callable[[], float] = time.monotonic,
         port: int = METRICS_PORT,
-        publish_s: float = CLOCKS.publish,
+        publish_s: float = DEFAULT_INTERVALS.publish,
     ) -> None:
         self._publish_s = publish_s
         self._store, self._changed, self._clock = store, changed, clock
         self._port = port
-        self._published: dict[Key, tuple[float, dict[str, Figures]]] = {}
-        self._latest: dict[Key, dict[str, Figures]] = {}
+        self._published: dict[Key, tuple[float, dict[str, SupervisorFigures]]] = {}
+        self._latest: dict[Key, dict[str, SupervisorFigures]] = {}
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[Key, dict[str, str]] = {}
         self._limit = asyncio.Semaphore(MAX_CONCURRENT)
         self.failures = 0
 
-    def published(self, key: Key) -> dict[str, Figures] | None:
+    def published(self, key: Key) -> dict[str, SupervisorFigures] | None:
         """Return the published figures by pod name; None before the service was first scraped."""
         found = self._published.get(key)
         return found[1] if found else None
@@ -91,7 +91,7 @@ class Scraper:
         counts = {key: count_drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
-    def latest(self, key: Key) -> dict[str, Figures]:
+    def latest(self, key: Key) -> dict[str, SupervisorFigures]:
         """Return the figures of the pods that answered in the last round, by pod name."""
         return self._latest.get(key, {})
 
@@ -104,14 +104,14 @@ class Scraper:
         for known in (self._published, self._latest, self._followed):
             known.pop(key, None)
 
-    def publish(self, key: Key, fresh: dict[str, Figures]) -> None:
+    def publish(self, key: Key, fresh: dict[str, SupervisorFigures]) -> None:
         """Publish ``fresh`` if the status would change and ``publish_s`` has passed."""
         now = self._clock()
         self._latest[key] = fresh
         known = self._published.get(key)
         if known and _status_parts(known[1]) == _status_parts(fresh):
             return
-        early = known and memory_status(known[1]) and now - known[0] < self._publish_s
+        early = known and make_memory_status(known[1]) and now - known[0] < self._publish_s
         if known and early and _has_same_drained(known[1], fresh):
             return
         self._published[key] = (now, fresh)
@@ -175,14 +175,16 @@ class Scraper:
 
     async def _scrape_one(
         self, session: aiohttp.ClientSession, share: asyncio.Semaphore, address: str
-    ) -> Figures | None:
+    ) -> SupervisorFigures | None:
         async with share, self._limit:
             return await self.figures(session, address)
 
-    async def figures(self, session: aiohttp.ClientSession, address: str) -> Figures | None:
+    async def figures(
+        self, session: aiohttp.ClientSession, address: str
+    ) -> SupervisorFigures | None:
         """Return the figures of the pod at ``address``; None if it does not answer with a page."""
         try:
-            return parse(await self._page(session, address))
+            return parse_figures(await self._page(session, address))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPage) as error:
             self.failures += 1
             log.debug("metrics of %s: %r", address, error)
@@ -204,24 +206,26 @@ class Scraper:
             return bytes(read)
 
 
-def _status_parts(figures: dict[str, Figures]) -> tuple[object, ...]:
+def _status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
     slow = slow_leak(ConditionType.SLOW_LEAK, figures)
     return (
-        memory_status(figures),
+        make_memory_status(figures),
         spent,
         known,
         slow.status,
         slow.message,
-        drained_pods(figures),
-        pods_missing_signals(figures),
-        pods_near_limit(figures, already=False),
-        pods_near_limit(figures, already=True),
+        list_drained_pods(figures),
+        find_pods_missing_signals(figures),
+        list_pods_near_limit(figures, already=False),
+        list_pods_near_limit(figures, already=True),
     )
 
 
-def _has_same_drained(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool:
+def _has_same_drained(
+    known: dict[str, SupervisorFigures], fresh: dict[str, SupervisorFigures]
+) -> bool:
     """Report whether no pod that answered was drained or resumed since."""
     return all(
         one.drained is None or one.drained == bool(pod in known and known[pod].drained)

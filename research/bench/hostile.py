@@ -33,8 +33,8 @@ from plimsoll_api.leakincident import MAX_OF_POD, MAX_TEXT, MAX_TEXTS, MAX_TIMEL
 from plimsoll_api.names import API_GROUP, INCIDENT_KIND, SERVICE_KIND, SERVICE_LABEL
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
-from plimsoll_operator.config import CLOCKS
-from plimsoll_operator.fleet.incidents import KEPT_OF_POD
+from plimsoll_operator.config import DEFAULT_INTERVALS
+from plimsoll_operator.fleet.incidents import MAX_KEPT_OF_POD
 from plimsoll_operator.kinds import POD, SERVICE
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.incident import Incident
@@ -42,8 +42,8 @@ from plimsoll_sidecar.record.publisher import Publisher
 from tests.lab.images import ROOT
 from tests.lab.operator import Operator
 
-AGE_S, SHORT_AGE_S = CLOCKS.incident_age, 10.0
-NAMES_AN_HOUR = MAX_OF_POD + int(3600 / AGE_S) * (MAX_OF_POD - KEPT_OF_POD)
+AGE_S, SHORT_AGE_S = DEFAULT_INTERVALS.incident_age, 10.0
+NAMES_AN_HOUR = MAX_OF_POD + int(3600 / AGE_S) * (MAX_OF_POD - MAX_KEPT_OF_POD)
 HOUR = NAMES_AN_HOUR * (1 + MAX_WRITES)
 """Writes that the API server accepts within an hour."""
 WRITERS = 4

@@ -29,7 +29,7 @@ import yaml
 
 from bench.control_plane import NAMESPACE, Admin, all_made, create, end_by_signals, until
 from bench.result import add
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.kinds import BY_KIND, SERVICE
 from tests.lab.kube import Kube
 from tests.lab.lab import Lab, new_lab
@@ -44,9 +44,9 @@ IN_FLIGHT = ("--max-requests-inflight=16", "--max-mutating-requests-inflight=8")
 FLOOD = 48
 """Requests of the other client that wait at any time, each for all ConfigMaps."""
 CHANGES_PER_S = 4.0
-SETTLED_S = CLOCKS.lease
+SETTLED_S = DEFAULT_INTERVALS.lease
 """How long a leader leads before it is ended."""
-PAUSE_S = CLOCKS.lease + 10.0
+PAUSE_S = DEFAULT_INTERVALS.lease + 10.0
 LIMIT_S = 4500.0
 """5,000 services took more than 1,500 s to be made on two cores that did other work as well."""
 AUDIT = {

@@ -133,12 +133,12 @@ class HttpServer:
                 self._advance(connection)
         if any(descriptor == self._listener.fileno() for descriptor, _ in ready):
             self._accept()
-        self._expire()
+        self._close_expired()
 
     def close(self) -> None:
         """Close the listener and all connections, without finishing answers."""
         for connection in list(self._connections.values()):
-            self._drop(connection)
+            self._close_connection(connection)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -148,11 +148,11 @@ class HttpServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:  # this process or the machine has no free file descriptor
-                self._evict()
+                self._evict_one()
                 time.sleep(NO_DESCRIPTOR_PAUSE_S)
                 return
             if len(self._connections) >= MAX_CONNECTIONS:
-                self._evict()
+                self._evict_one()
             sock.setblocking(False)
             connection = _Connection(sock, address[0], time.monotonic())
             self._connections[sock.fileno()] = connection
@@ -160,18 +160,18 @@ class HttpServer:
             self._advance(connection)  # most requests arrive together with their connection
 
     def _advance(self, connection: _Connection) -> None:
-        """Read, answer and write as far as possible without blocking."""
+        """Read, answer and write as much as possible without blocking."""
         try:
             if connection.state == READING:
                 self._read(connection)
             if connection.state == WRITING:
                 self._write(connection)
             if connection.state == CLOSING and not connection.sock.recv(MAX_HEAD_BYTES):
-                self._drop(connection)
+                self._close_connection(connection)
         except BlockingIOError:
             return
         except OSError:
-            self._drop(connection)
+            self._close_connection(connection)
 
     def _read(self, connection: _Connection) -> None:
         data = connection.sock.recv(MAX_HEAD_BYTES)
@@ -221,25 +221,25 @@ class HttpServer:
         connection.state = CLOSING
         self._poll.modify(connection.sock, select.POLLIN)
 
-    def _expire(self) -> None:
+    def _close_expired(self) -> None:
         now = time.monotonic()
         for connection in [c for c in self._connections.values() if c.deadline <= now]:
             if connection.state == READING and connection.head:
                 self._reply(connection, (408, TEXT, b"the request did not end in time\n"))
                 self._advance(connection)
             else:
-                self._drop(connection, abort=connection.state != READING)
+                self._close_connection(connection, abort=connection.state != READING)
 
-    def _evict(self) -> None:
+    def _evict_one(self) -> None:
         held: dict[str, list[_Connection]] = {}
         for connection in self._connections.values():
             held.setdefault(connection.address, []).append(connection)
         if held:
             most = max(held.values(), key=len)
             oldest = min(most, key=lambda c: (_EVICTION_ORDER[c.state], c.began))
-            self._drop(oldest, abort=oldest.state == WRITING)
+            self._close_connection(oldest, abort=oldest.state == WRITING)
 
-    def _drop(self, connection: _Connection, abort: bool = False) -> None:
+    def _close_connection(self, connection: _Connection, abort: bool = False) -> None:
         """Close a connection; ``abort`` also discards data that the client has not read."""
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:

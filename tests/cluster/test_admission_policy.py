@@ -15,7 +15,7 @@ import yaml
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef, slot_names
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans import policy as policies
@@ -372,7 +372,7 @@ def of_policy(kube: Kube, name: str, *accounts: str, **workloads: str) -> list[d
         SelectedPod(
             pod,
             "engine",
-            State.SUPERVISED,
+            SupervisionState.SUPERVISED,
             member=Membership(WorkloadRef("StatefulSet", workload), "apps"),
             may_hold_slot=True,
         )

@@ -55,7 +55,7 @@ def test_the_operator_waits_for_its_definitions(own: Lab, tmp_path: Path) -> Non
     finally:
         assert operator.stop() == 0, operator.log.read_text()
     waiting = [line["message"] for line in said if "waiting for" in line["message"]]
-    assert waiting[0].startswith(f"waiting for {', '.join(CRDS)}: apply the CRDs")
+    assert waiting[0].startswith(f"waiting for the CRDs of {', '.join(CRDS)}")
     assert len(waiting) <= len(CRDS), "it is not said again and again"
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from docs.tools.blocks import ROOT, blocks
-from plimsoll_operator.config import parse
+from plimsoll_operator.config import parse_config
 from tests.lab import binaries
 from tests.lab.helm import CHART, RELEASE, Helm
 from tests.lab.kube import Kube
@@ -78,7 +78,7 @@ def test_all_images_follow_the_kustomization(kube: Kube, tmp_path: Path) -> None
     (operator,) = (one for one in made if one["kind"] == "Deployment")
     (container,) = operator["spec"]["template"]["spec"]["containers"]
     variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-    images = parse(container["args"], environ=variables).images
+    images = parse_config(container["args"], environ=variables).images
     found = {"operator": container["image"], "supervisor": images.supervisor}
     found["engine"] = images.engine
     assert found == {part: f"{name}@{digest}" for part, name in names.items()}
@@ -90,7 +90,7 @@ def test_the_operator_serves_it_and_its_service_finds_the_operator(
     (operator,) = (one for one in built if one["kind"] == "Deployment")
     template = operator["spec"]["template"]
     (container,) = template["spec"]["containers"]
-    config = parse(container["args"], environ={})
+    config = parse_config(container["args"], environ={})
     assert config.webhook is not None
     assert (config.webhook.namespace, config.webhook.name) == (NAMESPACE, f"{RELEASE}-webhook")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}

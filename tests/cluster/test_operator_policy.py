@@ -80,7 +80,7 @@ def test_the_account_does_its_work_and_nothing_else(kube: Kube, tmp_path: Path) 
         eventually(lambda: kube.get("role", "tiny-supervisor"), "its role, too", 60)
         eventually(
             lambda: (kube.get("mutatingwebhookconfiguration", NAME) or {}).get("webhooks"),
-            "the webhook is configured", 60,
+            "configured the webhook", 60,
         )  # fmt: skip
         kube("delete", "configmap", "tiny-supervisor")
         eventually(lambda: kube.get("configmap", "tiny-supervisor"), "it is put back", 60)

@@ -14,7 +14,7 @@ from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, EngineEndpoint, PodEngine
 from plimsoll_api.workloads import Membership, WorkloadRef, slot_names
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import render
@@ -42,7 +42,9 @@ class Policy:
         path = f"/apis/plimsoll.dev/v1alpha1/namespaces/{rig.namespace}/supervisionpolicies"
         made = _eventually(lambda: rig.admin.create(path, manifest))
         pods = [
-            SelectedPod(name, "x", State.SUPERVISED, member=Membership(ref), may_hold_slot=True)
+            SelectedPod(
+                name, "x", SupervisionState.SUPERVISED, member=Membership(ref), may_hold_slot=True
+            )
             for name, ref in PODS.items()
         ]
         account = f"{SERVICE}-supervisor"

@@ -384,7 +384,7 @@ def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
     assert refusal is not None
     assert refusal.reason is WaitReason.CIRCUIT_BREAKER
     assert "circuit breaker" in refusal.message
-    assert slots.HOLDER == OPERATOR
+    assert slots.OPERATOR_HOLDER == OPERATOR
 
 
 def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:

@@ -17,9 +17,9 @@ import pytest
 from msgspec.structs import replace
 
 from plimsoll_api.supervisor_config import CONTAINER_ENV
-from plimsoll_operator.injection.configuration import Injected
+from plimsoll_operator.injection.configuration import InjectedDocument
 from plimsoll_operator.injection.documents import inject_document
-from plimsoll_operator.injection.options import DEFAULT_MEMORY_POLICY, Options
+from plimsoll_operator.injection.options import DEFAULT_MEMORY_POLICY, InjectionOptions
 from tests.conformance.conftest import Record
 from tests.conformance.rig import START_S, Rig, free_port, until
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(3000)]
 SEEN_S = 60.0
 
 
-def injected(rig: Rig) -> Injected:
+def injected(rig: Rig) -> InjectedDocument:
     """A Deployment that runs the rig's own command line, with a supervisor."""
     return inject_document(
         {
@@ -50,7 +50,9 @@ def injected(rig: Rig) -> Injected:
                 }
             },
         },
-        Options(image="example/supervisor", memory=replace(DEFAULT_MEMORY_POLICY, warmup_s=5.0)),
+        InjectionOptions(
+            image="example/supervisor", memory=replace(DEFAULT_MEMORY_POLICY, warmup_s=5.0)
+        ),
     )
 
 
@@ -58,7 +60,7 @@ class Pod:
     """The supervisor's container as a kubelet would start it: its mounts are folders below
     ``folder``, its ports are free ones of this machine."""
 
-    def __init__(self, made: Injected, folder: Path) -> None:
+    def __init__(self, made: InjectedDocument, folder: Path) -> None:
         spec: dict[str, Any] = made.document["spec"]["template"]["spec"]
         (self.engine,) = spec["containers"]
         (container,) = spec["initContainers"]

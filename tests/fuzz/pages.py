@@ -18,7 +18,7 @@ from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_operator.fleet import figures
-from plimsoll_operator.fleet.learned import learned_file
+from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_operator.status.recommendation import recommendation
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
@@ -82,8 +82,8 @@ def _operator(folder: Path) -> Target:
     """The operator and a supervisor's page. No page has any error to declare."""
 
     def run(data: bytes) -> None:
-        found = figures.parse(data)
-        msgspec.json.encode(figures.memory_status({"pod-0": found}))
+        found = figures.parse_figures(data)
+        msgspec.json.encode(figures.make_memory_status({"pod-0": found}))
         recommendation(None, "1", [found], MEMORY, 1 << 30, "2026-11-26T12:00:00Z")
 
     ratio = 'plimsoll_memory_budget_consumed_ratio{kind="host"} '
@@ -267,7 +267,9 @@ def _learned(folder: Path) -> Target:
     host = BudgetState(current=4 << 30, baseline=4 << 30, unexplained=0, limit=16 << 30)
     seen = Assessment(t=1.0, epoch=1, warm=True, host=host, device=host)
     replicas = [Peer("qwen-0", "1")]
-    latest = {"qwen-0": figures.Figures(host_learned=LearnedMemory(3600, (1, 2, 3), 4, 5))}
+    latest = {
+        "qwen-0": figures.SupervisorFigures(host_learned=LearnedMemory(3600, (1, 2, 3), 4, 5))
+    }
 
     def run(data: bytes) -> None:
         path.write_bytes(data)
@@ -280,7 +282,7 @@ def _learned(folder: Path) -> Target:
             assert one is not None
             assert 0 < one.growth_bytes <= 6 << 30, "half of the room at most"
         msgspec.json.encode(budgets)
-        decode(learned_file(data.decode(errors="replace"), replicas, [], latest, 1e9).encode())
+        decode(make_learned_file(data.decode(errors="replace"), replicas, [], latest, 1e9).encode())
 
     fields = ("workload", "revision", "at", "host", "device", "seen_s", "gains", "start", "budget")
     words = (*(f'"{field}":' for field in fields), "1125899906842624", "1125899906842625")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import MAX_BYTES, TIMEOUT_S, Scraper
 
@@ -19,16 +19,16 @@ PAGE = (
     b'plimsoll_memory_budget_consumed_ratio{kind="host"} 0.25\n'
     b"plimsoll_restart_budget_remaining 2.0\n"
 )
-KNOWN = Figures(host=0.25, restarts_left=2)
+KNOWN = SupervisorFigures(host=0.25, restarts_left=2)
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-def scrape(answer: Answer, times: int = 1) -> tuple[list[Figures | None], int, int]:
+def scrape(answer: Answer, times: int = 1) -> tuple[list[SupervisorFigures | None], int, int]:
     """Figures of each scrape, how many failed, and how many connections were made."""
 
-    async def run() -> tuple[list[Figures | None], int, int]:
+    async def run() -> tuple[list[SupervisorFigures | None], int, int]:
         connections = 0
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,7 +138,7 @@ def test_a_gzip_bomb_is_that_pods_unknown() -> None:
     ids=["infinite", "huge", "utf-16", "bytes"],
 )
 def test_a_page_of_nonsense_has_no_figures(body: bytes) -> None:
-    assert scrape(sends(whole(body)))[:2] == ([Figures()], 0)
+    assert scrape(sends(whole(body)))[:2] == ([SupervisorFigures()], 0)
 
 
 def test_a_slow_drip_ends_in_time() -> None:
@@ -167,7 +167,7 @@ def test_slow_pods_of_one_namespace_keep_no_other_waiting() -> None:
         pod(store, "quiet", 0, "198.51.100.2")
 
         class Scrape(Scraper):
-            async def figures(self, session: object, address: str) -> Figures | None:
+            async def figures(self, session: object, address: str) -> SupervisorFigures | None:
                 if address == "198.51.100.2":
                     served.set()
                     return KNOWN

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from plimsoll_api.peers import PEERS_FILE, PeerGrowth
 from plimsoll_api.supervision import Mode
-from plimsoll_operator.fleet.figures import Figures, PeersFiles, replicas_of_service
+from plimsoll_operator.fleet.figures import PeersFileCache, SupervisorFigures, list_service_peers
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
@@ -41,8 +41,8 @@ def mount(folder: Path, text: str) -> None:
         (folder / PEERS_FILE).symlink_to(os.path.join("..data", PEERS_FILE))
 
 
-def scraped(port: int) -> Figures | None:
-    async def run() -> Figures | None:
+def scraped(port: int) -> SupervisorFigures | None:
+    async def run() -> SupervisorFigures | None:
         scraper = Scraper(Store(), lambda _: None, port=port)
         async with scraper.session() as session:
             return await scraper.figures(session, "127.0.0.1")
@@ -57,13 +57,16 @@ def growth(port: int) -> dict[str, Any]:
     return next((one for one in found if one["kind"] == "HostGrowth"), {})
 
 
-def published(figures: Figures, own: PeerGrowth) -> str:
+def published(figures: SupervisorFigures, own: PeerGrowth) -> str:
     """The operator's summary of this replica, one that does not grow, and one of which nothing is
     known."""
     flat = replace(own, bytes=0, age_s=own.age_s + 9, requests=own.requests * 9 + 900)
-    others = {"external-1": Figures(host_growth=flat), "external-2": Figures(0.1)}
-    pods = replicas_of_service(map(PodView.parse, PODS))
-    return PeersFiles(time.monotonic).text(
+    others = {
+        "external-1": SupervisorFigures(host_growth=flat),
+        "external-2": SupervisorFigures(0.1),
+    }
+    pods = list_service_peers(map(PodView.parse, PODS))
+    return PeersFileCache(time.monotonic).text(
         Key("ml", "external"), pods, INCIDENTS, {"external-0": figures} | others
     )
 

@@ -21,10 +21,10 @@ import pytest
 
 from plimsoll_operator.admission import server as module
 from plimsoll_operator.admission.certificate import create_authority, create_leaf
-from plimsoll_operator.admission.configuration import TIMEOUT_S
-from plimsoll_operator.admission.review import Policies, Reviewer
-from plimsoll_operator.admission.server import MAX_BYTES, Server
-from plimsoll_operator.config import Clocks
+from plimsoll_operator.admission.configuration import WEBHOOK_TIMEOUT_S
+from plimsoll_operator.admission.review import PolicyCache, Reviewer
+from plimsoll_operator.admission.server import MAX_REVIEW_BYTES, AdmissionServer
+from plimsoll_operator.config import Intervals
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.runtime.client import Api
@@ -33,7 +33,7 @@ from tests.lab.controlplane import free_port
 
 UNVERIFIED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 UNVERIFIED.check_hostname, UNVERIFIED.verify_mode = False, ssl.CERT_NONE
-CLOCKS = Clocks(lease=3.0, renew=2.0, retry=0.4)
+CLOCKS = Intervals(lease=3.0, renew=2.0, retry=0.4)
 POLICY = {
     "apiVersion": "plimsoll.dev/v1alpha1",
     "kind": "SupervisionPolicy",
@@ -68,7 +68,7 @@ HOSTILE = {
     "60 KB of quotes": review(args=["a '" * 20_000]),
     "10,000 containers' worth of ports": review(ports=[{"containerPort": 1}] * 40_000),
     "brackets": b"[" * 500_000,
-    "a body that is too large": b" " * (MAX_BYTES + 1),
+    "a body that is too large": b" " * (MAX_REVIEW_BYTES + 1),
     "no JSON": b"\xff" * 1000,
     "no review": b"[]",
 }
@@ -94,11 +94,13 @@ class Hook:
     """A server with one policy; ``results`` counts its reviews."""
 
     def __init__(self, folder: Path) -> None:
-        policies = Policies()
+        policies = PolicyCache()
         policies.update(POLICY, gone=False)
         self.results: Counter[str] = Counter()
         reviewer = Reviewer(policies, Images("e", "s"), lambda one: self.results.update([one]))
-        self.server = Server(reviewer.answer_bytes, lambda: self.results.update(["failed"]))
+        self.server = AdmissionServer(
+            reviewer.answer_bytes, lambda: self.results.update(["failed"])
+        )
         self.port = free_port()
         now = datetime.datetime.now(datetime.UTC)
         signer = create_authority(now)
@@ -179,7 +181,7 @@ def test_the_leader_keeps_its_lease_and_pods_are_answered_under_hostile_reviews(
             for task in (*floods, kept):
                 task.cancel()
             await asyncio.gather(*floods, kept, return_exceptions=True)
-            assert max(took) < TIMEOUT_S
+            assert max(took) < WEBHOOK_TIMEOUT_S
             assert hook.results["failed"] > 10, "the hostile ones did come"
 
     asyncio.run(play())
@@ -191,7 +193,7 @@ def test_each_hostile_review_ends_in_time(shape: str, tmp_path: Path) -> None:
         async with Hook(tmp_path).runs() as ask:
             began = time.monotonic()
             status, text = await ask(HOSTILE[shape])
-            assert time.monotonic() - began < TIMEOUT_S
+            assert time.monotonic() - began < WEBHOOK_TIMEOUT_S
             allowed = status == 200 and json.loads(text)["response"]["allowed"]
             assert allowed or status in (400, 413)
 
@@ -208,7 +210,7 @@ def test_connections_that_say_nothing_make_room_for_those_that_do(
         async with hook.runs() as ask:
             silent = [asyncio.create_task(trickle(hook.port, b"P")) for _ in range(30)]
             await asyncio.sleep(0.5)
-            assert await supervised(ask) < TIMEOUT_S
+            assert await supervised(ask) < WEBHOOK_TIMEOUT_S
             assert len(hook.server._open) <= 8
             for task in silent:
                 task.cancel()
@@ -219,8 +221,8 @@ def test_connections_that_say_nothing_make_room_for_those_that_do(
 def test_a_connection_that_says_nothing_ends_and_one_that_asks_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "HEAD_S", 0.3)
-    monkeypatch.setattr(module, "IDLE_S", 1.0)
+    monkeypatch.setattr(module, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(module, "IDLE_TIMEOUT_S", 1.0)
 
     async def play() -> None:
         hook = Hook(tmp_path)
@@ -240,7 +242,7 @@ def test_a_connection_that_says_nothing_ends_and_one_that_asks_does_not(
 def test_more_reviews_than_have_room_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 4)
+    monkeypatch.setattr(module, "MAX_WAITING_REVIEWS", 4)
 
     async def play() -> None:
         hook = Hook(tmp_path)

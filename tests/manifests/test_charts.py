@@ -14,11 +14,11 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_cli.inject import validate
 from plimsoll_cli.main import app
 from plimsoll_operator.injection.documents import inject_document
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 
 ROOT = Path(__file__).parents[2]
 CHARTS, EXAMPLES = ROOT / "tests/manifests/charts", ROOT / "examples/inject"
-OPTIONS = Options("supervisor", group_restarts=True)
+OPTIONS = InjectionOptions("supervisor", group_restarts=True)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_is_recognised(project: str, file: Path, status: int, said: list[st
 
 def test_a_runtime_beside_its_service_says_what_the_container_has() -> None:
     runtime, service, _ = yaml.safe_load_all((CHARTS / "kserve-runtime.yaml").read_text())
-    options = Options("supervisor", runtimes={"vllm": runtime["spec"]})
+    options = InjectionOptions("supervisor", runtimes={"vllm": runtime["spec"]})
     made = inject_document(service, options)
     assert made.config_map is not None
     config = json.loads(made.config_map["data"]["supervisor.json"])
@@ -132,7 +132,7 @@ def test_a_placeholder_of_a_template_that_is_yaml_is_named(tmp_path: Path, image
         f"    spec:\n      containers:\n        - {{name: e, image: {image}, args: [serve, m]}}\n"
     )
     (note,) = validate.run([tmp_path / "m.yaml"], OPTIONS).notes
-    assert f"the image {image.strip(chr(34))} is a placeholder: fill it in first" in note
+    assert f"the image {image.strip(chr(34))} is a placeholder: replace it first" in note
 
 
 def test_the_exit_status_says_what_was_found(tmp_path: Path) -> None:

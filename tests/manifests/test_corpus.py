@@ -14,10 +14,10 @@ import pytest
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.command import Selection
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 
 CORPUS = Path(__file__).parent / "corpus"
-OPTIONS = Options("supervisor:1", run_as_user=1000)
+OPTIONS = InjectionOptions("supervisor:1", run_as_user=1000)
 SHOWN = ("+", "-")
 
 

@@ -61,7 +61,7 @@ CASES = {
         workload(f"{VLLM}\nargs: [bench, serve, --host, gw, --port, '80']", "restartPolicy: Never",
                  "Job"),
         NO_ENGINE + "batch/v1 Job llm: spec.template.spec: left unchanged: no container runs vLLM"
-        " or SGLang (containers: server runs vllm bench, which serves nothing)",
+        " or SGLang (containers: server runs vllm bench, which serves no requests)",
     ),
     "comments and scripts stay": Case(
         workload(f"{VLLM}   # pinned: the next one is slow\ncommand: [bash, -c]\nargs:\n  - |\n"
@@ -108,8 +108,8 @@ CASES = {
     ),
     "a job is not restarted": Case(
         workload(VLLM, "restartPolicy: OnFailure", "Job"),
-        "restartPolicy: OnFailure: an engine that the supervisor restarts would not start again,"
-        " and its pod would end: use --mode Observe",
+        "restartPolicy: OnFailure: after a restart by the supervisor, the engine would not start"
+        " again and its pod would end: use --mode Observe",
         options=["--mode", "Recover"],
     ),
     "a model without a name": Case(
@@ -130,7 +130,8 @@ CASES = {
     "it listens on the pod's address": Case(
         workload(f"{VLLM}\nargs: [--host=$(ADDRESS)]\nenv:\n  - name: ADDRESS\n"
                  "    valueFrom: {fieldRef: {fieldPath: status.podIP}}"),
-        "it listens on the pod's own address only (--host), and the supervisor asks 127.0.0.1",
+        "the engine listens only on the pod's own address (--host), but the supervisor queries"
+        " 127.0.0.1",
         f"{LOCAL}8000",
     ),
     "the model in a variable": Case(
@@ -145,7 +146,7 @@ CASES = {
     ),
     "the platform assigns the user": Case(
         workload("image: quay.io/x/vllm@sha256:22\nsecurityContext: {capabilities: {drop: [ALL]}}"),
-        "runAsUser is left to the platform", f"{LOCAL}8000", options=["--platform", "openshift"],
+        "the platform", f"{LOCAL}8000", options=["--platform", "openshift"],
         pod={"runAsUser": None},
     ),
     "options with one dash": Case(
@@ -164,7 +165,7 @@ CASES = {
     ),
     "a hook signals process 1": Case(
         workload(f"{VLLM}\nlifecycle:\n  preStop: {{exec: {{command: [sh, -c, kill -s 2 1]}}}}"),
-        "[server].lifecycle.preStop.exec.command names process 1, which is another one where",
+        "[server].lifecycle.preStop.exec.command names process 1, which is another process when",
     ),
     "a project is called vllm": Case(
         workload("image: r.example/vllm-team/proxy:3\nports: [{containerPort: 8080}]"),
@@ -178,20 +179,20 @@ CASES = {
     "ranks of a StatefulSet": Case(
         workload("image: lmsysorg/sglang:v1\ncommand: [python3, -m, sglang.launch_server, --nnodes,"
                  " '2', --node-rank, $(POD_INDEX), --enable-metrics]", kind="StatefulSet"),
-        "--node-rank differs from pod to pod: the pods of rank 1 and above serve no port",
+        "--node-rank differs between pods: pods of rank 1 and above serve no port",
         f"{LOCAL}30000",
     ),
     "ports of Ray's head": Case(
         "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: llm}\nspec:\n  headGroupSpec:\n"
         "    template:\n      spec:\n        containers:\n          - name: head\n"
         f"            {VLLM}\n            ports: [{{name: gcs-server, containerPort: 6379}}]\n",
-        "the engine's port is unknown: its command starts only Ray, and the ports that it shows are"
+        "the engine's port is unknown: the command starts only Ray, and the ports that it shows are"
         " Ray's: set it with --port",
     ),
     "SGLang without metrics": Case(
         workload("image: lmsysorg/sglang:v1\ncommand: [sglang, serve, --model-path, m]"),
-        "SGLang without --enable-metrics shows no load: no stall is seen, and a drain waits to its"
-        " deadline; add the option", f"{LOCAL}30000", "m",
+        "without --enable-metrics, SGLang shows no load, so no stall is detected and a drain waits"
+        " until its deadline: add the option", f"{LOCAL}30000", "m",
     ),
     "a tab after a value": Case(
         workload(VLLM) + "---\napiVersion: v1\nkind: Service\nmetadata: {name: llm}\t\nspec:\n"

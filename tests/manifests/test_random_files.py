@@ -16,15 +16,15 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.command import Selection
 from plimsoll_cli.yaml_tree import split
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images
 from tests.manifests import documents
 
 OPTIONS = (
-    Options("s:1", group_restarts=True),
-    Options("s:1", probe=True, group_restarts=True, run_as_user=1000),
-    Options("s:1", unrecognized=True, supervision=Supervision(mode=Mode.RECOVER)),
+    InjectionOptions("s:1", group_restarts=True),
+    InjectionOptions("s:1", probe=True, group_restarts=True, run_as_user=1000),
+    InjectionOptions("s:1", unrecognized=True, supervision=Supervision(mode=Mode.RECOVER)),
 )
 # PLIMSOLL_RANDOM_FILES=5000 tries as many.
 MANY = int(os.environ.get("PLIMSOLL_RANDOM_FILES", "100"))
@@ -34,7 +34,7 @@ QUICK = settings(
 RANDOM = st.integers(0, 1 << 32).map(Random)
 
 
-def there_and_back(file: Path, text: str, options: Options) -> bool:
+def there_and_back(file: Path, text: str, options: InjectionOptions) -> bool:
     """Whether something was injected; that it can be taken out again is checked."""
     file.write_bytes(text.encode())
     try:

@@ -11,9 +11,9 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.command import Selection
 from plimsoll_cli.main import app
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 
-OPTIONS = Options(image="registry.example/supervisor:1")
+OPTIONS = InjectionOptions(image="registry.example/supervisor:1")
 DEPLOYMENT = """\
 # of the team
 apiVersion: apps/v1

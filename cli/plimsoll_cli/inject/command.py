@@ -18,11 +18,11 @@ from plimsoll_cli.inject.edit import EditError, apply, changes, json_equal, line
 from plimsoll_cli.manifest import read_text
 from plimsoll_cli.yaml_text import YamlError, dump
 from plimsoll_cli.yaml_tree import Document, Node, split
-from plimsoll_operator.injection.configuration import Injected
+from plimsoll_operator.injection.configuration import InjectedDocument
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.pods import KINDS, RUNTIMES
+from plimsoll_operator.injection.options import InjectionOptions
+from plimsoll_operator.injection.pods import RUNTIME_KINDS, SUPPORTED_KINDS
 from plimsoll_operator.render.names import supervisor
 
 Object = dict[str, Any]
@@ -57,7 +57,7 @@ class ParsedDocument:
     wanted: dict[int, Object] = field(default_factory=dict)
 
 
-def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[str]]:
+def run(file: Path, options: InjectionOptions, selection: Selection) -> tuple[str, list[str]]:
     """Return the text to print, and notes for a person.
 
     Raises UsageError that names file, object and field: for an unreadable file, for a workload
@@ -135,7 +135,7 @@ def _nothing_injected_reason(
         ", ".join(dict.fromkeys(qualified_kind(place.value) for place in objects_in_file))
         or "nothing"
     )
-    return f"the file holds {kinds}, and inject accepts {KINDS}"
+    return f"the file holds {kinds}, and inject accepts {SUPPORTED_KINDS}"
 
 
 def documents(text: str, file: Path) -> list[ParsedDocument]:
@@ -188,14 +188,16 @@ def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[ManifestOb
             yield from _objects(item, child, f"{at}, item {number}", file)
 
 
-def with_file_context(options: Options, objects_in_file: list[ManifestObject]) -> Options:
+def with_file_context(
+    options: InjectionOptions, objects_in_file: list[ManifestObject]
+) -> InjectionOptions:
     """Return ``options`` with the file's ConfigMaps and KServe runtimes."""
     return replace(
         options,
         config_maps=_fields_by_name(objects_in_file, "ConfigMap", "data"),
         # A namespaced runtime overrides one of the cluster.
-        runtimes=_fields_by_name(objects_in_file, RUNTIMES[1], "spec")
-        | _fields_by_name(objects_in_file, RUNTIMES[0], "spec"),
+        runtimes=_fields_by_name(objects_in_file, RUNTIME_KINDS[1], "spec")
+        | _fields_by_name(objects_in_file, RUNTIME_KINDS[0], "spec"),
     )
 
 
@@ -339,7 +341,7 @@ class _ConfigMaps:
             f" {self.taken[key]}: give the ConfigMap or the workload another name"
         )
 
-    def check(self, injected: Injected, document: Object) -> None:
+    def check(self, injected: InjectedDocument, document: Object) -> None:
         """Reserve the supervisor's ConfigMap name. Raises InjectionError if it is taken."""
         if injected.config_map is None:
             return

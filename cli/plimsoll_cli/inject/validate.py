@@ -14,7 +14,7 @@ from plimsoll_cli.inject.command import Object, documents, qualified_kind, with_
 from plimsoll_cli.manifest import parse_document, read_text
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.kinds import InvalidSpec
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render.containers import Images
@@ -36,7 +36,7 @@ class Findings:
         return 2 if self.invalid else 1 if self.refused else 0
 
 
-def run(files: Sequence[Path], options: Options) -> Findings:
+def run(files: Sequence[Path], options: InjectionOptions) -> Findings:
     """Check all documents of ``files``."""
     found = Findings()
     for file in files:
@@ -53,7 +53,7 @@ def run(files: Sequence[Path], options: Options) -> Findings:
     return found
 
 
-def _check(at: str, document: Object, options: Options, found: Findings) -> None:
+def _check(at: str, document: Object, options: InjectionOptions, found: Findings) -> None:
     if str(document["apiVersion"]).partition("/")[0] == API_GROUP:
         try:
             check(at, document)

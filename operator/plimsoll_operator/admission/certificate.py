@@ -1,4 +1,4 @@
-"""The webhook's certificates: one long-lived CA, and a short-lived leaf for each replica.
+"""Issue the webhook's certificates: one long-lived CA, and a short-lived leaf for each replica.
 
 The CA is in a Secret. Every replica signs its own leaf, whose key never leaves the replica. The API
 server trusts the CA through ``caBundle``, so a new leaf every few weeks needs no change there.
@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-AUTHORITY_VALID = datetime.timedelta(days=3 * 365)
-LEAF_VALID = datetime.timedelta(days=30)
+AUTHORITY_LIFETIME = datetime.timedelta(days=3 * 365)
+LEAF_LIFETIME = datetime.timedelta(days=30)
 """Lifetime of a leaf. A certificate is replaced when a third of its lifetime is left."""
 CLOCK_SKEW = datetime.timedelta(minutes=5)
 """Offset of ``notBefore`` into the past, for clients whose clocks are behind."""
@@ -35,7 +35,7 @@ class Certificate:
 
     @property
     def expires(self) -> datetime.datetime:
-        """Return the end of its validity. Raises ValueError if the text is not a certificate."""
+        """End of the certificate's validity. Raises ValueError if the text is not a certificate."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
     def is_valid_for(self, host: str) -> bool:
@@ -45,7 +45,7 @@ class Certificate:
             names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except (ValueError, x509.ExtensionNotFound):
             return False
-        return _general_name(host) in names
+        return _make_general_name(host) in names
 
 
 def needs_renewal(
@@ -59,26 +59,26 @@ def needs_renewal(
 
 
 def create_authority(
-    now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_VALID
+    now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_LIFETIME
 ) -> Certificate:
     """Create a CA, which is its own bundle."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
+    name = _make_name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
     ends = x509.BasicConstraints(ca=True, path_length=0)
     made = (
-        _builder(name, name, key.public_key(), key.public_key(), now, now + valid)
+        _make_builder(name, name, key.public_key(), key.public_key(), now, now + valid)
         .add_extension(ends, critical=True)
         .sign(key, hashes.SHA256())
     )
     text = made.public_bytes(serialization.Encoding.PEM)
-    return Certificate(text, _pem(key), text)
+    return Certificate(text, _encode_private_key(key), text)
 
 
 def create_leaf(
     host: str,
     signer: Certificate,
     now: datetime.datetime,
-    valid: datetime.timedelta = LEAF_VALID,
+    valid: datetime.timedelta = LEAF_LIFETIME,
 ) -> Certificate:
     """Create a certificate for ``host`` that expires no later than its signer.
 
@@ -92,16 +92,18 @@ def create_leaf(
     ends = min(now + valid, issuer.not_valid_after_utc)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     made = (
-        _builder(
-            _name("plimsoll-webhook"), issuer.subject, key.public_key(), signing.public_key(),
+        _make_builder(
+            _make_name("plimsoll-webhook"), issuer.subject, key.public_key(), signing.public_key(),
             now, ends,
         )
-        .add_extension(x509.SubjectAlternativeName([_general_name(host)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_make_general_name(host)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(purpose, critical=False)
         .sign(signing, hashes.SHA256())
     )  # fmt: skip
-    return Certificate(made.public_bytes(serialization.Encoding.PEM), _pem(key), signer.bundle)
+    return Certificate(
+        made.public_bytes(serialization.Encoding.PEM), _encode_private_key(key), signer.bundle
+    )
 
 
 def is_authority(found: Certificate) -> bool:
@@ -117,7 +119,7 @@ def is_authority(found: Certificate) -> bool:
 
 
 def split_bundle(bundle: bytes) -> list[bytes]:
-    """Return each certificate of a bundle as a PEM text; none if the bundle is malformed."""
+    """Return each certificate of a bundle as PEM text; empty if the bundle is malformed."""
     try:
         found = x509.load_pem_x509_certificates(bundle)
     except ValueError:
@@ -125,7 +127,7 @@ def split_bundle(bundle: bytes) -> list[bytes]:
     return [one.public_bytes(serialization.Encoding.PEM) for one in found]
 
 
-def _builder(
+def _make_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -146,7 +148,7 @@ def _builder(
     )
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_private_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -154,11 +156,11 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _name(text: str) -> x509.Name:
+def _make_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _general_name(host: str) -> x509.GeneralName:
+def _make_general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

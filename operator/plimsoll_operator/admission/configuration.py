@@ -1,8 +1,8 @@
-"""The MutatingWebhookConfiguration: for which pods the API server calls the webhook, and where.
+"""Build the MutatingWebhookConfiguration: for which pods the API server calls the webhook.
 
 Each policy has a webhook with the policy's own selector, so that no other pod waits for an answer.
-The number of webhooks is limited. Namespaces take turns in getting one. The remaining policies
-share a few webhooks, which select whole namespaces.
+The number of webhooks is limited and shared fairly between namespaces. The remaining policies share
+a few webhooks, which select whole namespaces.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.kinds import Object
 
-TIMEOUT_S = 2
+WEBHOOK_TIMEOUT_S = 2
 MAX_WEBHOOKS = 64
-MAX_SELECTORS = 1 << 19
-"""Maximum size of all selectors, in characters: etcd takes 1.5 MiB, one selector up to 46 KiB."""
+MAX_SELECTORS_CHARS = 1 << 19
+"""Maximum size of all selectors in characters.
+
+etcd accepts 1.5 MiB, and one selector may have up to 46 KiB.
+"""
 MAX_NAMESPACES = 256
 """Maximum number of namespaces per webhook, for policies beyond :data:`MAX_WEBHOOKS`."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-NOT_OURS = {"key": SERVICE_LABEL, "operator": "DoesNotExist"}
+NOT_MANAGED_EXPRESSION = {"key": SERVICE_LABEL, "operator": "DoesNotExist"}
 
 
 @dataclass(frozen=True)
-class Address:
-    """Where the API server reaches the webhook: a Service, or a URL if it cannot reach Services."""
+class WebhookAddress:
+    """Address at which the API server reaches the webhook: a Service, or a URL."""
 
     namespace: str
     service: str
@@ -39,14 +42,14 @@ class Address:
 
     @property
     def host(self) -> str:
-        """The host name that the certificate must be valid for."""
+        """Host name for which the certificate must be valid."""
         if self.url is not None:
             host = self.url.partition("://")[2].partition("/")[0]
             return host.rpartition(":")[0].strip("[]") or host
         return f"{self.service}.{self.namespace}.svc"
 
     def client_config(self, bundle: bytes) -> Object:
-        """Build ``clientConfig``, which trusts only the certificates in ``bundle``."""
+        """Return ``clientConfig``, which trusts only the certificates in ``bundle``."""
         trusted = {"caBundle": base64.b64encode(bundle).decode()}
         if self.url is not None:
             return {"url": self.url} | trusted
@@ -55,21 +58,21 @@ class Address:
 
 
 def build_configuration(
-    name: str, policies: Sequence[SupervisionPolicy], address: Address, bundle: bytes
+    name: str, policies: Sequence[SupervisionPolicy], address: WebhookAddress, bundle: bytes
 ) -> Object:
-    """Build the complete MutatingWebhookConfiguration for server-side apply."""
+    """Return the complete MutatingWebhookConfiguration for server-side apply."""
     client = address.client_config(bundle)
     own: list[SupervisionPolicy] = []
     shared: list[SupervisionPolicy] = []
-    left = MAX_SELECTORS
+    left = MAX_SELECTORS_CHARS
     for one in interleave_namespaces(policies):
         size = len(json.dumps(one.spec.selector.manifest()))
         fits = len(own) < MAX_WEBHOOKS and size <= left
         (own if fits else shared).append(one)
         left -= size if fits else 0
     webhooks = [
-        _webhook(
-            f"{_webhook_name(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",
+        _make_webhook(
+            f"{_make_webhook_name(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",
             client,
             [one.metadata.namespace],
             one.spec.selector.manifest(),
@@ -80,7 +83,7 @@ def build_configuration(
     for at in range(0, len(namespaces), MAX_NAMESPACES):
         part = namespaces[at : at + MAX_NAMESPACES]
         label = f"shared-{at // MAX_NAMESPACES}.pods.plimsoll.dev"
-        webhooks.append(_webhook(label, client, part, {}))
+        webhooks.append(_make_webhook(label, client, part, {}))
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -90,7 +93,7 @@ def build_configuration(
 
 
 def interleave_namespaces(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
-    """Order policies so that every namespace appears once before any appears twice."""
+    """Return the policies in an order where no namespace comes twice before all came once."""
     seen: Counter[str] = Counter()
     ranked = []
     for one in policies:
@@ -99,18 +102,18 @@ def interleave_namespaces(policies: Sequence[SupervisionPolicy]) -> list[Supervi
     return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def equal_webhooks(wanted: Object, found: Object) -> bool:
-    """Report whether the webhooks of ``found``, the live object, equal the wanted ones."""
-    return _by_name(wanted.get("webhooks")) == _by_name(found.get("webhooks"))
+def has_equal_webhooks(wanted: Object, found: Object) -> bool:
+    """Report whether the live object ``found`` has the same webhooks as ``wanted``."""
+    return _index_by_name(wanted.get("webhooks")) == _index_by_name(found.get("webhooks"))
 
 
-def _by_name(webhooks: Iterable[Any] | None) -> dict[str, Any]:
+def _index_by_name(webhooks: Iterable[Any] | None) -> dict[str, Any]:
     return {one["name"]: one for one in webhooks or ()}
 
 
-def _webhook(name: str, client: Object, namespaces: list[str], selector: Object) -> Object:
+def _make_webhook(name: str, client: Object, namespaces: list[str], selector: Object) -> Object:
     within = {"key": NAMESPACE_LABEL, "operator": "In", "values": namespaces}
-    # All fields are set, so that the server's defaults do not look like a change.
+    # All fields are set, so that the server's defaults do not appear as changes.
     return {
         "name": name,
         "admissionReviewVersions": ["v1"],
@@ -119,7 +122,7 @@ def _webhook(name: str, client: Object, namespaces: list[str], selector: Object)
         "matchPolicy": "Equivalent",
         "namespaceSelector": {"matchExpressions": [within]},
         "objectSelector": selector
-        | {"matchExpressions": [*selector.get("matchExpressions", ()), NOT_OURS]},
+        | {"matchExpressions": [*selector.get("matchExpressions", ()), NOT_MANAGED_EXPRESSION]},
         # A later webhook may add a container, such as a service mesh's proxy.
         "reinvocationPolicy": "IfNeeded",
         "rules": [
@@ -132,10 +135,10 @@ def _webhook(name: str, client: Object, namespaces: list[str], selector: Object)
             }
         ],
         "sideEffects": "None",
-        "timeoutSeconds": TIMEOUT_S,
+        "timeoutSeconds": WEBHOOK_TIMEOUT_S,
     }
 
 
-def _webhook_name(namespace: str, name: str) -> str:
+def _make_webhook_name(namespace: str, name: str) -> str:
     """Return a digest, because namespace and name together may be too long."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Answers an AdmissionReview from the policies in memory, without a request to the API server.
+"""Answer AdmissionReviews from the policies in memory, without requests to the API server.
 
 Every answer allows the pod: a pod without a supervisor is better than no pod.
 """
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from plimsoll_api.decoding import MAX_DEPTH, is_deeper
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.selected_pods import matching_policies, parse_policies
-from plimsoll_operator.injection.checks import supervisor_of
-from plimsoll_operator.injection.policy import group_of, inject_pod, injected_images
+from plimsoll_operator.fleet.selected_pods import find_matching_policies, parse_policies
+from plimsoll_operator.injection.checks import find_supervisor
+from plimsoll_operator.injection.policy import find_group, format_images, inject_pod
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import parse_injection, reason_to_skip
 from plimsoll_operator.render.containers import Images
@@ -37,8 +37,8 @@ class _CachedPolicy(NamedTuple):
     status: Object
 
 
-class Policies:
-    """The policies that this replica has seen through its watch."""
+class PolicyCache:
+    """Policies that this replica has received through its watch."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, _CachedPolicy]] = {}
@@ -67,8 +67,8 @@ class Policies:
         return [one for _, held in sorted(self._ordered.items()) for one in held]
 
     def find(self, namespace: str, labels: Mapping[str, str]) -> SupervisionPolicy | None:
-        """Return the oldest policy that selects a pod with ``labels``, or None."""
-        found = matching_policies(self._ordered.get(namespace, ()), labels)
+        """Return the oldest policy that selects a pod with ``labels``; None if no policy does."""
+        found = find_matching_policies(self._ordered.get(namespace, ()), labels)
         return found[0] if found else None
 
     def status(self, policy: SupervisionPolicy) -> Object:
@@ -79,22 +79,22 @@ class Policies:
 
 log = logging.getLogger(__name__)
 
-RESULTS = ("injected", "held", "refused", "unselected", "failed")
-TRIAL_S = 30.0
-"""Age after which an injected pod that has not started counts in the policy's status."""
-MAX_WARNING = 240
+REVIEW_RESULTS = ("injected", "held", "refused", "unselected", "failed")
+STARTUP_TRIAL_S = 30.0
+"""Age in seconds after which an injected pod that has not started counts in the policy's status."""
+MAX_WARNING_CHARS = 240
 """Maximum length of a warning, in characters: the API server truncates longer ones."""
 
 
 class Reviewer:
     """Reviewer that uses the known policies, and calls ``count`` with each result.
 
-    While no pod has run with the present images, up to ``limit`` replicas of a policy get them.
+    Until a pod has run with the present images, only up to ``limit`` replicas of a policy get them.
     """
 
     def __init__(
         self,
-        policies: Policies,
+        policies: PolicyCache,
         images: Images,
         count: Callable[[str], None] = lambda _: None,
         limit: int = 2,
@@ -112,7 +112,7 @@ class Reviewer:
         return json.dumps(self.answer(json.loads(body))).encode()
 
     def answer(self, review: Any) -> Object:
-        """Answer an AdmissionReview; if anything goes wrong, the pod is created unchanged."""
+        """Answer an AdmissionReview. On any error, the pod is created unchanged."""
         request = review.get("request") if isinstance(review, dict) else None
         uid = request.get("uid", "") if isinstance(request, dict) else ""
         response: Object = {"uid": uid if isinstance(uid, str) else "", "allowed": True}
@@ -140,33 +140,40 @@ class Reviewer:
             return "unselected"
         admitted = inject_pod(pod, policy, self._images)
         name = f"SupervisionPolicy {policy.metadata.name}"
-        fresh = admitted.refusal is None and supervisor_of(pod["spec"]) is None
+        fresh = admitted.refusal is None and find_supervisor(pod["spec"]) is None
         with self._lock:
             why = self._reason_to_skip(request, policy) if fresh else ""
         if why:
-            response["warnings"] = [f"{name}: not supervised: {why}"[:MAX_WARNING]]
+            response["warnings"] = [
+                f"{name}: the pod gets no supervisor: {why}"[:MAX_WARNING_CHARS]
+            ]
             return "held"
-        operations = json_patch(pod, admitted.pod)
+        operations = make_json_patch(pod, admitted.pod)
         if operations:
             text = json.dumps(operations, separators=(",", ":")).encode()
             response["patchType"] = "JSONPatch"
             response["patch"] = base64.b64encode(text).decode()
         if admitted.refusal is None:
             return "injected"
-        response["warnings"] = [f"{name}: not supervised: {admitted.refusal}"[:MAX_WARNING]]
+        response["warnings"] = [
+            f"{name}: the pod gets no supervisor: {admitted.refusal}"[:MAX_WARNING_CHARS]
+        ]
         return "refused"
 
     def _reason_to_skip(self, request: Object, policy: SupervisionPolicy) -> str:
         """Return why the pod gets no supervisor for now; empty if it gets one.
 
-        Getting one counts as a try. The pods of a multi-node group are one replica.
+        A pod that gets one counts towards ``limit``. The pods of a multi-node group are one
+        replica.
         """
-        images, now = injected_images(policy, self._images), self._clock()
+        images, now = format_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
-        lately = {one: at for one, at in self._tries.pop(key, {}).items() if now - at < TRIAL_S}
+        lately = {
+            one: at for one, at in self._tries.pop(key, {}).items() if now - at < STARTUP_TRIAL_S
+        }
         if lately:
             self._tries[key] = lately
-        replica = group_of(request["object"]["metadata"]) or str(request["uid"])
+        replica = find_group(request["object"]["metadata"]) or str(request["uid"])
         if replica in lately:
             return ""
         found = parse_injection(self._policies.status(policy))
@@ -176,7 +183,7 @@ class Reviewer:
         return why
 
 
-def json_patch(before: Object, after: Object) -> list[Object]:
+def make_json_patch(before: Object, after: Object) -> list[Object]:
     """Return the JSON patch between two versions of a pod, by whole fields of metadata and spec."""
     operations: list[Object] = []
     for part in ("metadata", "spec"):

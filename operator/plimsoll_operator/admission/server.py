@@ -1,9 +1,9 @@
-"""The webhook's HTTPS server. Every replica runs it, including standbys.
+"""Serve the webhook over HTTPS, in every replica, including standbys.
 
 Any client that reaches the port can send anything, and the event loop that serves it also renews
-the leader's Lease. So connections, their age, request bodies and waiting reviews are limited, and a
-small pool of threads examines reviews. A review beyond these limits is rejected at once: the API
-server then creates the pod without a supervisor.
+the leader's Lease. Connections, their age, request bodies and waiting reviews are therefore
+limited, and a small pool of threads examines reviews. A review beyond these limits is rejected at
+once: the API server then creates the pod without a supervisor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from plimsoll_operator.admission.configuration import TIMEOUT_S
-from plimsoll_operator.admission.review import RESULTS, Policies, Reviewer
-from plimsoll_operator.admission.upkeep import Upkeep, WebhookMetrics
-from plimsoll_operator.config import Config, Webhook
+from plimsoll_operator.admission.configuration import WEBHOOK_TIMEOUT_S
+from plimsoll_operator.admission.review import REVIEW_RESULTS, PolicyCache, Reviewer
+from plimsoll_operator.admission.upkeep import WebhookMetrics, WebhookUpkeep
+from plimsoll_operator.config import Config, WebhookSettings
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.watches import PolicyWatch
@@ -34,33 +34,38 @@ from plimsoll_operator.runtime.watches import PolicyWatch
 log = logging.getLogger(__name__)
 
 PATH = "/pods"
-ANSWER_S = TIMEOUT_S * 0.75
-"""Time limit for an answer; the API server waits for :data:`TIMEOUT_S`."""
-MAX_BYTES = 1 << 20
-"""Maximum size of a review. A pod of a megabyte is created without a supervisor."""
-THREADS = 2
-SWITCH_S = 0.0005
-"""Interpreter switch interval. The event loop releases the interpreter lock at each system call,
-and another thread may then keep it for this long."""
-MAX_WAITING = 64
-"""Maximum number of reviews that are examined or wait for a thread; one takes about 3 ms."""
+ANSWER_TIMEOUT_S = WEBHOOK_TIMEOUT_S * 0.75
+"""Timeout in seconds of an answer. The API server waits for :data:`WEBHOOK_TIMEOUT_S`."""
+MAX_REVIEW_BYTES = 1 << 20
+"""Maximum size of a review in bytes. A larger pod is created without a supervisor."""
+REVIEW_THREADS = 2
+SWITCH_INTERVAL_S = 0.0005
+"""Interpreter switch interval in seconds.
+
+The event loop releases the interpreter lock at each system call, and another thread may then keep
+it for this long.
+"""
+MAX_WAITING_REVIEWS = 64
+"""Maximum number of reviews that are being examined or wait for a thread. Each takes about 3 ms."""
 MAX_CONNECTIONS = 512
 MAX_BODIES = 32
-"""Maximum number of bodies read at the same time, which limits their memory."""
-HANDSHAKE_S, HEAD_S, IDLE_S = 2.0, 5.0, 100.0
-"""Time limits of a connection: for its TLS handshake, for the head of a request, between requests.
-An API server keeps a connection for the next pod, and closes it after 90 s."""
+"""Maximum number of bodies that are read at the same time, which limits their memory."""
+HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, IDLE_TIMEOUT_S = 2.0, 5.0, 100.0
+"""Timeouts in seconds of a connection: TLS handshake, head of a request, idle time.
+
+An API server keeps a connection for the next pod, and closes it after 90 s.
+"""
 LOG_INTERVAL_S = 10.0
-"""Minimum time between log lines about unanswered reviews; the metric counts all of them."""
+"""Minimum seconds between log lines about unanswered reviews. The metric counts all of them."""
 
 
-class Server:
+class AdmissionServer:
     """HTTPS server of ``review``, a function from bytes to bytes that runs in threads."""
 
     def __init__(self, review: Callable[[bytes], bytes], failed: Callable[[], None]) -> None:
-        """Prepare the server; it calls ``failed`` for each review that it does not answer."""
+        """Prepare the server, which calls ``failed`` for each review that it does not answer."""
         self._review, self._failed = review, failed
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="review")
+        self._pool = ThreadPoolExecutor(REVIEW_THREADS, thread_name_prefix="review")
         self._waiting = 0
         self._open: dict[RequestHandler, float] = {}
         """Idle deadline of each connection, most recently active last."""
@@ -70,19 +75,19 @@ class Server:
 
     async def run(self, port: int, context: Any) -> None:
         """Serve on all interfaces until cancelled. Raises OSError if the port is in use."""
-        app = web.Application(client_max_size=MAX_BYTES)
+        app = web.Application(client_max_size=MAX_REVIEW_BYTES)
         app.add_routes([web.post(PATH, self._answer)])
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         assert runner.server is not None
         loop = asyncio.get_running_loop()
-        sys.setswitchinterval(SWITCH_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             server = await loop.create_server(
                 partial(self._accept, runner.server.__call__), None, port, ssl=context,
-                ssl_handshake_timeout=HANDSHAKE_S, reuse_address=True, reuse_port=_REUSE,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S, reuse_address=True, reuse_port=_REUSE,
             )  # fmt: skip
-            log.info("admission is served on port %d", port)
+            log.info("the admission webhook listens on port %d", port)
             async with server:
                 self.listening.set()
                 await server.serve_forever()
@@ -91,11 +96,11 @@ class Server:
             await runner.cleanup()
 
     def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
-        """Create the protocol of a new connection; close the longest idle one beyond the limit."""
+        """Create the protocol of a new connection. Beyond the limit, close the longest idle one."""
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(next(iter(self._open)))
         handler = make()
-        self._on_activity(handler, HEAD_S)
+        self._on_activity(handler, HEAD_TIMEOUT_S)
         self._close_when_idle(handler)
         return handler
 
@@ -117,13 +122,13 @@ class Server:
             handler.transport.abort()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """Answer a review, or fail it after :data:`ANSWER_S`."""
-        self._on_activity(request.protocol, IDLE_S)
+        """Answer a review, or reject it after :data:`ANSWER_TIMEOUT_S`."""
+        self._on_activity(request.protocol, IDLE_TIMEOUT_S)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 async with self._bodies:
                     body = await request.read()
-                if self._waiting >= MAX_WAITING:
+                if self._waiting >= MAX_WAITING_REVIEWS:
                     return self._refuse("too many reviews are waiting", 429)
                 loop = asyncio.get_running_loop()
                 work = loop.run_in_executor(self._pool, self._review, body)
@@ -132,11 +137,11 @@ class Server:
                 work.add_done_callback(self._on_finished)
                 text = await asyncio.shield(work)
         except TimeoutError:
-            return self._refuse(f"no answer within {ANSWER_S:g} s", 504)
+            return self._refuse(f"the review took more than {ANSWER_TIMEOUT_S:g} s", 504)
         except web.HTTPRequestEntityTooLarge:
-            return self._refuse(f"the review is larger than {MAX_BYTES} bytes", 413)
+            return self._refuse(f"the review is larger than {MAX_REVIEW_BYTES} bytes", 413)
         except ValueError as error:
-            return self._refuse(f"not an AdmissionReview: {error}", 400)
+            return self._refuse(f"the request is not an AdmissionReview: {error}", 400)
         return web.Response(body=text, content_type="application/json")
 
     def _on_finished(self, work: asyncio.Future[bytes]) -> None:
@@ -149,38 +154,38 @@ class Server:
         now = asyncio.get_running_loop().time()
         if now - self._last_log >= LOG_INTERVAL_S:
             self._last_log = now
-            log.warning("admission: %s; the pod is created without a supervisor", why)
+            log.warning("admission webhook: %s; the pod is created without a supervisor", why)
         return web.Response(text=f"{why}\n", status=status)
 
     def stop(self) -> None:
-        """Cancel everything that waits."""
+        """Cancel all waiting reviews."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 _REUSE = hasattr(socket, "SO_REUSEPORT")
 
 
-class Admission:
-    """The webhook as a whole: call ``start`` before the election and ``stop`` at the end."""
+class AdmissionWebhook:
+    """The webhook as a whole. Call ``start`` before the election and ``stop`` at the end."""
 
     def __init__(
         self,
         api: Api,
         config: Config,
-        webhook: Webhook,
+        webhook: WebhookSettings,
         leading: Callable[[], bool],
         tally: WebhookMetrics,
         watch: PolicyWatch,
     ) -> None:
-        policies = Policies()
+        policies = PolicyCache()
         watch.on_change = policies.update
-        for result in RESULTS:
+        for result in REVIEW_RESULTS:
             tally.admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
         self._port = webhook.port
         review = Reviewer(policies, config.images, tally.admitted, config.max_waiting_pods)
-        self._server = Server(review.answer_bytes, partial(tally.admitted, "failed"))
-        self._upkeep = Upkeep(
+        self._server = AdmissionServer(review.answer_bytes, partial(tally.admitted, "failed"))
+        self._upkeep = WebhookUpkeep(
             api, policies, webhook, config, leading, self._folder, tally, watch.current
         )
         tally.webhook(f"{webhook.namespace}/{webhook.name}", self.problem)
@@ -189,7 +194,7 @@ class Admission:
     def current(self) -> bool:
         """Report whether pods created now get a supervisor under the present policies.
 
-        The answer is what this replica can observe.
+        This replica can only report what it observes.
         """
         return self._upkeep.current()
 
@@ -197,7 +202,11 @@ class Admission:
         """Return why this replica cannot answer the API server; None if it can."""
         if problem := self._upkeep.problem():
             return problem
-        return None if self._server.listening.is_set() else f"port {self._port} is not served"
+        return (
+            None
+            if self._server.listening.is_set()
+            else (f"the webhook does not listen on port {self._port}")
+        )
 
     def unready(self) -> str | None:
         """Return the same as :meth:`problem`, but None for a standby that waits for its leader."""

@@ -1,12 +1,12 @@
-"""Keeps the webhook's certificate and its MutatingWebhookConfiguration current.
+"""Keep the webhook's certificate and its MutatingWebhookConfiguration up to date.
 
 Every replica reads the Secret. Only the leader writes the Secret and the
 MutatingWebhookConfiguration, and only after it has listed all policies.
 
 The Secret holds a CA, with which each replica signs its own certificate. If another program writes
-the Secret, it holds the certificate itself. A replica serves a new certificate only after the
-configuration has trusted it for one check interval: other API servers of the cluster may be
-slower.
+the Secret, the Secret holds the certificate itself. A replica serves a new certificate only after
+the configuration has trusted it for one check interval, because other API servers of the cluster
+may be slower.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Protocol
 
 from plimsoll_operator.admission.certificate import (
-    AUTHORITY_VALID,
-    LEAF_VALID,
+    AUTHORITY_LIFETIME,
+    LEAF_LIFETIME,
     Certificate,
     create_authority,
     create_leaf,
@@ -32,42 +32,46 @@ from plimsoll_operator.admission.certificate import (
     needs_renewal,
     split_bundle,
 )
-from plimsoll_operator.admission.configuration import Address, build_configuration, equal_webhooks
-from plimsoll_operator.admission.review import Policies
-from plimsoll_operator.config import Config, Webhook
+from plimsoll_operator.admission.configuration import (
+    WebhookAddress,
+    build_configuration,
+    has_equal_webhooks,
+)
+from plimsoll_operator.admission.review import PolicyCache
+from plimsoll_operator.config import Config, WebhookSettings
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
 
-SECRET = Kind("Secret", "", "v1", "secrets", "")
-CONFIGURATION = Kind(
+SECRET_KIND = Kind("Secret", "", "v1", "secrets", "")
+CONFIGURATION_KIND = Kind(
     "MutatingWebhookConfiguration",
     "admissionregistration.k8s.io",
     "v1",
     "mutatingwebhookconfigurations",
     "",
 )
-OVERLAP = datetime.timedelta(days=1)
+BUNDLE_OVERLAP = datetime.timedelta(days=1)
 """Time for which the API server also trusts the previous bundle."""
-KEYS = ("tls.crt", "tls.key", "ca.crt")
+SECRET_KEYS = ("tls.crt", "tls.key", "ca.crt")
 
 
 class WebhookMetrics(Protocol):
-    """The webhook's metrics."""
+    """Metrics of the webhook."""
 
     def admitted(self, result: str, count: int = 1) -> None:
         """Count ``count`` reviews with ``result``."""
 
     def certificate(self, secret: str, expires_s: float) -> None:
-        """Record until when the certificate of ``secret`` is valid, in Unix seconds."""
+        """Record the end of the validity of ``secret``'s certificate, in Unix seconds."""
 
     def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
         """Report the webhook as healthy while ``problem`` returns None."""
 
 
-class Upkeep:
-    """Maintenance loop of the webhook's objects: ``run`` it in every replica.
+class WebhookUpkeep:
+    """Maintenance loop of the webhook's objects. ``run`` it in every replica.
 
     ``leading`` returns whether this replica may write.
     """
@@ -75,8 +79,8 @@ class Upkeep:
     def __init__(
         self,
         api: Api,
-        policies: Policies,
-        webhook: Webhook,
+        policies: PolicyCache,
+        webhook: WebhookSettings,
         config: Config,
         leading: Callable[[], bool],
         folder: Path,
@@ -84,12 +88,12 @@ class Upkeep:
         known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """Prepare the upkeep; ``folder`` is for the files of the served certificate.
+        """Prepare the upkeep. ``folder`` holds the files of the served certificate.
 
         ``known`` returns whether ``policies`` is complete.
         """
         self._api, self._policies, self._webhook = api, policies, webhook
-        self._address = Address(webhook.namespace, webhook.name, webhook.url)
+        self._address = WebhookAddress(webhook.namespace, webhook.name, webhook.url)
         self._secret = f"{webhook.namespace}/{webhook.name}"
         self._clocks, self._leading, self._known = config.clocks, leading, known
         self._tally, self._now = tally, now
@@ -97,16 +101,17 @@ class Upkeep:
         self._source: Certificate | None = None
         """Content of the Secret: a CA, or a certificate that another program provides."""
         self._before: tuple[bytes, datetime.datetime] | None = None
-        """The previous bundle, and until when the API server trusts it."""
+        """Previous bundle, and the time until which the API server trusts it."""
         self._trusted: tuple[bytes, float] | None = None
-        """The bundle that the configuration trusts, and since when this replica has seen it."""
+        """Bundle that the configuration trusts, and the time since which this replica has seen it.
+        """
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
         self._written: Object | None = None
         self._trouble = f"Secret {self._secret} has not been read yet"
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.serving = asyncio.Event()
-        """Set once a certificate is served."""
+        """Event that is set once a certificate is served."""
 
     def current(self) -> bool:
         """Report whether the API server calls this webhook for the pods of all present policies."""
@@ -115,21 +120,21 @@ class Upkeep:
         return recent and self.serving.is_set() and written
 
     def problem(self) -> str | None:
-        """Return why the API server gets no answer from this replica; None if it does."""
+        """Return why the API server gets no answer from this replica; None if it gets one."""
         current = self._current
         if current is None:
             return self._trouble or "there is no certificate yet"
         if current.expires <= self._now():
-            return f"the certificate has expired. {self._trouble}".strip()
+            return f"the certificate has expired: {self._trouble}".strip()
         if self._trusted is None:
             return (
                 f"MutatingWebhookConfiguration {self._webhook.name} does not trust the "
-                "certificate yet: the leader writes it"
+                "certificate yet: wait until the leader writes it"
             )
         return None
 
     def is_waiting_for_leader(self) -> bool:
-        """Report whether this is a standby, and the leader must write what is missing.
+        """Report whether this is a standby that waits for the leader's writes.
 
         The leader may be a pod of the previous release, without the webhook. The update that turned
         the webhook on replaces that pod once this one is ready.
@@ -148,7 +153,7 @@ class Upkeep:
             await asyncio.sleep(self._clocks.webhook_policies)
 
     async def check(self) -> None:
-        """Check everything once, and repair what differs."""
+        """Check everything once, and repair the differences."""
         late = time.monotonic() - self._checked >= self._clocks.webhook_check
         check = late or self.problem() is not None
         if check:
@@ -161,14 +166,14 @@ class Upkeep:
             self._checked = self._turned
 
     async def _read_source(self) -> Certificate | None:
-        """Read the Secret; if it is the operator's own and incomplete, the leader writes it."""
-        secret = await self._api.get(SECRET, self._address.namespace, self._webhook.name)
-        found, trouble = _read(secret, self._secret)
+        """Read the Secret. If it is the operator's own and incomplete, the leader writes it."""
+        secret = await self._api.get(SECRET_KIND, self._address.namespace, self._webhook.name)
+        found, trouble = _read_certificate(secret, self._secret)
         if found is not None and not self._webhook.provided and not is_authority(found):
             found, trouble = None, f"Secret {self._secret} has no CA: the leader creates it"
-        if not self._webhook.provided and needs_renewal(found, self._now(), AUTHORITY_VALID):
+        if not self._webhook.provided and needs_renewal(found, self._now(), AUTHORITY_LIFETIME):
             if self._leading():
-                found, trouble = await self._renewed(), ""
+                found, trouble = await self._create_authority(), ""
             elif not trouble:
                 trouble = f"Secret {self._secret} has a CA that expires soon: the leader renews it"
         if trouble and trouble != self._trouble:
@@ -176,9 +181,9 @@ class Upkeep:
         self._trouble = trouble
         return found
 
-    async def _renewed(self) -> Certificate:
+    async def _create_authority(self) -> Certificate:
         made = create_authority(self._now())
-        texts = zip(KEYS, (made.certificate, made.key, made.bundle), strict=True)
+        texts = zip(SECRET_KEYS, (made.certificate, made.key, made.bundle), strict=True)
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -186,23 +191,23 @@ class Upkeep:
             "data": {key: base64.b64encode(text).decode() for key, text in texts},
         }
         try:
-            await self._api.apply(SECRET, body)
+            await self._api.apply(SECRET_KIND, body)
         except ApiError as error:
-            self._trouble = f"Secret {self._secret} cannot be written: {error}"
+            self._trouble = f"cannot write Secret {self._secret}: {error}"
             raise
         log.info("the webhook has a new CA, which expires at %s", made.expires.isoformat())
         return made
 
     def _use_source(self, found: Certificate | None) -> None:
-        """Use the Secret's present content; without a Secret, keep the last one."""
+        """Use the Secret's present content. If there is no Secret, keep the last content."""
         if found is None:
             return
         if self._source is not None and self._source.bundle != found.bundle:
-            self._before = (self._source.bundle, self._now() + OVERLAP)
+            self._before = (self._source.bundle, self._now() + BUNDLE_OVERLAP)
         self._source = found
 
     async def _configure(self, source: Certificate, check: bool) -> None:
-        """Read which bundle the API server trusts; the leader also writes the configuration."""
+        """Read which bundle the API server trusts. The leader also writes the configuration."""
         policies, bundle = self._policies.all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]
@@ -210,13 +215,13 @@ class Upkeep:
         writes = self._leading() and self._known()
         if not (writes and wanted != self._written) and not check:
             return
-        present = await self._api.get(CONFIGURATION, "", self._webhook.name)
-        if writes and (present is None or not equal_webhooks(wanted, present)):
-            present = await self._api.apply(CONFIGURATION, wanted)
-            log.info("the webhook is configured for %d policies", len(policies))
+        present = await self._api.get(CONFIGURATION_KIND, "", self._webhook.name)
+        if writes and (present is None or not has_equal_webhooks(wanted, present)):
+            present = await self._api.apply(CONFIGURATION_KIND, wanted)
+            log.info("configured the webhook for %d policies", len(policies))
         if writes:
             self._written = wanted
-        if present is None or not is_trusted(present, source.bundle):
+        if present is None or not is_bundle_trusted(present, source.bundle):
             self._trusted = None
         elif self._trusted is None or self._trusted[0] != source.bundle:
             self._trusted = (source.bundle, time.monotonic())
@@ -231,17 +236,17 @@ class Upkeep:
                 return
         if self._webhook.provided:
             if source != current:
-                self._load(source)
+                self._load_certificate(source)
         elif (
             current is None
             or current.bundle != source.bundle
-            or needs_renewal(current, now, min(LEAF_VALID, source.expires - now))
+            or needs_renewal(current, now, min(LEAF_LIFETIME, source.expires - now))
             or not current.is_valid_for(self._address.host)
         ):
-            self._load(create_leaf(self._address.host, source, now))
+            self._load_certificate(create_leaf(self._address.host, source, now))
 
-    def _load(self, found: Certificate) -> None:
-        """Use this certificate for new connections; open connections keep theirs."""
+    def _load_certificate(self, found: Certificate) -> None:
+        """Use this certificate for new connections. Open connections keep theirs."""
         self.certfile.write_bytes(found.certificate)
         self.keyfile.touch(mode=0o600)
         self.keyfile.write_bytes(found.key)
@@ -256,18 +261,21 @@ class Upkeep:
         self.serving.set()
 
 
-def _read(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
-    """Return the Secret's certificate, or what is missing and what to do."""
+def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
+    """Return the Secret's certificate, or a message about what is missing and what to do."""
     if secret is None:
-        return None, f"Secret {name} does not exist: create it, or restart what writes it"
-    data = secret.get("data") or {}
-    if lacks := [key for key in KEYS if not data.get(key)]:
         return None, (
-            f"Secret {name} lacks {' and '.join(lacks)}: use an issuer that provides ca.crt, by"
-            " which the API server trusts the webhook, or let the operator make the certificate"
+            f"Secret {name} does not exist: create it, or restart the program that writes it"
+        )
+    data = secret.get("data") or {}
+    if lacks := [key for key in SECRET_KEYS if not data.get(key)]:
+        return None, (
+            f"Secret {name} lacks {' and '.join(lacks)}: use an issuer that provides ca.crt, "
+            "with which the API server verifies the webhook, or let the operator create the "
+            "certificate"
         )
     try:
-        found = Certificate(*(base64.b64decode(data[key]) for key in KEYS))
+        found = Certificate(*(base64.b64decode(data[key]) for key in SECRET_KEYS))
         _ = found.expires
     except (ValueError, binascii.Error) as error:
         return None, f"Secret {name}: tls.crt is not a certificate: {error}"
@@ -276,7 +284,7 @@ def _read(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
     return found, ""
 
 
-def is_trusted(present: Object, bundle: bytes) -> bool:
+def is_bundle_trusted(present: Object, bundle: bytes) -> bool:
     """Report whether every webhook of a configuration trusts all of ``bundle``."""
     clients = [one.get("clientConfig") or {} for one in present.get("webhooks") or ()]
     wanted = set(split_bundle(bundle))

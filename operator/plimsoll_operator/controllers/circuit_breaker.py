@@ -1,4 +1,4 @@
-"""Carries out the circuit breaker's decisions: takes, renews and releases slot Leases.
+"""Carry out the circuit breaker's decisions: take, renew and release slot Leases.
 
 Leases are written by PUT with the version that was read, as supervisors write them, so only one of
 two concurrent writers succeeds. Times are measured by this process, because the times in a Lease
@@ -16,21 +16,28 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from plimsoll_api.times import rfc3339_micro
-from plimsoll_operator.config import CLOCKS, Clocks
-from plimsoll_operator.fleet.slots import DURATION_S, HOLDER, RENEW_S, Allocation, allocate, holder
+from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
+from plimsoll_operator.fleet.slots import (
+    LEASE_DURATION_S,
+    OPERATOR_HOLDER,
+    RENEW_S,
+    Allocation,
+    allocate_slots,
+    holder,
+)
 from plimsoll_operator.kinds import INCIDENT, LEASE, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 
 log = logging.getLogger(__name__)
 
-TRIES = 3
+MAX_WRITE_ATTEMPTS = 3
 MAX_LOST_RACES = 5
-"""Consecutive lost races for one Lease after which the others are reopened all the same."""
+"""Number of lost races in a row for one Lease after which the other Leases are reopened anyway."""
 
 
-MAX_TRANSITIONS = 2**31
-"""The field is a signed 32-bit integer."""
+MAX_LEASE_TRANSITIONS = 2**31
+"""Maximum value of ``leaseTransitions``, a signed 32-bit integer."""
 
 
 class _LeaseState(NamedTuple):
@@ -43,7 +50,7 @@ class _LeaseState(NamedTuple):
 
 
 class CircuitBreaker:
-    """Limits the slots that supervisors hold in the whole cluster to ``limit``."""
+    """Limiter of the slots that supervisors hold in the whole cluster."""
 
     def __init__(
         self,
@@ -51,7 +58,7 @@ class CircuitBreaker:
         store: Store,
         limit: int,
         clock: Callable[[], float] = time.monotonic,
-        clocks: Clocks = CLOCKS,
+        clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         self._api, self._store, self._limit, self._clock = api, store, limit, clock
         self._clocks = clocks
@@ -71,10 +78,10 @@ class CircuitBreaker:
             try:
                 await self.run_once()
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("circuit breaker: request failed: %s", str(error) or repr(error))
+                log.warning("circuit breaker: a request failed: %s", str(error) or repr(error))
 
     async def run_once(self) -> None:
-        """Make and carry out one decision; do nothing if nothing happened and nothing is due."""
+        """Make one decision and carry it out. Do nothing if nothing changed and nothing is due."""
         changes, now = self._store.changes, self._clock()
         seen = (changes[LEASE.kind], changes[INCIDENT.kind])
         if seen == self._changes and not self.last.close and now < self._next:
@@ -82,7 +89,7 @@ class CircuitBreaker:
         leases = self._store.of_kind(LEASE.kind)
         dead, overlong = self._observe(leases, now)
         incidents = self._store.of_kind(INCIDENT.kind)
-        self.last = allocate(leases, incidents, self._limit, dead, overlong, self._last_turn)
+        self.last = allocate_slots(leases, incidents, self._limit, dead, overlong, self._last_turn)
         self._expire_grants(now)
         due = [one for one in self.last.close if self._needs_renewal(one, now)]
         if due:
@@ -92,12 +99,12 @@ class CircuitBreaker:
             )  # fmt: skip
         closed = await asyncio.gather(*(self._close(one) for one in due))
         if not all(closed):
-            return  # a supervisor was faster: count again before more is opened
+            return  # a supervisor was faster: count again before further Leases are opened
         await asyncio.gather(*(self._reopen(one) for one in self.last.reopen))
         self._changes = seen
 
     def _observe(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
-        """Return the UIDs of Leases whose holder is dead, and of Leases held for too long."""
+        """Return the UIDs of Leases whose holder is dead, and of those held for too long."""
         dead: set[str] = set()
         overlong: set[str] = set()
         fresh, due = {}, math.inf
@@ -105,7 +112,7 @@ class CircuitBreaker:
             meta = lease["metadata"]
             # Other clients write its metadata, so only the spec shows that a holder is alive.
             uid, version = meta["uid"], repr(lease.get("spec"))
-            taken = holder(lease) not in ("", HOLDER)
+            taken = holder(lease) not in ("", OPERATOR_HOLDER)
             known = self._leases.get(uid)
             at = known.at if known and known.version == version else now
             since = known.since if known and known.taken == taken else now
@@ -140,7 +147,7 @@ class CircuitBreaker:
 
     def _needs_renewal(self, lease: Object, now: float) -> bool:
         renewed = self._renewed.get(lease["metadata"]["uid"], -RENEW_S)
-        return holder(lease) != HOLDER or now - renewed >= RENEW_S
+        return holder(lease) != OPERATOR_HOLDER or now - renewed >= RENEW_S
 
     async def _close(self, lease: Object) -> bool:
         """Close a Lease. Return False if a supervisor took it first.
@@ -149,13 +156,13 @@ class CircuitBreaker:
         delay the others.
         """
         uid = lease["metadata"]["uid"]
-        for _ in range(TRIES):
-            found = await self._write(lease, HOLDER)
+        for _ in range(MAX_WRITE_ATTEMPTS):
+            found = await self._write(lease, OPERATOR_HOLDER)
             if found is None:
                 self._renewed[uid] = self._clock()
                 self._lost.pop(uid, None)
                 return True
-            if holder(found) not in ("", HOLDER):
+            if holder(found) not in ("", OPERATOR_HOLDER):
                 self._lost[uid] += 1
                 return self._lost[uid] > MAX_LOST_RACES
             lease = found
@@ -174,12 +181,14 @@ class CircuitBreaker:
         spec = dict(lease.get("spec") or {})
         at = rfc3339_micro(time.time())
         if spec.get("holderIdentity") != who:
-            spec["leaseTransitions"] = ((spec.get("leaseTransitions") or 0) + 1) % MAX_TRANSITIONS
+            spec["leaseTransitions"] = (
+                (spec.get("leaseTransitions") or 0) + 1
+            ) % MAX_LEASE_TRANSITIONS
             spec["acquireTime"] = at
         spec |= {
             "holderIdentity": who,
             "renewTime": at,
-            "leaseDurationSeconds": DURATION_S if who else 1,
+            "leaseDurationSeconds": LEASE_DURATION_S if who else 1,
         }
         meta = lease["metadata"]
         self._api.writes["replace", LEASE.kind] += 1
@@ -195,5 +204,5 @@ class CircuitBreaker:
                 raise
             if error.status != 404:
                 where = f"{meta['namespace']}/{meta['name']}"
-                log.warning("circuit breaker: cannot write lease %s: %s", where, error)
+                log.warning("circuit breaker: cannot write Lease %s: %s", where, error)
         return None

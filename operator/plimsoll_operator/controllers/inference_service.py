@@ -1,4 +1,4 @@
-"""The reconcile of an InferenceService: plan, write what differs, update its status."""
+"""Reconcile an InferenceService: make the plan, write what differs, and update its status."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import pod_events, reconcile_pods
+from plimsoll_operator.controllers.pods import read_pod_events, reconcile_pods
 from plimsoll_operator.controllers.reconciler import Reconciler, earliest_s, now
-from plimsoll_operator.controllers.writes import ClaimModes
-from plimsoll_operator.fleet.figures import replicas_of_service
+from plimsoll_operator.controllers.writes import ClaimModeCache
+from plimsoll_operator.fleet.figures import list_service_peers
 from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.verdict import needs_time
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Observation:
-    """The result of reading the cluster. ``pods`` are those that are not terminating."""
+    """What was read from the cluster. ``pods`` are those that are not terminating."""
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None
@@ -56,18 +56,18 @@ class InferenceServiceController(Reconciler[_Observation]):
     ) -> None:
         """Prepare a controller for the services in ``store``.
 
-        ``served`` has the optional kinds that the cluster serves now. ``later`` requests another
-        reconcile of a service after some seconds.
+        ``served`` contains the optional kinds that the cluster serves now. ``later`` requests
+        another reconcile of a service after some seconds.
         """
         super().__init__(api, store, scraper, config, later, clock)
-        self._served, self._claims = served, ClaimModes(api, time.monotonic)
+        self._served, self._claims = served, ClaimModeCache(api, time.monotonic)
         self.suspects: set[Key] = set()
         """Services whose current revision leaks in most replicas."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
         """Verdicts on the revisions of each service, with an empty name of a workload."""
 
     def forget(self, key: Key) -> None:
-        """Forget a service that is gone."""
+        """Forget a service that was deleted."""
         self.suspects.discard(key)
         self.verdicts.pop(key, None)
 
@@ -79,7 +79,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         observed.pods = [one for one in every if not (one.terminating or one.over)]
         observed.service = parse(item)
         observed.plan = await self._apply(key, item, observed.service, observed.pods)
-        incidents, now, config = self._incidents(key), self._clock(), self._config
+        incidents, now, config = self._list_incidents(key), self._clock(), self._config
         next_check_s = reconcile_pods(
             self._api, self._store, key, item, every, incidents, now, config
         )
@@ -88,8 +88,8 @@ class InferenceServiceController(Reconciler[_Observation]):
     async def _apply(
         self, key: Key, item: Object, service: InferenceService, pods: list[PodView]
     ) -> Plan:
-        incidents, owned = self._incidents(key), self._live(key)
-        peers = replicas_of_service(sorted(pods, key=lambda one: one.created))
+        incidents, owned = self._list_incidents(key), self._find_live_objects(key)
+        peers = list_service_peers(sorted(pods, key=lambda one: one.created))
         published = owned.get(Ref("ConfigMap", supervisor_object(key.name)))
         plan = reconcile(
             service,
@@ -97,7 +97,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             pods,
             incidents,
             self._config.images,
-            (self._item(key) or {}).get("status"),
+            (self._find_item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
             self._files(key, peers, service.spec.memory, published),
             [one for one in claims_of(service) if await self._claims.is_shared(key.namespace, one)],
@@ -125,15 +125,15 @@ class InferenceServiceController(Reconciler[_Observation]):
     async def status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the service's status, and after how many seconds time alone may change it."""
+        """Return the service's status, and the seconds after which time alone may change it."""
         now, clocks = self._clock(), self._config.clocks
-        events, next_s = await pod_events(self._api, key.namespace, observed.pods, now, clocks)
+        events, next_s = await read_pod_events(self._api, key.namespace, observed.pods, now, clocks)
         wanted = status(
             item,
             observed.service,
             self._store.get(key, Ref("Deployment", key.name)),
             observed.pods,
-            self._incidents(key),
+            self._list_incidents(key),
             self._scraper.published(key),
             failure,
             now,
@@ -148,5 +148,5 @@ class InferenceServiceController(Reconciler[_Observation]):
         return wanted, earliest_s(next_s, clocks.publish if needs_time(judged) else None)
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
-        """Return the Events for a rollout or a revision that completed."""
+        """Return the Events for a completed rollout or revision."""
         return rollout_finished(before, wanted)

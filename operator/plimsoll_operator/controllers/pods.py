@@ -1,7 +1,8 @@
-"""Reads a service's pods and acts on them.
+"""Read a service's pods and act on them.
 
-It records incidents that only a pod's status shows and deletes old incidents. It evicts pods at the
-request of their supervisors, and reads the Events of pods whose status does not show a cause.
+This module records incidents that only a pod's status shows, and deletes old incidents. It evicts
+pods at the request of their supervisors, and reads the Events of pods whose status does not show a
+cause.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from plimsoll_operator.config import CLOCKS, Clocks, Config
+from plimsoll_operator.config import DEFAULT_INTERVALS, Config, Intervals
 from plimsoll_operator.fleet.group_loops import GroupStarts
-from plimsoll_operator.fleet.incidents import plan_incidents, surplus_incidents
-from plimsoll_operator.fleet.pods import CREATING_S, PodView, next_change_s, seconds_between
+from plimsoll_operator.fleet.incidents import find_surplus_incidents, plan_incidents
+from plimsoll_operator.fleet.pods import (
+    MIN_CREATING_S,
+    PodView,
+    compute_next_change_s,
+    subtract_times,
+)
 from plimsoll_operator.kinds import INCIDENT, Key, Object
 from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.cache import Store
@@ -20,12 +26,14 @@ from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
 
-MARK_MANAGER = "plimsoll-operator-incidents"
-"""Field manager of the mark alone: its applications own no other field of an incident."""
-OWNER_GONE = "plimsoll.dev/owner-gone-at"
-"""Annotation of an incident: when its service or policy was first found missing (RFC 3339)."""
-MAX_PODS = 4
-"""Maximum number of pods whose Events are read: the pods of one service have the same problem."""
+DELETION_MANAGER = "plimsoll-operator-incidents"
+"""Field manager that owns only the annotation of a deleted owner on an incident."""
+OWNER_DELETED_ANNOTATION = "plimsoll.dev/owner-gone-at"
+"""Annotation of an incident: the time when its service or policy was first found missing (RFC
+3339).
+"""
+MAX_PODS_WITH_EVENTS = 4
+"""Maximum number of pods whose Events are read, because a service's pods have the same problem."""
 
 
 async def reconcile_pods(
@@ -38,10 +46,10 @@ async def reconcile_pods(
     ``pods`` are all pods of the service or policy, including terminating ones. ``kept`` names the
     pods that nothing would replace, and ``groups`` are the multi-node groups.
     """
-    incidents = await _prune(api, store, key, incidents, now, config)
+    incidents = await _delete_surplus(api, store, key, incidents, now, config)
     for one in incidents:
-        if _owner_gone_at(one):  # the owner exists again
-            await _apply_incident(api, store, _mark_patch(one), manager=MARK_MANAGER)
+        if _read_deletion_time(one):  # the owner exists again
+            await _apply_incident(api, store, _make_deletion_patch(one), manager=DELETION_MANAGER)
     found = plan_incidents(item, pods, incidents, now, groups)
     for incident in found.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
@@ -61,34 +69,36 @@ async def reconcile_pods(
 async def retain_incidents(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> float | None:
-    """Keep the incidents of a deleted service or policy for :attr:`Clocks.orphans`.
+    """Keep the incidents of a deleted service or policy for :attr:`Intervals.orphans`.
 
-    The time of the deletion is written on the incidents, so that it survives a restart of the
-    operator. Returns the seconds until the next incident is deleted; None if none is left.
+    The time of the deletion is written to the incidents, so that it survives a restart of the
+    operator. Return the seconds until the next incident is deleted; None if none is left.
     """
     due = []
-    for one in await _prune(api, store, key, incidents, now, config):
+    for one in await _delete_surplus(api, store, key, incidents, now, config):
         try:
-            left = config.clocks.orphans - max(0.0, seconds_between(_owner_gone_at(one), now))
+            left = config.clocks.orphans - max(0.0, subtract_times(_read_deletion_time(one), now))
         except (ValueError, OverflowError):
-            await _apply_incident(api, store, _mark_patch(one, now), manager=MARK_MANAGER)
+            await _apply_incident(
+                api, store, _make_deletion_patch(one, now), manager=DELETION_MANAGER
+            )
             left = config.clocks.orphans
         if left > 0.0:
             due.append(left)
         else:
-            await _delete(api, store, key, one)
+            await _delete_incident(api, store, key, one)
     return min(due, default=None)
 
 
-async def _prune(
+async def _delete_surplus(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> list[Object]:
-    """Delete surplus incidents; return the others."""
+    """Delete surplus incidents. Return the others."""
     elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
     least_age_s = config.clocks.incident_age
-    old = surplus_incidents(incidents, config.kept_incidents, now, least_age_s, elsewhere)
+    old = find_surplus_incidents(incidents, config.kept_incidents, now, least_age_s, elsewhere)
     for one in old:
-        await _delete(api, store, key, one)
+        await _delete_incident(api, store, key, one)
     gone = {one["metadata"]["name"] for one in old}
     return [one for one in incidents if one["metadata"]["name"] not in gone]
 
@@ -96,7 +106,7 @@ async def _prune(
 async def _apply_incident(
     api: Api, store: Store, item: Object, subresource: str = "", manager: str = MANAGER
 ) -> None:
-    """Apply to an existing incident of any writer; log a refusal and continue.
+    """Apply to an existing incident of any writer. Log a refusal and continue.
 
     Raises ApiError if the API server may answer differently later.
     """
@@ -109,41 +119,45 @@ async def _apply_incident(
         log.warning("cannot update incident %s/%s: %s", meta["namespace"], meta["name"], error)
 
 
-async def _delete(api: Api, store: Store, key: Key, incident: Object) -> None:
+async def _delete_incident(api: Api, store: Store, key: Key, incident: Object) -> None:
     log.info("%s: deleting incident %s", key, incident["metadata"]["name"])
     if await api.delete(INCIDENT, incident):
         store.remove(incident)
 
 
-def _owner_gone_at(incident: Object) -> str:
-    """Return when the incident's service or policy was deleted; empty without a mark."""
-    return str((incident["metadata"].get("annotations") or {}).get(OWNER_GONE, ""))
+def _read_deletion_time(incident: Object) -> str:
+    """Return when the incident's service or policy was deleted; empty without the annotation."""
+    return str((incident["metadata"].get("annotations") or {}).get(OWNER_DELETED_ANNOTATION, ""))
 
 
-def _mark_patch(incident: Object, at: str = "") -> Object:
-    """Build the patch that marks an incident, or without ``at`` removes the mark.
+def _make_deletion_patch(incident: Object, at: str = "") -> Object:
+    """Return the patch that adds the deletion time to an incident, or removes it without ``at``.
 
     With the UID, the API server refuses another object of the same name.
     """
     meta = {name: incident["metadata"][name] for name in ("name", "namespace", "uid")}
-    marks = {"annotations": {OWNER_GONE: at}} if at else {}
+    marks = {"annotations": {OWNER_DELETED_ANNOTATION: at}} if at else {}
     return {name: incident[name] for name in ("apiVersion", "kind")} | {"metadata": meta | marks}
 
 
-async def pod_events(
-    api: Api, namespace: str, pods: Sequence[PodView], now: str, clocks: Clocks = CLOCKS
+async def read_pod_events(
+    api: Api,
+    namespace: str,
+    pods: Sequence[PodView],
+    now: str,
+    clocks: Intervals = DEFAULT_INTERVALS,
 ) -> tuple[dict[str, list[Object]], float | None]:
-    """Read the Events of some pods whose containers are not created, by the pod's name.
+    """Read the Events of some pods whose containers are not created, by pod name.
 
-    Also returns the seconds until the next check. A pod's status does not show a volume that
-    cannot be mounted, and does not change meanwhile. Raises ApiError if the API server may
-    answer later: without Events, the status would lose its reason and then get it back.
+    Also return the seconds until the next check. A pod's status does not show a volume that cannot
+    be mounted, and does not change meanwhile. Raises ApiError if the API server may answer later:
+    without Events, the status would lose its reason and then get it back.
     """
-    requeue_s = [due] if (due := next_change_s(pods, now)) is not None else []
+    requeue_s = [due] if (due := compute_next_change_s(pods, now)) is not None else []
     found: dict[str, list[Object]] = {}
     for pod in pods:
-        age = pod.creating_s(now)
-        if age is None or age < CREATING_S or len(found) == MAX_PODS:
+        age = pod.measure_creating_s(now)
+        if age is None or age < MIN_CREATING_S or len(found) == MAX_PODS_WITH_EVENTS:
             continue
         requeue_s.append(clocks.creating_again)
         try:

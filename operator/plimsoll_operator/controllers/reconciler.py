@@ -1,4 +1,4 @@
-"""The common part of the reconciles of services and policies: failures and requeues."""
+"""Handle failures and requeues in the reconciles of services and policies."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from plimsoll_operator.controllers.pods import retain_incidents
 from plimsoll_operator.controllers.writes import (
     EventRecorder,
     FailureCounter,
-    NameConflict,
-    OwnedObjects,
+    NameConflictError,
+    OwnedObjectWriter,
     write_status,
 )
-from plimsoll_operator.fleet.figures import PeersFiles
-from plimsoll_operator.fleet.learned import learned_file
+from plimsoll_operator.fleet.figures import PeersFileCache
+from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_operator.kinds import INCIDENT, OWNED, InvalidSpec, Key, Kind, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
@@ -29,7 +29,7 @@ from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.notices import Notice, failure_notice
 
-_OWNED = frozenset(kind.kind for kind in OWNED)
+_OWNED_KINDS = frozenset(kind.kind for kind in OWNED)
 Observation = TypeVar("Observation")
 
 
@@ -44,10 +44,10 @@ def earliest_s(*due_s: float | None) -> float | None:
 
 
 class Reconciler(ABC, Generic[Observation]):
-    """Reconciler of the objects of one kind; idempotent.
+    """Idempotent reconciler of the objects of one kind.
 
-    A subclass collects its findings in an ``Observation``. The status is written from it, also
-    after a failure.
+    A subclass collects its findings in an ``Observation``. The status is made from it, also after a
+    failure.
     """
 
     KIND: ClassVar[Kind]
@@ -64,18 +64,18 @@ class Reconciler(ABC, Generic[Observation]):
     ) -> None:
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
-        self._owned, self._recorder = OwnedObjects(api, store), EventRecorder(api, clock)
+        self._owned, self._recorder = OwnedObjectWriter(api, store), EventRecorder(api, clock)
         self._refusals = FailureCounter()
-        self._peers = PeersFiles(time.monotonic, config.clocks.publish)
+        self._peers = PeersFileCache(time.monotonic, config.clocks.publish)
 
     async def handle(self, key: Key) -> None:
         """Reconcile ``key`` and update its status."""
-        item = self._item(key)
+        item = self._find_item(key)
         if item is None:
             for known in (self._scraper, self._refusals, self._peers, self._owned, self):
                 known.forget(key)
             left = await retain_incidents(
-                self._api, self._store, key, self._incidents(key), self._clock(), self._config
+                self._api, self._store, key, self._list_incidents(key), self._clock(), self._config
             )
             if left is not None:
                 self._later(key, left)
@@ -87,14 +87,14 @@ class Reconciler(ABC, Generic[Observation]):
         error: Exception | None = None
         try:
             failure = await self.apply_spec(key, item, observed, requeue_s)
-            requeue_s.append(self._peers.next_s(key))
-        except (InvalidSpec, NameConflict, ApiError) as problem:
+            requeue_s.append(self._peers.compute_next_s(key))
+        except (InvalidSpec, NameConflictError, ApiError) as problem:
             failure, error = self._refusals.classify(key, problem)
         else:
             self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [failure_notice(failure)])
-        item = self._item(key) or item
+        item = self._find_item(key) or item
         wanted, next_s = await self.status(key, item, observed, failure)
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
@@ -108,7 +108,7 @@ class Reconciler(ABC, Generic[Observation]):
     async def apply_spec(
         self, key: Key, item: Object, observed: Observation, requeue_s: list[float | None]
     ) -> Failure | None:
-        """Apply the spec; return why part of it cannot be applied, or None.
+        """Apply the spec. Return why part of it cannot be applied; None if all of it was applied.
 
         Append to ``requeue_s`` the seconds until the next check. Raises InvalidSpec, NameConflict
         and ApiError.
@@ -118,7 +118,7 @@ class Reconciler(ABC, Generic[Observation]):
     async def status(
         self, key: Key, item: Object, observed: Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the status, and the seconds until time alone may change it; None for never."""
+        """Return the status, and the seconds until time alone may change it; None if it cannot."""
 
     @abstractmethod
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
@@ -126,28 +126,28 @@ class Reconciler(ABC, Generic[Observation]):
 
     @abstractmethod
     def forget(self, key: Key) -> None:
-        """Forget an object that is gone."""
+        """Forget an object that was deleted."""
 
     def _files(
         self, key: Key, replicas: Sequence[Peer], memory: MemoryPolicy, published: Object | None
     ) -> dict[str, str]:
-        """Return the files beside the supervisors' configuration, by name.
+        """Return the files next to the supervisors' configuration, by name.
 
-        ``replicas`` are the pods, oldest first. ``published`` is the ConfigMap as it is now.
+        ``replicas`` are the pods, oldest first. ``published`` is the present ConfigMap.
         """
-        incidents, figures = self._incidents(key), self._scraper.latest(key)
+        incidents, figures = self._list_incidents(key), self._scraper.latest(key)
         found = {PEERS_FILE: self._peers.text(key, replicas, incidents, figures)}
         if memory.learns:
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
             now = unix_seconds(self._clock())
-            found[LEARNED_FILE] = learned_file(before, replicas, incidents, figures, now)
+            found[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)
         return {name: text for name, text in found.items() if text}
 
-    def _item(self, key: Key) -> Object | None:
+    def _find_item(self, key: Key) -> Object | None:
         return self._store.get(key, Ref(self.KIND.kind, key.name))
 
-    def _incidents(self, key: Key) -> list[Object]:
+    def _list_incidents(self, key: Key) -> list[Object]:
         return self._store.children(key, {INCIDENT.kind})
 
-    def _live(self, key: Key) -> dict[Ref, Object]:
-        return {ref(one): one for one in self._store.children(key, _OWNED)}
+    def _find_live_objects(self, key: Key) -> dict[Ref, Object]:
+        return {ref(one): one for one in self._store.children(key, _OWNED_KINDS)}

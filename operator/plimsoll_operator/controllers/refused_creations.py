@@ -1,7 +1,7 @@
-"""Pods of policies that the API server refuses to create, from a watch of their owners' Events.
+"""Find pods of policies that the API server refuses to create, from their owners' Events.
 
-The watches receive metadata, and only of Events that match. When an Event changes, it is read, and
-with it the owner that it is about.
+The watches receive metadata, and only of Events that match. When an Event changes, it is read
+together with the owner that it is about.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.pods import seconds_between
+from plimsoll_operator.fleet.pods import subtract_times
 from plimsoll_operator.fleet.refused_creations import (
     EVENT_FIELDS,
     RefusedCreation,
-    blame_supervisor,
-    kind_of,
+    find_owner_kind,
+    find_supervisor_refusal,
     read_event,
 )
 from plimsoll_operator.kinds import EVENT, Key, Object
@@ -28,18 +28,18 @@ from plimsoll_operator.runtime.reflector import Reflector
 
 log = logging.getLogger(__name__)
 
-EVENTS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
-RECENT_S = 60.0
-"""Time for which a refusal counts: an owner that still fails tries again within it."""
+EVENT_KINDS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
+REFUSAL_VALID_S = 60.0
+"""Seconds for which a refusal counts. An owner that still fails tries again within this time."""
 MAX_EVENTS = 400
-"""Maximum number of Events read from a namespace at once."""
-MAX_OWNERS = 256
+"""Maximum number of Events that are read from a namespace at once."""
+MAX_CACHED_OWNERS = 256
 """Maximum number of owners in the cache, each at the version that an Event is about."""
 
 
 @dataclass
-class _Namespace:
-    """The policies of a namespace, and its Events as last read."""
+class _NamespaceEvents:
+    """Policies of a namespace, and its Events as last read."""
 
     tasks: list[asyncio.Task[None]]
     policies: set[Key] = field(default_factory=set)
@@ -48,18 +48,18 @@ class _Namespace:
 
 
 class RefusedCreations:
-    """Watch for refused pods that calls ``changed`` with the policies of their namespace."""
+    """Watch for refused pods, which calls ``changed`` with each policy of their namespace."""
 
     def __init__(
         self, api: Api, images: Images, changed: Callable[[Key], None], clock: Callable[[], str]
     ) -> None:
         """Prepare the watches. ``clock`` returns RFC 3339."""
         self._api, self._images, self._changed, self._clock = api, images, changed, clock
-        self._namespaces: dict[str, _Namespace] = {}
+        self._namespaces: dict[str, _NamespaceEvents] = {}
         self._owners: OrderedDict[str, Object] = OrderedDict()
 
     def forget(self, key: Key) -> None:
-        """Stop watching for a policy that is gone."""
+        """Stop watching for a deleted policy."""
         found = self._namespaces.get(key.namespace)
         if found is not None:
             found.policies.discard(key)
@@ -86,16 +86,16 @@ class RefusedCreations:
                 raise
         found, now = [], self._clock()
         for refused, event in known.read:
-            if refused.at < created or seconds_between(refused.at, now) > RECENT_S:
+            if refused.at < created or subtract_times(refused.at, now) > REFUSAL_VALID_S:
                 continue
             owner = await self._read_owner(key.namespace, event)
             if owner is not None and (
-                ours := blame_supervisor(refused, owner, policy, self._images)
+                ours := find_supervisor_refusal(refused, owner, policy, self._images)
             ):
                 found.append(ours)
         return tuple(sorted(found, key=lambda one: one.at))
 
-    def _watch(self, key: Key) -> _Namespace:
+    def _watch(self, key: Key) -> _NamespaceEvents:
         known = self._namespaces.get(key.namespace)
         if known is None:
             reflectors = [
@@ -106,9 +106,9 @@ class RefusedCreations:
                     lambda _: self._notify(key.namespace),
                     lambda _, gone: None if gone else self._notify(key.namespace),
                 )
-                for events in EVENTS
+                for events in EVENT_KINDS
             ]
-            known = _Namespace([asyncio.create_task(one.run()) for one in reflectors])
+            known = _NamespaceEvents([asyncio.create_task(one.run()) for one in reflectors])
             self._namespaces[key.namespace] = known
         known.policies.add(key)
         return known
@@ -123,7 +123,7 @@ class RefusedCreations:
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
         """Read the refusals from a namespace's Events, each with its Event."""
         found: list[tuple[RefusedCreation, Object]] = []
-        for events in EVENTS:
+        for events in EVENT_KINDS:
             count = 0
             async for page, _ in self._api.pages(events, namespace):
                 count += len(page)
@@ -133,8 +133,8 @@ class RefusedCreations:
         return found
 
     async def _read_owner(self, namespace: str, event: Object) -> Object | None:
-        """Read the owner that the Event is about; None if it is gone or cannot be read."""
-        about, kind = event["involvedObject"], kind_of(event)
+        """Read the owner that the Event is about; None if it was deleted or cannot be read."""
+        about, kind = event["involvedObject"], find_owner_kind(event)
         if kind is None:
             return None
         name, uid = str(about.get("name")), str(about.get("uid"))
@@ -154,6 +154,6 @@ class RefusedCreations:
         self._owners[version] = {"apiVersion": about["apiVersion"], "kind": kind.kind} | {
             part: owner.get(part) for part in ("metadata", "spec")
         }
-        if len(self._owners) > MAX_OWNERS:
+        if len(self._owners) > MAX_CACHED_OWNERS:
             self._owners.popitem(last=False)
         return self._owners[version]

@@ -1,4 +1,4 @@
-"""Requests rolling restarts of a policy's workloads, once per generation of the policy."""
+"""Request rolling restarts of a policy's workloads, once per generation of the policy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from plimsoll_api.supervision_policy import PolicyRollout, SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON as MAX_SAID
 from plimsoll_api.supervision_policy_status import Injection
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.config import CLOCKS, Clocks
-from plimsoll_operator.fleet.selected_pods import State
+from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
+from plimsoll_operator.fleet.selected_pods import SupervisionState
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Kind
 from plimsoll_operator.plans.rolling_restart import (
@@ -34,12 +34,12 @@ from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
 
-MAX_AT_ONCE = 10
-"""Maximum number of workloads checked in one reconcile."""
+MAX_CHECKS_PER_RECONCILE = 10
+"""Maximum number of workloads that are checked in one reconcile."""
 
 
-class _Check(NamedTuple):
-    """The result of checking a workload for one generation of a policy."""
+class _WorkloadCheck(NamedTuple):
+    """Result of checking a workload for one generation of a policy."""
 
     generation: tuple[str, int, bool]
     at: float
@@ -51,10 +51,10 @@ class _Check(NamedTuple):
 
 
 class RollingRestarts:
-    """Requests rolling restarts of workloads whose pods wait for a supervisor.
+    """Requester of rolling restarts for workloads whose pods wait for a supervisor.
 
     The requests are cached, so that an idle workload costs no API call. After a restart of the
-    operator, the workloads' annotations have them.
+    operator, the workloads' annotations show the requests.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RollingRestarts:
         api: Api,
         webhook: Callable[[], bool] | None,
         clock: Callable[[], float] = time.monotonic,
-        clocks: Clocks = CLOCKS,
+        clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         """Prepare requests through ``api``.
 
@@ -72,10 +72,10 @@ class RollingRestarts:
         self._api, self._webhook, self._clock = api, webhook, clock
         self._clocks = clocks
         self._seen: dict[Key, tuple[tuple[str, int, bool], float]] = {}
-        self._checks: dict[Key, dict[WorkloadRef, _Check]] = {}
+        self._checks: dict[Key, dict[WorkloadRef, _WorkloadCheck]] = {}
 
     def forget(self, key: Key) -> None:
-        """Forget a policy that is gone."""
+        """Forget a deleted policy."""
         self._seen.pop(key, None)
         self._checks.pop(key, None)
 
@@ -89,18 +89,20 @@ class RollingRestarts:
         injection: Injection | None = None,
         limit: int = 0,
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
-        """Request restarts of workloads with waiting pods, at most :data:`MAX_AT_ONCE` per call.
+        """Request restarts of workloads with waiting pods.
 
-        ``injection`` is the decision about it. Until a pod has run, ``limit`` pods at once get a
-        supervisor; if more wait, one workload is restarted first. Returns the status text of each
-        workload, and the workloads that this call requested to restart. Raises ApiError if the API
-        server may answer later.
+        Checks at most :data:`MAX_CHECKS_PER_RECONCILE` workloads per call.
+
+        ``injection`` is the decision about the injection. Until a pod has run, at most ``limit``
+        pods get a supervisor; if more wait, one workload is restarted first. Return the status text
+        of each workload, and the workloads whose restart this call requested. Raises ApiError if
+        the API server may answer later.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
             return {}, []
         waiting, at = waiting_workloads(workloads), self._clock()
-        many = sum(one.count(State.WAITING) for one in waiting) > limit
+        many = sum(one.count(SupervisionState.WAITING) for one in waiting) > limit
         trial = injection is not None and not injection.proven and many
         generation = policy.metadata.uid, policy.metadata.generation, trial
         seen = self._seen.get(key)
@@ -140,10 +142,10 @@ class RollingRestarts:
             if (old or late) and not self._webhook():
                 texts[ref] = WEBHOOK_NOT_READY
                 continue
-            if (old or late) and settled and checked < MAX_AT_ONCE:
+            if (old or late) and settled and checked < MAX_CHECKS_PER_RECONCILE:
                 checked += 1
                 text, new = await self._request(kind, key.namespace, ref.name, policy, now, trial)
-                known = checks[ref] = _Check(generation, at, text)
+                known = checks[ref] = _WorkloadCheck(generation, at, text)
                 requested += [ref] if new else []
                 busy = trial and known.is_requested
             if known is not None and known.generation == generation:
@@ -159,11 +161,14 @@ class RollingRestarts:
         now: str,
         trial: bool,
     ) -> tuple[str, bool]:
-        """Request one restart; return the status text, and whether this call requested it."""
+        """Request one restart.
+
+        Return the status text, and whether this call requested the restart.
+        """
         try:
             live = await self._api.get(kind, namespace, name)
             if live is None:
-                return "it no longer exists", False
+                return "the workload no longer exists", False
             live |= {"apiVersion": kind.api_version, "kind": kind.kind}
             if is_requested(live, policy, trial):
                 return REQUESTED, False

@@ -1,8 +1,9 @@
-"""The pods that policies select, from one watch of pod metadata in each namespace with a policy.
+"""Find the pods that policies select, with one watch of pod metadata in each namespace.
 
 A policy may select the pods of any workload, and with a watch of all pods the operator would
 receive every change in the cluster. Metadata shows which pods a policy selects and which of them
-changed. Only those are read, and a summary of each is kept.
+changed. Only those are read, and a summary of each is kept. Namespaces without a policy are not
+watched.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.pods import seconds_between
+from plimsoll_operator.fleet.pods import subtract_times
 from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
-    State,
-    matching_policies,
-    next_stuck_s,
+    SupervisionState,
+    compute_next_stuck_s,
+    find_matching_policies,
     parse_policies,
     summarize,
 )
@@ -30,11 +31,12 @@ from plimsoll_operator.runtime.reflector import Reflector
 from plimsoll_operator.scraper import address_of
 
 MAX_SINGLE_READS = 8
-"""Maximum number of changed pods read one by one; more are read with a list."""
-PAGE_SIZE = 50
-"""Pods per page, at most 75 MiB: a pod has up to 1.5 MiB, and anyone may create one."""
+"""Maximum number of changed pods that are read one by one; more are read with a list."""
+PAGE_PODS = 50
+"""Number of pods in one page, at most 75 MiB: a pod has up to 1.5 MiB, and anyone may create one.
+"""
 
-Generations = tuple[tuple[str, str, int], ...]
+PolicyGenerations = tuple[tuple[str, str, int], ...]
 
 
 class _CachedPod(NamedTuple):
@@ -47,17 +49,17 @@ class _CachedPod(NamedTuple):
 
     def is_stale(self, version: str, now: str) -> bool:
         """Report whether there is a newer version, or this one's summary depends on the time."""
-        due = next_stuck_s([self.pod], self.at)
+        due = compute_next_stuck_s([self.pod], self.at)
         return _is_older(self.version, version) or (
-            due is not None and seconds_between(self.at, now) >= due
+            due is not None and subtract_times(self.at, now) >= due
         )
 
 
 @dataclass
-class _Namespace:
-    """The known pods of a namespace. It is replaced when the policies change."""
+class _NamespacePods:
+    """Known pods of a namespace, replaced when its policies change."""
 
-    generations: Generations
+    generations: PolicyGenerations
     policies: list[SupervisionPolicy]
     present: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Version and selecting policies of each pod that a policy selects."""
@@ -66,7 +68,7 @@ class _Namespace:
 
 
 class PolicyPods:
-    """Watch on the selected pods that calls ``changed`` with each policy whose pods changed."""
+    """Watch on the selected pods, which calls ``changed`` with each policy whose pods changed."""
 
     def __init__(
         self, api: Api, store: Store, images: Images, changed: Callable[[Key], None],
@@ -79,14 +81,14 @@ class PolicyPods:
         """
         self._api, self._store, self._images, self._changed = api, store, images, changed
         self._timeout_s, self._settle_s, self._clock = timeout_s, settle_s, clock
-        self._namespaces: dict[str, _Namespace] = {}
+        self._namespaces: dict[str, _NamespacePods] = {}
         self._watches: dict[str, tuple[Reflector, asyncio.Task[None]]] = {}
         self._due: dict[Key, asyncio.TimerHandle] = {}
 
     def sync(self, key: Key) -> None:
-        """Watch the pods of the key's namespace for the policies that it has now.
+        """Watch the pods of the key's namespace for its present policies.
 
-        If the policies have changed, those of the namespace are all reconciled, because they may
+        If the policies have changed, all policies of the namespace are reconciled, because they may
         select other pods now.
         """
         namespace = key.namespace
@@ -94,12 +96,12 @@ class PolicyPods:
             one for one in self._store.of_kind(POLICY.kind)
             if one["metadata"].get("namespace") == namespace
         ]  # fmt: skip
-        generations = tuple(sorted(map(_generation, items)))
+        generations = tuple(sorted(map(_get_generation, items)))
         known = self._namespaces.get(namespace)
         if known and known.generations == generations:
             if (task := self._watches[namespace][1]).done():
                 self._start_watch(namespace, known)
-                task.result()  # raises if the task failed: a bug
+                task.result()  # raises the task's exception, which is a bug
             return
         if namespace in self._watches:
             self._watches.pop(namespace)[1].cancel()
@@ -107,7 +109,7 @@ class PolicyPods:
         if not policies:
             self._namespaces.pop(namespace, None)
             return
-        fresh = self._namespaces[namespace] = _Namespace(generations, policies)
+        fresh = self._namespaces[namespace] = _NamespacePods(generations, policies)
         self._start_watch(namespace, fresh)
         for one in policies:
             if one.metadata.name != key.name:
@@ -136,7 +138,7 @@ class PolicyPods:
             name for name, version in present.items()
             if name not in read or read[name].is_stale(version, now)
         ]  # fmt: skip
-        kind = replace(POD, selector=policy.spec.selector.query(), page=PAGE_SIZE)
+        kind = replace(POD, selector=policy.spec.selector.query(), page=PAGE_PODS)
         for one in [""] if len(stale) > MAX_SINGLE_READS else stale:
             read.pop(one, None)
             async for page, _ in self._api.pages(kind, key.namespace, one):
@@ -146,12 +148,16 @@ class PolicyPods:
         pods = [read[name] for name in sorted(present) if name in read]
         addresses = {
             one.pod.name: one.address for one in pods
-            if one.address and one.pod.state is State.SUPERVISED
+            if one.address and one.pod.state is SupervisionState.SUPERVISED
         }  # fmt: skip
         return tuple(one.pod for one in pods), addresses
 
     def _cache(
-        self, known: _Namespace, read: dict[str, _CachedPod], policy: SupervisionPolicy, pod: Object
+        self,
+        known: _NamespacePods,
+        read: dict[str, _CachedPod],
+        policy: SupervisionPolicy,
+        pod: Object,
     ) -> None:
         meta = pod["metadata"]
         names = _selecting_policies(known.policies, pod)
@@ -159,7 +165,7 @@ class PolicyPods:
             found = summarize(pod, policy, names, self._images, now := self._clock())
             read[meta["name"]] = _CachedPod(meta["resourceVersion"], found, address_of(pod), now)
 
-    def _start_watch(self, namespace: str, known: _Namespace) -> None:
+    def _start_watch(self, namespace: str, known: _NamespacePods) -> None:
         def listed(items: list[Object]) -> None:
             known.present = {
                 one["metadata"]["name"]: (one["metadata"]["resourceVersion"], names)
@@ -181,7 +187,7 @@ class PolicyPods:
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
     def _notify_later(self, namespace: str, policies: Iterable[str]) -> None:
-        """Report a change after ``settle_s``, in which others may follow."""
+        """Report a change after ``settle_s``, together with those that follow meanwhile."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:
@@ -196,17 +202,17 @@ class PolicyPods:
 def _selecting_policies(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
     """Return the names of the policies that select the pod, oldest first."""
     labels = pod["metadata"].get("labels") or {}
-    return [one.metadata.name for one in matching_policies(policies, labels)]
+    return [one.metadata.name for one in find_matching_policies(policies, labels)]
 
 
-def _generation(item: Object) -> tuple[str, str, int]:
+def _get_generation(item: Object) -> tuple[str, str, int]:
     meta = item["metadata"]
     deleted = str(meta.get("deletionTimestamp") or "")
     return meta["name"] + deleted, meta.get("uid", ""), meta.get("generation", 0)
 
 
 def _is_older(version: str, than: str) -> bool:
-    """Report whether ``version`` is older; resource versions are comparable."""
+    """Report whether ``version`` is older. Resource versions can be compared as numbers."""
     if not (version.isdigit() and than.isdigit()):
         return version != than
     return int(version) < int(than)

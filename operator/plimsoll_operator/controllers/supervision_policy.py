@@ -1,4 +1,4 @@
-"""The reconcile of a SupervisionPolicy: plan, write what differs, update its status."""
+"""Reconcile a SupervisionPolicy: make the plan, write what differs, and update its status."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from plimsoll_api.names import policy_object_name
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import pod_events, reconcile_pods
+from plimsoll_operator.controllers.pods import read_pod_events, reconcile_pods
 from plimsoll_operator.controllers.reconciler import Reconciler, earliest_s, now
 from plimsoll_operator.controllers.refused_creations import RefusedCreations
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
-from plimsoll_operator.fleet.figures import replicas_of_policy
+from plimsoll_operator.fleet.figures import list_policy_peers
 from plimsoll_operator.fleet.group_loops import GroupHistory
 from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, next_stuck_s
+from plimsoll_operator.fleet.selected_pods import (
+    SelectedPod,
+    SupervisionState,
+    compute_next_stuck_s,
+)
 from plimsoll_operator.fleet.verdict import needs_time
-from plimsoll_operator.fleet.workloads import workload_statuses
-from plimsoll_operator.injection.policy import injected_images
+from plimsoll_operator.fleet.workloads import index_workload_statuses
+from plimsoll_operator.injection.policy import format_images
 from plimsoll_operator.kinds import POLICY, Key, Object, Ref, read
 from plimsoll_operator.plans.injection import decide_injection, parse_injection
 from plimsoll_operator.plans.policy import PolicyPlan, reconcile
@@ -45,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Observation:
-    """The observations of one reconcile.
+    """What was observed in one reconcile.
 
     ``pods`` is None until they are known. ``wait_reasons`` has the reason why each workload's pods
     wait.
@@ -74,8 +78,8 @@ class PolicyController(Reconciler[_Observation]):
     ) -> None:
         """Prepare a controller for the policies in ``store``.
 
-        ``add`` requests another reconcile of a policy, ``later`` one after some seconds.
-        ``webhook`` returns whether pods that are created now get a supervisor.
+        ``add`` requests another reconcile of a policy, and ``later`` requests one after some
+        seconds. ``webhook`` returns whether pods that are created now get a supervisor.
         """
         super().__init__(api, store, scraper, config, later, clock)
         clocks, images = config.clocks, config.images
@@ -90,10 +94,10 @@ class PolicyController(Reconciler[_Observation]):
         """Workloads with a revision that leaks in most replicas."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
         """Verdicts on the revisions of each policy's workloads, each with the workload's name."""
-        self.pods: dict[Key, dict[State, int]] = {}
-        """Number of pods of each policy by state, without terminating ones."""
+        self.pods: dict[Key, dict[SupervisionState, int]] = {}
+        """Number of each policy's pods by state, without terminating ones."""
         self.stopped: dict[Key, bool] = {}
-        """Policies whose injection is stopped because pods do not start with a supervisor."""
+        """Policies whose injection has stopped because pods do not start with a supervisor."""
 
     async def handle(self, key: Key) -> None:
         """Reconcile ``key`` and update its status."""
@@ -101,7 +105,7 @@ class PolicyController(Reconciler[_Observation]):
         await super().handle(key)
 
     def forget(self, key: Key) -> None:
-        """Forget a policy that is gone."""
+        """Forget a deleted policy."""
         self._restarts.forget(key)
         self._refused.forget(key)
         self._groups.forget(key)
@@ -111,7 +115,7 @@ class PolicyController(Reconciler[_Observation]):
     async def apply_spec(
         self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
     ) -> Failure | None:
-        """Read the pods, apply and remove objects, handle the pods, request restarts."""
+        """Read the pods, apply and remove objects, handle the pods, and request restarts."""
         policy = read(SupervisionPolicy, item)
         observed.pods, addresses = pods, _ = await self._selected.read(key, policy)
         self._scraper.follow(key, addresses)
@@ -119,12 +123,16 @@ class PolicyController(Reconciler[_Observation]):
             created = item["metadata"].get("creationTimestamp") or ""
             observed.refused = await self._refused.recent(key, policy, created)
         there = Counter(one.state for one in pods)
-        self.pods[key] = {state: there[state] for state in State if state is not State.LEAVING}
+        self.pods[key] = {
+            state: there[state]
+            for state in SupervisionState
+            if state is not SupervisionState.LEAVING
+        }
         plan = await self._apply(key, item, policy, pods)
-        requeue_s += [next_stuck_s(pods, self._clock()), HOUR_S]
+        requeue_s += [compute_next_stuck_s(pods, self._clock()), HOUR_S]
         next_check_s = await reconcile_pods(
-            self._api, self._store, key, item, _views_without_containers(pods),
-            self._incidents(key), self._clock(), self._config,
+            self._api, self._store, key, item, _make_views_without_containers(pods),
+            self._list_incidents(key), self._clock(), self._config,
             {one.name for one in pods if one.member.workload is None},
             self._groups.observe(key, pods, self._clock()),
         )  # fmt: skip
@@ -136,8 +144,8 @@ class PolicyController(Reconciler[_Observation]):
     async def _apply(
         self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
     ) -> PolicyPlan:
-        incidents, owned = self._incidents(key), self._live(key)
-        peers = replicas_of_policy(sorted(pods, key=lambda one: one.created))
+        incidents, owned = self._list_incidents(key), self._find_live_objects(key)
+        peers = list_policy_peers(sorted(pods, key=lambda one: one.created))
         published = owned.get(Ref("ConfigMap", policy_object_name(key.name)))
         files = self._files(key, peers, policy.spec.memory, published)
         now, before = self._clock(), item.get("status")
@@ -150,7 +158,7 @@ class PolicyController(Reconciler[_Observation]):
     async def _request_restarts(
         self, key: Key, item: Object, policy: SupervisionPolicy, plan: PolicyPlan
     ) -> dict[WorkloadRef | None, str]:
-        """Request rolling restarts; return why pods wait, by workload."""
+        """Request rolling restarts. Return why pods wait, by workload."""
         wait_reasons, asked = await self._restarts.request(
             key,
             policy,
@@ -166,11 +174,11 @@ class PolicyController(Reconciler[_Observation]):
     async def status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the policy's status, and after how many seconds time alone may change it."""
+        """Return the policy's status, and the seconds after which time alone may change it."""
         figures, now = self._scraper.published(key), self._clock()
         views = [one.view for one in observed.pods or () if one.view]
-        clocks, incidents = self._config.clocks, self._incidents(key)
-        events, next_s = await pod_events(self._api, key.namespace, views, now, clocks)
+        clocks, incidents = self._config.clocks, self._list_incidents(key)
+        events, next_s = await read_pod_events(self._api, key.namespace, views, now, clocks)
         injection = self._decide_injection(item, observed)
         wanted = status(
             item,
@@ -186,7 +194,7 @@ class PolicyController(Reconciler[_Observation]):
             self._scraper.latest(key),
         )
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
-        shown = workload_statuses(wanted)
+        shown = index_workload_statuses(wanted)
         self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
         self.verdicts[key] = judged = [
             (name, one) for name in shown for one in shown[name].get("verdicts") or ()
@@ -199,19 +207,21 @@ class PolicyController(Reconciler[_Observation]):
         return [*new_suspects(before, wanted), *injection_stopped(before, wanted)]
 
     def _decide_injection(self, item: Object, observed: _Observation) -> Object | None:
-        """Decide whether new pods get a supervisor; None if the spec selects none."""
+        """Decide whether new pods get a supervisor; None if the spec selects no pods."""
         if observed.pods is None:
             return None
         policy, config = read(SupervisionPolicy, item), self._config
-        images, before = injected_images(policy, config.images), parse_injection(item.get("status"))
+        images, before = format_images(policy, config.images), parse_injection(item.get("status"))
         limit, now = config.max_waiting_pods, self._clock()
         return decide_injection(before, policy, images, observed.pods, limit, now, observed.refused)
 
 
-def _views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodView]:
+def _make_views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodView]:
     """Return the supervised or terminating pods, without their containers."""
     return [
-        PodView.without_containers(one.name, one.created, one.state is State.LEAVING)
+        PodView.make_without_containers(
+            one.name, one.created, one.state is SupervisionState.LEAVING
+        )
         for one in pods
-        if one.state in (State.SUPERVISED, State.LEAVING)
+        if one.state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
     ]

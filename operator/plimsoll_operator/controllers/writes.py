@@ -1,7 +1,7 @@
-"""Writes the objects, status and Events of a service or a policy.
+"""Write the objects, status and Events of a service or a policy.
 
 :class:`FailureCounter` decides what a failure means for the status. Events only inform people: if
-one cannot be written, everything else continues.
+an Event cannot be written, everything else continues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from plimsoll_operator.fleet.pods import printable_line, seconds_between
+from plimsoll_operator.fleet.pods import make_printable_line, subtract_times
 from plimsoll_operator.kinds import (
     BY_KIND,
     CLAIM,
@@ -33,35 +33,39 @@ from plimsoll_operator.status.notices import Notice
 
 log = logging.getLogger(__name__)
 
-REPORT_AFTER = 3
-"""Consecutive transient refusals after which the status shows one."""
+REPORT_AFTER_FAILURES = 3
+"""Number of transient refusals in a row after which the status shows one."""
 
-MAX_CACHED = 1024
-CLAIM_S = 600.0
-"""Time for which a claim's access modes are cached. They never change, but a new claim may reuse
-the name."""
+MAX_CACHED_EVENTS = 1024
+CLAIM_CACHE_S = 600.0
+"""Seconds for which a claim's access modes are cached.
+
+They never change, but a new claim may reuse the name.
+"""
 EVENT_REPEAT_S = 600.0
-"""An Event that repeats within this time is only counted: a refusal repeats with each try."""
+"""Seconds within which a repeated Event is only counted, because a refusal repeats with each
+attempt.
+"""
 
-MAX_MESSAGE = 1000
+MAX_MESSAGE_CHARS = 1000
 
 
-class NameConflict(Exception):
-    """An object that Plimsoll did not create has the name of one that it needs."""
+class NameConflictError(Exception):
+    """Error if an object that Plimsoll did not create has the name of one that Plimsoll needs."""
 
     def __init__(self, item: Object) -> None:
         owner = item["metadata"]["ownerReferences"][0]["kind"]
         super().__init__(
-            f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} exists and "
-            f"does not belong to this {owner}: delete it, or rename the {owner}"
+            f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} already "
+            f"exists and does not belong to this {owner}: delete it, or rename the {owner}"
         )
 
 
-class OwnedObjects:
+class OwnedObjectWriter:
     """Writer of the planned objects of a service.
 
-    The fields that the API server lists as ours after a write are kept. While they are unchanged,
-    the same object is not sent again, whatever the server or another webhook made of it.
+    It stores the fields that the API server lists as Plimsoll's after a write. While they are
+    unchanged, the same object is not sent again, whatever the server or another webhook made of it.
     """
 
     def __init__(self, api: Api, store: Store) -> None:
@@ -69,22 +73,22 @@ class OwnedObjects:
         self._fields: dict[Key, dict[Ref, str]] = {}
 
     def forget(self, key: Key) -> None:
-        """Forget a service or policy that is gone."""
+        """Forget a deleted service or policy."""
         self._fields.pop(key, None)
 
     async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
-        """Apply one object; return False if it is up to date.
+        """Apply one object. Return False if it is up to date.
 
-        ``uid`` is the service's. An object of someone else lacks our labels and is in no watch, so
-        the first application must find no object of the name. Raises :class:`NameConflict` if there
-        is one.
+        ``uid`` is the service's. An object of another owner lacks Plimsoll's labels and is in no
+        watch, so the first application must find no object of the name. Raises
+        :class:`NameConflictError` if there is one.
         """
         kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
         if live is not None and owner_uid(live) != uid:
-            raise NameConflict(desired)
+            raise NameConflictError(desired)
         known, where = self._fields.setdefault(key, {}), ref(desired)
         if live is not None and not needs_apply(desired, live, known.get(where)):
-            _remember(known, where, owned_fields(live, desired))
+            _store_fields(known, where, owned_fields(live, desired))
             return False
         log.info("%s: applying %s", key, " ".join(ref(desired)))
         whole = with_replicas(desired, live, first_replicas)
@@ -92,11 +96,11 @@ class OwnedObjects:
             send = self._api.apply if live is not None else self._api.apply_new
             made = await send(kind, whole)
             self._store.put(made)
-            _remember(known, where, owned_fields(made, desired))
+            _store_fields(known, where, owned_fields(made, desired))
         except Conflict:
             found = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
             if found is not None and owner_uid(found) != uid:
-                raise NameConflict(desired) from None
+                raise NameConflictError(desired) from None
             if found is not None:
                 self._store.put(found)
             raise  # the new object may change the plan
@@ -111,7 +115,7 @@ class OwnedObjects:
                 self._fields.get(key, {}).pop(ref(item), None)
 
 
-def _remember(known: dict[Ref, str], where: Ref, fields: str | None) -> None:
+def _store_fields(known: dict[Ref, str], where: Ref, fields: str | None) -> None:
     if fields is None:
         known.pop(where, None)
     else:
@@ -119,7 +123,7 @@ def _remember(known: dict[Ref, str], where: Ref, fields: str | None) -> None:
 
 
 async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted: Object) -> bool:
-    """Give ``item`` the status ``wanted``; return False if the object was deleted meanwhile.
+    """Write ``wanted`` as the status of ``item``. Return False if the object was deleted meanwhile.
 
     Raises ApiError if the API server refuses.
     """
@@ -140,35 +144,35 @@ async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted:
 
 
 class FailureCounter:
-    """Counts consecutive failures of services and policies."""
+    """Counter of consecutive failures of services and policies."""
 
     def __init__(self) -> None:
         self._failures: Counter[Key] = Counter()
 
     def classify(
-        self, key: Key, problem: InvalidSpec | NameConflict | ApiError
+        self, key: Key, problem: InvalidSpec | NameConflictError | ApiError
     ) -> tuple[Failure, Exception | None]:
-        """Return the text for the status, and the error to raise after it is written, if any.
+        """Return the failure for the status, and the error to raise after the status is written.
 
-        Raises ``problem`` itself while it may be transient: the reconcile is retried at once, and
-        the status does not flicker.
+        The error may be None. Raises ``problem`` itself while it may be transient: the reconcile is
+        then retried at once, and the status does not flicker.
         """
         if isinstance(problem, InvalidSpec):
             return Failure("InvalidSpec", str(problem), is_lasting=True), None
-        if isinstance(problem, NameConflict):
+        if isinstance(problem, NameConflictError):
             return Failure("NameConflict", str(problem), is_lasting=True), problem
         self._failures[key] += 1
-        if not problem.is_lasting and self._failures[key] < REPORT_AFTER:
+        if not problem.is_lasting and self._failures[key] < REPORT_AFTER_FAILURES:
             raise problem
         return Failure("ApplyFailed", problem.message, problem.is_lasting), problem
 
     def forget(self, key: Key) -> None:
-        """Reset the count: the reconcile succeeded, or the service is gone."""
+        """Reset the count after a successful reconcile, or for a deleted service."""
         self._failures.pop(key, None)
 
 
-class ClaimModes:
-    """Cache of which claims pods on several nodes may mount, for the rollout strategy."""
+class ClaimModeCache:
+    """Cache of whether pods on several nodes may mount a claim, for the rollout strategy."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
@@ -179,8 +183,8 @@ class ClaimModes:
 
         Raises ApiError if the API server may answer later.
         """
-        at, found = self._known.get((namespace, name), (-CLAIM_S, False))
-        if self._clock() - at < CLAIM_S:
+        at, found = self._known.get((namespace, name), (-CLAIM_CACHE_S, False))
+        if self._clock() - at < CLAIM_CACHE_S:
             return found
         try:
             claim = await self._api.get(CLAIM, namespace, name)
@@ -194,13 +198,13 @@ class ClaimModes:
         modes = set((claim.get("spec") or {}).get("accessModes") or ())
         several = "ReadWriteMany" in modes or modes == {"ReadOnlyMany"}
         self._known[namespace, name] = (self._clock(), several)
-        if len(self._known) > MAX_CACHED:
+        if len(self._known) > MAX_CACHED_EVENTS:
             self._known.popitem(last=False)
         return self._known[namespace, name][1]
 
 
 @dataclass
-class _Seen:
+class _RecordedEvent:
     count: int
     first: str
     written: str
@@ -211,12 +215,12 @@ class EventRecorder:
 
     def __init__(self, api: Api, clock: Callable[[], str]) -> None:
         self._api, self._clock = api, clock
-        self._known: OrderedDict[str, _Seen] = OrderedDict()
+        self._known: OrderedDict[str, _RecordedEvent] = OrderedDict()
 
     async def write(self, service: Object, notices: Iterable[Notice]) -> None:
         """Write an Event for each notice; a repeated notice keeps its name."""
         for notice in notices:
-            body = self._event(service, notice)
+            body = self._make_event(service, notice)
             if body is None:
                 continue
             try:
@@ -227,17 +231,17 @@ class EventRecorder:
                     "%s: cannot write Event %s: %s", name, notice.reason, str(error) or repr(error)
                 )
 
-    def _event(self, service: Object, notice: Notice) -> Object | None:
+    def _make_event(self, service: Object, notice: Notice) -> Object | None:
         """Build the Event; None if the same one was written just now."""
         meta, now = service["metadata"], self._clock()
-        message = printable_line(notice.message, MAX_MESSAGE)
+        message = make_printable_line(notice.message, MAX_MESSAGE_CHARS)
         key = digest([meta["uid"], notice.type, notice.reason, message])
-        seen = self._known.setdefault(key, _Seen(0, now, ""))
+        seen = self._known.setdefault(key, _RecordedEvent(0, now, ""))
         self._known.move_to_end(key)
-        if len(self._known) > MAX_CACHED:
+        if len(self._known) > MAX_CACHED_EVENTS:
             self._known.popitem(last=False)
         seen.count += 1
-        if seen.written and seconds_between(seen.written, now) < EVENT_REPEAT_S:
+        if seen.written and subtract_times(seen.written, now) < EVENT_REPEAT_S:
             return None
         seen.written = now
         return {

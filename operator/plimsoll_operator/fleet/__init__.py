@@ -1,4 +1,4 @@
-"""Evaluates pods, incidents and Leases for the services and policies. Pure functions.
+"""Evaluate pods, incidents and Leases for the services and policies, with pure functions.
 
 Controllers and the circuit breaker act on the results.
 """

@@ -1,10 +1,10 @@
-"""The figures that supervisors report: memory for the status, and growth for the peers.
+"""Parse the values that supervisors report: memory for the status, and growth for the peers.
 
 A page of metrics comes from a pod, so it is untrusted: a value that no supervisor would write
 counts as unknown.
 
 Replicas of one revision under the same load are each other's control group. The operator takes
-their growth from its scrapes. Supervisors read it beside their configuration while an incident of
+their growth from its scrapes. Supervisors read it next to their configuration while an incident of
 growth is open. Each file is kept for ``publish_s``, so a reconcile in between writes nothing, and a
 quiet fleet costs no writes.
 """
@@ -34,46 +34,54 @@ from plimsoll_api.peers import (
     encode,
 )
 from plimsoll_api.state import SignalReason
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key, Object
 
 PERCENT_STEP = 5
-"""Step of the percentages in a status. A status that followed every sample would be written
-constantly."""
+"""Step of the percentages in a status.
+
+A status that followed every sample would be written constantly.
+"""
 
 MAX_RATIO = 1e9
-"""Maximum consumed share: a replica of 1 GB with the smallest budget, one byte. Its percentage fits
-the status."""
+"""Maximum consumed share, so that its percentage fits the status.
+
+It is that of a replica of 1 GB with the smallest budget, one byte.
+"""
 
 MAX_RESTARTS = 1000
 """Maximum of ``restartBudget.count`` in the schema."""
 
 
 SIGNAL_MISSING_S = 120.0
-"""Time without a signal after which it is reported, as in the alert PlimsollSupervisorBlind. An
-engine has no signals for some seconds after its start."""
+"""Seconds without a signal after which it is reported, as in the alert PlimsollSupervisorBlind.
+
+An engine has no signals for some seconds after its start.
+"""
 NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
-"""Share of the limit below which memory is no longer near it; lower than the share that sets it, so
-that the status does not flap."""
+"""Share of the limit below which memory is no longer near it.
+
+It is lower than the share above which memory is near it, so that the status does not flap.
+"""
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
 """Signals that a supervisor needs from its engine, the most important first."""
 REASONS = frozenset(SignalReason)
 UNKNOWN_REASON = "SignalMissing"
-"""Reason for a missing signal whose supervisor gives none."""
+"""Reason for a missing signal if its supervisor gives none."""
 MAX_BYTES_PER_S = float(1 << 40)
 MAX_LEFT_S = 3.2e9
-"""Maximum time until a limit is reached: a century. Slower growth has no forecast."""
+"""Maximum seconds until a limit is reached: a century. Slower growth has no forecast."""
 SEGMENTS = frozenset(segment.value for segment in Segment)
 
 
 @dataclass(frozen=True)
 class SlowLeak:
-    """A slow leak of a replica.
+    """Slow leak of a replica.
 
-    ``segment`` is empty and ``limit_s`` is None if unknown.
+    ``segment`` is empty and ``limit_s`` is None if they are unknown.
     """
 
     kind: str
@@ -83,16 +91,16 @@ class SlowLeak:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """The figures from one supervisor's metrics. None is unknown. Ratios are of the growth budget.
+class SupervisorFigures:
+    """Values from one supervisor's metrics, None if unknown. Ratios are of the growth budget.
 
     ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory. A memory's
-    growth is None until all of its parts are known. ``drained`` says whether a person took the
+    growth is None until all of its parts are known. ``drained`` is whether a person took the
     replica out of service. ``missing_signals`` has the signals that its supervisor has lacked for
     :data:`SIGNAL_MISSING_S`, each with the reason; it is None if the supervisor does not report
     signals. ``limit`` is the share of the memory limit that is in use and cannot be reclaimed. What
-    was learned of a memory is None until all parts but the budget are known, and its needs until
-    all but the limit are.
+    was learned about a memory is None until all parts but the budget are known, and its needs until
+    all but the limit are known.
     """
 
     host: float | None = None
@@ -111,7 +119,7 @@ class Figures:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the supervisor reports that it does not see its engine."""
+        """Whether the supervisor reports that it cannot observe its engine."""
         return any(signal == ENGINE_SIGNAL for signal, _ in self.missing_signals or ())
 
 
@@ -126,57 +134,65 @@ _SAMPLE = re.compile(
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
     re.MULTILINE,
 )
-"""Name, labels and value of a sample. Every part is bounded, so the time to match grows only with
-the page's length."""
+"""Pattern for name, labels and value of a sample.
 
-_LEAKS = b"plimsoll_memory_slow_leak"
-_RATE = b"plimsoll_memory_slow_leak_bytes_per_second"
-_LIMIT = b"plimsoll_memory_slow_leak_limit_seconds"
-_SLOW = {_LEAKS: 1.0, _RATE: MAX_BYTES_PER_S, _LIMIT: MAX_LEFT_S}
-"""Samples of slow leaks, each with its maximum."""
+Every part is bounded, so the time to match grows only with the page's length.
+"""
 
-_GROWN = {
+_LEAK_METRIC = b"plimsoll_memory_slow_leak"
+_LEAK_RATE_METRIC = b"plimsoll_memory_slow_leak_bytes_per_second"
+_LEAK_LIMIT_METRIC = b"plimsoll_memory_slow_leak_limit_seconds"
+_SLOW_LEAK_METRICS = {
+    _LEAK_METRIC: 1.0,
+    _LEAK_RATE_METRIC: MAX_BYTES_PER_S,
+    _LEAK_LIMIT_METRIC: MAX_LEFT_S,
+}
+"""Metrics of slow leaks, each with its maximum."""
+
+_GROWTH_METRICS = {
     b"plimsoll_memory_unexplained_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_baseline_age_seconds": MAX_AGE_S,
     b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
 }
-"""Samples of growth in the order of the fields of :class:`PeerGrowth`, each with its maximum."""
+"""Metrics of growth in the order of the fields of :class:`PeerGrowth`, each with its maximum."""
 
-_LEARNED = {
+_LEARNED_METRICS = {
     b"plimsoll_memory_learned_seconds": MAX_SEEN_S,
     b"plimsoll_memory_learned_growth_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_learned_start_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_learned_budget_bytes": MAX_GROWTH_BYTES,
 }
-"""Samples of what a replica has learned, each with its maximum."""
+"""Metrics of what a replica has learned, each with its maximum."""
 
-_NEEDS = {
+_NEEDS_METRICS = {
     b"plimsoll_memory_needed_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_declared_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_declared_unfilled_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_limit_bytes": MAX_GROWTH_BYTES,
 }
-"""Samples of a memory's needs in the order of the fields of :class:`MemoryNeeds`, the limit last,
-each with its maximum."""
+"""Metrics of a memory's needs, each with its maximum.
 
-_WINDOW = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
+They are in the order of the fields of :class:`MemoryNeeds`, with the limit last.
+"""
 
-_SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
+_WINDOW_LABEL = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
 
-_MANUAL = re.compile(rb'(?:^|,)\s{0,8}reason="%b"' % UNREADY_MANUAL.encode())
+_SEGMENT_LABEL = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
-_SIGNAL = re.compile(rb'(?:^|,)\s{0,8}signal="([a-z_]{1,32})"')
+_MANUAL_LABEL = re.compile(rb'(?:^|,)\s{0,8}reason="%b"' % UNREADY_MANUAL.encode())
 
-_REASON = re.compile(rb'(?:^|,)\s{0,8}reason="([A-Za-z]{1,64})"')
+_SIGNAL_LABEL = re.compile(rb'(?:^|,)\s{0,8}signal="([a-z_]{1,32})"')
 
-_KIND = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
+_REASON_LABEL = re.compile(rb'(?:^|,)\s{0,8}reason="([A-Za-z]{1,64})"')
+
+_KIND_LABEL = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
-def parse(page: bytes) -> Figures:
-    """Read the figures from a Prometheus text page.
+def parse_figures(page: bytes) -> SupervisorFigures:
+    """Parse the values from a Prometheus text page. Never raises.
 
     A missing, malformed or out-of-range value is unknown. If a page has a sample twice, the last
-    one counts. Raises nothing.
+    one counts.
     """
     ratios: dict[bytes, float | None] = {}
     slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
@@ -190,52 +206,57 @@ def parse(page: bytes) -> Figures:
     reasons: dict[str, str] = {}
     for name, labels, text in _SAMPLE.findall(page):
         if name == b"plimsoll_restart_budget_remaining":
-            left = _number(text, MAX_RESTARTS)
+            left = _parse_number(text, MAX_RESTARTS)
         elif name == b"plimsoll_supervisor_out_of_service":
-            manual = _number(text, 1.0) if _MANUAL.search(labels) else manual
+            manual = _parse_number(text, 1.0) if _MANUAL_LABEL.search(labels) else manual
         elif name == b"plimsoll_cgroup_memory_limit_ratio":
-            limit = _number(text, MAX_RATIO)
+            limit = _parse_number(text, MAX_RATIO)
         elif name == b"plimsoll_signal_age_seconds":
-            if signal := _SIGNAL.search(labels):
-                ages[signal[1].decode()] = _number(text, MAX_LEFT_S)
+            if signal := _SIGNAL_LABEL.search(labels):
+                ages[signal[1].decode()] = _parse_number(text, MAX_LEFT_S)
         elif name == b"plimsoll_supervisor_signal_missing":
-            if (signal := _SIGNAL.search(labels)) and (reason := _REASON.search(labels)):
+            if (signal := _SIGNAL_LABEL.search(labels)) and (
+                reason := _REASON_LABEL.search(labels)
+            ):
                 reasons[signal[1].decode()] = reason[1].decode()
-        elif not (kind := _KIND.search(labels)):
+        elif not (kind := _KIND_LABEL.search(labels)):
             continue
-        elif name in _GROWN:
-            grown.setdefault(kind[1], {})[name] = _number(text, _GROWN[name])
-        elif name in _NEEDS:
-            needs.setdefault(kind[1], {})[name] = _number(text, _NEEDS[name])
-        elif name in _LEARNED:
-            window = _WINDOW.search(labels)
+        elif name in _GROWTH_METRICS:
+            grown.setdefault(kind[1], {})[name] = _parse_number(text, _GROWTH_METRICS[name])
+        elif name in _NEEDS_METRICS:
+            needs.setdefault(kind[1], {})[name] = _parse_number(text, _NEEDS_METRICS[name])
+        elif name in _LEARNED_METRICS:
+            window = _WINDOW_LABEL.search(labels)
             key = name, int(window[1]) if window else 0
-            lessons.setdefault(kind[1], {})[key] = _number(text, _LEARNED[name])
-        elif name in _SLOW:
-            found = _SEGMENT.search(labels)
+            lessons.setdefault(kind[1], {})[key] = _parse_number(text, _LEARNED_METRICS[name])
+        elif name in _SLOW_LEAK_METRICS:
+            found = _SEGMENT_LABEL.search(labels)
             segment = found[1].decode() if found else ""
-            slow.setdefault(name, {})[kind[1]] = (_number(text, _SLOW[name]), segment)
+            slow.setdefault(name, {})[kind[1]] = (
+                _parse_number(text, _SLOW_LEAK_METRICS[name]),
+                segment,
+            )
         else:
-            ratios[kind[1]] = _number(text, MAX_RATIO)
+            ratios[kind[1]] = _parse_number(text, MAX_RATIO)
     whole = int(left) if left is not None and left.is_integer() else None
-    return Figures(
+    return SupervisorFigures(
         host=ratios.get(b"host"),
         device=ratios.get(b"device"),
         restarts_left=whole,
-        slow=_slow_leaks(slow),
-        host_growth=_growth(grown.get(b"host", {})),
-        device_growth=_growth(grown.get(b"device", {})),
+        slow=_make_slow_leaks(slow),
+        host_growth=_make_growth(grown.get(b"host", {})),
+        device_growth=_make_growth(grown.get(b"device", {})),
         drained=None if manual is None else bool(manual),
-        missing_signals=_missing_signals(ages, reasons),
+        missing_signals=_find_missing_signals(ages, reasons),
         limit=limit,
-        host_learned=_learned(lessons.get(b"host", {})),
-        device_learned=_learned(lessons.get(b"device", {})),
-        host_needs=_needs(needs.get(b"host", {})),
-        device_needs=_needs(needs.get(b"device", {})),
+        host_learned=_make_learned(lessons.get(b"host", {})),
+        device_learned=_make_learned(lessons.get(b"device", {})),
+        host_needs=_make_needs(needs.get(b"host", {})),
+        device_needs=_make_needs(needs.get(b"device", {})),
     )
 
 
-def _missing_signals(
+def _find_missing_signals(
     ages: Mapping[str, float | None], reasons: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...] | None:
     """Return the signals missing for :data:`SIGNAL_MISSING_S`; None if no age is known."""
@@ -247,15 +268,15 @@ def _missing_signals(
     return tuple((signal, known_reasons.get(signal, UNKNOWN_REASON)) for signal in lost)
 
 
-def _growth(seen: Mapping[bytes, float | None]) -> PeerGrowth | None:
+def _make_growth(seen: Mapping[bytes, float | None]) -> PeerGrowth | None:
     """Return the growth of one memory; None if a part of it is unknown."""
-    known = [int(value) for name in _GROWN if (value := seen.get(name)) is not None]
-    return PeerGrowth(*known) if len(known) == len(_GROWN) else None
+    known = [int(value) for name in _GROWTH_METRICS if (value := seen.get(name)) is not None]
+    return PeerGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
 
 
-def _learned(seen: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | None:
-    """Return what was learned of one memory; None if a part of it other than the budget is not."""
-    observed, growth, start, budget = _LEARNED
+def _make_learned(seen: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | None:
+    """Return what was learned about one memory; None if a part other than the budget is unknown."""
+    observed, growth, start, budget = _LEARNED_METRICS
     needed = [(observed, 0), *((growth, hours) for hours in WINDOWS_H), (start, 0)]
     known = [int(value) for one in needed if (value := seen.get(one)) is not None]
     if len(known) < len(needed):
@@ -265,33 +286,35 @@ def _learned(seen: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | 
     return LearnedMemory(seen_s, (first, second, third), least, size)
 
 
-def _needs(seen: Mapping[bytes, float | None]) -> MemoryNeeds | None:
-    """Return the needs of one memory; None if a part of them other than the limit is unknown."""
-    level, pools, unfilled, limit = (seen.get(name) for name in _NEEDS)
+def _make_needs(seen: Mapping[bytes, float | None]) -> MemoryNeeds | None:
+    """Return the needs of one memory; None if a part other than the limit is unknown."""
+    level, pools, unfilled, limit = (seen.get(name) for name in _NEEDS_METRICS)
     if level is None or pools is None or unfilled is None:
         return None
     return MemoryNeeds(int(level), int(pools), int(unfilled), int(limit) if limit else None)
 
 
-def _slow_leaks(
+def _make_slow_leaks(
     seen: Mapping[bytes, Mapping[bytes, tuple[float | None, str]]],
 ) -> tuple[SlowLeak, ...] | None:
     """Return the slow leaks on a page; None if no memory has been judged yet."""
-    judged = {kind: value for kind, (value, _) in seen.get(_LEAKS, {}).items() if value is not None}
+    judged = {
+        kind: value for kind, (value, _) in seen.get(_LEAK_METRIC, {}).items() if value is not None
+    }
     if not judged:
         return None
     found = []
     for kind in sorted(judged):
-        rate, segment = seen.get(_RATE, {}).get(kind, (None, ""))
-        limit_s, _ = seen.get(_LIMIT, {}).get(kind, (None, ""))
+        rate, segment = seen.get(_LEAK_RATE_METRIC, {}).get(kind, (None, ""))
+        limit_s, _ = seen.get(_LEAK_LIMIT_METRIC, {}).get(kind, (None, ""))
         if judged[kind] and rate is not None:
             known = segment if segment in SEGMENTS else ""
             found.append(SlowLeak(kind.decode(), known, rate, limit_s))
     return tuple(found)
 
 
-def _number(text: bytes, most: float) -> float | None:
-    """Read a number from 0 to ``most``; None for anything else, such as NaN for unknown."""
+def _parse_number(text: bytes, most: float) -> float | None:
+    """Parse a number from 0 to ``most``; None for anything else, such as NaN for unknown."""
     try:
         value = float(text)
     except ValueError:
@@ -299,24 +322,24 @@ def _number(text: bytes, most: float) -> float | None:
     return value if math.isfinite(value) and 0 <= value <= most else None
 
 
-def percent(ratio: float) -> int:
+def to_rounded_percent(ratio: float) -> int:
     """Return a ratio in percent, rounded down to :data:`PERCENT_STEP`: 100 means exhausted."""
     return int(ratio * 100 / PERCENT_STEP + 1e-9) * PERCENT_STEP
 
 
-def count_drained(figures: Mapping[str, Figures]) -> int | None:
-    """Count the replicas that a person took out of service; None if no supervisor reports this."""
+def count_drained(figures: Mapping[str, SupervisorFigures]) -> int | None:
+    """Return the number of replicas that a person took out of service; None if not reported."""
     known = [one.drained for one in figures.values() if one.drained is not None]
     return sum(known) if known else None
 
 
-def drained_pods(figures: Mapping[str, Figures]) -> list[str]:
+def list_drained_pods(figures: Mapping[str, SupervisorFigures]) -> list[str]:
     """Return the names of the replicas that a person took out of service."""
     return sorted(pod for pod, one in figures.items() if one.drained)
 
 
-def blind_pods(figures: Mapping[str, Figures]) -> dict[str, str]:
-    """Return the replicas whose supervisors do not see their engines, with the reason."""
+def find_blind_pods(figures: Mapping[str, SupervisorFigures]) -> dict[str, str]:
+    """Return the replicas whose supervisors cannot observe their engines, with the reasons."""
     return {
         pod: one.missing_signals[0][1]
         for pod, one in sorted(figures.items())
@@ -324,7 +347,9 @@ def blind_pods(figures: Mapping[str, Figures]) -> dict[str, str]:
     }
 
 
-def pods_missing_signals(figures: Mapping[str, Figures]) -> list[tuple[str, list[str]]]:
+def find_pods_missing_signals(
+    figures: Mapping[str, SupervisorFigures],
+) -> list[tuple[str, list[str]]]:
     """Return the replicas whose supervisors lack a signal, with the reasons, worst first."""
     lost = [
         (pod, one.missing_signals) for pod, one in sorted(figures.items()) if one.missing_signals
@@ -333,10 +358,10 @@ def pods_missing_signals(figures: Mapping[str, Figures]) -> list[tuple[str, list
     return [(pod, [reason for _, reason in unseen]) for pod, unseen in lost]
 
 
-def pods_near_limit(figures: Mapping[str, Figures], already: bool) -> list[str]:
+def list_pods_near_limit(figures: Mapping[str, SupervisorFigures], already: bool) -> list[str]:
     """Return the names of the replicas near their memory limit.
 
-    ``already`` says whether some were near before.
+    ``already`` is whether any replica was near it before.
     """
     least = NEAR_LIMIT_EXIT_RATIO if already else NEAR_LIMIT_RATIO
     return sorted(
@@ -344,8 +369,8 @@ def pods_near_limit(figures: Mapping[str, Figures], already: bool) -> list[str]:
     )
 
 
-def memory_status(figures: Mapping[str, Figures]) -> dict[str, object]:
-    """Return ``status.memory`` of the worst replica, by pod name; empty if nothing is known."""
+def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, object]:
+    """Return ``status.memory`` of the worst replica, by pod name; empty if no value is known."""
     found: dict[str, object] = {}
     worst: tuple[float, str] | None = None
     for kind, field in (("host", "hostConsumedPercent"), ("device", "deviceConsumedPercent")):
@@ -356,36 +381,37 @@ def memory_status(figures: Mapping[str, Figures]) -> dict[str, object]:
         ]
         if known:
             top = max(known)
-            found[field] = percent(top[0])
+            found[field] = to_rounded_percent(top[0])
             worst = max(worst, top) if worst else top
     if worst:
         found["replica"] = worst[1]
     return found
 
 
-GROWTHS = ("HostGrowth", "DeviceGrowth")
-UNKNOWN = Figures()
+GROWTH_KINDS = ("HostGrowth", "DeviceGrowth")
+UNKNOWN_FIGURES = SupervisorFigures()
 
 
-def pods_with_growth(incidents: Iterable[Object]) -> set[str]:
+def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
     """Return the names of the pods with an open incident of growth."""
     return {
         str(one["spec"]["pod"])
         for one in incidents
-        if one["spec"]["kind"] in GROWTHS and (one.get("status") or {}).get("phase") not in ENDED
+        if one["spec"]["kind"] in GROWTH_KINDS
+        and (one.get("status") or {}).get("phase") not in ENDED
     }
 
 
-def replicas_of_service(pods: Iterable[PodView]) -> list[Peer]:
+def list_service_peers(pods: Iterable[PodView]) -> list[Peer]:
     """Return the pods of an InferenceService whose revision is known, without their growth."""
     return [Peer(pod.name, pod.revision) for pod in pods if pod.revision]
 
 
-def peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
+def make_peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
     """Return the file of the ``peers`` whose growth is known; empty if none can be compared.
 
-    It has the peers of each workload with a ``suspected`` pod. If they do not all fit, these pods
-    come first.
+    It has the peers of each workload with a ``suspected`` pod. If they do not all fit, suspected
+    pods come first.
     """
     workloads = {one.workload for one in peers if one.pod in suspected}
     known = [one for one in peers if one.workload in workloads and (one.host or one.device)]
@@ -395,25 +421,27 @@ def peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
     return encode(sorted(known[:MAX_PEERS], key=lambda one: one.pod)).decode()
 
 
-def replicas_of_policy(pods: Iterable[SelectedPod]) -> list[Peer]:
+def list_policy_peers(pods: Iterable[SelectedPod]) -> list[Peer]:
     """Return the supervised pods whose workload and revision are known, without their growth.
 
-    Pods of a multi-node group are left out: their roles differ.
+    Pods of a multi-node group are excluded, because their roles differ.
     """
     return [
         Peer(one.name, one.member.revision, str(one.member.workload))
         for one in pods
-        if one.state is State.SUPERVISED
+        if one.state is SupervisionState.SUPERVISED
         and one.member.workload is not None
         and one.member.revision
         and not one.member.group
     ]
 
 
-class PeersFiles:
-    """The last published file of each service and policy."""
+class PeersFileCache:
+    """Last published peers file of each service and policy."""
 
-    def __init__(self, clock: Callable[[], float], publish_s: float = CLOCKS.publish) -> None:
+    def __init__(
+        self, clock: Callable[[], float], publish_s: float = DEFAULT_INTERVALS.publish
+    ) -> None:
         self._clock, self._publish_s = clock, publish_s
         self._last: dict[Key, tuple[float, str]] = {}
 
@@ -422,34 +450,34 @@ class PeersFiles:
         key: Key,
         replicas: Iterable[Peer],
         incidents: Iterable[Object],
-        figures: Mapping[str, Figures],
+        figures: Mapping[str, SupervisorFigures],
     ) -> str:
         """Return the file to publish now; empty if there is none.
 
         ``figures`` are by pod; they are empty until the pods were scraped.
         """
-        suspected = pods_with_growth(incidents)
+        suspected = list_pods_with_growth(incidents)
         if not suspected:
             self.forget(key)
             return ""
         now, known = self._clock(), self._last.get(key)
         if known is not None and now - known[0] < self._publish_s:
             return known[1]
-        text = peers_file([_with_growth(one, figures) for one in replicas], suspected)
+        text = make_peers_file([_add_growth(one, figures) for one in replicas], suspected)
         if figures:
             self._last[key] = (now, text)
         return text
 
-    def next_s(self, key: Key) -> float | None:
+    def compute_next_s(self, key: Key) -> float | None:
         """Return the seconds until the next file is due; None if none is due."""
         known = self._last.get(key)
         return None if known is None else max(0.0, known[0] + self._publish_s - self._clock())
 
     def forget(self, key: Key) -> None:
-        """Forget a service or policy that is gone or has nothing to publish."""
+        """Forget a service or policy that was deleted or has nothing to publish."""
         self._last.pop(key, None)
 
 
-def _with_growth(peer: Peer, figures: Mapping[str, Figures]) -> Peer:
-    found = figures.get(peer.pod, UNKNOWN)
+def _add_growth(peer: Peer, figures: Mapping[str, SupervisorFigures]) -> Peer:
+    found = figures.get(peer.pod, UNKNOWN_FIGURES)
     return replace(peer, host=found.host_growth, device=found.device_growth)

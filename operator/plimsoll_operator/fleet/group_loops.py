@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plimsoll_api.workloads import LWS_KIND
-from plimsoll_operator.fleet.pods import seconds_between
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.pods import subtract_times
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key
 
 WINDOW_S = 600.0
@@ -25,7 +25,7 @@ SETTLED_S = 120.0
 """Time for which a leader must have existed, and be ready, to count as recovered."""
 MAX_LEADERS = 32
 """Newest leaders of a group that are remembered."""
-OURS = (State.SUPERVISED, State.LEAVING)
+OURS = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GroupStarts:
     @property
     def has_recovered(self) -> bool:
         """Whether the group is ready and was not created again for :data:`SETTLED_S`."""
-        ready = self.leader.state is State.SUPERVISED and self.leader.view is None
+        ready = self.leader.state is SupervisionState.SUPERVISED and self.leader.view is None
         return ready and self.age_s >= SETTLED_S
 
     @property
@@ -83,11 +83,11 @@ class GroupHistory:
                     times.append(one.created)
             newest = max(leaders, key=lambda one: one.created)
             recent = sum(_is_recent(at, now) for at in times)
-            age_s = seconds_between(newest.created, now) if newest.created else 0.0
+            age_s = subtract_times(newest.created, now) if newest.created else 0.0
             found.append(GroupStarts(newest, max(0, recent - 1), age_s))
         self._created[key] = {group: times for group, times in kept.items() if times}
         return found
 
 
 def _is_recent(created: str, now: str) -> bool:
-    return seconds_between(created, now) < WINDOW_S
+    return subtract_times(created, now) < WINDOW_S

@@ -1,12 +1,12 @@
-"""Incidents that the operator itself opens, ends and deletes, from the status of pods.
+"""Plan the incidents that the operator itself opens, ends and deletes, from the status of pods.
 
-These are OOM kills, crash loops and replicas that are gone. A supervisor reports the OOM kill of
-its engine itself; the operator waits for that, and reports the other kills. An incident is named
-after its pod and restart, so that each kill has one incident.
+These are OOM kills, crash loops and incidents of deleted replicas. A supervisor reports the OOM
+kill of its engine itself; the operator waits for that, and reports the other kills. An incident is
+named after its pod and restart, so that each kill has one incident.
 
-Old incidents are deleted, so that a person can read the list and a hostile pod cannot fill etcd. A
-client with the token of a supervised pod can write incidents of that pod, and can leave all of them
-open. So open incidents are limited as well.
+Old incidents are deleted, so that a person can read the list and a malicious pod cannot fill etcd.
+A client with the token of a supervised pod can write incidents of that pod, and can leave all of
+them open. Open incidents are therefore limited as well.
 """
 
 from __future__ import annotations
@@ -32,23 +32,27 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
 
 REPORT_GRACE_S = 30.0
-"""Time for the supervisor to report an OOM kill itself."""
+"""Seconds for the supervisor to report an OOM kill itself."""
 MIN_CRASHES = 3
-REPLACE = "PodReplace"
-REQUESTED = frozenset({"Requested", "Begun"})
+REPLACE_STEP = "PodReplace"
+REQUESTED_OUTCOMES = frozenset({"Requested", "Begun"})
 ENGINE_RESTART = "EngineRestart"
-STARTED = frozenset({"Begun", "Succeeded"})
-"""Outcomes of an engine restart that recreated the group. Its supervisor may be killed before it
-can report success."""
-KEPT_OF_POD = 10
-"""Maximum number of incidents kept per pod: half of ``plimsoll_api.leakincident.MAX_OF_POD``, so
-that one name is free."""
-KEPT_OPEN = 500
+STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
+"""Outcomes of an engine restart that recreated the group.
+
+Its supervisor may be killed before it can report success.
+"""
+MAX_KEPT_OF_POD = 10
+"""Maximum number of incidents kept per pod.
+
+It is half of ``plimsoll_api.leakincident.MAX_OF_POD``, so that one name is free.
+"""
+MAX_KEPT_OPEN = 500
 """Maximum number of open incidents per service or policy: one for each replica, with a margin."""
-KEPT_OF_NAMESPACE = 2000
+MAX_KEPT_OF_NAMESPACE = 2000
 MAX_GROUP, MAX_POD = 63, 220
 """Maximum lengths of the names of a group, and of a pod within an incident's name."""
-_SUSPECTED = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
+_SUSPECTED_PHASES = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 
 
 @dataclass
@@ -87,11 +91,14 @@ def plan_incidents(
             continue
         pod_name = one["spec"]["pod"]
         if not _has_its_pod(one, present.get(pod_name)):
-            _end_orphan(found, one, now)
+            _end_orphaned_incident(found, one, now)
         elif ((one.get("status") or {}).get("revision") or 0) >= MAX_WRITES:
             # A supervisor reserves the last write for the end, so another client used its token.
-            text = f"the status was written {MAX_WRITES} times, so its supervisor cannot end it"
-            _end(found, one, "Unresolved", "WritesExhausted", text, now)
+            text = (
+                f"the status was written {MAX_WRITES} times, so the supervisor cannot end the "
+                "incident"
+            )
+            _end_incident(found, one, "Unresolved", "WritesExhausted", text, now)
         elif _requests_replacement(one) and not present[pod_name].terminating:
             wanted.add(pod_name)
     found.evict = sorted(wanted)
@@ -104,13 +111,13 @@ def _add_oom_kills(
 ) -> None:  # fmt: skip
     for ended in container.terminations:
         at = str(ended.get("finishedAt"))
-        when = _time(at)
+        when = _parse_time(at)
         if ended.get("reason") != "OOMKilled" or when is None:
             continue
-        name = _incident_name(pod.name, container, f"oom-{int(when):x}")
-        if _exists(name, incidents) or _is_reported(pod.name, container.name, at, incidents):
+        name = _make_incident_name(pod.name, container, f"oom-{int(when):x}")
+        if _has_incident(name, incidents) or _is_reported(pod.name, container.name, at, incidents):
             continue
-        age = _seconds(at, now)
+        age = _subtract_times(at, now)
         if age is not None and age < REPORT_GRACE_S and container.name == names.ENGINE:
             wait = min(REPORT_GRACE_S, REPORT_GRACE_S - age)  # a node's clock may be ahead
             found.requeue_s = wait if found.requeue_s is None else min(found.requeue_s, wait)
@@ -119,19 +126,19 @@ def _add_oom_kills(
         status = {
             "phase": "Unresolved",
             "outcome": "ContainerRestarted",
-            "message": f"the kernel OOM-killed container {container.name}{limit}; no request could"
-            " be carried over",
+            "message": f"the kernel OOM-killed container {container.name}{limit}; no request "
+            "could be carried over",
             "endedAt": now,
         }
         kind = "OutOfMemoryKill"
-        found.new.append(_incident(service, name, pod.name, container, kind, at, status))
+        found.new.append(_make_incident(service, name, pod.name, container, kind, at, status))
 
 
 def _add_crash_loops(
     found: IncidentChanges, service: Object, pod: PodView, container: Container,
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
-    """Open an incident for a crash loop, and resolve it once the container is ready."""
+    """Open an incident for a crash loop, or resolve it once the container is ready."""
     open_ = [
         one for one in incidents
         if _is_open(one)
@@ -139,21 +146,24 @@ def _add_crash_loops(
         and one["spec"].get("container") == container.name
         and _has_its_pod(one, pod)
     ]  # fmt: skip
-    name = _incident_name(pod.name, container, f"crashes-{container.restarts}")
+    name = _make_incident_name(pod.name, container, f"crashes-{container.restarts}")
     looping = container.is_backing_off and container.restarts >= MIN_CRASHES
-    if looping and not open_ and not _exists(name, incidents):
+    if looping and not open_ and not _has_incident(name, incidents):
         end = container.last_termination
         status = {
             "phase": "Confirmed",
             "confirmedAt": now,
-            "message": f"container {container.name} ended {container.restarts} times; the last exit"
-            f" code was {end.get('exitCode')}: {end.get('reason') or 'no reason given'}",
+            "message": f"container {container.name} ended {container.restarts} times; the last "
+            f"exit code was {end.get('exitCode')}: "
+            f"{end.get('reason') or 'no reason given'}",
         }
         begun = end.get("finishedAt") or now
-        found.new.append(_incident(service, name, pod.name, container, "CrashLoop", begun, status))
+        found.new.append(
+            _make_incident(service, name, pod.name, container, "CrashLoop", begun, status)
+        )
     elif container.ready:
         for one in open_:
-            _end(found, one, "Resolved", "Recovered", "the container is ready", now)
+            _end_incident(found, one, "Resolved", "Recovered", "the container is ready", now)
 
 
 def _is_of_group(incident: Object) -> bool:
@@ -178,13 +188,13 @@ def _follow_groups(
         if shown is None and group.is_looping:
             found.new.append(_group_incident(policy, group, ref, now))
         elif shown is not None and group.has_recovered:
-            _end(found, shown, "Resolved", "Recovered", "the group is ready again", now)
+            _end_incident(found, shown, "Resolved", "Recovered", "the group is ready again", now)
         if (shown is not None or group.is_looping) and not group.has_recovered:
             found.requeue_s = REPORT_GRACE_S
     for gone in open_.values():
-        age = _seconds(gone["metadata"].get("creationTimestamp") or now, now)
+        age = _subtract_times(gone["metadata"].get("creationTimestamp") or now, now)
         if age is None or age >= WINDOW_S:
-            _end(found, gone, "Unresolved", "PodGone", "the group no longer exists", now)
+            _end_incident(found, gone, "Unresolved", "PodGone", "the group no longer exists", now)
         else:
             found.requeue_s = REPORT_GRACE_S  # its leader may be about to be created again
 
@@ -198,7 +208,7 @@ def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: s
         f" {WINDOW_S / 60:.0f} minutes: read the log of its containers while they run,"
         f" kubectl logs {leader.name} --all-containers --follow"
     )
-    opened = _time(now) or 0.0
+    opened = _parse_time(now) or 0.0
     record = IncidentRecord(
         name=f"{leader.name[:MAX_POD]}-group-{int(opened):x}",
         kind=IncidentKind.CRASH_LOOP,
@@ -207,54 +217,60 @@ def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: s
     )
     status = {"phase": "Confirmed", "confirmedAt": now, "message": text}
     made = object_of(record, record.name, service, leader.name, names.ENGINE)
-    return made | {"status": _with_conditions(status, now)}
+    return made | {"status": _add_conditions(status, now)}
 
 
-def _end_orphan(found: IncidentChanges, incident: Object, now: str) -> None:
-    """End an incident whose pod is gone; wait first if the pod may not be in the store yet."""
-    age = _seconds(incident["metadata"].get("creationTimestamp") or now, now)
+def _end_orphaned_incident(found: IncidentChanges, incident: Object, now: str) -> None:
+    """End an incident whose pod is gone. Wait first if the pod may not be in the store yet."""
+    age = _subtract_times(incident["metadata"].get("creationTimestamp") or now, now)
     if age is not None and age < REPORT_GRACE_S:
         found.requeue_s = REPORT_GRACE_S
     elif _requests_replacement(incident):
         text = "the pod was replaced at the supervisor's request"
-        _end(found, incident, "Resolved", "PodReplaced", text, now)
+        _end_incident(found, incident, "Resolved", "PodReplaced", text, now)
     elif _has_restarted_group(incident):
         text = "the restart of the leader's engine recreated the group"
-        _end(found, incident, "Resolved", ENGINE_RESTART, text, now)
+        _end_incident(found, incident, "Resolved", ENGINE_RESTART, text, now)
     else:
-        _end(found, incident, "Unresolved", "PodGone", "the pod no longer exists", now)
+        _end_incident(found, incident, "Unresolved", "PodGone", "the pod no longer exists", now)
 
 
-def _incident_name(pod: str, container: Container, what: str) -> str:
+def _make_incident_name(pod: str, container: Container, what: str) -> str:
     """Return the name of an incident of a container, at most 253 characters."""
     end = f"-{container.name}-{what}"
     return pod[: 253 - len(end)] + end
 
 
-def _exists(name: str, incidents: list[Object]) -> bool:
+def _has_incident(name: str, incidents: list[Object]) -> bool:
     return any(one["metadata"]["name"] == name for one in incidents)
 
 
 def _requests_replacement(incident: Object) -> bool:
     steps = (incident.get("status") or {}).get("timeline") or ()
-    return any(one.get("step") == REPLACE and one.get("outcome") in REQUESTED for one in steps[-1:])
+    return any(
+        one.get("step") == REPLACE_STEP and one.get("outcome") in REQUESTED_OUTCOMES
+        for one in steps[-1:]
+    )
 
 
 def _has_its_pod(incident: Object, pod: PodView | None) -> bool:
     """Report whether the incident's own pod exists, not a later pod of the same name.
 
-    Both times are the API server's.
+    Both times come from the API server.
     """
     if pod is None:
         return False
-    apart = _seconds(str(incident["metadata"].get("creationTimestamp")), pod.created)
+    apart = _subtract_times(str(incident["metadata"].get("creationTimestamp")), pod.created)
     return apart is None or apart <= 0
 
 
 def _has_restarted_group(incident: Object) -> bool:
     """Report whether the incident restarted a multi-node group, which renews all its processes."""
     steps = (incident.get("status") or {}).get("timeline") or ()
-    done = any(one.get("step") == ENGINE_RESTART and one.get("outcome") in STARTED for one in steps)
+    done = any(
+        one.get("step") == ENGINE_RESTART and one.get("outcome") in STARTED_OUTCOMES
+        for one in steps
+    )
     return done and bool(incident["spec"].get("podGroup"))
 
 
@@ -262,13 +278,13 @@ def _is_reported(pod: str, container: str, at: str, incidents: list[Object]) -> 
     return any(
         (one["spec"]["kind"], one["spec"]["pod"]) == ("OutOfMemoryKill", pod)
         and one["spec"].get("container") == container
-        and (apart := _seconds(one["spec"]["openedAt"], at)) is not None
+        and (apart := _subtract_times(one["spec"]["openedAt"], at)) is not None
         and abs(apart) < 2 * REPORT_GRACE_S
         for one in incidents
     )
 
 
-def _incident(
+def _make_incident(
     service: Object, name: str, pod: str, container: Container, kind: str, at: str,
     status: dict[str, Any],
 ) -> Object:  # fmt: skip
@@ -287,20 +303,20 @@ def _incident(
             "openedAt": at,
             "kind": kind,
         },
-        "status": _with_conditions(status, at),
+        "status": _add_conditions(status, at),
     }
 
 
-def _end(
+def _end_incident(
     found: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
     """Add the status that ends the incident, within the size that its writer left."""
     about = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}
-    text = message[: max(0, MAX_TEXTS - _text_length(before))]
+    text = message[: max(0, MAX_TEXTS - _count_text_chars(before))]
     status = {"phase": phase, "outcome": outcome, "message": text, "endedAt": now}
-    ended = _with_conditions(status, incident["spec"].get("openedAt") or now)
+    ended = _add_conditions(status, incident["spec"].get("openedAt") or now)
     held = {one.get("type") for one in before.get("conditions") or ()}
     fresh = [one for one in ended["conditions"] if one["type"] not in held]
     left_out = fresh[max(0, MAX_INCIDENT_CONDITIONS - len(held)) :]
@@ -308,15 +324,15 @@ def _end(
     found.updates.append(about | {"metadata": name, "status": ended})
 
 
-def _text_length(status: Object) -> int:
-    """Count the characters of all texts of a status except its message, as the schema does."""
+def _count_text_chars(status: Object) -> int:
+    """Return the number of characters of a status's texts without its message, as in the schema."""
     entries = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
     attribution = status.get("attribution") or {}
     texts = [*(status.get("diagnostics") or ()), *(attribution.get("evidence") or ())]
     return sum(map(len, [*texts, *(one.get("message") or "" for one in entries)]))
 
 
-def _with_conditions(status: Object, opened_at: str) -> Object:
+def _add_conditions(status: Object, opened_at: str) -> Object:
     """Return the status with its conditions.
 
     An incident's spec never changes, so its generation is always 1.
@@ -325,11 +341,11 @@ def _with_conditions(status: Object, opened_at: str) -> Object:
     return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(found)}
 
 
-def _time(at: str) -> float | None:
-    """Return the Unix seconds of a time as the API writes it; None if it is malformed.
+def _parse_time(at: str) -> float | None:
+    """Return the Unix seconds of a time in the API's format; None if it is malformed.
 
     A supervisor writes an incident's times, and the schema's ``date-time`` accepts some that cannot
-    be compared, for example without a zone.
+    be compared, for example without a time zone.
     """
     try:
         return unix_seconds(at)
@@ -337,60 +353,63 @@ def _time(at: str) -> float | None:
         return None
 
 
-def _seconds(since: str, until: str) -> float | None:
+def _subtract_times(since: str, until: str) -> float | None:
     """Return the seconds between two times; None if one of them is malformed."""
-    begin, end = _time(since), _time(until)
+    begin, end = _parse_time(since), _parse_time(until)
     return None if begin is None or end is None else end - begin
 
 
-def surplus_incidents(
+def find_surplus_incidents(
     incidents: Iterable[Object], kept: int, now: str, least_age_s: float, elsewhere: int = 0
 ) -> list[Object]:
     """Return the incidents of a service or policy beyond the limits, oldest first.
 
-    The limits are ``kept`` ended and :data:`KEPT_OPEN` open incidents, :data:`KEPT_OF_POD` of each
-    pod, and :data:`KEPT_OF_NAMESPACE` in the namespace, which has ``elsewhere`` others. Ended
-    incidents go first. The newest confirmed incident and all younger than ``least_age_s`` stay.
-    ``now`` is RFC 3339.
+    The limits are ``kept`` ended and :data:`MAX_KEPT_OPEN` open incidents, :data:`MAX_KEPT_OF_POD`
+    of each pod, and :data:`MAX_KEPT_OF_NAMESPACE` in the namespace, which has ``elsewhere`` others.
+    Ended incidents are selected first. The newest confirmed incident and all younger than
+    ``least_age_s`` stay. ``now`` is RFC 3339.
     """
-    order = sorted(incidents, key=lambda one: (_is_open(one), _created(one)))
-    newest = max(filter(_is_confirmed, order), key=_created, default=None)
-    free = {_uid(one) for one in order if one is not newest and _is_old(one, now, least_age_s)}
+    order = sorted(incidents, key=lambda one: (_is_open(one), _get_creation_time(one)))
+    newest = max(filter(_is_confirmed, order), key=_get_creation_time, default=None)
+    free = {_get_uid(one) for one in order if one is not newest and _is_old(one, now, least_age_s)}
     of_pods: dict[str, list[Object]] = defaultdict(list)
     for one in order:
         of_pods[str(one["spec"].get("pod"))].append(one)
     gone: dict[str, Object] = {}
 
     def shed(some: list[Object], allowed: int) -> None:
-        left = [one for one in some if _uid(one) not in gone]
+        left = [one for one in some if _get_uid(one) not in gone]
         over = max(0, len(left) - allowed)
-        for one in [one for one in left if _uid(one) in free][:over]:
-            gone[_uid(one)] = one
+        for one in [one for one in left if _get_uid(one) in free][:over]:
+            gone[_get_uid(one)] = one
 
     for some in of_pods.values():
-        shed(some, KEPT_OF_POD)
+        shed(some, MAX_KEPT_OF_POD)
     shed([one for one in order if not _is_open(one)], kept)
-    shed([one for one in order if _is_open(one)], KEPT_OPEN)
-    shed(order, max(0, KEPT_OF_NAMESPACE - elsewhere))
-    return sorted(gone.values(), key=_created)
+    shed([one for one in order if _is_open(one)], MAX_KEPT_OPEN)
+    shed(order, max(0, MAX_KEPT_OF_NAMESPACE - elsewhere))
+    return sorted(gone.values(), key=_get_creation_time)
 
 
-def _uid(incident: Object) -> str:
+def _get_uid(incident: Object) -> str:
     meta = incident["metadata"]
     return str(meta.get("uid") or meta["name"])
 
 
-def _created(incident: Object) -> str:
+def _get_creation_time(incident: Object) -> str:
     return str(incident["metadata"].get("creationTimestamp") or "")
 
 
 def _is_confirmed(incident: Object) -> bool:
     status = incident.get("status") or {}
-    return bool(status.get("confirmedAt")) or status.get("phase") not in {*_SUSPECTED, *ENDED}
+    return bool(status.get("confirmedAt")) or status.get("phase") not in {
+        *_SUSPECTED_PHASES,
+        *ENDED,
+    }
 
 
 def _is_old(incident: Object, now: str, least_age_s: float) -> bool:
-    age = _seconds(_created(incident), now)
+    age = _subtract_times(_get_creation_time(incident), now)
     return age is not None and age >= least_age_s
 
 

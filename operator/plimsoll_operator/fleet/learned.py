@@ -1,8 +1,8 @@
-"""Keeps what supervisors learn about growth over their pods, for new pods and revisions.
+"""Merge what supervisors learn about growth over their pods, for new pods and revisions.
 
-A replica with an open incident of growth teaches nothing. Of the others, only those count that were
-observed for at least half as long as the longest. Their lower median decides, so that one replica
-of three cannot raise the budget of the others.
+Reports of a replica with an open incident of growth are ignored. Of the others, only those count
+that were observed for at least half as long as the longest. Their lower median decides, so that one
+replica of three cannot raise the budget of the others.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from plimsoll_api.learned import (
     stepped,
 )
 from plimsoll_api.peers import Peer
-from plimsoll_operator.fleet.figures import Figures, pods_with_growth
+from plimsoll_operator.fleet.figures import SupervisorFigures, list_pods_with_growth
 from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0
 MAX_STEP_DAYS = 1.0
-"""Days of a rise or fall at once, however long ago the last one was."""
-CHANGED = 0.05
-"""A size changes only by more than this share, because each change is a write."""
-MEMORIES: tuple[tuple[str, Callable[[Figures], LearnedMemory | None]], ...] = (
+"""Maximum number of days for which one change may raise or lower a budget."""
+MIN_CHANGE_SHARE = 0.05
+"""Smallest relative change of a size, because each change is a write."""
+MEMORIES: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | None]], ...] = (
     ("host", lambda one: one.host_learned),
     ("device", lambda one: one.device_learned),
 )
 
 
-def learned_file(
+def make_learned_file(
     before: str,
     replicas: Sequence[Peer],
     incidents: Iterable[Object],
-    figures: Mapping[str, Figures],
+    figures: Mapping[str, SupervisorFigures],
     now: float,
 ) -> str:
     """Return the file to publish at ``now`` (Unix seconds); empty if nothing is known.
 
-    ``before`` is the published file. ``replicas`` are the pods, oldest first: the newest one's
-    revision is the one that new pods have. A workload changes at most once an hour.
+    ``before`` is the published file. ``replicas`` are the pods, oldest first: new pods have the
+    revision of the newest one. A workload changes at most once an hour.
     """
     hour = int(now // HOUR_S)
     known = {
         one.workload: replace(one, at=min(one.at, hour))
-        for one in _read(before)
+        for one in _parse_learned_file(before)
         if one.at >= hour - KEPT_H
     }
     revisions = {one.workload: one.revision for one in replicas}
-    treated = pods_with_growth(incidents)
+    treated = list_pods_with_growth(incidents)
     for workload, revision in revisions.items():
         old = known.get(workload)
         if old is not None and (old.at, old.revision) == (hour, revision):
@@ -68,32 +68,35 @@ def learned_file(
             if (one.workload, one.revision) == (workload, revision)
             and one.pod in figures and one.pod not in treated
         ]  # fmt: skip
-        found = {name: _merged(old, name, read, revision, reports, hour) for name, read in MEMORIES}
+        found = {
+            name: _merge_learned(old, name, read, revision, reports, hour)
+            for name, read in MEMORIES
+        }
         new = LearnedWorkload(workload, revision, hour, **found)
-        if any(found.values()) and (old is None or _differs(old, new)):
+        if any(found.values()) and (old is None or _is_worth_writing(old, new)):
             known[workload] = new
     newest = sorted(known.values(), key=lambda one: (-one.at, one.workload))[:MAX_LEARNED]
     kept = sorted(newest, key=lambda one: one.workload)
     return encode(kept).decode() if kept else ""
 
 
-def _read(text: str) -> tuple[LearnedWorkload, ...]:
-    """Return the content of a file; empty if it is invalid."""
+def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
+    """Parse a file; empty if it is invalid."""
     try:
         return decode(text.encode()) if text else ()
     except Malformed:
         return ()
 
 
-def _merged(
+def _merge_learned(
     before: LearnedWorkload | None,
     name: str,
-    read: Callable[[Figures], LearnedMemory | None],
+    read: Callable[[SupervisorFigures], LearnedMemory | None],
     revision: str,
-    reports: Sequence[Figures],
+    reports: Sequence[SupervisorFigures],
     hour: int,
 ) -> LearnedMemory | None:
-    """Return what is known of one memory now; None if nothing is."""
+    """Return what is now known about one memory; None if nothing is."""
     old: LearnedMemory | None = getattr(before, name) if before is not None else None
     if old is not None and before is not None and before.revision != revision:
         # The next revision starts with the budget, and learns its own growth.
@@ -121,8 +124,8 @@ def _merged(
     )
 
 
-def _differs(old: LearnedWorkload, new: LearnedWorkload) -> bool:
-    """Report whether ``new`` is worth a write."""
+def _is_worth_writing(old: LearnedWorkload, new: LearnedWorkload) -> bool:
+    """Report whether ``new`` differs enough from ``old`` to be written."""
     if old.revision != new.revision:
         return True
     for name, _ in MEMORIES:
@@ -132,6 +135,6 @@ def _differs(old: LearnedWorkload, new: LearnedWorkload) -> bool:
         if other.budget is None and one.seen_s != other.seen_s:
             return True
         sizes = zip((*one.gains, one.budget or 0), (*other.gains, other.budget or 0), strict=True)
-        if any(abs(a - b) > CHANGED * max(a, b) for a, b in sizes):
+        if any(abs(a - b) > MIN_CHANGE_SHARE * max(a, b) for a, b in sizes):
             return True
     return False

@@ -1,8 +1,8 @@
-"""The status of one pod, read once for all callers: its containers, and why one cannot start.
+"""Parse the status of one pod for all callers: its containers, and why one cannot start.
 
-The kubelet keeps how the last run of a container ended. A verdict on a crash-looping container must
-not change while the container alternates between running and waiting. So it depends only on counts
-and times in the pod's status, and the operator keeps no state.
+The kubelet stores how the last run of a container ended. A verdict on a crash-looping container
+must not change while the container alternates between running and waiting. It therefore depends
+only on counts and times in the pod's status, and the operator keeps no state.
 
 Texts of the kubelet, of a log or of a manifest come from a pod: they are cleaned and bounded.
 """
@@ -19,37 +19,42 @@ from plimsoll_api.times import unix_seconds
 from plimsoll_operator.kinds import Object
 
 BACKOFF_RESET_S = 600.0
-"""The kubelet resets its back-off for a container that has run this long."""
-SETTLE_S = 30.0
-"""Minimum time for a container to run to count as recovered; twice its last run if that is
-longer."""
+"""Run time in seconds after which the kubelet resets a container's back-off."""
+MIN_SETTLE_S = 30.0
+"""Minimum run time in seconds for a container to count as recovered.
+
+It is twice the last run time if that is longer.
+"""
 PLANNED_EXIT_CODES = (0, 143)
 """Exit codes of a container that was stopped on request, for example for a planned restart."""
-CREATING_S = 10.0
-"""Age from which Events are read for a pod whose containers have not been created."""
-RECENT_S = 180.0
-"""Age up to which an Event counts: the kubelet retries a volume after at most two minutes."""
+MIN_CREATING_S = 10.0
+"""Age in seconds from which Events are read for a pod whose containers have not been created."""
+EVENT_VALID_S = 180.0
+"""Age in seconds up to which an Event counts. The kubelet retries a volume within two minutes."""
 EVENT_REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
 )
 """Reasons of Events that explain why no container is created."""
-OVER = ("Succeeded", "Failed")
-MAX_CAUSE = 400
-MAX_LINES = 3
+ENDED_PHASES = ("Succeeded", "Failed")
+MAX_CAUSE_CHARS = 400
+MAX_LOG_LINES = 3
 
-_CREATING = frozenset({"ContainerCreating", "PodInitializing"})
-_PULL = frozenset({"ErrImagePull", "ImagePullBackOff"})
+_CREATING_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
+_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*": ErrImagePull: ')
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 Events = Mapping[str, Sequence[Object]]
-"""Events of pods that wait for a volume or a sandbox, by the pod's name."""
+"""Events of pods that wait for a volume or a sandbox, by pod name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Reason why a container is not ready. ``blocking``: waiting will not make it ready."""
+    """Reason why a container is not ready.
+
+    ``blocking`` is whether it stays so without a change by a person.
+    """
 
     reason: str
     message: str
@@ -58,11 +63,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container's status. Empty texts mean none; times are RFC 3339.
+    """Status of a container. Empty texts mean that there is none; times are RFC 3339.
 
-    ``state`` is ``waiting``, ``running`` or ``terminated``; ``reason`` and ``text`` belong to a
-    waiting one. ``terminations`` has its last terminations (Kubernetes' ``terminated``), newest
-    first. ``startup_s`` is what its startup probe allows, and ``memory`` its limit.
+    ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` belong to a
+    waiting container. ``terminations`` has its last terminations (Kubernetes' ``terminated``),
+    newest first. ``startup_s`` is the time that its startup probe allows, and ``memory`` its limit.
     """
 
     name: str
@@ -100,7 +105,7 @@ class Container:
     @property
     def is_creating(self) -> bool:
         """Whether the container was never created."""
-        return self.reason in _CREATING and not self.restarts and not self.last_termination
+        return self.reason in _CREATING_REASONS and not self.restarts and not self.last_termination
 
     @property
     def settled_s(self) -> float | None:
@@ -109,20 +114,20 @@ class Container:
         None if the last run was so long that its end is not part of a loop.
         """
         if not (self.last_termination.get("startedAt") and self.last_termination.get("finishedAt")):
-            return SETTLE_S
-        ran = seconds_between(
+            return MIN_SETTLE_S
+        ran = subtract_times(
             self.last_termination["startedAt"], self.last_termination["finishedAt"]
         )
         longest = BACKOFF_RESET_S
         if self.last_termination.get("exitCode") not in PLANNED_EXIT_CODES:
             # A slow engine may terminate each time before it was ever ready.
             longest = max(longest, 2 * self.startup_s)
-        return None if ran >= longest else min(longest, max(2 * ran, SETTLE_S))
+        return None if ran >= longest else min(longest, max(2 * ran, MIN_SETTLE_S))
 
     def is_unsettled(self, now: str) -> bool:
         """Report whether the container's last termination still counts.
 
-        It does if the run before it was short, and the present run is not longer. ``now`` is RFC
+        It counts if the run before it was short, and the present run is not longer. ``now`` is RFC
         3339; empty means the time at which the status was written.
         """
         if not self.last_termination:
@@ -132,7 +137,7 @@ class Container:
         if self.settled_s is None:
             return False
         running = self.running_since
-        return not (running and now) or seconds_between(running, now) < self.settled_s
+        return not (running and now) or subtract_times(running, now) < self.settled_s
 
     def is_looping(self, now: str) -> bool:
         """Report whether the container terminated at least twice and has not recovered."""
@@ -144,16 +149,16 @@ class Container:
         if self.state == "terminated" or self.is_unsettled(now):
             return self._termination_cause()
         if self.state == "waiting":
-            reason, text = _word(self.reason or "Waiting"), printable_line(self.text)
-            if reason in _PULL:  # the kubelet alternates between the two reasons
+            reason, text = _word(self.reason or "Waiting"), make_printable_line(self.text)
+            if reason in _PULL_REASONS:  # the kubelet alternates between the two reasons
                 reason, text = "ImagePullBackOff", _PULL_PREFIX.sub("", text)
             message = f"{reason} ({text})" if text else reason
-            return Cause(reason, message, blocking=reason not in _CREATING)
-        return Cause("NotReady", "running, not ready", blocking=False)
+            return Cause(reason, message, blocking=reason not in _CREATING_REASONS)
+        return Cause("NotReady", "the container is running but not ready", blocking=False)
 
     def _termination_cause(self) -> Cause:
         """Return how the last run ended, in the same words for each restart."""
-        text = last_lines(str(self.last_termination.get("message") or ""))
+        text = join_last_lines(str(self.last_termination.get("message") or ""))
         how = (
             "OOMKilled"
             if self.was_oom_killed
@@ -165,7 +170,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod. ``placed`` is when it was scheduled, and ``unscheduled`` why it is not."""
+    """Parsed status of a pod.
+
+    ``placed`` is when it was scheduled, and ``unscheduled`` why it was not.
+    """
 
     name: str
     uid: str
@@ -188,7 +196,9 @@ class PodView:
                 placed = str(one.get("lastTransitionTime") or "")
                 if one["status"] == "False":
                     reason = _word(one.get("reason") or "Unschedulable")
-                    unscheduled = Cause(reason, printable_line(str(one.get("message") or reason)))
+                    unscheduled = Cause(
+                        reason, make_printable_line(str(one.get("message") or reason))
+                    )
         specs = {
             one["name"]: one
             for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
@@ -199,15 +209,15 @@ class PodView:
             created=str(meta.get("creationTimestamp") or ""),
             revision=str((meta.get("labels") or {}).get(REVISION_LABEL, "")),
             terminating=bool(meta.get("deletionTimestamp")),
-            over=status.get("phase") in OVER,
+            over=status.get("phase") in ENDED_PHASES,
             placed=placed,
             unscheduled=unscheduled,
-            inits=_containers(status.get("initContainerStatuses"), specs),
-            mains=_containers(status.get("containerStatuses"), specs),
+            inits=_parse_containers(status.get("initContainerStatuses"), specs),
+            mains=_parse_containers(status.get("containerStatuses"), specs),
         )
 
     @classmethod
-    def without_containers(cls, name: str, created: str, leaving: bool) -> PodView:
+    def make_without_containers(cls, name: str, created: str, leaving: bool) -> PodView:
         """Return a pod whose containers are unknown."""
         return cls(name, "", created, "", leaving, False, "", None, (), ())
 
@@ -228,11 +238,9 @@ class PodView:
         """Whether the pod is scheduled and none of its containers was created yet."""
         return bool(self.containers) and all(one.is_creating for one in self.containers)
 
-    def creating_s(self, now: str) -> float | None:
-        """Return the seconds since it was scheduled, while :attr:`is_creating`; else None."""
-        return (
-            seconds_between(self.placed or self.created or now, now) if self.is_creating else None
-        )
+    def measure_creating_s(self, now: str) -> float | None:
+        """Return the seconds since the pod was scheduled; None unless :attr:`is_creating`."""
+        return subtract_times(self.placed or self.created or now, now) if self.is_creating else None
 
     def cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
         """Return why the pod's container ``name`` is not ready; None if it is ready.
@@ -241,25 +249,27 @@ class PodView:
         """
         found = next((one for one in self.containers if one.name == name), None)
         if found is None:
-            return self.unscheduled or Cause("NotStarted", "not started", blocking=False)
+            return self.unscheduled or Cause(
+                "NotStarted", "the container has not started", blocking=False
+            )
         if found.ready:
             return None
         if self.is_creating:
             return _unmounted(events) or found.cause(now)
-        if found.reason in _CREATING and (before := self._unfinished_init_container(name)):
+        if found.reason in _CREATING_REASONS and (before := self._unfinished_init_container(name)):
             inner = before.cause(now)
             return Cause(inner.reason, f"{before.name}: {inner.message}", inner.blocking)
         return found.cause(now)
 
-    def blocking_cause(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
-        """Return why the pod will not become ready just by waiting; None if nothing says so."""
+    def find_blocking_cause(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
+        """Return why the pod will not become ready by itself; None if no such reason is known."""
         if self.unscheduled:
             return self.unscheduled
         if self.is_creating and (found := _unmounted(events)):
             return found
         for one in (*self.inits, *self.mains):
             if not (one.ready or one.is_completed) and (found := one.cause(now)).blocking:
-                return Cause(found.reason, f"{printable_line(one.name, 63)}: {found.message}")
+                return Cause(found.reason, f"{make_printable_line(one.name, 63)}: {found.message}")
         return None
 
     def _unfinished_init_container(self, name: str) -> Container | None:
@@ -271,7 +281,7 @@ class PodView:
         return None
 
 
-def not_ready(
+def find_not_ready(
     pods: Iterable[PodView], name: str, events: Events, now: str
 ) -> list[tuple[str, Cause]]:
     """Return the pods whose container ``name`` is not ready, blocking causes first."""
@@ -283,40 +293,40 @@ def not_ready(
     return sorted(found, key=lambda one: not one[1].blocking)
 
 
-def next_change_s(pods: Iterable[PodView], now: str) -> float | None:
-    """Return the seconds until a verdict of this module changes without a change of a pod."""
+def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
+    """Return the seconds until a verdict of this module changes although no pod changes."""
     due = []
     for pod in pods:
-        age = pod.creating_s(now)
-        if age is not None and age < CREATING_S:
-            due.append(CREATING_S - age)
+        age = pod.measure_creating_s(now)
+        if age is not None and age < MIN_CREATING_S:
+            due.append(MIN_CREATING_S - age)
         for one in pod.containers:
             if one.running_since and one.settled_s is not None and one.is_unsettled(now):
-                due.append(one.settled_s - seconds_between(one.running_since, now))
+                due.append(one.settled_s - subtract_times(one.running_since, now))
     return max(1.0, min(due)) if due else None
 
 
-def printable_line(text: str, limit: int = MAX_CAUSE) -> str:
+def make_printable_line(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
     """Return the start of ``text`` as one printable line of at most ``limit`` characters."""
     whole = _remove_control_characters(_ANSI.sub("", text[: 8 * limit]))
     return whole if len(whole) <= limit else f"{whole[: limit - 3].rstrip()}..."
 
 
-def last_lines(text: str, limit: int = MAX_CAUSE) -> str:
+def join_last_lines(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
     """Return the end of a log as one printable line of at most ``limit`` characters."""
     lines = [
         _remove_control_characters(line) for line in _ANSI.sub("", text[-8 * limit :]).splitlines()
     ]
-    whole = " | ".join([line for line in lines if line][-MAX_LINES:])
+    whole = " | ".join([line for line in lines if line][-MAX_LOG_LINES:])
     return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
 
 
-def seconds_between(since: str, until: str) -> float:
-    """Return the seconds between two times as the API writes them."""
+def subtract_times(since: str, until: str) -> float:
+    """Return the seconds between two times in the API's format."""
     return unix_seconds(until) - unix_seconds(since)
 
 
-def _containers(
+def _parse_containers(
     statuses: Sequence[Object] | None, specs: Mapping[str, Object]
 ) -> tuple[Container, ...]:
     return tuple(_container(one, specs.get(one["name"], {})) for one in statuses or ())
@@ -334,7 +344,7 @@ def _container(status: Object, spec: Object) -> Container:
         restarts=int(status.get("restartCount") or 0),
         state=next((one for one in ("terminated", "waiting", "running") if one in state), ""),
         reason=str(waiting.get("reason") or ""),
-        text=str(waiting.get("message") or "")[: 8 * MAX_CAUSE],
+        text=str(waiting.get("message") or "")[: 8 * MAX_CAUSE_CHARS],
         running_since=str((state.get("running") or {}).get("startedAt") or ""),
         terminations=tuple(filter(None, ends)),
         startup_s=float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
@@ -357,9 +367,11 @@ def _unmounted(events: Sequence[Object]) -> Cause | None:
     recent = [
         one
         for one in relevant
-        if not newest or seconds_between(_event_time(one), newest) <= RECENT_S
+        if not newest or subtract_times(_event_time(one), newest) <= EVENT_VALID_S
     ]
-    reason, text = min((str(one["reason"]), printable_line(str(one["message"]))) for one in recent)
+    reason, text = min(
+        (str(one["reason"]), make_printable_line(str(one["message"]))) for one in recent
+    )
     return Cause(reason, f"{reason} ({text})")
 
 

@@ -26,7 +26,7 @@ from plimsoll_api.workloads import (
     RAY_NODE,
     RAY_WORKER,
 )
-from plimsoll_operator.fleet.pods import printable_line
+from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.render.containers import Images, all_containers
@@ -50,8 +50,8 @@ OWNERS = {
 }
 """Kinds of owners that write these Events, by API version and kind."""
 
-_REFUSED = re.compile(r"\bis (?:forbidden|invalid): |\bdenied the request\b|\bdenied request\b")
-_OTHER = re.compile(
+_REFUSAL = re.compile(r"\bis (?:forbidden|invalid): |\bdenied the request\b|\bdenied request\b")
+_UNRELATED_REFUSALS = re.compile(
     r"error looking up service account|because it is being terminated|failed calling webhook"
     r"|already exists|no PriorityClass"
 )
@@ -67,7 +67,7 @@ _POD = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 class RefusedCreation:
     """The API server's message about the pods of one ``owner``, last at ``at`` (RFC 3339).
 
-    ``key`` begins with the owner's UID, and is the same for another try with the same answer.
+    ``key`` begins with the owner's UID, and is the same for another attempt with the same answer.
     ``node`` is the Ray node type of the pod, empty if it is not a Ray node.
     """
 
@@ -79,47 +79,47 @@ class RefusedCreation:
 
 
 def read_event(event: Object) -> RefusedCreation | None:
-    """Parse the Event of a refused pod; return None for any other failure."""
+    """Parse the Event of a refused pod; None for any other failure."""
     about, text = event.get("involvedObject") or {}, str(event.get("message") or "")
     node = RAY_REASONS.get(str(event.get("reason")), "")
     if not (node or event.get("reason") == REASON):
         return None
-    if not _REFUSED.search(text) or _OTHER.search(text):
+    if not _REFUSAL.search(text) or _UNRELATED_REFUSALS.search(text):
         return None
     at = event.get("lastTimestamp") or event.get("eventTime") or ""
     series = (event.get("series") or {}).get("lastObservedTime")
     found = _POD.search(text)
-    reason = printable_line(text[found.end() :] if found else text, MAX_REASON)
+    reason = make_printable_line(text[found.end() :] if found else text, MAX_REASON)
     uid = str(about.get("uid") or "")
-    owner = printable_line(f"{about.get('kind')} {about.get('name')}", 253)
+    owner = make_printable_line(f"{about.get('kind')} {about.get('name')}", 253)
     # A denial may contain the pod's generated name.
     plain = re.sub(r'"[^"]*-[^"]*"', '""', reason)
     return RefusedCreation(owner, reason, str(series or at), f"{uid[:36]}/{digest(plain)}", node)
 
 
-def kind_of(event: Object) -> Kind | None:
+def find_owner_kind(event: Object) -> Kind | None:
     """Return the kind of the owner that an Event is about; None if its pods are unknown."""
     about = event.get("involvedObject") or {}
     return OWNERS.get((str(about.get("apiVersion")), str(about.get("kind"))))
 
 
-def blame_supervisor(
+def find_supervisor_refusal(
     refused: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
 ) -> RefusedCreation | None:
-    """Return ``refused`` if the supervisor that ``policy`` adds may be the reason; else None.
+    """Return ``refused`` if the supervisor that ``policy`` adds may be the reason, or else None.
 
     It is not the reason if the API server also names other containers, or if the pod would exceed a
-    quota without it too.
+    quota even without it.
     """
     pods = [
-        _pod_from_template(template, owner, refused.node)
-        for template in _templates(owner, refused.node)
+        _make_pod_from_template(template, owner, refused.node)
+        for template in _list_templates(owner, refused.node)
     ]
     found = (_may_be_caused_by_supervisor(refused, pod, policy, images) for pod in pods)
     return refused if any(found) else None
 
 
-def _templates(owner: Object, node: str) -> list[Object]:
+def _list_templates(owner: Object, node: str) -> list[Object]:
     spec = owner.get("spec") or {}
     if not node:
         return [spec.get("template") or {}]
@@ -127,8 +127,8 @@ def _templates(owner: Object, node: str) -> list[Object]:
     return [group.get("template") or {} for group in groups if isinstance(group, dict)]
 
 
-def _pod_from_template(template: Object, owner: Object, node: str) -> Object:
-    """Build the pod as its owner does, with the parts that an injection depends on."""
+def _make_pod_from_template(template: Object, owner: Object, node: str) -> Object:
+    """Return the pod that its owner would create, with the parts that an injection depends on."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
@@ -136,12 +136,12 @@ def _pod_from_template(template: Object, owner: Object, node: str) -> Object:
     if node:
         own = {RAY_CLUSTER: owner["metadata"].get("name"), RAY_NODE: node}
         made["labels"] = (meta.get("labels") or {}) | own
-        spec = spec | {"containers": _with_ray(spec.get("containers") or [])}
+        spec = spec | {"containers": _add_ray_start(spec.get("containers") or [])}
     return {"metadata": meta | made, "spec": spec}
 
 
-def _with_ray(containers: list[Object]) -> list[Object]:
-    """Let the first container start Ray before its template's command, as KubeRay does."""
+def _add_ray_start(containers: list[Object]) -> list[Object]:
+    """Make the first container start Ray before its template's command, as KubeRay does."""
     if not containers:
         return []
     first, *others = containers
@@ -164,7 +164,7 @@ def _may_be_caused_by_supervisor(
     names = {str(one["name"]) for one in added}
     reason = refused.reason
     if quota := _QUOTA.search(reason):
-        return _fits_without(quota, added)
+        return _fits_quota_without(quota, added)
     named = {
         name
         for groups in _CONTAINERS.findall(reason)
@@ -174,17 +174,17 @@ def _may_be_caused_by_supervisor(
     return named <= names
 
 
-def _fits_without(quota: re.Match[str], added: list[Object]) -> bool:
+def _fits_quota_without(quota: re.Match[str], added: list[Object]) -> bool:
     wanted, taken, limits = map(_parse_amounts, quota.groups())
     stays = [one for one in added if one.get("restartPolicy") == "Always"]
     for name, amount in wanted.items():
-        own = sum((_usage(one, name) for one in stays), Fraction(0))
+        own = sum((_compute_usage(one, name) for one in stays), Fraction(0))
         if amount - own > limits.get(name, Fraction(0)) - taken.get(name, Fraction(0)):
             return False
     return True
 
 
-def _usage(container: Object, counted: str) -> Fraction:
+def _compute_usage(container: Object, counted: str) -> Fraction:
     """Return a container's use of a resource that a quota names, such as ``limits.cpu``."""
     kind, dot, name = counted.partition(".")
     held = container.get("resources") or {}

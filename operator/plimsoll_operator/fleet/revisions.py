@@ -1,14 +1,14 @@
-"""Revisions: which one leaks, which one should run, and which one to roll back to.
+"""Decide which revision leaks, which one should run, and which one to roll back to.
 
 If most replicas of a revision have the same leak, the revision is the cause. A pod's label names
 its revision. The revision of a deleted pod is that of the other pods of its ReplicaSet. For a
-deleted pod without a ReplicaSet it is unknown.
+deleted pod without a ReplicaSet, it is unknown.
 
 ``status.revisions`` keeps the history. ``update`` is the present spec's revision, ``current`` the
 last one that was rolled out completely, and ``good`` lists those to roll back to, newest first. A
-revision becomes good once all replicas ran it. It is removed when most of them leak or someone
-rolls back from it. That happens at the start of the rollback, because the spec may change before
-its end.
+revision becomes good once all replicas ran it. It is removed when most of its replicas leak, or
+when someone rolls back from it. That happens at the start of the rollback, because the spec may
+change before its end.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.operation import OnLeak, RunRevision
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Object
 
-LEAKS = frozenset({"HostGrowth", "DeviceGrowth", "CapacityLoss", "OutOfMemoryKill"})
+LEAK_KINDS = frozenset({"HostGrowth", "DeviceGrowth", "CapacityLoss", "OutOfMemoryKill"})
 MIN_LEAKING = 2
-"""Minimum number of leaking replicas: the leak of one replica is only an incident."""
+"""Minimum number of leaking replicas. The leak of a single replica is only an incident."""
 
-MAX_CHANGES = 16
+MAX_CHANGED_PATHS = 16
 REPLICA_SET_KINDS = ("Deployment", "Rollout")
 """Kinds whose pods are named after their ReplicaSet, which has a revision of its own."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A revision that most replicas leak with.
+    """A revision with which most replicas leak.
 
     ``since`` is when the leak began in the replica that completed the majority (RFC 3339).
     """
@@ -53,7 +53,7 @@ class Suspect:
 class ReplicaPod(NamedTuple):
     """A pod as evidence for or against its revision.
 
-    ``replica`` names the replica that the pod is or belongs to. ``in_replica_set`` says whether a
+    ``replica`` names the replica that the pod is or belongs to. ``in_replica_set`` is whether a
     ReplicaSet created it. ``created`` is RFC 3339, empty if its name is never reused.
     """
 
@@ -64,7 +64,7 @@ class ReplicaPod(NamedTuple):
     created: str = ""
 
 
-def replica_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
+def make_replica_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
     """Return the pods of an InferenceService as evidence."""
     return [ReplicaPod(pod.name, pod.revision, pod.name) for pod in pods]
 
@@ -80,7 +80,7 @@ def find_suspect(
     first: dict[str, dict[str, str]] = defaultdict(dict)
     for incident, replica in _leaks_of(revision, pods, incidents):
         if _is_confirmed(incident):
-            seen, opened = first[_leak(incident)], incident["spec"]["openedAt"]
+            seen, opened = first[_get_leak(incident)], incident["spec"]["openedAt"]
             seen[replica] = min(seen.get(replica, opened), opened)
     needed = max(least, replicas // 2 + 1)
     found = [
@@ -107,15 +107,15 @@ def _leaks_of(
 ) -> Iterator[tuple[Object, str]]:
     """Yield the incidents of leaks in pods of ``revision``, each with the replica's name."""
     present = {pod.pod: pod for pod in pods}
-    of_sets = {_replica_set_name(pod.pod): pod.revision for pod in pods if pod.in_replica_set}
+    of_sets = {_get_replica_set_name(pod.pod): pod.revision for pod in pods if pod.in_replica_set}
     for incident in incidents:
         spec = incident["spec"]
-        if spec["kind"] not in LEAKS:
+        if spec["kind"] not in LEAK_KINDS:
             continue
         pod = present.get(spec["pod"])
         if pod is not None and incident["metadata"].get("creationTimestamp", "") < pod.created:
             continue  # an earlier pod of this name, with an unknown revision
-        if (pod.revision if pod else of_sets.get(_replica_set_name(spec["pod"]))) == revision:
+        if (pod.revision if pod else of_sets.get(_get_replica_set_name(spec["pod"]))) == revision:
             yield incident, pod.replica if pod else spec["pod"]
 
 
@@ -124,10 +124,10 @@ def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str)
     return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 
-def suspect_status(
+def make_suspect_status(
     suspect: Suspect | None, before: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
-    """Return ``status.suspectRevision``; an earlier verdict on the same revision stays."""
+    """Return ``status.suspectRevision``. An earlier verdict on the same revision stays."""
     known: dict[str, Any] | None = before.get("suspectRevision")
     if suspect is None:
         return known | {"action": action} if known and known.get("revision") == update else None
@@ -143,22 +143,22 @@ def suspect_status(
 
 
 def diff_templates(before: Any, after: Any, path: str = "") -> list[str]:
-    """Return the paths of a pod template that differ, at most :data:`MAX_CHANGES`."""
+    """Return the paths at which two pod templates differ, at most :data:`MAX_CHANGED_PATHS`."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
         parts = (diff_templates(before.get(k), after.get(k), f"{path}.{k}") for k in keys)
-        return [one for part in parts for one in part][:MAX_CHANGES]
-    if _are_named(before) and _are_named(after):
+        return [one for part in parts for one in part][:MAX_CHANGED_PATHS]
+    if _have_names(before) and _have_names(after):
         old, new = ({one["name"]: one for one in items} for items in (before, after))
         keys = sorted(old.keys() | new.keys())
         parts = (diff_templates(old.get(k), new.get(k), f"{path}[{k}]") for k in keys)
-        return [one for part in parts for one in part][:MAX_CHANGES]
+        return [one for part in parts for one in part][:MAX_CHANGED_PATHS]
     if before == after:
         return []
     return [f"{path.removeprefix('.')}: {_shorten(before)} -> {_shorten(after)}"]
 
 
-def _are_named(items: Any) -> bool:
+def _have_names(items: Any) -> bool:
     return isinstance(items, list) and all(isinstance(i, dict) and "name" in i for i in items)
 
 
@@ -172,22 +172,22 @@ def _is_confirmed(incident: Object) -> bool:
     return status.get("phase") not in (None, "Open") and status.get("outcome") != "Cleared"
 
 
-def _leak(incident: Object) -> str:
+def _get_leak(incident: Object) -> str:
     attribution = (incident.get("status") or {}).get("attribution") or {}
     segment = attribution.get("segment")
     kind = str(incident["spec"]["kind"])
     return f"{kind} in {segment}" if segment else kind
 
 
-def _replica_set_name(pod: str) -> str:
+def _get_replica_set_name(pod: str) -> str:
     """Return the name of the ReplicaSet: a pod's name without its last part."""
     return pod.rpartition("-")[0]
 
 
 def workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
     """Return the pods of a workload that are not leaving, with the times of their creation."""
-    there = [one for one in workload.pods if one.state is not State.LEAVING]
-    return [(one.created, _evidence(one)) for one in there]
+    there = [one for one in workload.pods if one.state is not SupervisionState.LEAVING]
+    return [(one.created, _make_evidence(one)) for one in there]
 
 
 def find_suspects(
@@ -195,8 +195,8 @@ def find_suspects(
 ) -> dict[WorkloadRef, Object]:
     """Return ``suspectRevision`` of each workload that has one.
 
-    ``before`` is the last status of each workload, by KIND/NAME: evidence expires, but a revision
-    stays suspect as long as it has pods. Pods without a controller have no revision.
+    ``before`` is the last status of each workload, by KIND/NAME. Evidence expires, but a revision
+    stays suspect while it has pods. Pods without a controller have no revision.
     """
     owned = incidents_of_workloads(workloads, incidents)
     found: dict[WorkloadRef, Object] = {}
@@ -211,7 +211,7 @@ def find_suspects(
         suspected = [suspect for name in revisions if (suspect := find_suspect(name, pods, own))]
         first = min(suspected, key=lambda suspect: suspect.since, default=None)
         kept = (known.get("suspectRevision") or {}).get("revision")
-        shown = suspect_status(first, known, kept if kept in revisions else "", "Reported", [])
+        shown = make_suspect_status(first, known, kept if kept in revisions else "", "Reported", [])
         if shown:
             found[workload.ref] = shown
     return found
@@ -231,28 +231,28 @@ def incidents_of_workloads(
         else:
             gone.setdefault(pod, []).append(incident)
     for workload in workloads:
-        found[workload.ref] += _incidents_of_replica_sets(workload, gone)
+        found[workload.ref] += _find_incidents_of_replica_sets(workload, gone)
     return found
 
 
-def _incidents_of_replica_sets(
+def _find_incidents_of_replica_sets(
     workload: Workload, of_gone: Mapping[str, list[Object]]
 ) -> list[Object]:
     """Return the incidents of deleted pods that belonged to one of the workload's ReplicaSets."""
     if not of_gone:
         return []
-    sets = tuple({_prefix(one) for one in workload.pods if _is_named_by_revision(one)})
+    sets = tuple({_get_name_prefix(one) for one in workload.pods if _is_named_by_revision(one)})
     return [one for pod, some in of_gone.items() if pod.startswith(sets) for one in some]
 
 
-def _evidence(pod: SelectedPod) -> ReplicaPod:
+def _make_evidence(pod: SelectedPod) -> ReplicaPod:
     member = pod.member
     return ReplicaPod(
         pod.name, member.revision, member.replica(pod.name), _is_named_by_revision(pod), pod.created
     )
 
 
-def _prefix(pod: SelectedPod) -> str:
+def _get_name_prefix(pod: SelectedPod) -> str:
     name = pod.member.workload.name if pod.member.workload else ""
     return f"{name}-{pod.member.revision}-"
 
@@ -260,15 +260,19 @@ def _prefix(pod: SelectedPod) -> str:
 def _is_named_by_revision(pod: SelectedPod) -> bool:
     """Report whether the pod's name shows its revision: Kubernetes truncates long names."""
     ref = pod.member.workload
-    return ref is not None and ref.kind in REPLICA_SET_KINDS and pod.name.startswith(_prefix(pod))
+    return (
+        ref is not None
+        and ref.kind in REPLICA_SET_KINDS
+        and pod.name.startswith(_get_name_prefix(pod))
+    )
 
 
 @dataclass(frozen=True)
 class RolloutDecision:
-    """The decision of a rollout about a bad revision.
+    """Decision about the rollout of a bad revision.
 
-    ``revision`` is the one to run. ``requested`` says that a person requested the last good one,
-    and no leak caused the decision.
+    ``revision`` is the one to run. ``requested`` is whether a person requested the last good one,
+    so that no leak caused the decision.
     """
 
     revision: str
@@ -277,25 +281,25 @@ class RolloutDecision:
     requested: bool = False
 
 
-MAX_GOOD = 2
-"""Maximum number of good revisions. One may be the spec's own, which leaves one to roll back to."""
+MAX_GOOD_REVISIONS = 2
+"""Maximum number of good revisions. One may be the spec's own, which leaves one for a rollback."""
 
 
-def next_revisions(before: Object, update: str, rolled_out: str, bad: str) -> Object:
+def make_revisions_status(before: Object, update: str, rolled_out: str, bad: str) -> Object:
     """Return ``status.revisions`` after an observation.
 
     ``rolled_out`` is the revision that all replicas run, empty while a rollout is in progress.
-    ``bad`` is one that leaks or that was rolled back from, empty if there is none.
+    ``bad`` is a revision that leaks or that was rolled back from, empty if there is none.
     """
-    known = dict.fromkeys([rolled_out, *good_revisions(before)])
-    kept = [one for one in known if one not in ("", bad)][:MAX_GOOD]
+    known = dict.fromkeys([rolled_out, *list_good_revisions(before)])
+    kept = [one for one in known if one not in ("", bad)][:MAX_GOOD_REVISIONS]
     current = rolled_out or before.get("current", "")
     previous = next((one for one in kept if one != current), "")
     named = {"update": update, "current": current, "previous": previous}
     return {key: value for key, value in named.items() if value} | {"good": kept}
 
 
-def good_revisions(revisions: Object) -> list[str]:
+def list_good_revisions(revisions: Object) -> list[str]:
     """Return the good revisions, newest first.
 
     Earlier operators wrote only ``current`` and ``previous``.
@@ -315,10 +319,10 @@ def decide_rollout(
 ) -> RolloutDecision:
     """Decide which revision to run.
 
-    ``known`` are the revisions whose template still exists, and ``running`` is the Deployment's.
-    Once begun, a rollback continues until the spec changes, because its evidence expires.
+    ``known`` are the revisions whose template still exists, and ``running`` is the Deployment's. A
+    rollback that has started continues until the spec changes, because its evidence expires.
     """
-    target = last_good(status.get("revisions") or {}, update, known, running)
+    target = find_rollback_revision(status.get("revisions") or {}, update, known, running)
     if service.spec.rollout.revision is RunRevision.LAST_GOOD:
         if target:
             return RolloutDecision(target, action="RolledBack", requested=True)
@@ -330,24 +334,26 @@ def decide_rollout(
         case OnLeak.CONTINUE:
             return RolloutDecision(update, action="Reported")
         case OnLeak.HOLD:
-            return _hold(status, update)
+            return _pause_rollout(status, update)
         case OnLeak.ROLLBACK:
             if target:
                 return RolloutDecision(target, action="RolledBack")
-            return _hold(status, update)
+            return _pause_rollout(status, update)
 
 
-def last_good(revisions: Object, update: str, known: Collection[str], running: str = "") -> str:
+def find_rollback_revision(
+    revisions: Object, update: str, known: Collection[str], running: str = ""
+) -> str:
     """Return the revision to roll back to from ``update``; empty if there is none.
 
-    This is the newest good one, unless another good one runs already: then someone has rolled back
-    to it.
+    This is the newest good one, unless another good one is already running: then someone has rolled
+    back to it.
     """
-    found = [one for one in good_revisions(revisions) if one != update and one in known]
+    found = [one for one in list_good_revisions(revisions) if one != update and one in known]
     return running if running in found else next(iter(found), "")
 
 
-def _hold(status: Object, update: str) -> RolloutDecision:
+def _pause_rollout(status: Object, update: str) -> RolloutDecision:
     """Pause a rollout that is in progress; only report a completed one."""
     if (status.get("revisions") or {}).get("current") == update:
         return RolloutDecision(update, action="Reported")

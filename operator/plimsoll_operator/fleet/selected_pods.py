@@ -1,4 +1,4 @@
-"""The pods that policies select: which policy supervises a pod, and the state of its supervision.
+"""Decide which policy supervises a pod, and describe the state of its supervision.
 
 If several policies select a pod, the oldest one supervises it.
 
@@ -18,24 +18,36 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.units import parse_bytes
 from plimsoll_api.workloads import Membership, membership
-from plimsoll_operator.fleet.pods import OVER, Container, PodView, printable_line, seconds_between
-from plimsoll_operator.injection.policy import ENGINE_ANNOTATION, INJECTED_IMAGES, inject_pod
+from plimsoll_operator.fleet.pods import (
+    ENDED_PHASES,
+    Container,
+    PodView,
+    make_printable_line,
+    subtract_times,
+)
+from plimsoll_operator.injection.policy import (
+    ENGINE_ANNOTATION,
+    INJECTED_IMAGES_ANNOTATION,
+    inject_pod,
+)
 from plimsoll_operator.kinds import InvalidSpec, Object, read
 from plimsoll_operator.render.containers import Images, all_containers, native_sidecars
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
 
 STUCK_AFTER_S = 30.0
-"""Age from which a pod counts as stuck. A shorter failure may be the registry's."""
-MAX_IMAGES = 1026
+"""Age in seconds from which a pod counts as stuck. A shorter failure may be the registry's."""
+MAX_IMAGES_CHARS = 1026
 MAX_FAILED_STARTS = 2
-"""Failed starts after which a container counts as one that cannot start."""
+"""Number of failed starts after which a container counts as one that cannot start."""
 IMMEDIATE_FAILURE_S = 3.0
-"""Maximum run time of an engine that fails because it is not process 1. An engine that loads a
-model takes longer to import its libraries."""
+"""Maximum run time in seconds of an engine that fails because it is not process 1.
+
+An engine that loads a model takes longer to import its libraries.
+"""
 
 
-class State(Enum):
-    """State of a selected pod, as metrics name it."""
+class SupervisionState(Enum):
+    """State of a selected pod, as named in metrics."""
 
     SUPERVISED = "Supervised"
     WAITING = "Waiting"
@@ -48,8 +60,8 @@ class StartState:
     """Whether a pod has started the containers that an injection added.
 
     ``images`` are their images as recorded by the injection; empty if nothing was injected.
-    ``stuck`` says why the pod cannot start them; empty if it can. With ``engine``, it says why the
-    engine terminates at each start beside them.
+    ``stuck`` is why the pod cannot start them; empty if it can. With ``engine``, ``stuck`` is why
+    the engine terminates at each start next to them.
     """
 
     images: str = ""
@@ -73,7 +85,7 @@ class SelectedPod:
 
     name: str
     account: str
-    state: State
+    state: SupervisionState
     reason: str = ""
     others: tuple[str, ...] = ()
     is_oldest_policy: bool = True
@@ -104,17 +116,17 @@ def summarize(
     name = policy.metadata.name
     others = tuple(other for other in selecting if other != name)
     mine = not selecting or selecting[0] == name
-    state, reason = _state(pod, name, "" if mine else selecting[0])
-    mine = mine or state is State.SUPERVISED
-    if state is State.WAITING and not _has_supervisor(pod):
+    state, reason = _find_supervision_state(pod, name, "" if mine else selecting[0])
+    mine = mine or state is SupervisionState.SUPERVISED
+    if state is SupervisionState.WAITING and not _has_supervisor(pod):
         # A pod that admission would refuse waits for nothing.
         refusal = inject_pod(pod, policy, images).refusal
-        state, reason = (State.REFUSED, refusal) if refusal else (state, reason)
+        state, reason = (SupervisionState.REFUSED, refusal) if refusal else (state, reason)
     account = str(spec.get("serviceAccountName") or "default")
     labels = meta.get("labels") or {}
-    over = (pod.get("status") or {}).get("phase") in OVER
+    over = (pod.get("status") or {}).get("phase") in ENDED_PHASES
     holds = not over and labels.get(POLICY_LABEL) == name and _has_supervisor(pod)
-    view = PodView.parse(pod) if state is State.SUPERVISED else None
+    view = PodView.parse(pod) if state is SupervisionState.SUPERVISED else None
     return SelectedPod(
         name=meta["name"],
         account=account,
@@ -123,104 +135,108 @@ def summarize(
         others=others,
         is_oldest_policy=mine,
         member=membership(meta),
-        may_hold_slot=holds and state in (State.SUPERVISED, State.LEAVING),
+        may_hold_slot=holds and state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING),
         created=str(meta.get("creationTimestamp") or ""),
         view=None if view is None or view.is_ready else view,
-        start=_start(pod, view, now) if view is not None and holds else StartState(),
+        start=_find_start_state(pod, view, now) if view is not None and holds else StartState(),
         node=str(spec.get("nodeName") or ""),
-        engine=printable_line(
+        engine=make_printable_line(
             str((meta.get("annotations") or {}).get(ENGINE_ANNOTATION, "")), MAX_REASON
         ),
-        memory_request=_memory_request(spec),
+        memory_request=_find_memory_request(spec),
         role=role_of(labels),
     )
 
 
-def _memory_request(spec: Object) -> int | None:
-    """Return the largest memory request of a container in bytes; None if none has one."""
+def _find_memory_request(spec: Object) -> int | None:
+    """Return the largest memory request of a container in bytes; None if no container has one."""
     requests = ((one.get("resources") or {}).get("requests") or {} for one in spec["containers"])
     return max((parse_bytes(one["memory"]) for one in requests if "memory" in one), default=None)
 
 
-def next_stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
+def compute_next_stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
     """Return the seconds until a pod that has not started counts as stuck; None if none will."""
     due = [
         STUCK_AFTER_S - age
         for one in pods
         if one.view and one.view.created and not one.start.ran
-        if (age := seconds_between(one.view.created, now)) < STUCK_AFTER_S
+        if (age := subtract_times(one.view.created, now)) < STUCK_AFTER_S
     ]
     return max(1.0, min(due)) if due else None
 
 
-def _start(pod: Object, view: PodView, now: str) -> StartState:
+def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
     listed = {one["name"]: str(one.get("image")) for one in pod["spec"].get("initContainers") or ()}
     own = [name for name in (SUPERVISOR, PROBE) if name in listed]
-    images = str((pod["metadata"].get("annotations") or {}).get(INJECTED_IMAGES, ""))[:MAX_IMAGES]
+    images = str((pod["metadata"].get("annotations") or {}).get(INJECTED_IMAGES_ANNOTATION, ""))[
+        :MAX_IMAGES_CHARS
+    ]
     own_containers = {one.name: one for one in view.inits if one.name in own}
     # The engine has run, so its supervisor had started, whatever its state is now.
     begun = any(one.last_termination or one.state == "running" for one in view.mains)
     natives = {one.get("name") for one in native_sidecars(pod["spec"])}
     engines = (*view.mains, *(one for one in view.inits if one.name in natives))
-    if ends := next((one for one in engines if _fails_at_once(one)), None):
+    if ends := next((one for one in engines if _has_failed_at_once(one)), None):
         text = (
-            f"container {ends.name} exits at once at each start ({ends.cause(now).message}): if it"
-            " must be process 1, which it is not beside a supervisor, keep it out of the selector"
+            f"container {ends.name} exits at once at each start ({ends.cause(now).message}): if "
+            "it must run as process 1, which is impossible with a supervisor, exclude it from "
+            "the selector"
         )
-        return StartState(images, stuck=printable_line(text, MAX_REASON), engine=True)
+        return StartState(images, stuck=make_printable_line(text, MAX_REASON), engine=True)
     if begun or (SUPERVISOR in own_containers and own_containers[SUPERVISOR].started):
         return StartState(images, ran=True)
-    if not (view.created and now) or seconds_between(view.created, now) < STUCK_AFTER_S:
+    if not (view.created and now) or subtract_times(view.created, now) < STUCK_AFTER_S:
         return StartState(images)
     for name, one in own_containers.items():
         why = one.cause(now)
         fails = one.state == "waiting" or one.restarts >= MAX_FAILED_STARTS
         if fails and why.blocking and not one.is_completed:
             text = f"container {name}, image {listed[name]}: {why.message}"
-            return StartState(images, stuck=printable_line(text, MAX_REASON))
+            return StartState(images, stuck=make_printable_line(text, MAX_REASON))
     return StartState(images)
 
 
-def _fails_at_once(one: Container) -> bool:
+def _has_failed_at_once(one: Container) -> bool:
     """Report whether a container failed at once at each start and was never ready."""
     times = (one.last_termination.get("startedAt"), one.last_termination.get("finishedAt"))
     if one.ready or one.restarts < MAX_FAILED_STARTS or not all(times) or one.is_completed:
         return False
     failed = one.last_termination.get("exitCode") != 0 and not one.was_oom_killed
-    return (
-        failed and one.is_backing_off and seconds_between(*map(str, times)) <= IMMEDIATE_FAILURE_S
-    )
+    return failed and one.is_backing_off and subtract_times(*map(str, times)) <= IMMEDIATE_FAILURE_S
 
 
-def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
+def _find_supervision_state(pod: Object, policy: str, older: str) -> tuple[SupervisionState, str]:
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in OVER:
-        return State.LEAVING, ""
+    if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ENDED_PHASES:
+        return SupervisionState.LEAVING, ""
     if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == MANAGER:
-        return State.REFUSED, (
+        return SupervisionState.REFUSED, (
             f"InferenceService {labels[SERVICE_LABEL]} supervises this pod: narrow the selector"
         )
     has = _has_supervisor(pod)
     if has and labels.get(POLICY_LABEL) == policy:
-        return State.SUPERVISED, ""  # until it is recreated, even if another policy is older now
+        return (
+            SupervisionState.SUPERVISED,
+            "",
+        )  # until the pod is recreated, even if another policy is older now
     if older:
-        return State.REFUSED, (
-            f"SupervisionPolicy {older}, which is older, selects this pod too: narrow one of the"
-            " selectors"
+        return SupervisionState.REFUSED, (
+            f"the older SupervisionPolicy {older} also selects this pod: narrow one of the "
+            "selectors"
         )
     if has:
         if labels.get(POLICY_LABEL):
-            return State.WAITING, ""
-        return State.REFUSED, (
-            f"the pod already has a container {SUPERVISOR} that no SupervisionPolicy added: remove"
-            " it from the workload"
+            return SupervisionState.WAITING, ""
+        return SupervisionState.REFUSED, (
+            f"the pod already has a container {SUPERVISOR} that no SupervisionPolicy added: "
+            "remove it from the workload"
         )
     if REFUSED in annotations:
-        return State.REFUSED, printable_line(
+        return SupervisionState.REFUSED, make_printable_line(
             str(annotations[REFUSED]), MAX_REASON
         ) or "no reason given"
-    return State.WAITING, ""
+    return SupervisionState.WAITING, ""
 
 
 def _has_supervisor(pod: Object) -> bool:
@@ -229,7 +245,7 @@ def _has_supervisor(pod: Object) -> bool:
 
 
 def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
-    """Parse the policies of one namespace, oldest first; by name if created in the same second.
+    """Parse the policies of one namespace, oldest first, or by name if created in the same second.
 
     A policy that is invalid or is being deleted selects nothing.
     """
@@ -246,8 +262,8 @@ def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
     return [policy for _, _, policy in sorted(found, key=lambda one: one[:2])]
 
 
-def matching_policies(
+def find_matching_policies(
     policies: Iterable[SupervisionPolicy], labels: Mapping[str, str]
 ) -> list[SupervisionPolicy]:
-    """Return the ``policies`` that select a pod with ``labels``; the first one supervises it."""
+    """Return the ``policies`` that select a pod with ``labels``. The first one supervises it."""
     return [one for one in policies if one.spec.selector.matches(labels)]

@@ -1,16 +1,16 @@
-"""The fleet's circuit breaker: limits how many services are under disruptive remediation at once.
+"""Limit how many services are under disruptive remediation at once: the circuit breaker.
 
 A workload of a SupervisionPolicy counts as a service, with its own slots.
 
 A supervisor restarts nothing without a slot Lease. If more incidents are open than the limit
 allows, the operator takes the free Leases of the services that must wait. It gives them back as
-others finish. Only services with an open incident are touched: a quiet fleet costs no writes. The
+others finish. Only services with an open incident are affected: a quiet fleet costs no writes. The
 operator's hold expires like a supervisor's, so without the operator only each service's own limit
 applies.
 
 Leases and incidents are written in the tenants' namespaces, so neither may starve other tenants. A
 dead holder does not count. A namespace and a service count for at most their share. A service whose
-incidents ask for no slot waits behind those whose incidents do.
+incidents do not request a slot waits behind those whose incidents do.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ from plimsoll_api.supervision import MAX_SLOTS
 from plimsoll_api.workloads import WorkloadRef, parse_replicas, slot_names
 from plimsoll_operator.kinds import Object, key_of
 
-HOLDER = "plimsoll-operator"
-DURATION_S = 120
+OPERATOR_HOLDER = "plimsoll-operator"
+LEASE_DURATION_S = 120
 RENEW_S = 40.0
-SHARES = 2
-"""A namespace may use one half of the limit if several have slots, and so may a service. With a
-single namespace the limit is not halved."""
+SHARE_DIVISOR = 2
+"""Divisor of the limit for the share of one namespace, or of one service.
+
+A namespace may use one half of the limit if several namespaces have slots. With a single namespace,
+the limit is not divided.
+"""
 
 AWAITING_SLOT = "AwaitingSlot"
 """Phase of an incident whose supervisor tries to take a slot."""
 
-ASKING, IDLE = 0, 1
-LATEST = "~"
-"""Sorts after every time."""
+ASKING_RANK, IDLE_RANK = 0, 1
+LATEST_TIME = "~"
+"""Text that sorts after every time."""
 
 
 class SlotSet(NamedTuple):
-    """The slots of one service, or of one workload of a policy, by their common name prefix."""
+    """Slots of one service, or of one workload of a policy, by their common name prefix."""
 
     namespace: str
     prefix: str
@@ -53,7 +56,7 @@ class Allocation:
     """Leases to ``close`` (or renew), to ``reopen``, and to leave open as ``granted``.
 
     ``held`` counts slots that live supervisors hold. ``asking`` counts the slots in ``close`` that
-    a supervisor asks for.
+    a supervisor requests.
     """
 
     close: list[Object] = field(default_factory=list)
@@ -64,7 +67,7 @@ class Allocation:
     asking: int = 0
 
 
-def allocate(
+def allocate_slots(
     leases: list[Object],
     incidents: list[Object],
     limit: int,
@@ -76,50 +79,52 @@ def allocate(
 
     ``dead`` has the UIDs of Leases that count as free. ``overlong`` has the UIDs of Leases that are
     held but no longer count. ``last_turn`` has the end of each Lease's last turn by UID. Leases
-    whose supervisor asks for a slot come first, then the longest since their last turn, then the
-    oldest incident by the API server's clock.
+    whose supervisor requests a slot come first, then those with the longest time since their last
+    turn, then those with the oldest incident by the API server's clock.
     """
     ended = last_turn or {}
     slots = [one for one in leases if _is_slot(one)]
-    waits = _waiting_slot_sets(incidents, slots)
+    waits = _find_waiting_slot_sets(incidents, slots)
     fair = _ShareCounter(slots, limit)
     found = Allocation()
     candidates = []
     for one in slots:
-        if holder(one) in ("", HOLDER) or one["metadata"]["uid"] in dead:
+        if holder(one) in ("", OPERATOR_HOLDER) or one["metadata"]["uid"] in dead:
             candidates.append(one)
         else:
             found.held += 1
             if one["metadata"]["uid"] not in overlong:
-                fair.hold(_key(one))
-    waiting = [one for one in candidates if _key(one) in waits]
+                fair.hold(_make_slot_set(one))
+    waiting = [one for one in candidates if _make_slot_set(one) in waits]
     waiting.sort(
         key=lambda one: (
-            waits[_key(one)][0],
+            waits[_make_slot_set(one)][0],
             ended.get(one["metadata"]["uid"], 0.0),
-            waits[_key(one)][1],
-            _key(one),
+            waits[_make_slot_set(one)][1],
+            _make_slot_set(one),
             one["metadata"]["name"],
         )
     )
     found.waiting = len(waiting)
     for one in waiting:
-        (found.granted if fair.admit(_key(one)) else found.close).append(one)
-    found.asking = sum(waits[_key(one)][0] == ASKING for one in found.close)
+        (found.granted if fair.admit(_make_slot_set(one)) else found.close).append(one)
+    found.asking = sum(waits[_make_slot_set(one)][0] == ASKING_RANK for one in found.close)
     closed = {one["metadata"]["uid"] for one in found.close}
     found.reopen = [
-        one for one in candidates if holder(one) == HOLDER and one["metadata"]["uid"] not in closed
+        one
+        for one in candidates
+        if holder(one) == OPERATOR_HOLDER and one["metadata"]["uid"] not in closed
     ]
     return found
 
 
 class _ShareCounter:
-    """The use of the limit by services and namespaces."""
+    """Counter of the limit's use by services and namespaces."""
 
     def __init__(self, slots: list[Object], limit: int) -> None:
         self._limit = limit
-        sets = {_key(one) for one in slots}
-        half = -(-limit // SHARES)
+        sets = {_make_slot_set(one) for one in slots}
+        half = -(-limit // SHARE_DIVISOR)
         self._of_service = half if len(sets) > 1 else limit
         self._of_namespace = half if len({one.namespace for one in sets}) > 1 else limit
         self._services: Counter[SlotSet] = Counter()
@@ -127,11 +132,14 @@ class _ShareCounter:
         self._used = 0
 
     def admit(self, key: SlotSet) -> bool:
-        """Count one more slot of the service and return True, if the limit allows it."""
+        """Count one more slot of the service if the limit allows it, and return whether it does."""
         return self._used < self._limit and self.hold(key)
 
     def hold(self, key: SlotSet) -> bool:
-        """Count a slot and return True, unless it exceeds the share of its service or namespace."""
+        """Count a slot unless it exceeds a share, and return whether it was counted.
+
+        The shares are those of its service and its namespace.
+        """
         within = (
             self._services[key] < self._of_service
             and self._namespaces[key.namespace] < self._of_namespace
@@ -142,13 +150,13 @@ class _ShareCounter:
         return within
 
 
-def _waiting_slot_sets(
+def _find_waiting_slot_sets(
     incidents: list[Object], slots: list[Object]
 ) -> dict[SlotSet, tuple[int, str]]:
-    """Return the slot sets with an open incident: whether one asks, and the oldest's creation time.
+    """Return, for each slot set with an open incident, its rank and the oldest creation time.
 
-    An incident's opening time and workload are claims of its writer. So the pods that may take a
-    policy's slot are read from the slot.
+    A set with an incident that requests a slot has the first rank. An incident's opening time and
+    workload are claims of its writer, so the slot itself shows which pods may take a policy's slot.
     """
     of_pods: dict[tuple[str, str], SlotSet] | None = None
     found: dict[SlotSet, tuple[int, str]] = {}
@@ -158,23 +166,26 @@ def _waiting_slot_sets(
         if key is None or phase in ENDED:
             continue
         if key.kind == POLICY_KIND:
-            of_pods = _slot_sets_by_pod(slots) if of_pods is None else of_pods
+            of_pods = _index_slot_sets_by_pod(slots) if of_pods is None else of_pods
             of = of_pods.get((key.namespace, incident["spec"]["pod"]))
         else:
             of = SlotSet(key.namespace, key.name)
         if of is None:
             continue
-        asks, since = found.get(of, (IDLE, LATEST))
-        created = incident["metadata"].get("creationTimestamp") or LATEST
-        found[of] = (min(asks, ASKING if phase == AWAITING_SLOT else IDLE), min(since, created))
+        asks, since = found.get(of, (IDLE_RANK, LATEST_TIME))
+        created = incident["metadata"].get("creationTimestamp") or LATEST_TIME
+        found[of] = (
+            min(asks, ASKING_RANK if phase == AWAITING_SLOT else IDLE_RANK),
+            min(since, created),
+        )
     return found
 
 
-def _slot_sets_by_pod(slots: list[Object]) -> dict[tuple[str, str], SlotSet]:
+def _index_slot_sets_by_pod(slots: list[Object]) -> dict[tuple[str, str], SlotSet]:
     return {
-        (one["metadata"]["namespace"], pod): _key(one)
+        (one["metadata"]["namespace"], pod): _make_slot_set(one)
         for one in slots
-        for pods in parse_replicas(_annotation(one, SLOT_REPLICAS))
+        for pods in parse_replicas(_get_annotation(one, SLOT_REPLICAS))
         for pod in pods
     }
 
@@ -185,7 +196,7 @@ def holder(lease: Object) -> str:
 
 
 def _is_slot(lease: Object) -> bool:
-    """Report whether the Lease has the name of a slot; anyone may put our label on a Lease.
+    """Report whether the Lease has the name of a slot. Anyone may put Plimsoll's label on a Lease.
 
     A policy's slot that is free and that no pod may take does not count.
     """
@@ -194,16 +205,16 @@ def _is_slot(lease: Object) -> bool:
         return False
     if key.kind != POLICY_KIND:
         return name in key.slots(MAX_SLOTS)
-    if not holder(lease) and not _annotation(lease, SLOT_REPLICAS):
+    if not holder(lease) and not _get_annotation(lease, SLOT_REPLICAS):
         return False
-    workload = WorkloadRef.parse(_annotation(lease, SLOT_WORKLOAD))
+    workload = WorkloadRef.parse(_get_annotation(lease, SLOT_WORKLOAD))
     return name in slot_names(key.name, workload, MAX_SLOTS)
 
 
-def _annotation(lease: Object, name: str) -> str:
+def _get_annotation(lease: Object, name: str) -> str:
     return str((lease["metadata"].get("annotations") or {}).get(name, ""))
 
 
-def _key(lease: Object) -> SlotSet:
+def _make_slot_set(lease: Object) -> SlotSet:
     meta = lease["metadata"]
     return SlotSet(meta["namespace"], meta["name"].rpartition("-restart-")[0])

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.revisions import ReplicaPod, find_suspect, same_leak, suspected_pods
 from plimsoll_operator.kinds import Object
 
@@ -32,13 +32,13 @@ STEPS_MIN = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 720, 1440, 2880,
 constantly; for the same reason, no message about missing time names a pod."""
 MAX_REVISIONS = 4
 """Maximum number of revisions of a service or workload that have a verdict."""
-UNKNOWN = Figures()
+UNKNOWN = SupervisorFigures()
 
 
 def verdicts(
     pods: Sequence[tuple[str, ReplicaPod]],
     incidents: Sequence[Object],
-    figures: Mapping[str, Figures],
+    figures: Mapping[str, SupervisorFigures],
     memory: MemoryPolicy,
     before: Object,
 ) -> list[Object]:
@@ -85,7 +85,7 @@ def _doubt(
     revision: str,
     pods: list[ReplicaPod],
     incidents: Sequence[Object],
-    figures: Mapping[str, Figures],
+    figures: Mapping[str, SupervisorFigures],
     memory: MemoryPolicy,
 ) -> Object | None:
     """Return the verdict Unknown if something speaks for a leak, or no budget limits growth."""
@@ -113,7 +113,7 @@ def _doubt(
 def _clean(
     revision: str,
     pods: list[ReplicaPod],
-    figures: Mapping[str, Figures],
+    figures: Mapping[str, SupervisorFigures],
     memory: MemoryPolicy,
     was_clean: bool,
 ) -> Object:
@@ -139,7 +139,7 @@ def _budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
     return [(kind, budget) for kind, budget in both if budget is not None]
 
 
-def _left(kind: str, budget: MemoryBudget, figures: Figures) -> tuple[float, str]:
+def _left(kind: str, budget: MemoryBudget, figures: SupervisorFigures) -> tuple[float, str]:
     """Return the seconds until a memory is proven clean at its present pace, and what is missing.
 
     A pace that spends ``share`` of the budget since the warm-up spends less than the whole budget

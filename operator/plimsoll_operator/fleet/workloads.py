@@ -1,4 +1,4 @@
-"""The workloads that own a policy's pods: each has its own restart slots and restart budget.
+"""Group a policy's pods by workload, each with its own restart slots and restart budget.
 
 Pods without a controller share the policy's own slots.
 """
@@ -12,29 +12,31 @@ from dataclasses import dataclass
 from plimsoll_api.names import SERVICE_RESTARTS
 from plimsoll_api.times import unix_seconds
 from plimsoll_api.workloads import WorkloadRef, format_replicas, slot_names
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
 
 MAX_WORKLOADS = 100
 """Maximum number of workloads of a policy that have restart slots."""
 MAX_REPLICAS_BYTES = 1 << 16
-"""Maximum size of an annotation that names a workload's pods. All annotations of an object may have
-256 KiB, and the counts of restarts need up to 128 KiB."""
+"""Maximum size of an annotation that names a workload's pods.
+
+All annotations of an object may have 256 KiB, and the restart counts need up to 128 KiB.
+"""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The owner of some of a policy's pods.
+    """Owner of some of a policy's pods.
 
-    ``ref`` is None for pods without a controller. ``api_group`` is empty if its pods name
-    several.
+    ``ref`` is None for pods without a controller. ``api_group`` is empty if the pods name several
+    groups.
     """
 
     ref: WorkloadRef | None
     api_group: str
     pods: tuple[SelectedPod, ...]
 
-    def count(self, state: State) -> int:
+    def count(self, state: SupervisionState) -> int:
         """Return how many of its pods are in ``state``."""
         return sum(one.state is state for one in self.pods)
 
@@ -42,7 +44,9 @@ class Workload:
     def needs_slots(self) -> bool:
         """Whether any pod of the workload has a supervisor, or gets one when it is recreated."""
         return any(
-            one.may_hold_slot or one.state in (State.SUPERVISED, State.WAITING) for one in self.pods
+            one.may_hold_slot
+            or one.state in (SupervisionState.SUPERVISED, SupervisionState.WAITING)
+            for one in self.pods
         )
 
     @property
@@ -52,7 +56,7 @@ class Workload:
 
     @property
     def ray_cluster(self) -> str:
-        """Name of the RayCluster of its supervised pods; empty if it is not one."""
+        """Name of the RayCluster of its supervised pods; empty for another workload."""
         named = (one.member.ray_cluster for one in self.pods if one.may_hold_slot)
         return next(filter(None, named), "")
 
@@ -61,7 +65,7 @@ class Workload:
         return slot_names(policy, self.ref, count)
 
     def replicas(self) -> str:
-        """Return the annotation of a slot that lists the pods that may take it, by replica.
+        """Return the text that lists the pods that may take a slot, by replica, for an annotation.
 
         The text is truncated to :data:`MAX_REPLICAS_BYTES`, between replicas.
         """
@@ -112,7 +116,7 @@ def choose_workloads(
     return sorted(chosen, key=lambda one: one.sort_key)
 
 
-def slots_with_restarts(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
+def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
     """Return the names of unused slots whose restarts still count.
 
     A workload that is scaled to zero or recreated must not get its restart budget back. The time in
@@ -132,7 +136,7 @@ def slots_with_restarts(leases: Iterable[Object], window_s: float, now: str) -> 
     return [name for _, name in sorted(found)[:MAX_WORKLOADS]]
 
 
-def workload_statuses(status: Object) -> dict[str, Object]:
+def index_workload_statuses(status: Object) -> dict[str, Object]:
     """Return the part of a status about each workload, by its :class:`WorkloadRef` as text."""
     shown = status.get("workloads") or ()
     return {

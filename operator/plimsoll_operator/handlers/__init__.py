@@ -1,4 +1,4 @@
-"""kopf's handlers, one file per kind: each stores an event and queues its service or policy.
+"""kopf's handlers, one file per kind. Each stores an event and queues its service or policy.
 
 Policies are watched without kopf, by every replica: ``runtime/watches.py``.
 

@@ -1,4 +1,4 @@
-"""Events of LeakIncidents."""
+"""Handle events of LeakIncidents."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from plimsoll_operator.runtime.watches import Watches, registry
 
 @kopf.on.event(INCIDENT.group, INCIDENT.version, INCIDENT.plural, registry=registry)
 async def leak_incident(event: kopf.RawEvent, memo: Watches, **_: Any) -> None:
-    """Reconcile the service or policy that the incident is about."""
+    """Queue the service or policy of the incident for a reconcile."""
     memo.handle_event(INCIDENT, event["type"], dict(event["object"]))

@@ -1,4 +1,4 @@
-"""Events of objects that the operator creates, so that changes by others are reverted."""
+"""Handle events of objects that the operator created, so that changes by others are reverted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_operator.runtime.watches import Watches, registry
 
 
 async def owned(event: kopf.RawEvent, resource: kopf.Resource, memo: Watches, **_: Any) -> None:
-    """Reconcile the service or policy that the object belongs to."""
+    """Queue the service or policy that owns the object for a reconcile."""
     memo.handle_event(BY_KIND[str(resource.kind)], event["type"], dict(event["object"]))
 
 

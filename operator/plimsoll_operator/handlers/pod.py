@@ -1,4 +1,4 @@
-"""Events of pods of InferenceServices."""
+"""Handle events of InferenceServices' pods."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from plimsoll_operator.runtime.watches import Watches, registry
 
 @kopf.on.event(POD.group, POD.version, POD.plural, registry=registry)
 async def pod(event: kopf.RawEvent, memo: Watches, **_: Any) -> None:
-    """Reconcile the pod's service."""
+    """Queue the pod's service for a reconcile."""
     memo.handle_event(POD, event["type"], dict(event["object"]))

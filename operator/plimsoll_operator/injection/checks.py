@@ -1,4 +1,4 @@
-"""Checks that a supervisor can run in a pod. Each raises InjectionError, which names the field.
+"""Check that a supervisor can run in a pod. Each check raises InjectionError with the field.
 
 ``at`` is the path of the pod spec, with which the message begins.
 """
@@ -12,7 +12,7 @@ from plimsoll_api.units import format_bytes, parse_bytes
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.first_process import check_first_process
-from plimsoll_operator.injection.options import Fields, Options
+from plimsoll_operator.injection.options import InjectionOptions, OptionNames
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import native_sidecars
 from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces, on_node
@@ -21,68 +21,73 @@ from plimsoll_operator.render.probe import NAME as PROBE
 
 Object = dict[str, Any]
 
-PREFIX = "plimsoll-"
+VOLUME_PREFIX = "plimsoll-"
 """Name prefix of the supervisor's volumes in a pod of another workload."""
-VOLUMES: dict[str, Object] = {
+SUPERVISOR_VOLUMES: dict[str, Object] = {
     "run": {"emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
     "state": {"emptyDir": {"sizeLimit": "256Mi"}},
     "tmp": {"emptyDir": {"sizeLimit": "64Mi"}},
 }
-CONFIG, TOKEN = f"{PREFIX}config", f"{PREFIX}token"
-OWN_VOLUMES = frozenset({PREFIX + name for name in VOLUMES} | {CONFIG, TOKEN, PROBE, SOCKETS})
+CONFIG_VOLUME, TOKEN_VOLUME = f"{VOLUME_PREFIX}config", f"{VOLUME_PREFIX}token"
+OWN_VOLUMES = frozenset(
+    {VOLUME_PREFIX + name for name in SUPERVISOR_VOLUMES}
+    | {CONFIG_VOLUME, TOKEN_VOLUME, PROBE, SOCKETS}
+)
 OWN_CONTAINERS = frozenset({names.SUPERVISOR, PROBE})
 
 
-def supervisor_of(pod: Object) -> Object | None:
+def find_supervisor(pod: Object) -> Object | None:
     """Return the supervisor that an earlier injection added to the pod spec; None if there is none.
 
-    It is identified by its name and by the volume with its configuration: another container may
-    have the same name.
+    It is identified by its name and by the volume with its configuration, because another container
+    may have the same name.
     """
     for one in pod.get("initContainers") or ():
         mounted = {mount.get("name") for mount in one.get("volumeMounts") or ()}
-        if one.get("name") == names.SUPERVISOR and CONFIG in mounted:
+        if one.get("name") == names.SUPERVISOR and CONFIG_VOLUME in mounted:
             found: Object = one
             return found
     return None
 
 
-def check_shape(pod: Object, at: str, fields: Fields) -> None:
-    """Refuse a pod whose fields rule a supervisor out, whatever its engine is."""
+def check_shape(pod: Object, at: str, fields: OptionNames) -> None:
+    """Refuse a pod whose fields make a supervisor impossible, whatever its engine is."""
     if pod.get("hostPID"):
         raise InjectionError(
-            f"{at}.hostPID: true: the supervisor would see, and could signal, every process of the"
-            f" node: set it to false, or exclude the workload with {fields.exclude}"
+            f"{at}.hostPID: true: the supervisor could see and signal every process of the node: "
+            f"set it to false, or exclude the workload with {fields.exclude}"
         )
     if (pod.get("os") or {}).get("name") == "windows":
         raise InjectionError(f"{at}.os.name: windows: the supervisor runs on Linux only")
     if pod.get("resources"):
         raise InjectionError(
-            f"{at}.resources bounds all containers together, and the supervisor has limits of its"
-            " own: set the limits of each container instead"
+            f"{at}.resources limits all containers together, but the supervisor has limits of "
+            "its own: set the limits of each container instead"
         )
 
 
 def check_names(pod: Object, at: str) -> None:
-    """Refuse containers and volumes that have the names of the supervisor's.
+    """Refuse containers and volumes with the names of the supervisor's own.
 
-    Do not call this for a pod that already has our supervisor. Raises InjectionError.
+    Do not call this for a pod that already has Plimsoll's supervisor. Raises InjectionError.
     """
     for field in ("initContainers", "containers"):
         for one in pod.get(field) or ():
             if one.get("name") in OWN_CONTAINERS:
                 raise InjectionError(
-                    f"{at}.{field}[{one['name']}]: a container of this name is there already, and"
-                    " Plimsoll did not add it: remove it from the workload, or give it another name"
+                    f"{at}.{field}[{one['name']}]: the pod already has a container of this name, "
+                    "which Plimsoll did not add: remove the container from the workload, or give "
+                    "it another name"
                 )
     for one in pod.get("volumes") or ():
         if one.get("name") in OWN_VOLUMES:
             raise InjectionError(
-                f"{at}.volumes[{one['name']}]: the supervisor's volume has this name: use another"
+                f"{at}.volumes[{one['name']}]: a volume of the supervisor has this name: use "
+                "another name"
             )
 
 
-def places_in(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
+def find_supervisor_places(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
     """Return the supervisor's paths and ports in a pod that is a replica by itself."""
     return on_node(engine.port) if pod.get("hostNetwork") else SUPERVISED
 
@@ -90,7 +95,10 @@ def places_in(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
 def check_ports(
     containers: list[Object], engine: EngineContainer, at: str, places: SupervisorPlaces
 ) -> None:
-    """Refuse a container that uses a port of the supervisor's: a pod's containers share ports."""
+    """Refuse a container that uses one of the supervisor's ports.
+
+    A pod's containers share their ports.
+    """
     own = (places.metrics_port, places.probe_port)
     if engine.port in own:
         raise InjectionError(
@@ -101,12 +109,14 @@ def check_ports(
         for index, port in enumerate(container.get("ports") or []):
             if isinstance(port, dict) and port.get("containerPort") in own:
                 raise InjectionError(
-                    f"{at}.containers[{container.get('name')}].ports[{index}].containerPort:"
-                    f" the supervisor needs ports {own[0]} and {own[1]}: use another"
+                    f"{at}.containers[{container.get('name')}].ports[{index}].containerPort: the "
+                    f"supervisor needs ports {own[0]} and {own[1]}: use another port"
                 )
 
 
-def check_user(pod: Object, container: Object, engine: EngineContainer, options: Options) -> None:
+def check_user(
+    pod: Object, container: Object, engine: EngineContainer, options: InjectionOptions
+) -> None:
     """Refuse an engine with an unknown user, unless the supervisor can safely run as root.
 
     The supervisor needs the engine's user ID, and must not be root if the pod may not be. Raises
@@ -124,8 +134,10 @@ def check_user(pod: Object, container: Object, engine: EngineContainer, options:
         )
 
 
-def check_mounts(container: Object, engine: EngineContainer, fields: Fields) -> None:
-    """Refuse a mount at one of the probe's paths: the API server accepts one mount per path.
+def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames) -> None:
+    """Refuse a mount at one of the probe's paths.
+
+    The API server accepts one mount per path.
 
     Raises InjectionError.
     """
@@ -137,12 +149,12 @@ def check_mounts(container: Object, engine: EngineContainer, fields: Fields) -> 
             )
 
 
-def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: Fields) -> None:
+def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: OptionNames) -> None:
     """Refuse a host budget that exceeds the engine's memory limit.
 
     Growth would reach the limit before it exhausted the budget. Raises InjectionError.
     """
-    limit = memory_limit(engine)
+    limit = parse_memory_limit(engine)
     if budget is None or budget.auto or limit is None:
         return
     if budget.growth_bytes > limit:
@@ -152,8 +164,8 @@ def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: F
         )
 
 
-def memory_limit(engine: EngineContainer) -> int | None:
-    """Return the engine's memory limit in bytes; None if it has none."""
+def parse_memory_limit(engine: EngineContainer) -> int | None:
+    """Return the engine's memory limit in bytes; None if it has no limit."""
     if engine.limit is None:
         return None
     try:
@@ -167,7 +179,7 @@ def check_engine(
     containers: list[Object],
     engine: EngineContainer,
     at: str,
-    options: Options,
+    options: InjectionOptions,
     places: SupervisorPlaces,
 ) -> None:
     """Check everything that depends on the engine, which is one of ``containers``."""
@@ -182,7 +194,7 @@ def check_engine(
     check_restarts(engine, at, options)
 
 
-def check_restarts(engine: EngineContainer, at: str, options: Options) -> None:
+def check_restarts(engine: EngineContainer, at: str, options: InjectionOptions) -> None:
     """Refuse mode Recover without the operator if the kubelet does not restart the engine.
 
     With the operator, such a pod's supervisor omits the actions that end the engine. Raises
@@ -190,6 +202,6 @@ def check_restarts(engine: EngineContainer, at: str, options: Options) -> None:
     """
     if options.may_act and not options.token and engine.no_restart_reason:
         raise InjectionError(
-            f"{at}: {engine.no_restart_reason}: an engine that the supervisor restarts would not"
-            f" start again, and its pod would end: use {options.fields.mode}"
+            f"{at}: {engine.no_restart_reason}: after a restart by the supervisor, the engine "
+            f"would not start again and its pod would end: use {options.fields.mode}"
         )

@@ -1,4 +1,4 @@
-"""The simple commands that a container's command line runs, including those in a shell script.
+"""Parse the simple commands of a container's command line, including those in a shell script.
 
 The script is untrusted: it is parsed in one pass, up to a maximum length. Conditions are not
 evaluated: a command that may run counts as one that does.
@@ -14,18 +14,18 @@ from typing import Any
 Object = dict[str, Any]
 
 
-def words_of(text: str) -> frozenset[str]:
+def split_words(text: str) -> frozenset[str]:
     """Return the words of ``text``, which are separated by bars."""
     return frozenset(text.split("|"))
 
 
-MAX_COMMAND = 1 << 16
-"""Maximum length of a container's command and arguments, in characters. The rest is ignored."""
+MAX_COMMAND_CHARS = 1 << 16
+"""Maximum number of characters of a container's command and arguments. The rest is ignored."""
 MAX_COMMANDS = 2048
 """Maximum number of commands in a script. The rest is ignored."""
-MAX_NESTED = 4
+MAX_SHELL_DEPTH = 4
 """Maximum depth of shells within shells."""
-TOKEN = re.compile(
+TOKEN_PATTERN = re.compile(
     r"""(?P<space>[ \t\r\f\v]++) | (?P<line>\n) | (?P<plain>[^\s'"\\;&|<>()#`$0-9]++)
     | (?P<redirect>[0-9]*+(?:<<<|<<-?|>>|>\||[<>]&|[<>]|&>>?)) | (?P<digits>[0-9]++)
     | (?P<operator>&&|\|\||\|&|[|;&()]) | (?P<number>\#)
@@ -33,14 +33,14 @@ TOKEN = re.compile(
     | \\(?P<escaped>.) | (?P<command>\$\(|`) | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-"""Parts of words in a shell script, and separators. No part is matched twice."""
+"""Pattern for parts of words in a shell script, and separators. No part is matched twice."""
 ESCAPED = re.compile(r"\\([\\\"$`\n])")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
 KEYWORDS = frozenset(
     {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "(", ")"}
 )
-WRAPPERS = words_of(
+WRAPPERS = split_words(
     "exec|nohup|time|command|builtin|stdbuf|setsid|tini|dumb-init|catatonit|nice|ionice|"
     "timeout|env|sudo|numactl|taskset|chrt|gosu|su-exec|setpriv|uv|uvx|poetry|pipenv|conda|"
     "micromamba|nsys|xvfb-run|ddtrace-run|opentelemetry-instrument|mpirun|docker-|"
@@ -62,19 +62,19 @@ class CommandLine:
     is_script: bool = False
 
 
-def length(container: Object) -> int:
+def count_command_chars(container: Object) -> int:
     """Return the number of characters in command and arguments."""
-    return sum(map(len, _words(container)))
+    return sum(map(len, _iterate_words(container)))
 
 
 def parse_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
-    """Parse command and arguments, up to :data:`MAX_COMMAND` characters.
+    """Parse command and arguments, up to :data:`MAX_COMMAND_CHARS` characters.
 
     ``scripts`` has files that the container may run, by path. A longer file is not parsed.
     """
     words: list[str] = []
-    left = MAX_COMMAND
-    for word in _words(container):
+    left = MAX_COMMAND_CHARS
+    for word in _iterate_words(container):
         left -= len(word)
         if left < 0:
             break
@@ -88,7 +88,7 @@ def parse_container(container: Object, scripts: Mapping[str, str] | None = None)
     return made
 
 
-def _words(container: Object) -> Iterator[str]:
+def _iterate_words(container: Object) -> Iterator[str]:
     for part in (*(container.get("command") or ()), *(container.get("args") or ())):
         yield str(part)
 
@@ -102,12 +102,14 @@ def _split_argument(text: str) -> list[str]:
 def _add_command(
     words: Sequence[str], line: CommandLine, scripts: dict[str, str], nested: int
 ) -> None:
-    """Add a command, or the commands of the script if it is a shell with one."""
+    """Add a command, or the commands in its script if it is a shell with a script."""
     run = _strip_setup(words, line)
     if not run:
         return
     script = (
-        (_inline_script(run) or _pop_mounted_script(run, scripts)) if nested < MAX_NESTED else None
+        (_find_inline_script(run) or _pop_mounted_script(run, scripts))
+        if nested < MAX_SHELL_DEPTH
+        else None
     )
     if script is None:
         line.commands.append(run)
@@ -131,35 +133,35 @@ def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
             left = left[1:]
         elif left[0] in ("export", "declare", "local", "readonly"):
             left = [one for one in left[1:] if ASSIGNMENT.fullmatch(one)]
-        elif program_name(left[0]) in WRAPPERS and (inner := _wrapped_command(left[1:])):
+        elif get_program_name(left[0]) in WRAPPERS and (inner := _find_wrapped_command(left[1:])):
             left = inner
         else:
             break
     return left
 
 
-def _wrapped_command(words: Sequence[str]) -> list[str]:
+def _find_wrapped_command(words: Sequence[str]) -> list[str]:
     for at, word in enumerate(words):
-        if PROGRAM.fullmatch(program_name(word)) or (at == 0 and ASSIGNMENT.fullmatch(word)):
+        if PROGRAM.fullmatch(get_program_name(word)) or (at == 0 and ASSIGNMENT.fullmatch(word)):
             return list(words[at:])
     rest = [at for at, word in enumerate(words) if not word.startswith("-") and not word.isdigit()]
     return list(words[rest[0] :]) if rest else []
 
 
-def program_name(word: str) -> str:
+def get_program_name(word: str) -> str:
     """Return the name of the program at a path."""
     return word.rpartition("/")[2]
 
 
-def _inline_script(words: Sequence[str]) -> list[str] | None:
+def _find_inline_script(words: Sequence[str]) -> list[str] | None:
     """Return the script that a shell gets with ``-c``, its name and its arguments.
 
-    Return None for any other command.
+    None for any other command.
     """
-    if program_name(words[0]) not in SHELLS:
+    if get_program_name(words[0]) not in SHELLS:
         return None
     at = 1
-    if program_name(words[0]) == "busybox":
+    if get_program_name(words[0]) == "busybox":
         at += 1
     while at < len(words) and words[at].startswith(("-", "+")):
         if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", words[at]):
@@ -177,14 +179,14 @@ SHEBANG = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
 def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
     """Return the script file that a command runs, directly or by a shell, with name and arguments.
 
-    Return None if the file is unknown or another program reads it. A script is removed from
-    ``scripts`` once it is returned, because a script that runs itself would never end.
+    None if the file is unknown or another program reads it. A returned script is removed from
+    ``scripts``, because a script that runs itself would never end.
     """
     at = 0
-    if program_name(words[0]) in SHELLS:
+    if get_program_name(words[0]) in SHELLS:
         at = next((at for at, one in enumerate(words) if at and one[:1] not in ("-", "+")), 0)
     text = scripts.pop(words[at], "")
-    if not text or len(text) > MAX_COMMAND or (text[:2] == "#!" and not SHEBANG.match(text)):
+    if not text or len(text) > MAX_COMMAND_CHARS or (text[:2] == "#!" and not SHEBANG.match(text)):
         return None
     return [text, *words[at:]]
 
@@ -218,7 +220,7 @@ def split_commands(script: str) -> Iterator[list[str]]:
         words, skip = [], False
 
     while at < len(script) and len(commands) < MAX_COMMANDS:
-        found = TOKEN.match(script, at)
+        found = TOKEN_PATTERN.match(script, at)
         if found is None or found["other"] in ("'", '"', "\\"):
             yield script.split()
             return
@@ -245,7 +247,7 @@ def split_commands(script: str) -> Iterator[list[str]]:
         else:
             word = [] if word is None else word
             if kind == "command" and substitutes:
-                close = _end_of_substitution(script, at, part)
+                close = _find_substitution_end(script, at, part)
                 substitutes = close is not None
                 part, at = script[at - len(part) : close or at], close or at
             word.append(ESCAPED.sub(r"\1", part) if kind == "double" else part)
@@ -253,7 +255,7 @@ def split_commands(script: str) -> Iterator[list[str]]:
     yield from commands
 
 
-def _end_of_substitution(script: str, at: int, opening: str) -> int | None:
+def _find_substitution_end(script: str, at: int, opening: str) -> int | None:
     """Return the position after a command substitution that begins before ``at``; None if open."""
     if opening == "`":
         found = script.find("`", at)
@@ -266,27 +268,27 @@ def _end_of_substitution(script: str, at: int, opening: str) -> int | None:
     return None
 
 
-REFERENCE = re.compile(
+VARIABLE_REFERENCE = re.compile(
     r"\$\((?P<field>[A-Za-z_][A-Za-z0-9_]*)\)|\$\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)"
     r"(?::?-(?P<default>[^{}]*))?\}|\$(?P<bare>[A-Za-z_][A-Za-z0-9_]*)"
 )
-MAX_EXPANDED = 4096
+MAX_EXPANDED_CHARS = 4096
 
 
-def expand(word: str, variables: Mapping[str, str | None]) -> str:
+def expand_variables(word: str, variables: Mapping[str, str | None]) -> str:
     """Return ``word`` with known variables replaced by their values.
 
-    Kubernetes expands ``$(NAME)``, a shell ``$NAME`` and ``${NAME:-default}``.
+    Kubernetes expands ``$(NAME)``, and a shell expands ``$NAME`` and ``${NAME:-default}``.
     """
-    for _ in range(MAX_NESTED):
-        expanded = REFERENCE.sub(lambda found: _value(found, variables), word)
-        if expanded == word or len(expanded) > MAX_EXPANDED:
+    for _ in range(MAX_SHELL_DEPTH):
+        expanded = VARIABLE_REFERENCE.sub(lambda found: _get_value(found, variables), word)
+        if expanded == word or len(expanded) > MAX_EXPANDED_CHARS:
             break
         word = expanded
     return word
 
 
-def _value(found: re.Match[str], variables: Mapping[str, str | None]) -> str:
+def _get_value(found: re.Match[str], variables: Mapping[str, str | None]) -> str:
     name = found["field"] or found["braced"] or found["bare"]
     value = variables.get(name)
     if value is None and name not in variables and found["default"] is not None:

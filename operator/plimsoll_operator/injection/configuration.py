@@ -1,4 +1,4 @@
-"""The configuration of a supervisor that no operator manages, in a ConfigMap."""
+"""Configure a supervisor that no operator manages, in a ConfigMap."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from plimsoll_api.supervisor_config import (
     SupervisorConfig,
     encode,
 )
-from plimsoll_operator.injection.checks import memory_limit
+from plimsoll_operator.injection.checks import parse_memory_limit
 from plimsoll_operator.injection.engine import EngineContainer
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.render import names
 
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Injected:
-    """The changed document, the ConfigMap of its supervisor, and notes for a person.
+class InjectedDocument:
+    """Changed document, the ConfigMap of its supervisor, and notes for a person.
 
-    ``others`` are further objects that the document refers to. If there is no ConfigMap, nothing
-    was changed, and ``notes`` say why.
+    ``others`` are further objects to which the document refers. If there is no ConfigMap, nothing
+    was changed, and ``notes`` give the reason.
     """
 
     document: Object
@@ -44,30 +44,30 @@ def config_map(
     name: str,
     namespace: object,
     engine: EngineContainer,
-    options: Options,
+    options: InjectionOptions,
     role: PodRole | None = None,
 ) -> Object:
     """Build the ConfigMap of the workload ``name``; ``namespace`` is None if none is set.
 
     ``role`` is that of its pods.
     """
-    config = _config(name, str(namespace or "default"), engine, options, role)
+    config = _make_config(name, str(namespace or "default"), engine, options, role)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(names.supervisor(name), namespace),
+        "metadata": make_metadata(names.supervisor(name), namespace),
         # Several lines are easier to review in a file.
         "data": {CONFIG_FILE: msgspec.json.format(encode(config), indent=2).decode() + "\n"},
     }
 
 
-def metadata(name: str, namespace: object) -> Object:
-    """Return the metadata of an object that is created beside the workload."""
+def make_metadata(name: str, namespace: object) -> Object:
+    """Return the metadata of an object that is created next to the workload."""
     return {"name": name} | ({} if namespace is None else {"namespace": namespace})
 
 
-def endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
-    """Return where ``engine`` answers.
+def make_endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
+    """Return the endpoint at which ``engine`` answers.
 
     ``name`` is its model's name if its arguments do not set it. The worker of a multi-node engine
     does not serve.
@@ -83,22 +83,26 @@ def endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> En
     )
 
 
-def pod_engine(found: PodEngine) -> Object:
+def make_pod_engine_variable(found: PodEngine) -> Object:
     """Return the environment variable that describes a pod's engine to its supervisor."""
     text = msgspec.json.encode(found, order="sorted").decode()
     # Kubernetes expands $(NAME) in values; $$ stands for a dollar.
     return {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}
 
 
-def _config(
-    name: str, namespace: str, engine: EngineContainer, options: Options, role: PodRole | None
+def _make_config(
+    name: str,
+    namespace: str,
+    engine: EngineContainer,
+    options: InjectionOptions,
+    role: PodRole | None,
 ) -> SupervisorConfig:
     memory, host = options.memory, options.memory.host
     if host is not None:
-        host = replace(host, limit_bytes=host.limit_bytes or memory_limit(engine) or None)
+        host = replace(host, limit_bytes=host.limit_bytes or parse_memory_limit(engine) or None)
     return SupervisorConfig(
         service=ServiceRef(name=name, namespace=namespace, role=role),
-        engine=endpoint(engine, name),
+        engine=make_endpoint(engine, name),
         memory=replace(
             memory, host=host, shared_device=memory.shared_device or engine.shares_device
         ),

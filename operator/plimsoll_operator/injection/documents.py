@@ -1,4 +1,4 @@
-"""Adds a supervisor to each engine of a manifest document."""
+"""Add a supervisor to each engine of a manifest document."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
     check_shape,
-    places_in,
-    supervisor_of,
+    find_supervisor,
+    find_supervisor_places,
 )
-from plimsoll_operator.injection.configuration import Injected, config_map
+from plimsoll_operator.injection.configuration import InjectedDocument, config_map
 from plimsoll_operator.injection.engine import (
     EngineContainer,
-    classify,
+    classify_container,
     describe_containers,
     find_engine,
 )
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.notes import notes as notes_of
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.notes import make_notes as notes_of
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.pods import (
     KSERVE_API,
-    WORKERS,
+    WORKERS_MESSAGE,
     PodSpec,
-    containers_of,
+    list_containers,
     pods_of,
 )
 from plimsoll_operator.injection.shape import check_types
@@ -44,13 +44,13 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import all_containers
 
 Object = dict[str, Any]
-MAX_LABEL = 63
+MAX_LABEL_CHARS = 63
 
 
-def inject_document(document: Object, options: Options) -> Injected:
+def inject_document(document: Object, options: InjectionOptions) -> InjectedDocument:
     """Return ``document`` with a supervisor in each pod that runs an engine.
 
-    The argument is not changed. Another injection replaces an earlier one.
+    The argument is not changed. A new injection replaces an earlier one.
     """
     changed = _copy_without_aliases(document)
     metadata = changed.get("metadata")
@@ -59,16 +59,16 @@ def inject_document(document: Object, options: Options) -> Injected:
     where = f"{changed.get('apiVersion')} {changed.get('kind')} {name}"
     namespace = meta.get("namespace")
     if options.namespace is not None and namespace not in (None, options.namespace):
-        text = f"it is in namespace {namespace}, and the policy in {options.namespace}"
-        return Injected(document, None, (f"{where}: {unchanged_note(text)}",))
+        text = f"the document is in namespace {namespace}, but the policy is in {options.namespace}"
+        return InjectedDocument(document, None, (f"{where}: {unchanged_note(text)}",))
     _check_knative(changed, where)
-    if kserve_llm.is_service(changed):
-        return kserve_llm.inject(document, changed, options)
+    if kserve_llm.is_llm_service(changed):
+        return kserve_llm.inject_llm_service(document, changed, options)
     made: Object | None = None
     notes: list[str] = []
     pods = pods_of(changed, where)
-    if not pods and (why := _other_kind_reason(changed, options)) is not None:
-        return Injected(document, None, (f"{where}: {unchanged_note(why)}",))
+    if not pods and (why := _explain_other_kind(changed, options)) is not None:
+        return InjectedDocument(document, None, (f"{where}: {unchanged_note(why)}",))
     for pod in pods:
         at = f"{where}: {pod.path}"
         engine = _find_engine(pod, at, options)
@@ -81,19 +81,19 @@ def inject_document(document: Object, options: Options) -> Injected:
             engine,
             options,
             names.supervisor(name),
-            at=places_in(pod.spec, engine),
+            at=find_supervisor_places(pod.spec, engine),
         )
-        pod.labels[SERVICE_LABEL] = name[:MAX_LABEL].rstrip("-.")
+        pod.labels[SERVICE_LABEL] = name[:MAX_LABEL_CHARS].rstrip("-.")
         role = role_of({**pod.inherited, **pod.labels}, engine.words)
         made = config_map(name, namespace, engine, options, role)
         notes += notes_of(at, pod.spec, engine, options)
     if made is None:
-        return Injected(document, None, tuple(notes))
-    return Injected(changed, made, tuple(notes))
+        return InjectedDocument(document, None, tuple(notes))
+    return InjectedDocument(changed, made, tuple(notes))
 
 
 KNATIVE_MODES = ("serverless", "knative")
-DEPLOYMENT_MODE = "serving.kserve.io/deploymentMode"
+DEPLOYMENT_MODE_ANNOTATION = "serving.kserve.io/deploymentMode"
 
 
 def _check_knative(document: Object, where: str) -> None:
@@ -104,38 +104,38 @@ def _check_knative(document: Object, where: str) -> None:
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     metadata = document.get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
-    mode = annotations.get(DEPLOYMENT_MODE) if isinstance(annotations, dict) else None
+    mode = annotations.get(DEPLOYMENT_MODE_ANNOTATION) if isinstance(annotations, dict) else None
     kserve = group == KSERVE_API and str(mode).lower() in KNATIVE_MODES
     if kserve or (group == "serving.knative.dev" and document.get("kind") == "Service"):
-        instead = f"; set the annotation {DEPLOYMENT_MODE}: Standard" if kserve else ""
+        instead = f"; set the annotation {DEPLOYMENT_MODE_ANNOTATION}: Standard" if kserve else ""
         raise InjectionError(
             f"{where}: Knative refuses shareProcessNamespace and init containers, which a"
             f" supervisor needs{instead}"
         )
 
 
-def _other_kind_reason(document: Object, options: Options) -> str | None:
-    """Return why an object of another kind is left unchanged although it describes an engine."""
+def _explain_other_kind(document: Object, options: InjectionOptions) -> str | None:
+    """Return why an object of another kind stays unchanged although it describes an engine."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document.get("kind") in ("ConfigMap", "Secret") or not any(
-        map(_is_engine, _pod_specs(document))
+        map(_is_engine, _iterate_pod_specs(document))
     ):
         return None
     if group == KSERVE_API:
-        return "the supervisor goes into the service that uses it: inject that one"
+        return "the supervisor belongs to the service that uses this object: inject the service"
     return (
-        "inject does not know where this kind keeps its pods: supervise them with a"
-        " SupervisionPolicy, which takes the pods of any controller"
+        "inject does not support the pods of this kind: supervise them with a SupervisionPolicy, "
+        "which selects the pods of any controller"
     )
 
 
-def _pod_specs(value: Any) -> Iterator[Object]:
+def _iterate_pod_specs(value: Any) -> Iterator[Object]:
     if isinstance(value, dict):
         if isinstance(value.get("containers"), list):
             yield value
         value = list(value.values())
     for one in value if isinstance(value, list) else ():
-        yield from _pod_specs(one)
+        yield from _iterate_pod_specs(one)
 
 
 def _is_engine(pod: Object) -> bool:
@@ -143,17 +143,20 @@ def _is_engine(pod: Object) -> bool:
         check_types(pod, "")
     except InjectionError:
         return False
-    return any(classify(one).kind is not None for one in pod["containers"])
+    return any(classify_container(one).kind is not None for one in pod["containers"])
 
 
-def _placeholder(pod: PodSpec) -> str | None:
+def _find_placeholder(pod: PodSpec) -> str | None:
     """Return an image that is still a template placeholder; None if all are names."""
     images = [str(one.get("image") or "") for one in all_containers(pod.spec)]
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 
 def _is_patch(pod: PodSpec) -> bool:
-    """Report whether the pod spec is a kustomize patch: the API server refuses such a container."""
+    """Report whether the pod spec is a kustomize patch.
+
+    The API server would refuse its containers.
+    """
     listed = pod.spec.get("containers")
     found = listed if isinstance(listed, list) else []
     names_only = [one for one in found if isinstance(one, dict) and not one.get("image")]
@@ -161,36 +164,39 @@ def _is_patch(pod: PodSpec) -> bool:
 
 
 def _copy_without_aliases(value: Any) -> Any:
-    """Copy a manifest; each YAML alias becomes a separate copy."""
+    """Copy a manifest, and replace each YAML alias by a separate copy."""
     if isinstance(value, dict):
         return {key: _copy_without_aliases(held) for key, held in value.items()}
     return [_copy_without_aliases(held) for held in value] if isinstance(value, list) else value
 
 
-def _find_engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
-    """Return the engine in ``pod``, or why the pod is left unchanged. Raises InjectionError."""
+def _find_engine(pod: PodSpec, at: str, options: InjectionOptions) -> EngineContainer | str:
+    """Return the engine in ``pod``, or the reason why the pod stays unchanged.
+
+    Raises InjectionError.
+    """
     if pod.worker:
-        return WORKERS
+        return WORKERS_MESSAGE
     if (why := selector_mismatch({**pod.inherited, **pod.labels}, options)) is not None:
         return why
     check_types(pod.spec, at)
     if _is_patch(pod):
-        return "a container has no image, as in a patch: inject what kustomize build renders"
-    if (image := _placeholder(pod)) is not None:
+        return "a container has no image, as in a patch: inject the output of kustomize build"
+    if (image := _find_placeholder(pod)) is not None:
         return (
-            f"the image {image} is a placeholder: fill it in first, with helm template or envsubst"
+            f"the image {image} is a placeholder: replace it first, with helm template or envsubst"
         )
     for name, runtime in options.runtimes.items():
         check_types(runtime, f"ServingRuntime {name}: spec")
-    spec, containers = pod.spec, containers_of(pod.spec, options.runtimes)
+    spec, containers = pod.spec, list_containers(pod.spec, options.runtimes)
     composed = {**spec, "containers": containers}
     engine = find_engine(composed, at, options, ray=pod.ray, annotations=pod.annotations)
     if engine is None:
         if pod.ray:
             return (
-                "KubeRay starts Ray in it, and no command shows an engine: if an application of Ray"
-                f" starts one, set {options.fields.engine}, {options.fields.container} and"
-                f" {options.fields.port}"
+                "KubeRay starts Ray in the container, and no command shows an engine: if a Ray "
+                f"application starts one, set {options.fields.engine}, "
+                f"{options.fields.container} and {options.fields.port}"
             )
         listed = describe_containers(composed, options)
         return (
@@ -200,8 +206,8 @@ def _find_engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | s
     check_shape(spec, at, options.fields)
     if pod.restarts_group and not options.group_restarts:
         raise InjectionError(f"{at}: {group_restart_reason(options, pod.restarts_group)}")
-    if supervisor_of(spec) is None:
+    if find_supervisor(spec) is None:
         check_names(spec, at)
     engine = replace(engine, no_restart_reason=engine.no_restart_reason or pod.no_restart_reason)
-    check_engine(spec, containers, engine, at, options, places_in(spec, engine))
+    check_engine(spec, containers, engine, at, options, find_supervisor_places(spec, engine))
     return engine

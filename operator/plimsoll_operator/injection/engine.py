@@ -1,4 +1,4 @@
-"""Finds the container of a pod that is the engine, and the evidence for it.
+"""Find the container of a pod that is the engine, and the evidence for it.
 
 The evidence, strongest first: the server's command, also in a script; the image's own name; options
 that only an engine has. The webhook and ``plimsoll inject`` both use :func:`find_engine`.
@@ -13,23 +13,28 @@ from typing import Any
 
 from plimsoll_api.engines import EngineType
 from plimsoll_operator.injection import command_line
-from plimsoll_operator.injection.command_line import MAX_COMMAND, CommandLine
+from plimsoll_operator.injection.command_line import MAX_COMMAND_CHARS, CommandLine
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.listening import KSERVE, find_address, scripts_of, variables_of
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.listening import (
+    KSERVE_CONTAINER,
+    find_address,
+    find_scripts,
+    resolve_variables,
+)
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.programs import (
-    NOT_SERVING,
-    Program,
+    NOT_SERVING_COMMANDS,
+    ProgramClassification,
     classify_command,
     classify_image,
-    option_value,
+    find_option_value,
 )
 from plimsoll_operator.render.containers import native_sidecars
 from plimsoll_operator.render.supervisor import claims_of, shares_device
 
 Object = dict[str, Any]
 
-COMMAND, IMAGE, OPTIONS = 3, 2, 1
+COMMAND_RANK, IMAGE_RANK, OPTIONS_RANK = 3, 2, 1
 """Strength of the evidence."""
 ENGINE_OPTIONS = {
     EngineType.VLLM: re.compile(
@@ -39,7 +44,7 @@ ENGINE_OPTIONS = {
     EngineType.SGLANG: re.compile(r"--(mem[-_]fraction[-_]static|chunked[-_]prefill[-_]size)"),
 }
 BACKEND_FLAGS = ("--backend", "--engine", "--kind", "--framework")
-"""Options that select the engine of a server, such as those of KServe's huggingfaceserver."""
+"""Options that select the engine of a server, such as KServe's huggingfaceserver."""
 CLIENT_OPTIONS = re.compile(r"--(base[-_]url|url|endpoint|target|dataset|num[-_]prompts)\b")
 """Options of clients that send requests to a server."""
 RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
@@ -76,16 +81,16 @@ class EngineContainer:
 
     @property
     def limit(self) -> str | None:
-        """The memory limit as the manifest writes it; None if it has none."""
+        """Memory limit as written in the manifest; None if it has none."""
         found = self.limits.get("memory")
         return None if found is None else str(found)
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """The engine that a container seems to be.
+class ContainerClassification:
+    """A container, and the engine that it seems to run.
 
-    ``kind`` is None if it is no engine; ``reason`` may then say why.
+    ``kind`` is None if it does not run an engine; ``reason`` may then explain why.
     """
 
     container: Object
@@ -93,15 +98,17 @@ class Candidate:
     rank: int = 0
     by: str = ""
     reason: str = ""
-    server: Program = field(default_factory=Program)
+    server: ProgramClassification = field(default_factory=ProgramClassification)
     line: CommandLine = field(default_factory=CommandLine)
     ray: bool = False
 
 
-def classify(container: Object, scripts: Mapping[str, str] | None = None) -> Candidate:
+def classify_container(
+    container: Object, scripts: Mapping[str, str] | None = None
+) -> ContainerClassification:
     """Classify a container by its command, its image and its options.
 
-    ``scripts`` has files that are mounted into it, by path.
+    ``scripts`` are the files that are mounted into it, by path.
     """
     line = command_line.parse_container(container, scripts)
     programs = [classify_command(words) for words in line.commands]
@@ -110,32 +117,40 @@ def classify(container: Object, scripts: Mapping[str, str] | None = None) -> Can
     ray = _is_ray(container, line, name)
     if servers:
         server = next((one for one in servers if not one.no_port_reason), servers[0])
-        return Candidate(
-            container, server.kind, COMMAND, f"by its command {server.shown}", "", server, line
+        return ContainerClassification(
+            container, server.kind, COMMAND_RANK, f"by its command {server.shown}", "", server, line
         )
     others = [one.not_engine_reason for one in programs if one.not_engine_reason]
     if programs and len(others) == len(programs):
-        return Candidate(container, reason=others[-1], line=line)
+        return ContainerClassification(container, reason=others[-1], line=line)
     unknown = [
         words
         for words, one in zip(line.commands, programs, strict=True)
         if not one.not_engine_reason
     ]
     words = unknown[0] if unknown else []
-    if words and words[0] in NOT_SERVING and not container.get("command"):
-        return Candidate(container, reason=f"runs vllm {words[0]}, which serves nothing", line=line)
-    server = Program(words=words)
+    if words and words[0] in NOT_SERVING_COMMANDS and not container.get("command"):
+        return ContainerClassification(
+            container, reason=f"runs vllm {words[0]}, which serves no requests", line=line
+        )
+    server = ProgramClassification(words=words)
     model = container.get("modelFormat") or {}
-    if (kind := _engine_of_format(str(model.get("name") or ""))) is not None:
-        return Candidate(container, kind, IMAGE, "by its model format", "", server, line)
+    if (kind := _find_engine_of_format(str(model.get("name") or ""))) is not None:
+        return ContainerClassification(
+            container, kind, IMAGE_RANK, "by its model format", "", server, line
+        )
     if image is not None:
-        return Candidate(container, image, IMAGE, f"by its image {name}", "", server, line, ray)
+        return ContainerClassification(
+            container, image, IMAGE_RANK, f"by its image {name}", "", server, line, ray
+        )
     if (kind := _classify_by_options(words)) is not None:
-        return Candidate(container, kind, OPTIONS, "by its options", "", server, line)
-    return Candidate(container, line=line, server=server, ray=ray)
+        return ContainerClassification(
+            container, kind, OPTIONS_RANK, "by its options", "", server, line
+        )
+    return ContainerClassification(container, line=line, server=server, ray=ray)
 
 
-def _engine_of_format(name: str) -> EngineType | None:
+def _find_engine_of_format(name: str) -> EngineType | None:
     """Return the engine of a KServe model format; huggingfaceserver runs vLLM."""
     formats = {
         "vllm": EngineType.VLLM, "huggingface": EngineType.VLLM, "sglang": EngineType.SGLANG
@@ -147,7 +162,7 @@ def _classify_by_options(words: list[str]) -> EngineType | None:
     if any(CLIENT_OPTIONS.match(word) for word in words):
         return None
     for flag in BACKEND_FLAGS:
-        value = option_value(words, flag)
+        value = find_option_value(words, flag)
         if value in (EngineType.VLLM, EngineType.SGLANG):
             return EngineType(value)
     for kind, pattern in ENGINE_OPTIONS.items():
@@ -159,38 +174,38 @@ def _classify_by_options(words: list[str]) -> EngineType | None:
 def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
     """Report whether a container starts Ray, which starts the engine later."""
     ports = {str(one.get("name")) for one in container.get("ports") or ()}
-    runs = any(command_line.program_name(words[0]) == "ray" for words in line.commands)
+    runs = any(command_line.get_program_name(words[0]) == "ray" for words in line.commands)
     return runs or bool(ports & RAY_PORTS) or "ray" in re.split(r"[^a-z0-9]+", image)
 
 
 def find_engine(
     pod: Object,
     where: str,
-    options: Options,
+    options: InjectionOptions,
     worker: bool = False,
     ray: bool = False,
     annotations: Collection[str] = (),
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
-    ``options`` may name its container, type and port, and say whether another program counts as a
+    ``options`` may name its container, type and port, and whether another program counts as a
     custom engine. ``where`` begins the message of an InjectionError: the document and the path of
-    the pod spec. A ``worker`` of a group needs no port. ``ray`` says that KubeRay starts Ray in the
-    pod. ``annotations`` are the pod's.
+    the pod spec. A ``worker`` of a group needs no port. ``ray`` is whether KubeRay starts Ray in
+    the pod. ``annotations`` are the pod's.
     """
     kind, port = options.engine_type, options.engine.port
-    chosen = _choose(pod, where, options)
+    chosen = _choose_container(pod, where, options)
     if chosen is None:
         return None
-    if ray and chosen.rank < COMMAND:
+    if ray and chosen.rank < COMMAND_RANK:
         chosen = replace(chosen, ray=True)
     container = chosen.container
     native = any(one is container for one in native_sidecars(pod))
     path = f"{where}.{'initContainers' if native else 'containers'}[{container.get('name')}]"
-    if command_line.length(container) > MAX_COMMAND:
+    if command_line.count_command_chars(container) > MAX_COMMAND_CHARS:
         raise InjectionError(
-            f"{path}: the command has more than {MAX_COMMAND} characters, so the engine's"
-            " flags are unknown: move the script into a file of the image or a ConfigMap"
+            f"{path}: the command has more than {MAX_COMMAND_CHARS} characters, so the engine's "
+            "flags are unknown: move the script into a file of the image or into a ConfigMap"
         )
     type_ = kind or chosen.kind or EngineType.CUSTOM
     wanted = options.unrecognized or options.named_is_custom or kind is not None
@@ -199,15 +214,15 @@ def find_engine(
     server = chosen.server
     if server.no_port_reason and port is None and not worker and type_ is not EngineType.CUSTOM:
         raise InjectionError(f"{path}: {server.shown}: {server.no_port_reason}")
-    variables = {**chosen.line.variables, **variables_of(container, options.config_maps)}
+    variables = {**chosen.line.variables, **resolve_variables(container, options.config_maps)}
     found = find_address(container, server, type_, variables, path)
     number, by = (
         (port, f"by {options.fields.port}") if port is not None else (found.port, found.evidence)
     )
     if chosen.ray and port is None:
-        number, by = None, "its command starts only Ray, and the ports that it shows are Ray's"
+        number, by = None, "the command starts only Ray, and the ports that it shows are Ray's"
     if number is None and worker:
-        number, by = 8000, "of no server"
+        number, by = 8000, "the command starts no server"
     if number is None:
         raise InjectionError(
             f"{path}: the engine's port is unknown: {by}: set it with {options.fields.port}"
@@ -224,49 +239,58 @@ def find_engine(
         port=number,
         model=found.model,
         limits=limits,
-        uid=_uid(pod, container, where, path),
+        uid=_find_uid(pod, container, where, path),
         is_hidden=_is_hidden(pod, container),
-        shm=_shm(container),
+        shm=_find_shm_mount(container),
         shares_device=shares_device(asked, claims_of(container), pod, annotations),
-        no_restart_reason="" if native else _ends(pod),
+        no_restart_reason="" if native else _find_no_restart_reason(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
         notes=found.notes,
         words=tuple(
-            command_line.expand(word, variables) for words in chosen.line.commands for word in words
+            command_line.expand_variables(word, variables)
+            for words in chosen.line.commands
+            for word in words
         ),
     )
 
 
-def describe_containers(pod: Object, options: Options) -> str:
-    """Return a list of the pod's containers for a message, with what they run."""
+def describe_containers(pod: Object, options: InjectionOptions) -> str:
+    """Return a list of the pod's containers and what they run, for a message."""
     listed = [
-        (str(one.get("name")), classify(one, scripts_of(pod, one, options.config_maps)).reason)
+        (
+            str(one.get("name")),
+            classify_container(one, find_scripts(pod, one, options.config_maps)).reason,
+        )
         for one in [*(pod.get("containers") or ()), *native_sidecars(pod)]
     ]
     return ", ".join(f"{name} {why}".rstrip() for name, why in listed) or "none"
 
 
-def _ends(pod: Object) -> str:
+def _find_no_restart_reason(pod: Object) -> str:
     policy = pod.get("restartPolicy")
     return f"restartPolicy: {policy}" if policy in ("Never", "OnFailure") else ""
 
 
-def _shm(container: Object) -> Object | None:
+def _find_shm_mount(container: Object) -> Object | None:
     mounts = container.get("volumeMounts") or []
     return next((one for one in mounts if one.get("mountPath") == "/dev/shm"), None)
 
 
-def _choose(pod: Object, where: str, options: Options) -> Candidate | None:
+def _choose_container(
+    pod: Object, where: str, options: InjectionOptions
+) -> ContainerClassification | None:
     containers: list[Object] = pod.get("containers") or []
     sidecars = native_sidecars(pod)
     listed = [str(one.get("name")) for one in (*containers, *sidecars)]
     known = [
-        classify(one, scripts_of(pod, one, options.config_maps)) for one in (*containers, *sidecars)
+        classify_container(one, find_scripts(pod, one, options.config_maps))
+        for one in (*containers, *sidecars)
     ]
     if (named := options.engine.container) is not None:
         if named not in listed:
             raise InjectionError(
-                f"{where}.containers: no container {named!r}: use one of {', '.join(listed)}"
+                f"{where}.containers: the pod has no container {named!r}: use one of "
+                f"{', '.join(listed)}"
             )
         return known[listed.index(named)]
     mains = known[: len(containers)]
@@ -278,19 +302,19 @@ def _choose(pod: Object, where: str, options: Options) -> Candidate | None:
         return None
     candidates = engines or mains
     best = [one for one in candidates if one.rank == max(each.rank for each in candidates)]
-    kserve = [one for one in best if one.container.get("name") == KSERVE]
+    kserve = [one for one in best if one.container.get("name") == KSERVE_CONTAINER]
     serving = [one for one in best if not one.server.no_port_reason]
     with_ports = [one for one in serving if one.container.get("ports")]
     for found in (kserve, best, serving, with_ports if engines else []):
         if len(found) == 1:
             return found[0]
     raise InjectionError(
-        f"{where}.containers: which container is the engine? Use {options.fields.container} with"
-        f" one of {', '.join(listed)}"
+        f"{where}.containers: it is unclear which container is the engine: use "
+        f"{options.fields.container} with one of {', '.join(listed)}"
     )
 
 
-def _uid(pod: Object, container: Object, where: str, path: str) -> int | None:
+def _find_uid(pod: Object, container: Object, where: str, path: str) -> int | None:
     for context, at in (
         (container.get("securityContext"), path),
         (pod.get("securityContext"), where),
@@ -299,7 +323,9 @@ def _uid(pod: Object, container: Object, where: str, path: str) -> int | None:
         if found is None:
             continue
         if not isinstance(found, int) or found < 0:
-            raise InjectionError(f"{at}.securityContext.runAsUser: {found!r} is not a user ID")
+            raise InjectionError(
+                f"{at}.securityContext.runAsUser: {found!r} is not a valid user ID"
+            )
         return found
     return None
 
@@ -307,8 +333,8 @@ def _uid(pod: Object, container: Object, where: str, path: str) -> int | None:
 def _is_hidden(pod: Object, container: Object) -> bool:
     """Report whether the kernel hides sockets and environment from a process without capabilities.
 
-    By ptrace_may_access(), the reader needs every capability that the process has. A root process
-    has the runtime's default set unless the container drops it.
+    According to ptrace_may_access(), the reader needs every capability that the process has. A root
+    process has the runtime's default set unless the container drops it.
     """
     context = container.get("securityContext") or {}
     capabilities = context.get("capabilities") or {}

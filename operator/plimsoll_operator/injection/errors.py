@@ -1,10 +1,10 @@
-"""The error of an injection."""
+"""Define the error of an injection."""
 
 from __future__ import annotations
 
 
 class InjectionError(Exception):
-    """A workload that cannot be supervised safely.
+    """Error for a workload that cannot be supervised safely.
 
     The message names the field and says what to do.
     """

@@ -1,4 +1,4 @@
-"""Finds containers that depend on process 1: they must be it, or they signal or read it.
+"""Find containers that depend on process 1: they must run as it, signal it or read it.
 
 The containers of a supervised pod share a process namespace, and its process 1 is the pod's
 sandbox. A ``kill 1`` ends all containers at once, and an init system does not start. Only the pod
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Fields
+from plimsoll_operator.injection.options import OptionNames
 
 Object = dict[str, Any]
 
 _PARTS = re.compile(r"[;&|\n(){}`]")
-"""Ends of a command in a shell script."""
+"""Pattern for the end of a command in a shell script."""
 _QUOTES = str.maketrans("", "", "\"'")
 _OWN_PID = r"(?:getpid\s*\(\s*\)|\b[pP]rocess\.pid|\${2,4}|\$\{?BASHPID\}?)[\"'\]]*"
-"""The caller's own process ID in Python, JavaScript, Ruby and shells."""
-_IS = r"\s*(?:!==?|===?|=|<>|>|-(?:eq|ne|gt)|\bis(?:\s+not)?\b)\s*"
+"""Pattern for the caller's own process ID in Python, JavaScript, Ruby and shells."""
+_EQUALS = r"\s*(?:!==?|===?|=|<>|>|-(?:eq|ne|gt)|\bis(?:\s+not)?\b)\s*"
 _NAMES = (
     r"/proc/1(?![0-9])",
     # os.kill(1, 15), process.kill(1), Process.kill("TERM", 1), kill TERM => 1
@@ -34,17 +34,22 @@ _NAMES = (
     r"\b(?:gcore|jcmd|jmap|jstack|pmap)\s+(?:-\S+\s+)*1(?![\w.])",
     r"\bkillall5\b",
 )
-_CHECKS = (_OWN_PID + _IS + r"[\"']?1\b", r"\b1[\"']?" + _IS + r"[\"']?(?:os\.)?" + _OWN_PID)
-NAMES = re.compile("|".join(_NAMES))
-CHECKS = re.compile("|".join(_CHECKS))
-INITS = frozenset(
+_CHECKS = (
+    _OWN_PID + _EQUALS + r"[\"']?1\b",
+    r"\b1[\"']?" + _EQUALS + r"[\"']?(?:os\.)?" + _OWN_PID,
+)
+FIRST_PROCESS_REFERENCES = re.compile("|".join(_NAMES))
+FIRST_PROCESS_CHECKS = re.compile("|".join(_CHECKS))
+INIT_PROGRAMS = frozenset(
     {
         *("/init", "/sbin/init", "/usr/sbin/init", "/bin/init", "/sbin/openrc-init"),
         *("catatonit", "runit-init", "s6-linux-init", "s6-overlay-suexec", "systemd"),
     }
 )
-"""Programs that exit or do not work unless they are process 1: by path, or by name if nothing else
-has that name."""
+"""Programs that exit or do not work unless they are process 1.
+
+They are listed by path, or by name if nothing else has that name.
+"""
 INIT_IMAGES = re.compile(r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd")
 """Images that start such a program by default: s6-overlay and systemd."""
 S6_PREFIX = "S6_"
@@ -54,7 +59,7 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 HOOKS = ("postStart", "preStop")
 
 
-def check_first_process(pod: Object, at: str, fields: Fields) -> None:
+def check_first_process(pod: Object, at: str, fields: OptionNames) -> None:
     """Refuse a pod with a long-running container that depends on process 1.
 
     Raises InjectionError, which names the field. A pod whose containers already share their process
@@ -64,74 +69,78 @@ def check_first_process(pod: Object, at: str, fields: Fields) -> None:
         return
     if (found := find_dependency(pod)) is not None:
         raise InjectionError(
-            f"{at}.{found}, which is another one where containers share their process IDs, as with"
-            " a supervisor: signal the engine by its name, start it without an init system, or"
-            f" exclude the workload with {fields.exclude}"
+            f"{at}.{found}, which is another process when containers share their process IDs, as "
+            "with a supervisor: signal the engine by name, start it without an init system, or "
+            f"exclude the workload with {fields.exclude}"
         )
 
 
 def find_dependency(pod: Object) -> str | None:
-    """Return the field of a pod spec that depends on process 1, and how; None if there is none."""
-    listed = [("containers", one) for one in _list(pod.get("containers"))]
+    """Return the field of a pod spec that depends on process 1, and how; None if none does."""
+    listed = [("containers", one) for one in _as_list(pod.get("containers"))]
     listed += [
         ("initContainers", one)
-        for one in _list(pod.get("initContainers"))
-        if _object(one).get("restartPolicy") == "Always"
+        for one in _as_list(pod.get("initContainers"))
+        if _as_object(one).get("restartPolicy") == "Always"
     ]
     for kind, container in listed:
-        for field, why in _dependencies(_object(container)):
-            return f"{kind}[{_object(container).get('name')}].{field} {why} process 1"
+        for field, why in _iterate_dependencies(_as_object(container)):
+            return f"{kind}[{_as_object(container).get('name')}].{field} {why} process 1"
     return None
 
 
-def _dependencies(container: Object) -> Iterator[tuple[str, str]]:
+def _iterate_dependencies(container: Object) -> Iterator[tuple[str, str]]:
     """Yield each field of a container that depends on process 1, and how it does."""
-    for field, command in _commands(container):
+    for field, command in _iterate_commands(container):
         text = " ".join(command)
-        if NAMES.search(text) or any(map(_signals_first_process, _PARTS.split(text))):
+        if FIRST_PROCESS_REFERENCES.search(text) or any(
+            map(_signals_first_process, _PARTS.split(text))
+        ):
             yield field, "names"
-        elif CHECKS.search(text) or any(_starts_init(word) for word in command):
+        elif FIRST_PROCESS_CHECKS.search(text) or any(_starts_init(word) for word in command):
             yield field, "must be"
     if container.get("command"):
         return
     if INIT_IMAGES.search(str(container.get("image"))):
         yield "image", "must be"
-    for one in _list(container.get("env")):
-        if str(_object(one).get("name")).startswith(S6_PREFIX):
-            yield f"env[{one['name']}] is of s6-overlay, which", "must be"
+    for one in _as_list(container.get("env")):
+        if str(_as_object(one).get("name")).startswith(S6_PREFIX):
+            yield f"env[{one['name']}] belongs to s6-overlay, which", "must be"
 
 
-def _commands(container: Object) -> Iterator[tuple[str, list[str]]]:
+def _iterate_commands(container: Object) -> Iterator[tuple[str, list[str]]]:
     for key in ("command", "args"):
-        yield key, [str(one) for one in _list(container.get(key))]
+        yield key, [str(one) for one in _as_list(container.get(key))]
     for owner, prefix, keys in (
-        (_object(container.get("lifecycle")), "lifecycle.", HOOKS),
+        (_as_object(container.get("lifecycle")), "lifecycle.", HOOKS),
         (container, "", PROBES),
     ):
         for key in keys:
-            command = _object(_object(owner.get(key)).get("exec")).get("command")
-            yield f"{prefix}{key}.exec.command", [str(one) for one in _list(command)]
+            command = _as_object(_as_object(owner.get(key)).get("exec")).get("command")
+            yield f"{prefix}{key}.exec.command", [str(one) for one in _as_list(command)]
 
 
 def _signals_first_process(part: str) -> bool:
     """Report whether a shell command signals process 1, or every process (``-1``)."""
     words = part.translate(_QUOTES).split()
     at = next((n for n, one in enumerate(words) if one.rpartition("/")[2] == "kill"), None)
-    # The first argument may be a signal: there, -1 means SIGHUP.
+    # The first argument may be a signal, where -1 means SIGHUP.
     return at is not None and ("1" in words[at + 1 :] or "-1" in words[at + 2 :])
 
 
 def _starts_init(word: str) -> bool:
     for part in _PARTS.split(word):
         program = part.translate(_QUOTES).strip().removeprefix("exec ").split()
-        if program and (program[0] in INITS or program[0].rpartition("/")[2] in INITS):
+        if program and (
+            program[0] in INIT_PROGRAMS or program[0].rpartition("/")[2] in INIT_PROGRAMS
+        ):
             return True
     return False
 
 
-def _object(value: object) -> Object:
+def _as_object(value: object) -> Object:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []

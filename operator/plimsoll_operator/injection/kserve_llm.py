@@ -1,10 +1,10 @@
-"""KServe's LLMInferenceService: the supervisor is in a configuration that the service refers to.
+"""Inject KServe's LLMInferenceService, through a configuration to which the service refers.
 
 KServe merges a service's pods from presets, from the LLMInferenceServiceConfigs in ``baseRefs``,
-and from the service. It merges lists of containers and volumes by name. So the supervisor is added
-by a separate configuration, and only ``baseRefs`` of the service changes. The presets and other
-configurations are not in the document, so the engine is the preset's unless the service sets a
-command.
+and from the service. It merges lists of containers and volumes by name. The supervisor is therefore
+added by a separate configuration, and only ``baseRefs`` of the service changes. The presets and
+other configurations are not in the document, so the engine is the preset's unless the service sets
+a command.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
     check_shape,
-    memory_limit,
-    places_in,
-    supervisor_of,
+    find_supervisor,
+    find_supervisor_places,
+    parse_memory_limit,
 )
 from plimsoll_operator.injection.configuration import (
-    Injected,
+    InjectedDocument,
     config_map,
-    endpoint,
-    metadata,
-    pod_engine,
+    make_endpoint,
+    make_metadata,
+    make_pod_engine_variable,
 )
 from plimsoll_operator.injection.engine import EngineContainer, find_engine
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.notes import notes as notes_of
-from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.pods import KSERVE_API, WORKERS
+from plimsoll_operator.injection.notes import make_notes as notes_of
+from plimsoll_operator.injection.options import InjectionOptions
+from plimsoll_operator.injection.pods import KSERVE_API, WORKERS_MESSAGE
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.injection.unchanged import selector_mismatch, unchanged_note
@@ -45,16 +45,18 @@ from plimsoll_operator.render.probe import PATH
 Object = dict[str, Any]
 
 KIND, CONFIG_KIND, VERSION = "LLMInferenceService", "LLMInferenceServiceConfig", "v1alpha2"
-MAIN = "main"
-"""The engine's container in KServe's presets."""
-PORT, DECODE_PORT = 8000, 8001
-"""The engine's ports in the presets. In a decode pod, a proxy has the first one."""
-TLS = ".GlobalConfig.EnableTLS"
-SCHEME = f"{{{{ if {TLS} }}}}https{{{{ else }}}}http{{{{ end }}}}"
-"""Template of the scheme. KServe renders its configurations as Go templates, and its presets choose
-TLS by this field."""
-PART_OF = "llminferenceservice"
-MAX_LABEL = 63
+MAIN_CONTAINER = "main"
+"""Name of the engine's container in KServe's presets."""
+PRESET_PORT, PRESET_DECODE_PORT = 8000, 8001
+"""Ports of the engine in the presets. In a decode pod, a proxy has the first one."""
+TLS_TEMPLATE = ".GlobalConfig.EnableTLS"
+SCHEME_TEMPLATE = f"{{{{ if {TLS_TEMPLATE} }}}}https{{{{ else }}}}http{{{{ end }}}}"
+"""Template of the scheme.
+
+KServe renders its configurations as Go templates, and its presets choose TLS by this field.
+"""
+PART_OF_LABEL = "llminferenceservice"
+MAX_LABEL_CHARS = 63
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,16 @@ class _Workload:
     role: PodRole
 
 
-def is_service(document: Object) -> bool:
+def is_llm_service(document: Object) -> bool:
     """Report whether ``document`` is an LLMInferenceService."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     return group == KSERVE_API and document.get("kind") == KIND
 
 
-def inject(document: Object, changed: Object, options: Options) -> Injected:
-    """Let ``changed``, a copy of ``document``, refer to a configuration that adds the supervisor.
+def inject_llm_service(
+    document: Object, changed: Object, options: InjectionOptions
+) -> InjectedDocument:
+    """Make ``changed``, a copy of ``document``, refer to a configuration that adds the supervisor.
 
     Return ``document`` itself if nothing in it can be supervised. Raises InjectionError.
     """
@@ -82,20 +86,20 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
     name = meta.get("name") if isinstance(meta, dict) else None
     where = f"{changed['apiVersion']} {KIND} {name}"
     if not isinstance(meta, dict) or not isinstance(name, str):
-        raise InjectionError(f"{KIND}: metadata.name: required")
+        raise InjectionError(f"{KIND}: metadata.name is required")
     if changed["apiVersion"] != f"{KSERVE_API}/{VERSION}":
         raise InjectionError(
             f"{where}: apiVersion: {changed['apiVersion']} is not supported: use"
             f" {KSERVE_API}/{VERSION}"
         )
-    spec = _object(changed, "spec", where)
+    spec = _get_object(changed, "spec", where)
     changed["spec"] = spec
-    model = str(_object(spec, "model", f"{where}: spec").get("name") or name)
+    model = str(_get_object(spec, "model", f"{where}: spec").get("name") or name)
     made: Object = {}
     notes: list[str] = []
     engines: list[EngineContainer] = []
-    for workload in _workloads(spec, where):
-        found = _supervise(workload, name, model, options)
+    for workload in _list_workloads(spec, where):
+        found = _add_supervisor(workload, name, model, options)
         if isinstance(found, str):
             notes.append(f"{workload.at}: {unchanged_note(found)}")
             continue
@@ -105,16 +109,16 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
             made |= part
         else:
             made["prefill"] = part
-        notes += notes_of(workload.at, _pod(workload), engine, options)
+        notes += notes_of(workload.at, _make_pod(workload), engine, options)
         if workload.spec.get("worker") is not None:
-            notes.append(f"{workload.at}.worker: {unchanged_note(WORKERS)}")
+            notes.append(f"{workload.at}.worker: {unchanged_note(WORKERS_MESSAGE)}")
     if not engines:
-        return Injected(document, None, tuple(notes))
+        return InjectedDocument(document, None, tuple(notes))
     ours = names.supervisor(name)
     config = {
         "apiVersion": changed["apiVersion"],
         "kind": CONFIG_KIND,
-        "metadata": metadata(ours, meta.get("namespace")),
+        "metadata": make_metadata(ours, meta.get("namespace")),
         "spec": made,
     }
     refs = spec.get("baseRefs") or []
@@ -123,29 +127,29 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
     # A later reference overrides an earlier one.
     spec["baseRefs"] = [*(one for one in refs if one.get("name") != ours), {"name": ours}]
     first = replace(engines[0], scheme="http", model=model)
-    return Injected(
+    return InjectedDocument(
         changed, config_map(name, meta.get("namespace"), first, options), tuple(notes), (config,)
     )
 
 
-def _workloads(spec: Object, where: str) -> list[_Workload]:
+def _list_workloads(spec: Object, where: str) -> list[_Workload]:
     """Return the parts of the service that have their own pods: two if it has ``prefill``."""
     at = f"{where}: spec"
     if spec.get("prefill") is None:
-        return [_Workload(spec, at, PORT, PodRole.BOTH)]
-    prefill = _object(spec, "prefill", at)
+        return [_Workload(spec, at, PRESET_PORT, PodRole.BOTH)]
+    prefill = _get_object(spec, "prefill", at)
     return [
-        _Workload(spec, at, DECODE_PORT, PodRole.DECODE),
-        _Workload(prefill, f"{at}.prefill", PORT, PodRole.PREFILL),
+        _Workload(spec, at, PRESET_DECODE_PORT, PodRole.DECODE),
+        _Workload(prefill, f"{at}.prefill", PRESET_PORT, PodRole.PREFILL),
     ]
 
 
-def _supervise(
-    workload: _Workload, name: str, model: str, options: Options
+def _add_supervisor(
+    workload: _Workload, name: str, model: str, options: InjectionOptions
 ) -> tuple[EngineContainer, Object] | str:
-    """Return the engine and its part of the configuration, or why the pods are left unchanged."""
-    labels = _object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
-    generated = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": PART_OF}
+    """Return the engine and its part of the configuration, or why the pods stay unchanged."""
+    labels = _get_object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
+    generated = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": PART_OF_LABEL}
     if (why := selector_mismatch({**generated, **labels}, options)) is not None:
         return why
     if workload.spec.get("worker") is not None and not options.group_restarts:
@@ -155,24 +159,24 @@ def _supervise(
             f" {options.fields.group_restarts} if you want that"
         )
     at = f"{workload.at}.template"
-    check_types(_object(workload.spec, "template", workload.at), at)
-    pod = _pod(workload)
-    annotations = _object(workload.spec, "annotations", workload.at)
-    engine = _engine(pod, at, model, options, annotations)
+    check_types(_get_object(workload.spec, "template", workload.at), at)
+    pod = _make_pod(workload)
+    annotations = _get_object(workload.spec, "annotations", workload.at)
+    engine = _find_engine(pod, at, model, options, annotations)
     if engine is None:
         return (
-            f"spec.template.containers[{MAIN}].command runs neither vLLM nor SGLang; use"
+            f"spec.template.containers[{MAIN_CONTAINER}].command runs neither vLLM nor SGLang; use"
             f" {options.fields.unrecognized} to supervise it as a custom engine"
         )
     _check_python_path(pod, engine, options)
     check_shape(pod, at, options.fields)
-    if supervisor_of(pod) is None:
+    if find_supervisor(pod) is None:
         check_names(pod, at)
-    places = places_in(pod, engine)
+    places = find_supervisor_places(pod, engine)
     check_engine(pod, pod["containers"], engine, at, options, places)
     found = PodEngine(
-        engine=endpoint(engine),
-        memory_limit_bytes=memory_limit(engine) or None,
+        engine=make_endpoint(engine),
+        memory_limit_bytes=parse_memory_limit(engine) or None,
         shared_device=engine.shares_device,
         role=workload.role,
     )
@@ -181,22 +185,28 @@ def _supervise(
     container = next(one for one in pod["containers"] if one.get("name") == engine.container)
     kept = {key: container[key] for key in ("ports", "resources") if key in container}
     added: Object = {"containers": [{"name": engine.container, **kept}]}
-    add_supervisor(added, engine, options, names.supervisor(name), (pod_engine(found),), places)
+    add_supervisor(
+        added, engine, options, names.supervisor(name), (make_pod_engine_variable(found),), places
+    )
     for key in kept:
         del added["containers"][0][key]
-    return engine, {"labels": {SERVICE_LABEL: name[:MAX_LABEL].rstrip("-.")}, "template": added}
+    return engine, {
+        "labels": {SERVICE_LABEL: name[:MAX_LABEL_CHARS].rstrip("-.")},
+        "template": added,
+    }
 
 
-def _pod(workload: _Workload) -> Object:
-    """Build the known part of the pod: the service's fields, with the preset's user and port."""
+def _make_pod(workload: _Workload) -> Object:
+    """Return the known part of the pod: the service's fields, with the preset's user and port."""
     template = workload.spec.get("template")
     found: Object = template if isinstance(template, dict) else {}
     listed = list(found.get("containers") or [])
-    if not any(one.get("name") == MAIN for one in listed):
-        listed.append({"name": MAIN})
+    if not any(one.get("name") == MAIN_CONTAINER for one in listed):
+        listed.append({"name": MAIN_CONTAINER})
     return found | {
         "containers": [
-            _apply_preset(one, workload.port) if one["name"] == MAIN else one for one in listed
+            _apply_preset(one, workload.port) if one["name"] == MAIN_CONTAINER else one
+            for one in listed
         ]
     }
 
@@ -211,10 +221,10 @@ def _apply_preset(container: Object, port: int) -> Object:
     }
 
 
-def _engine(
-    pod: Object, at: str, model: str, options: Options, annotations: Object
+def _find_engine(
+    pod: Object, at: str, model: str, options: InjectionOptions, annotations: Object
 ) -> EngineContainer | None:
-    named = options.engine.container or MAIN
+    named = options.engine.container or MAIN_CONTAINER
     container: Object = next((one for one in pod["containers"] if one.get("name") == named), {})
     own_command = bool(container.get("command"))
     # The preset's engine is vLLM; only a container that a person names is a custom engine.
@@ -234,21 +244,21 @@ def _engine(
     if engine is None:
         return None
     words = " ".join(map(str, [*(container.get("command") or ()), *(container.get("args") or ())]))
-    templated = TLS in words or not own_command
+    templated = TLS_TEMPLATE in words or not own_command
     made = replace(engine, model=model)
-    return replace(made, scheme=SCHEME) if templated else made
+    return replace(made, scheme=SCHEME_TEMPLATE) if templated else made
 
 
-def _check_python_path(pod: Object, engine: EngineContainer, options: Options) -> None:
+def _check_python_path(pod: Object, engine: EngineContainer, options: InjectionOptions) -> None:
     container = next(one for one in pod["containers"] if one.get("name") == engine.container)
     if options.probe and any(one.get("name") == PATH for one in container.get("env") or ()):
         raise InjectionError(
-            f"{engine.path}.env[{PATH}]: it would override the value that the probe needs: remove"
-            f" it, or turn {options.fields.probe} off"
+            f"{engine.path}.env[{PATH}]: this variable would override the value that the probe "
+            f"needs: remove it, or turn {options.fields.probe} off"
         )
 
 
-def _object(owner: Object, key: str, where: str) -> Object:
+def _get_object(owner: Object, key: str, where: str) -> Object:
     found = owner.get(key)
     if found is None:
         return {}

@@ -1,4 +1,4 @@
-"""Finds where an engine listens, and what the supervisor will not see of it."""
+"""Find where an engine listens, and what the supervisor cannot observe of it."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from typing import Any
 from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
 from plimsoll_api.units import MAX_DIGITS, whole_number
-from plimsoll_operator.injection.command_line import REFERENCE, expand
+from plimsoll_operator.injection.command_line import VARIABLE_REFERENCE, expand_variables
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.programs import Program, has_option, option_value
+from plimsoll_operator.injection.programs import (
+    ProgramClassification,
+    find_option_value,
+    has_option,
+)
 
 Object = dict[str, Any]
 ConfigMaps = Mapping[str, Mapping[str, Any]]
 """Data of the known ConfigMaps, by name."""
 
-PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000}
+DEFAULT_PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000}
 """Default ports of the OpenAI servers (vllm serve, sglang.launch_server)."""
 MAX_PORT = 65_535
-KSERVE = "kserve-container"
+KSERVE_CONTAINER = "kserve-container"
 KSERVE_PORT = 8080
 PORT_FLAGS = ("--port", "--http-port")
 PORT_VARIABLES = ("PORT", "HTTP_PORT", "SERVER_PORT", "VLLM_PORT_NUMBER", "API_PORT")
 """Variables from which the start scripts of images take their port."""
 MODEL_FLAGS = ("--served-model-name", "--model-name", "--model", "--model-path", "--model-id")
 PROBES = ("readinessProbe", "startupProbe", "livenessProbe")
-POD_IP = "\0"
+POD_IP_PLACEHOLDER = "\0"
 """Placeholder for the pod's own address, which is unknown before the pod runs."""
-NOT_HTTP = re.compile(
+OTHER_PORT_NAMES = re.compile(
     r"(^|[-_])(prom|prometheus|metrics?|monitoring|exporter|nccl|gcs|dist|distributed|dashboard|ray"
     r"|client|grpc|rpc|redis|nixl|kv|zmq|zeromq|debug|debugpy|pprof|ssh|master|rdzv|torch|bootstrap"
     r"|gloo|side|sidecar|proxy|p2p|worker|admin|serve|events?|transfer|lmcache|mooncake)([-_]|\d*$)"
 )
-"""Names of ports that speak another protocol or belong to another server."""
-HTTP = re.compile(r"http|api|openai|web|server|vllm|sglang|llm|inference|main|engine")
-URL = re.compile(r"(https?)://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\]):([0-9]{1,5})")
+"""Pattern for names of ports that speak another protocol or belong to another server."""
+HTTP_PORT_NAMES = re.compile(r"http|api|openai|web|server|vllm|sglang|llm|inference|main|engine")
+LOCAL_URL = re.compile(r"(https?)://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\]):([0-9]{1,5})")
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1", "", "*"})
 
 
@@ -45,7 +49,7 @@ ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1
 class EngineAddress:
     """An engine's address, the evidence for it, and notes for a person.
 
-    ``port`` is None if unknown.
+    ``port`` is None if it is unknown.
     """
 
     port: int | None
@@ -55,7 +59,7 @@ class EngineAddress:
     notes: tuple[str, ...] = ()
 
 
-def variables_of(container: Object, config_maps: ConfigMaps) -> dict[str, str | None]:
+def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, str | None]:
     """Return a container's environment; None for a value that only the cluster knows."""
     found: dict[str, str | None] = {}
     for source in container.get("envFrom") or ():
@@ -73,12 +77,12 @@ def variables_of(container: Object, config_maps: ConfigMaps) -> dict[str, str | 
             "status.podIP",
             "status.podIPs",
         ):
-            value = POD_IP
+            value = POD_IP_PLACEHOLDER
         found[one["name"]] = None if source and value is None else str(value or "")
     return found
 
 
-def scripts_of(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
+def find_scripts(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
     """Return the files that known ConfigMaps mount into a container, by path."""
     found: dict[str, str] = {}
     volumes = {one.get("name"): one for one in pod.get("volumes") or ()}
@@ -99,61 +103,61 @@ def scripts_of(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[
 
 def find_address(
     container: Object,
-    server: Program,
+    server: ProgramClassification,
     kind: EngineType,
     variables: Mapping[str, str | None],
     path: str,
 ) -> EngineAddress:
-    """Return where the engine in ``container`` listens.
+    """Return the address at which the engine in ``container`` listens.
 
     ``server`` is its command; ``variables`` are those of its container and its script. Raises
     InjectionError for an impossible port.
     """
-    words = [expand(word, variables) for word in server.words]
-    port, by = _port(container, words, server, kind, variables, path)
+    words = [expand_variables(word, variables) for word in server.words]
+    port, by = _find_port(container, words, server, kind, variables, path)
     scheme: str = engines.scheme(kind, words)
     for name in PROBES:
         request = (container.get(name) or {}).get("httpGet") or {}
         if str(request.get("scheme", "")).upper() == "HTTPS":
             scheme = "https"
-    notes = tuple(_notes(container, words, server, kind, variables))
-    return EngineAddress(port, by, scheme, _model(words), notes)
+    notes = tuple(_make_notes(container, words, server, kind, variables))
+    return EngineAddress(port, by, scheme, _find_model(words), notes)
 
 
-def _port(
+def _find_port(
     container: Object,
     words: Sequence[str],
-    server: Program,
+    server: ProgramClassification,
     kind: EngineType,
     variables: Mapping[str, str | None],
     path: str,
 ) -> tuple[int | None, str]:
     unresolved = ""
     for flag in PORT_FLAGS:
-        text = option_value(words, flag)
+        text = find_option_value(words, flag)
         number = None if text is None else whole_number(text[:MAX_DIGITS])
         if number is not None:
             return _check_port(number, f"{path}: {flag}"), f"by {flag}"
         unresolved = unresolved or (f"{flag} {text}" if text is not None else "")
-    if not server.shown and (found := _port_from_variables(variables)):
+    if not server.shown and (found := _find_port_in_variables(variables)):
         return found
-    if (found := _port_from_probes(container, path)) is not None:
+    if (found := _find_port_in_probes(container, path)) is not None:
         return found
     # An unknown program may serve on any port, or on none.
     known = server.shown != "" or not container.get("command")
-    default = KSERVE_PORT if container.get("name") == KSERVE else PORTS.get(kind)
+    default = KSERVE_PORT if container.get("name") == KSERVE_CONTAINER else DEFAULT_PORTS.get(kind)
     if "huggingfaceserver" in server.shown:
         default = KSERVE_PORT
-    if (found := _port_from_declarations(container, default, path)) is not None:
+    if (found := _choose_declared_port(container, default, path)) is not None:
         return found
     if unresolved:
         return None, f"{unresolved[:80]} has a value that only the cluster knows"
     if known and default is not None:
         return default, "the default"
-    return None, "no option, probe or named port shows it"
+    return None, "no option, probe or named port shows the port"
 
 
-def _port_from_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
+def _find_port_in_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
     for name in PORT_VARIABLES:
         number = whole_number((variables.get(name) or "")[:MAX_DIGITS])
         if number is not None and 0 < number <= MAX_PORT:
@@ -161,7 +165,7 @@ def _port_from_variables(variables: Mapping[str, str | None]) -> tuple[int, str]
     return None
 
 
-def _port_from_probes(container: Object, path: str) -> tuple[int, str] | None:
+def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None:
     ports = {one.get("name"): one.get("containerPort") for one in container.get("ports") or ()}
     for name in PROBES:
         probe = container.get(name) or {}
@@ -171,15 +175,15 @@ def _port_from_probes(container: Object, path: str) -> tuple[int, str] | None:
         if port is not None:
             return _check_port(port, f"{path}.{name}.httpGet.port"), f"by its {name}"
         command = " ".join(map(str, (probe.get("exec") or {}).get("command") or ()))
-        if (url := URL.search(command)) is not None:
+        if (url := LOCAL_URL.search(command)) is not None:
             return _check_port(int(url[2]), f"{path}.{name}"), f"by its {name}"
     return None
 
 
-def _port_from_declarations(
+def _choose_declared_port(
     container: Object, default: int | None, path: str
 ) -> tuple[int, str] | None:
-    """Choose one of the declared ports: by its name, else the default one, else the only one."""
+    """Choose one of the declared ports: by its name, or else the default, or else the only one."""
     listed = [
         (
             str(one.get("name") or ""),
@@ -187,8 +191,8 @@ def _port_from_declarations(
         )
         for at, one in enumerate(container.get("ports") or ())
     ]
-    speaking = [(name, port) for name, port in listed if not NOT_HTTP.search(name.lower())]
-    named = [(name, port) for name, port in speaking if HTTP.search(name.lower())]
+    speaking = [(name, port) for name, port in listed if not OTHER_PORT_NAMES.search(name.lower())]
+    named = [(name, port) for name, port in speaking if HTTP_PORT_NAMES.search(name.lower())]
     for name, port in named:
         return port, f"by its port {name}"
     if default is not None and default in [port for _, port in speaking]:
@@ -204,9 +208,9 @@ def _check_port(port: object, where: str) -> int:
     return port
 
 
-def _model(words: Sequence[str]) -> str:
-    """Return the model's name if the manifest shows it; otherwise an empty text."""
-    named = [option_value(words, flag) for flag in MODEL_FLAGS]
+def _find_model(words: Sequence[str]) -> str:
+    """Return the model's name if the manifest shows it; otherwise empty."""
+    named = [find_option_value(words, flag) for flag in MODEL_FLAGS]
     named += [
         words[at + 1]
         for at, word in enumerate(words[:-1])
@@ -214,51 +218,53 @@ def _model(words: Sequence[str]) -> str:
     ]
     found = next(filter(None, named), "")
     # A variable that only the cluster can resolve, or KServe's template for the service name.
-    return "" if REFERENCE.search(found) or "{{" in found else found
+    return "" if VARIABLE_REFERENCE.search(found) or "{{" in found else found
 
 
-def _notes(
+def _make_notes(
     container: Object,
     words: Sequence[str],
-    server: Program,
+    server: ProgramClassification,
     kind: EngineType,
     variables: Mapping[str, str | None],
 ) -> list[str]:
-    """Return notes on what the supervisor will not see of the engine, and what to change."""
+    """Return notes about what the supervisor cannot observe of the engine, and what to change."""
     found: list[str] = []
-    host = option_value(words, "--host")
+    host = find_option_value(words, "--host")
     if host is not None and host.strip() not in ANY_ADDRESS:
-        shown = "the pod's own address" if POD_IP in host else host[:80]
+        shown = "the pod's own address" if POD_IP_PLACEHOLDER in host else host[:80]
         found.append(
-            f"it listens on {shown} only (--host), and the supervisor asks 127.0.0.1: use --host"
-            " 0.0.0.0, or the supervisor sees no load, no stall and no readiness"
+            f"the engine listens only on {shown} (--host), but the supervisor queries 127.0.0.1: "
+            "use --host 0.0.0.0, or else the supervisor sees no load, no stall and no readiness"
         )
     if kind is EngineType.SGLANG and server.shown and not has_option(words, "--enable-metrics"):
         found.append(
-            "SGLang without --enable-metrics shows no load: no stall is seen, and a drain waits to"
-            " its deadline; add the option"
+            "without --enable-metrics, SGLang shows no load, so no stall is detected and a drain "
+            "waits until its deadline: add the option"
         )
     if kind is EngineType.VLLM and has_option(words, "--disable-log-stats"):
         found.append(
-            "--disable-log-stats leaves the metrics empty: no load and no stall is seen; remove it"
+            "with --disable-log-stats, the metrics are empty, so no load and no stall is "
+            "detected: remove the option"
         )
-    if option_value(words, "--ssl-cert-reqs") in ("1", "2") or has_option(
+    if find_option_value(words, "--ssl-cert-reqs") in ("1", "2") or has_option(
         words, "--enable-ssl-client-auth"
     ):
         found.append(
-            "the engine asks its clients for certificates, and the supervisor has none: no load and"
-            " no stall is seen; serve /metrics without, or watch it as --engine custom"
+            "the engine requires client certificates, which the supervisor does not have, so no "
+            "load and no stall is detected: serve /metrics without them, or supervise it as "
+            "--engine custom"
         )
     if has_option(words, "--api-key") or "VLLM_API_KEY" in variables:
         found.append(
-            "the supervisor has no API key: it asks only paths that need none, such as /metrics and"
-            " /health"
+            "the supervisor has no API key, so it queries only paths that need none, such as "
+            "/metrics and /health"
         )
-    rank = option_value(words, "--node-rank")
+    rank = find_option_value(words, "--node-rank")
     if rank is not None and not rank.isdigit():
         found.append(
-            "--node-rank differs from pod to pod: the pods of rank 1 and above serve no port, and"
-            " their supervisors find no server; inject the workload of rank 0, or use a policy with"
-            " a LeaderWorkerSet"
+            "--node-rank differs between pods: pods of rank 1 and above serve no port, so their "
+            "supervisors find no server: inject only the workload of rank 0, or use a policy "
+            "with a LeaderWorkerSet"
         )
     return found

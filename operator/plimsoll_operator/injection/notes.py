@@ -1,4 +1,4 @@
-"""Notes on an injected pod for a person: what the supervisor will not see, and what is missing."""
+"""Write notes on an injected pod for a person: what the supervisor cannot observe or do."""
 
 from __future__ import annotations
 
@@ -7,35 +7,39 @@ from typing import Any
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision import Action
 from plimsoll_operator.injection.engine import EngineContainer
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.render.containers import is_guaranteed, other_containers
 from plimsoll_operator.render.paths import on_node
 
 Object = dict[str, Any]
 
 
-def notes(where: str, pod: Object, engine: EngineContainer, options: Options) -> list[str]:
-    """Return the notes on an injection; each sentence begins with the pod's path."""
+def make_notes(
+    where: str, pod: Object, engine: EngineContainer, options: InjectionOptions
+) -> list[str]:
+    """Return the notes on an injection. Each sentence begins with the pod's path."""
     known = engine.type is not EngineType.CUSTOM
     found = [describe_engine(engine)]
     found += engine.notes
-    found += _user_notes(engine, options, known)
+    found += _make_user_notes(engine, options, known)
     if pod.get("hostNetwork"):
         at = on_node(engine.port)
         found.append(
-            f"hostNetwork is true: ports {at.metrics_port} and {at.probe_port} must be free on the"
-            " node; they follow from the engine's port, so engines with other ports can run there"
+            f"with hostNetwork: true, ports {at.metrics_port} and {at.probe_port} must be free "
+            "on the node; they depend on the engine's port, so engines with other ports can run "
+            "on the same node"
         )
     if engine.limit is None:
         found.append(
-            "the engine has no memory limit: the forecast is of when the leak"
-            " budget is spent, not of when the memory is"
+            "the engine has no memory limit, so the forecast shows when the leak budget is "
+            "spent, not when memory runs out: set a limit"
         )
     secrets = {one.name for one in options.supervisor.image_pull_secrets} or options.pull_secrets
     if secrets and all(one.get("name") in secrets for one in pod.get("imagePullSecrets") or ()):
         found.append(
-            "imagePullSecrets has the supervisor's alone, and Kubernetes adds those of the service"
-            " account only to a pod with none: name there what the engine's image needs, too"
+            "imagePullSecrets lists only the supervisor's secrets, and Kubernetes adds those of "
+            "the service account only to a pod without any: add the secrets for the engine's "
+            "image"
         )
     own = options.supervisor.resources
     if (
@@ -44,60 +48,63 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
         and not is_guaranteed([{"resources": vars(own)}])
     ):
         found.append(
-            "the pod is no longer of the QoS class Guaranteed: the supervisor's requests and"
-            f" limits differ or lack CPU or memory: omit {options.fields.resources} to keep it"
+            "the pod loses the QoS class Guaranteed, because the supervisor's requests and "
+            f"limits differ or lack CPU or memory: omit {options.fields.resources} to keep the "
+            "class"
         )
     if not known:
         found.append(
-            "the type of the engine is unknown: Plimsoll can watch and restart it, but not trim it"
+            "the type of the engine is unknown, so Plimsoll can watch and restart it, but not "
+            "trim it"
         )
     if options.probe:
         found.append(
-            "inject sets PYTHONPATH for the probe, which overrides a value in the image; to keep"
-            " that value, set it in the container's env"
+            "inject sets PYTHONPATH for the probe, which overrides the image's value: to keep "
+            "that value, set it in the container's env"
         )
-    return [f"{where}: {one}" for one in [*found, *_mode_notes(options)]]
+    return [f"{where}: {one}" for one in [*found, *_make_mode_notes(options)]]
 
 
 def describe_engine(engine: EngineContainer) -> str:
-    """Describe the engine that was found, and the evidence."""
+    """Return a text about the engine that was found, and the evidence."""
     return f"{engine.type.value} in container {engine.container}, {engine.evidence}"
 
 
-def _user_notes(engine: EngineContainer, options: Options, known: bool) -> list[str]:
+def _make_user_notes(engine: EngineContainer, options: InjectionOptions, known: bool) -> list[str]:
     found = []
     if options.assigned_user and engine.uid is None:
         found.append(
-            "runAsUser is left to the platform: if it gives the supervisor another user than the"
-            " engine, the supervisor cannot read the engine's memory or signal it"
+            "the platform chooses runAsUser: if the supervisor and the engine get different "
+            "users, the supervisor cannot read the engine's memory or signal it"
         )
     elif engine.uid is None and options.run_as_user is None:
         found.append(
-            "runAsUser is not set, so the supervisor runs as root, as the images of vLLM and SGLang"
-            " do; if this image has another user, set it with"
-            f" {options.fields.run_as_user}, and on OpenShift use --platform openshift"
+            "runAsUser is not set, so the supervisor runs as root, like the images of vLLM and "
+            f"SGLang: if this image has another user, set it with {options.fields.run_as_user}, "
+            "and on OpenShift use --platform openshift"
         )
     if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
         found.append(
-            f"the engine runs as user {engine.uid} and the supervisor as {options.run_as_user}: the"
-            f" supervisor cannot see or signal it; omit {options.fields.run_as_user}"
+            f"the engine runs as user {engine.uid} but the supervisor as {options.run_as_user}, "
+            f"so the supervisor cannot see or signal it: omit {options.fields.run_as_user}"
         )
     elif engine.is_hidden and not known:
         found.append(
-            "the engine runs as root with capabilities, so the supervisor cannot see its sockets"
-            " and will not find it: set runAsUser, or drop all capabilities"
+            "the engine runs as root with capabilities, so the supervisor cannot see its sockets "
+            "and will not find it: set runAsUser, or drop all capabilities"
         )
     return found
 
 
-def _mode_notes(options: Options) -> list[str]:
-    """Return the limits of mode ``Recover`` without the operator."""
+def _make_mode_notes(options: InjectionOptions) -> list[str]:
+    """Return notes about the limits of mode ``Recover`` without the operator."""
     if not options.may_act:
         return []
     found = [
-        "mode Recover without the operator: replicas take no restart slots, so several of them may"
-        " restart at once, and so may the only one; a SupervisionPolicy in the cluster gives slots"
+        "in mode Recover without the operator, replicas take no restart slots, so all of them "
+        "may restart at the same time, and the only one may restart, too: use a "
+        "SupervisionPolicy to get slots"
     ]
     if Action.POD_REPLACE in options.supervision.ladder:
-        found.append("PodReplace has no effect: only the operator evicts pods")
+        found.append("PodReplace has no effect, because only the operator evicts pods")
     return found

@@ -1,4 +1,4 @@
-"""Settings of a supervisor that is added to a pod of another workload."""
+"""Define the settings of a supervisor that is added to a pod of another workload."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
 
 DEFAULT_MEMORY_POLICY = MemoryPolicy(host=budget_of(AUTO), warmup_s=300.0)
-"""Memory policy of ``plimsoll inject`` without a policy, with a long warm-up for unknown
-engines."""
+"""Memory policy of ``plimsoll inject`` without a SupervisionPolicy.
+
+The warm-up is long, because the engine is unknown.
+"""
 
 
 @dataclass(frozen=True)
-class Fields:
-    """The name of each option for messages: a flag of the command line, or a field of a policy."""
+class OptionNames:
+    """Name of each option for messages: a flag of the command line, or a field of a policy."""
 
     engine: str = "--engine"
     container: str = "--container"
@@ -38,15 +40,15 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class Options:
-    """The settings, in the types of a SupervisionPolicy.
+class InjectionOptions:
+    """Settings in the types of a SupervisionPolicy.
 
-    ``selector`` chooses pods by label, and ``namespace`` excludes workloads of other namespaces;
-    None means all. ``named_is_custom`` says whether a container counts as a custom engine because
-    it is named. ``resources`` and ``pull_secrets`` are the defaults for a ``supervisor`` that sets
-    none. ``assigned_user`` leaves the supervisor's user to the platform. ``config_maps`` has the
-    data of the ConfigMaps beside the workload, ``runtimes`` the specifications of KServe's
-    runtimes. ``fields`` names the options in messages.
+    ``selector`` chooses pods by label. ``namespace`` excludes workloads of other namespaces; None
+    means all. ``named_is_custom`` is whether a container counts as a custom engine because it is
+    named. ``resources`` and ``pull_secrets`` are the defaults for a ``supervisor`` that sets none.
+    ``assigned_user`` leaves the supervisor's user to the platform. ``config_maps`` has the data of
+    the ConfigMaps next to the workload, and ``runtimes`` the specifications of KServe's runtimes.
+    ``fields`` names the options in messages.
     """
 
     image: str
@@ -68,7 +70,7 @@ class Options:
     assigned_user: bool = False
     config_maps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     runtimes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    fields: Fields = Fields()
+    fields: OptionNames = OptionNames()
 
     @property
     def engine_type(self) -> EngineType | None:
@@ -82,12 +84,12 @@ class Options:
         return self.supervision.mode is Mode.RECOVER
 
 
-def options_of_policy(
-    policy: SupervisionPolicy, image: str, fields: Fields, namespace: str | None = None
-) -> Options:
+def make_options(
+    policy: SupervisionPolicy, image: str, fields: OptionNames, namespace: str | None = None
+) -> InjectionOptions:
     """Translate ``policy`` into options; ``image`` is the supervisor's."""
     spec = policy.spec
-    return Options(
+    return InjectionOptions(
         image=image,
         engine=spec.engine,
         memory=spec.memory,

@@ -1,4 +1,4 @@
-"""Where each kind of workload keeps its pod specs."""
+"""Find the pod specs in each kind of workload."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_api.workloads import LWS_API, LWS_KIND, LWS_NAME, RAY_API
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.listening import KSERVE
+from plimsoll_operator.injection.listening import KSERVE_CONTAINER
 from plimsoll_operator.render.containers import native_sidecars
 
 Object = dict[str, Any]
 
 KSERVE_API, KSERVE_SERVICE = "serving.kserve.io", "serving.kserve.io/inferenceservice"
-TEMPLATE = ("spec", "template")
-TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("", "ReplicationController"): TEMPLATE,
-    ("apps", "Deployment"): TEMPLATE,
-    ("apps", "StatefulSet"): TEMPLATE,
-    ("apps", "DaemonSet"): TEMPLATE,
-    ("apps", "ReplicaSet"): TEMPLATE,
-    ("batch", "Job"): TEMPLATE,
+TEMPLATE_PATH = ("spec", "template")
+TEMPLATE_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("", "ReplicationController"): TEMPLATE_PATH,
+    ("apps", "Deployment"): TEMPLATE_PATH,
+    ("apps", "StatefulSet"): TEMPLATE_PATH,
+    ("apps", "DaemonSet"): TEMPLATE_PATH,
+    ("apps", "ReplicaSet"): TEMPLATE_PATH,
+    ("batch", "Job"): TEMPLATE_PATH,
     ("batch", "CronJob"): ("spec", "jobTemplate", "spec", "template"),
 }
 """Path of the pod template, by API group and kind."""
 
-RECREATES_GROUP = frozenset({"RecreateGroupOnPodRestart", "RecreateGroupAfterStart"})
-"""Restart policies of a LeaderWorkerSet that recreate the group; the others restart one
-container."""
+GROUP_RESTART_POLICIES = frozenset({"RecreateGroupOnPodRestart", "RecreateGroupAfterStart"})
+"""Restart policies of a LeaderWorkerSet that recreate the group. Others restart one container."""
 AIBRIX_API = "orchestration.aibrix.ai"
-RAY_CLUSTERS: dict[tuple[str, str], tuple[str, ...]] = {
+RAY_CLUSTER_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
     (RAY_API, "RayCluster"): ("spec",),
     (RAY_API, "RayJob"): ("spec", "rayClusterSpec"),
     (RAY_API, "RayService"): ("spec", "rayClusterConfig"),
@@ -40,15 +39,15 @@ RAY_CLUSTERS: dict[tuple[str, str], tuple[str, ...]] = {
     (AIBRIX_API, "RayClusterReplicaSet"): ("spec", "template", "spec"),
 }
 """Path of the specification of a RayCluster, by API group and kind."""
-KINDS = (
+SUPPORTED_KINDS = (
     "a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, Pod, LeaderWorkerSet,"
     " RayCluster, RayService, RayJob, AIBrix's RayClusterFleet, or KServe's InferenceService or"
     " LLMInferenceService"
 )
-RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
-WORKERS = (
-    "these pods of a multi-node engine serve no port: the supervisor of the leader watches the"
-    " leader's pod only"
+RUNTIME_KINDS = ("ServingRuntime", "ClusterServingRuntime")
+WORKERS_MESSAGE = (
+    "these pods of a multi-node engine serve no port: the supervisor of the leader watches only "
+    "the leader's pod"
 )
 
 
@@ -60,9 +59,9 @@ class PodSpec:
     that serve no port. ``restarts_group`` is the restart policy by which the restart of one
     container restarts every pod of the group; empty if there is none. ``inherited`` are labels that
     the pods get from elsewhere in the document, or from their controller. ``needs_images`` is false
-    if a controller merges its containers into the pods. ``ray`` says whether KubeRay starts
-    Ray in them. ``no_restart_reason`` says why they are not restarted although the document does
-    not set that. ``annotations`` are the pods'.
+    if a controller merges its containers into the pods. ``ray`` is whether KubeRay starts Ray in
+    them. ``no_restart_reason`` is why they are not restarted although the document does not set
+    that. ``annotations`` are the pods'.
     """
 
     path: str
@@ -86,17 +85,20 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
     kind = str(document.get("kind", ""))
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if kind == "Pod" and not group:
-        metadata = _object(document, ("metadata",), where)
-        spec, labels = _object(document, ("spec",), where), _labels(metadata, where)
-        return [PodSpec("spec", spec, labels, annotations=_annotations(metadata))]
-    if (path := TEMPLATES.get((group, kind))) is not None:
-        return [_template(document, path, where)]
+        metadata = _get_or_create_object(document, ("metadata",), where)
+        spec, labels = (
+            _get_or_create_object(document, ("spec",), where),
+            _get_labels(metadata, where),
+        )
+        return [PodSpec("spec", spec, labels, annotations=_get_annotations(metadata))]
+    if (path := TEMPLATE_PATHS.get((group, kind))) is not None:
+        return [_make_pod_spec(document, path, where)]
     if group == LWS_API and kind == LWS_KIND:
-        return _with_inherited_labels(document, _leader_worker_set(document, where))
-    if (path := RAY_CLUSTERS.get((group, kind))) is not None:
-        return list(_ray_cluster(document, path, where))
+        return _with_inherited_labels(document, _iterate_leader_worker_set(document, where))
+    if (path := RAY_CLUSTER_PATHS.get((group, kind))) is not None:
+        return list(_iterate_ray_cluster(document, path, where))
     if group == KSERVE_API and kind == SERVICE_KIND:
-        return _with_inherited_labels(document, _predictor(document, where))
+        return _with_inherited_labels(document, _iterate_predictor(document, where))
     return []
 
 
@@ -110,13 +112,13 @@ def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[Po
     if document["kind"] == SERVICE_KIND:
         # KServe copies the service's own labels and annotations to the pods.
         labels = {**(own if isinstance(own, dict) else {}), KSERVE_SERVICE: name}
-        annotations = _annotations(metadata)
+        annotations = _get_annotations(metadata)
     return [
         replace(one, inherited=labels, annotations=annotations | one.annotations) for one in pods
     ]
 
 
-def containers_of(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
+def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     """Return the pod's containers.
 
     A KServe predictor with a model also has its runtime's containers, if ``runtimes`` has them. An
@@ -125,17 +127,17 @@ def containers_of(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
     names = {one.get("name") for one in listed}
-    if not isinstance(model, dict) or KSERVE in names:
+    if not isinstance(model, dict) or KSERVE_CONTAINER in names:
         return listed
-    known = _runtime_of(model, runtimes)
+    known = _find_runtime(model, runtimes)
     made = [one for one in (known or {}).get("containers") or () if one["name"] not in names]
-    base = next((one for one in made if one["name"] == KSERVE), None)
+    base = next((one for one in made if one["name"] == KSERVE_CONTAINER), None)
     others = [one for one in made if one is not base]
     if base is None:
         runtime = model.get("runtime") or (model.get("modelFormat") or {}).get("name", "")
         base = {"image": str(runtime)}
     # KServe appends arguments and merges variables by name; the model's come last.
-    merged = {**base, **model, "name": KSERVE}
+    merged = {**base, **model, "name": KSERVE_CONTAINER}
     merged["args"] = [*(base.get("args") or ()), *(model.get("args") or ())]
     env = [*(base.get("env") or ()), *(model.get("env") or ())]
     merged["env"] = list({one["name"]: one for one in env}.values())
@@ -146,7 +148,7 @@ def containers_of(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     return [*listed, merged, *others]
 
 
-def _runtime_of(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
+def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
     """Return the runtime that a model names, or the only one that KServe may choose for it."""
     if (name := model.get("runtime")) is not None:
         return runtimes.get(str(name))
@@ -162,46 +164,49 @@ def _runtime_of(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def engines_of(pod: Object) -> list[Object]:
+def list_engine_objects(pod: Object) -> list[Object]:
     """Return the objects that become containers of the pod, to be changed in place.
 
-    These are the listed containers, native sidecars, and the model from which KServe builds one.
+    These are the listed containers, native sidecars, and the model from which KServe makes a
+    container.
     """
     model = pod.get("model")
     made = [model] if isinstance(model, dict) else []
     return [*(pod.get("containers") or []), *native_sidecars(pod), *made]
 
 
-def engine_of(pod: Object, container: str) -> Object | None:
-    """Return the container, or the model from which KServe builds it; None if there is neither."""
+def find_engine_object(pod: Object, container: str) -> Object | None:
+    """Return the container, or the model from which KServe makes it; None if there is neither."""
     model = pod.get("model")
     made = model if isinstance(model, dict) else None
-    return next((one for one in engines_of(pod) if one.get("name") == container), made)
+    return next((one for one in list_engine_objects(pod) if one.get("name") == container), made)
 
 
 def set_container_name_variable(pod: Object, container: str) -> None:
-    """Put the container's name into its own environment.
+    """Set the environment variable with the container's name.
 
-    The supervisor identifies the engine's processes by it. KServe takes it from a predictor's
-    model.
+    The supervisor identifies the engine's processes by it. KServe copies the variable from a
+    predictor's model.
     """
-    made = engine_of(pod, container)
+    made = find_engine_object(pod, container)
     if made is not None:
         kept = [one for one in made.get("env") or [] if one.get("name") != CONTAINER_ENV]
         made["env"] = [*kept, {"name": CONTAINER_ENV, "value": container}]
 
 
-def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
+def _iterate_leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
     """Yield the pods of a LeaderWorkerSet; the workers' template is the default for the leader."""
     path = ("spec", "leaderWorkerTemplate")
-    group = _object(document, path, where)
+    group = _get_or_create_object(document, path, where)
     # The default of the LeaderWorkerSet API.
     policy = str(group.get("restartPolicy") or "RecreateGroupOnPodRestart")
-    restarts_group = policy if policy in RECREATES_GROUP else ""
+    restarts_group = policy if policy in GROUP_RESTART_POLICIES else ""
     leader = group.get("leaderTemplate") is not None
     if leader:
-        yield _template(document, (*path, "leaderTemplate"), where, restarts_group=restarts_group)
-    yield _template(
+        yield _make_pod_spec(
+            document, (*path, "leaderTemplate"), where, restarts_group=restarts_group
+        )
+    yield _make_pod_spec(
         document,
         (*path, "workerTemplate"),
         where,
@@ -210,23 +215,25 @@ def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
     )
 
 
-def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterator[PodSpec]:
-    head = _template(document, (*path, "headGroupSpec", "template"), where)
-    yield replace(head, ray=True, no_restart_reason=_ray_restart_obstacle(document, path, where))
-    groups = _object(document, path, where).get("workerGroupSpecs") or []
+def _iterate_ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterator[PodSpec]:
+    head = _make_pod_spec(document, (*path, "headGroupSpec", "template"), where)
+    yield replace(
+        head, ray=True, no_restart_reason=_find_ray_restart_obstacle(document, path, where)
+    )
+    groups = _get_or_create_object(document, path, where).get("workerGroupSpecs") or []
     if not isinstance(groups, list):
         raise InjectionError(f"{where}: {'.'.join(path)}.workerGroupSpecs must be a list")
     for index, group in enumerate(groups):
         at = f"{'.'.join(path)}.workerGroupSpecs[{index}]"
         if not isinstance(group, dict):
             raise InjectionError(f"{where}: {at} must be an object")
-        found = _template(group, ("template",), where)
+        found = _make_pod_spec(group, ("template",), where)
         yield PodSpec(f"{at}.{found.path}", found.spec, found.labels, worker=True)
 
 
-def _ray_restart_obstacle(document: Object, path: tuple[str, ...], where: str) -> str:
+def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: str) -> str:
     """Return why KubeRay prevents the kubelet from restarting a head; empty if it does not."""
-    cluster = _object(document, path, where)
+    cluster = _get_or_create_object(document, path, where)
     options = cluster.get("autoscalerOptions")
     version = options.get("version") if isinstance(options, dict) else None
     if cluster.get("enableInTreeAutoscaling") is True and version == "v2":
@@ -236,39 +243,39 @@ def _ray_restart_obstacle(document: Object, path: tuple[str, ...], where: str) -
     return ""
 
 
-def _predictor(document: Object, where: str) -> Iterator[PodSpec]:
+def _iterate_predictor(document: Object, where: str) -> Iterator[PodSpec]:
     """Yield the pod of a KServe predictor, whose own fields are those of a pod spec."""
     path = ("spec", "predictor")
-    predictor = _object(document, path, where)
+    predictor = _get_or_create_object(document, path, where)
     yield PodSpec(
         "spec.predictor",
         predictor,
-        _labels(predictor, where),
+        _get_labels(predictor, where),
         needs_images=False,
-        annotations=_annotations(predictor),
+        annotations=_get_annotations(predictor),
     )
     if predictor.get("workerSpec") is not None:
-        workers = _object(document, (*path, "workerSpec"), where)
+        workers = _get_or_create_object(document, (*path, "workerSpec"), where)
         yield PodSpec("spec.predictor.workerSpec", workers, {}, worker=True)
 
 
-def _template(
+def _make_pod_spec(
     document: Object,
     path: tuple[str, ...],
     where: str,
     worker: bool = False,
     restarts_group: str = "",
 ) -> PodSpec:
-    template = _object(document, path, where)
+    template = _get_or_create_object(document, path, where)
     # Nothing is added to pods without a supervisor, not even empty labels.
-    metadata: Object = {} if worker else _object(template, ("metadata",), where)
-    labels = {} if worker else _labels(metadata, where)
-    spec, at = _object(template, ("spec",), where), ".".join((*path, "spec"))
-    return PodSpec(at, spec, labels, worker, restarts_group, annotations=_annotations(metadata))
+    metadata: Object = {} if worker else _get_or_create_object(template, ("metadata",), where)
+    labels = {} if worker else _get_labels(metadata, where)
+    spec, at = _get_or_create_object(template, ("spec",), where), ".".join((*path, "spec"))
+    return PodSpec(at, spec, labels, worker, restarts_group, annotations=_get_annotations(metadata))
 
 
-def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
-    """Return the object at ``path``; create it if it is absent."""
+def _get_or_create_object(document: Object, path: tuple[str, ...], where: str) -> Object:
+    """Return the object at ``path``, or create it."""
     found = document
     for at, key in enumerate(path):
         if found.get(key) is None:
@@ -279,10 +286,10 @@ def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
     return found
 
 
-def _annotations(metadata: Object) -> Object:
+def _get_annotations(metadata: Object) -> Object:
     found = metadata.get("annotations")
     return found if isinstance(found, dict) else {}
 
 
-def _labels(metadata: Object, where: str) -> Object:
-    return _object(metadata, ("labels",), where)
+def _get_labels(metadata: Object, where: str) -> Object:
+    return _get_or_create_object(metadata, ("labels",), where)

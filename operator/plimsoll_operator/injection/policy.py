@@ -1,7 +1,8 @@
-"""Injects one pod that a SupervisionPolicy selects, or records why it gets no supervisor.
+"""Inject one pod that a SupervisionPolicy selects, or record why it gets no supervisor.
 
 The pod gets what ``plimsoll inject`` adds, by the same function. All pods of a policy share its
-ConfigMap, so what differs by pod, the engine's description, is in the supervisor's environment.
+ConfigMap, so the description of the engine, which differs by pod, is in the supervisor's
+environment.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
     check_shape,
-    memory_limit,
-    places_in,
+    find_supervisor_places,
+    parse_memory_limit,
 )
-from plimsoll_operator.injection.configuration import endpoint, pod_engine
+from plimsoll_operator.injection.configuration import make_endpoint, make_pod_engine_variable
 from plimsoll_operator.injection.engine import EngineContainer, describe_containers, find_engine
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import describe_engine
-from plimsoll_operator.injection.options import Fields, Options, options_of_policy
-from plimsoll_operator.injection.pods import WORKERS
-from plimsoll_operator.injection.ray import worker_container
+from plimsoll_operator.injection.options import InjectionOptions, OptionNames, make_options
+from plimsoll_operator.injection.pods import WORKERS_MESSAGE
+from plimsoll_operator.injection.ray import find_worker_container
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.render import names
@@ -54,27 +55,34 @@ from plimsoll_operator.render.paths import SUPERVISED
 
 Object = dict[str, Any]
 
-INJECTED_IMAGES = "plimsoll.dev/injected-images"
-"""Annotation of a pod: the images of its injection, in the format of :func:`injected_images`."""
+INJECTED_IMAGES_ANNOTATION = "plimsoll.dev/injected-images"
+"""Annotation of a pod with the images of its injection, as :func:`format_images` returns them."""
 ENGINE_ANNOTATION = "plimsoll.dev/engine"
-"""Annotation of a pod: the engine that was found, and the evidence."""
+"""Annotation of a pod with the engine that was found, and the evidence."""
 POD_PATH = "spec"
 """Path of the pod spec at the beginning of messages."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
-"""Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that a restart of the supervisor
-restarts the group."""
+"""Annotation of the pods of a LeaderWorkerSet that allows restarts of the whole group.
+
+``true`` accepts that a restart of the supervisor restarts the group.
+"""
 ALLOW_HOST_PORTS = "plimsoll.dev/allow-host-ports"
-"""Annotation of pods on their node's network: ``true`` accepts that a node runs only one of
-them."""
+"""Annotation of pods on their node's network.
+
+``true`` accepts that a node runs only one of them.
+"""
 PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "llminferenceservice"
 """Label of the pods of KServe's LLMInferenceServices, whose restart policy cannot be set."""
-LWS_LEADER = "leaderworkerset.sigs.k8s.io/leader-name"
-"""Annotation of a LeaderWorkerSet's workers. The label with their index may be missing at
-admission, because the webhook of LeaderWorkerSets may be called after ours."""
-MAX_LABEL = 63
-MAX_ANNOTATIONS = 1 << 18
-"""Maximum size of all annotations, in bytes: the API server refuses a pod that has more."""
-FIELDS = Fields(
+LWS_LEADER_ANNOTATION = "leaderworkerset.sigs.k8s.io/leader-name"
+"""Annotation of a LeaderWorkerSet's workers.
+
+The label with their index may be missing at admission, because the webhook of LeaderWorkerSets may
+be called after Plimsoll's.
+"""
+MAX_LABEL_CHARS = 63
+MAX_ANNOTATIONS_BYTES = 1 << 18
+"""Maximum size of all annotations in bytes. The API server refuses a pod that has more."""
+POLICY_OPTION_NAMES = OptionNames(
     engine="the policy's spec.engine.type",
     container="the policy's spec.engine.container",
     port="the policy's spec.engine.port",
@@ -91,20 +99,20 @@ FIELDS = Fields(
 
 @dataclass(frozen=True)
 class AdmittedPod:
-    """The pod to create. ``refusal`` says why it has no supervisor; None if it has one."""
+    """The pod to create. ``refusal`` is why it has no supervisor; None if it has one."""
 
     pod: Object
     refusal: str | None = None
 
 
-def injected_images(policy: SupervisionPolicy, images: Images) -> str:
+def format_images(policy: SupervisionPolicy, images: Images) -> str:
     """Return the images that new pods of ``policy`` get, as one text."""
     probe = images.probe if policy.spec.probe.enabled else None
     return ", ".join(dict.fromkeys([images.supervisor, probe or images.supervisor]))
 
 
 def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> AdmittedPod:
-    """Return ``pod`` with a supervisor, or with an annotation that says why it has none.
+    """Return ``pod`` with a supervisor, or with an annotation that explains why it has none.
 
     The argument is not changed. A pod that already has the supervisor gets the same one again.
     """
@@ -115,13 +123,19 @@ def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitt
     except InjectionError as error:
         refused = copy.deepcopy(pod)
         reason = " ".join(str(error).split())[:MAX_REASON]
-        if _annotated_bytes(pod["metadata"]) + len(REFUSED) + 4 * MAX_REASON <= MAX_ANNOTATIONS:
+        if (
+            _count_annotation_bytes(pod["metadata"]) + len(REFUSED) + 4 * MAX_REASON
+            <= MAX_ANNOTATIONS_BYTES
+        ):
             _set_metadata(refused["metadata"], "annotations", REFUSED, reason)
         return AdmittedPod(refused, reason)
     _set_metadata(changed["metadata"], "labels", POLICY_LABEL, policy.metadata.name)
     # Another webhook may rewrite the images, for example to a private registry.
     _set_metadata(
-        changed["metadata"], "annotations", INJECTED_IMAGES, injected_images(policy, images)
+        changed["metadata"],
+        "annotations",
+        INJECTED_IMAGES_ANNOTATION,
+        format_images(policy, images),
     )
     changed["metadata"]["annotations"].pop(REFUSED, None)
     _set_metadata(
@@ -130,7 +144,7 @@ def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitt
     return AdmittedPod(changed)
 
 
-def _annotated_bytes(metadata: Object) -> int:
+def _count_annotation_bytes(metadata: Object) -> int:
     annotations = metadata.get("annotations") or {}
     return sum(len(f"{key}{value}".encode()) for key, value in annotations.items())
 
@@ -140,19 +154,19 @@ def _set_metadata(metadata: Object, field: str, key: str, value: str) -> None:
 
 
 def _check_pod(pod: Object) -> None:
-    """Refuse a pod whose shape rules a supervisor out, whatever its engine is."""
+    """Refuse a pod whose fields make a supervisor impossible, whatever its engine is."""
     meta, spec = pod["metadata"], pod["spec"]
     check_types(spec, POD_PATH)
-    check_shape(spec, POD_PATH, FIELDS)
+    check_shape(spec, POD_PATH, POLICY_OPTION_NAMES)
     annotations = meta.get("annotations") or {}
-    grouped = bool(membership(meta).ray_cluster) or _in_group(meta.get("labels") or {})
+    grouped = bool(membership(meta).ray_cluster) or _is_in_group(meta.get("labels") or {})
     if spec.get("hostNetwork") and grouped and annotations.get(ALLOW_HOST_PORTS) != "true":
         # The supervisors of a group reach each other at the same port.
         raise InjectionError(
-            f"{POD_PATH}.hostNetwork: true: in a multi-node group, the supervisor's ports"
-            f" {METRICS_PORT} and {PROBE_PORT} would be the node's, and a second supervised pod on"
-            f" it could not start: set the annotation {ALLOW_HOST_PORTS} to true in the pod"
-            " template if each node runs one such pod"
+            f"{POD_PATH}.hostNetwork: true: in a multi-node group, the supervisor's ports "
+            f"{METRICS_PORT} and {PROBE_PORT} would be the node's, so a second supervised pod on "
+            f"the node could not start: set the annotation {ALLOW_HOST_PORTS} to true in the pod "
+            "template if each node runs one such pod"
         )
     _check_group(meta)
     if not _has_our_supervisor(pod):
@@ -167,8 +181,8 @@ def _check_group(metadata: Object) -> None:
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(RAY_NODE) == RAY_WORKER and not membership(metadata).ray_cluster:
-        raise InjectionError(WORKERS)
-    if not _in_group(labels) or annotations.get(ALLOW_GROUP_RESTARTS) == "true":
+        raise InjectionError(WORKERS_MESSAGE)
+    if not _is_in_group(labels) or annotations.get(ALLOW_GROUP_RESTARTS) == "true":
         return
     if labels.get(PART_OF_LABEL) == PART_OF:
         raise InjectionError(
@@ -178,48 +192,47 @@ def _check_group(metadata: Object) -> None:
             " spec.annotations, and in spec.prefill.annotations, if you want that"
         )
     raise InjectionError(
-        "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates"
-        " the whole group whenever a container restarts, the supervisor's included: set the"
-        f" annotation {ALLOW_GROUP_RESTARTS} to true in its pod templates if you want that,"
-        " or if its restartPolicy is None"
+        "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates "
+        "the whole group whenever a container restarts, even the supervisor's: set the "
+        f"annotation {ALLOW_GROUP_RESTARTS} to true in its pod templates if you accept that, or "
+        "if its restartPolicy is None"
     )
 
 
-def _in_group(labels: Object) -> bool:
+def _is_in_group(labels: Object) -> bool:
     return LWS_NAME in labels or LWS_WORKER in labels
 
 
-def group_of(metadata: Object) -> str:
+def find_group(metadata: Object) -> str:
     """Return the multi-node group of a new pod; empty if the pod is a replica by itself.
 
-    The webhook of LeaderWorkerSets may add the group's index later, so a worker names its
-    leader.
+    The webhook of LeaderWorkerSets may add the group's index later, so a worker names its leader.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if cluster := membership(metadata).ray_cluster:
         return f"RayCluster {cluster}"
-    if _in_group(labels):
-        return str(annotations.get(LWS_LEADER) or metadata.get("name") or "")
+    if _is_in_group(labels):
+        return str(annotations.get(LWS_LEADER_ANNOTATION) or metadata.get("name") or "")
     return ""
 
 
-def _group_member(pod: Object, policy: str) -> GroupMember | None:
-    """Return the pod's place in a RayCluster or LeaderWorkerSet; None if it has none."""
+def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
+    """Return the pod's place in a RayCluster or LeaderWorkerSet; None if it is not in one."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     cluster, node = membership(meta).ray_cluster, labels.get(RAY_NODE)
     if cluster and node in (RAY_HEAD, RAY_WORKER):
         return GroupMember(
-            key=cluster[:MAX_LABEL],
+            key=cluster[:MAX_LABEL_CHARS],
             worker=node == RAY_WORKER,
             subdomain=ray_service_name(policy, cluster),
         )
-    if not _in_group(labels):
+    if not _is_in_group(labels):
         return None
     return GroupMember(
-        key=lws_group(labels)[:MAX_LABEL],
-        worker=labels.get(LWS_WORKER, "0") != "0" or LWS_LEADER in annotations,
-        subdomain=str(pod["spec"].get("subdomain") or "")[:MAX_LABEL],
+        key=lws_group(labels)[:MAX_LABEL_CHARS],
+        worker=labels.get(LWS_WORKER, "0") != "0" or LWS_LEADER_ANNOTATION in annotations,
+        subdomain=str(pod["spec"].get("subdomain") or "")[:MAX_LABEL_CHARS],
     )
 
 
@@ -234,7 +247,7 @@ def _has_our_supervisor(pod: Object) -> bool:
 
 def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineContainer:
     spec = pod["spec"]
-    options = options_of_policy(policy, images.supervisor, FIELDS)
+    options = make_options(policy, images.supervisor, POLICY_OPTION_NAMES)
     options = replace(
         options,
         token=True,
@@ -243,21 +256,21 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         pull_secrets=images.pull_secrets,
         selector=None,
     )
-    group = _group_member(pod, policy.metadata.name)
+    group = _find_group_member(pod, policy.metadata.name)
     labels = pod["metadata"].get("labels") or {}
     engine = _find_engine(pod, group, options)
     if engine is None:
         raise InjectionError(
             f"no container runs vLLM or SGLang (containers: {describe_containers(spec, options)}):"
-            f" set {FIELDS.unrecognized}"
+            f" set {POLICY_OPTION_NAMES.unrecognized}"
         )
-    places = places_in(spec, engine) if group is None else SUPERVISED
+    places = find_supervisor_places(spec, engine) if group is None else SUPERVISED
     check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, places)
     found = PodEngine(
-        engine=endpoint(engine, serves=group is None or not group.worker),
+        engine=make_endpoint(engine, serves=group is None or not group.worker),
         workload=membership(pod["metadata"]).workload,
         group=group,
-        memory_limit_bytes=memory_limit(engine) or None,
+        memory_limit_bytes=parse_memory_limit(engine) or None,
         shared_device=engine.shares_device,
         restarts=not engine.no_restart_reason,
         role=role_of(labels, engine.words, None if group is None else group.worker),
@@ -265,17 +278,17 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
     if found.role is not None:
         _set_metadata(pod["metadata"], "labels", ROLE_LABEL, found.role.value)
     config_map = policy_object_name(policy.metadata.name)
-    add_supervisor(spec, engine, options, config_map, (pod_engine(found),), places)
+    add_supervisor(spec, engine, options, config_map, (make_pod_engine_variable(found),), places)
     return engine
 
 
 def _find_engine(
-    pod: Object, group: GroupMember | None, options: Options
+    pod: Object, group: GroupMember | None, options: InjectionOptions
 ) -> EngineContainer | None:
     """Find the pod's engine. A Ray worker runs no server command that would show its type."""
     is_worker = group is not None and group.worker
     if is_worker and membership(pod["metadata"]).ray_cluster:
-        named = worker_container(pod["spec"], POD_PATH, options)
+        named = find_worker_container(pod["spec"], POD_PATH, options)
         engine = options.engine.model_copy(update={"container": named})
         options = replace(options, engine=engine, unrecognized=True)
     annotations = pod["metadata"].get("annotations") or ()

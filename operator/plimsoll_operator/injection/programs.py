@@ -1,4 +1,4 @@
-"""Known programs and images: engines, and programs that are related to engines."""
+"""Classify known programs and images: engines, and programs that are related to engines."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll_api.engines import EngineType
-from plimsoll_operator.injection.command_line import program_name, words_of
+from plimsoll_operator.injection.command_line import get_program_name, split_words
 
 
-class Program(NamedTuple):
-    """The classification of a command.
+class ProgramClassification(NamedTuple):
+    """Classification of a command.
 
-    ``kind`` is the engine if it is one's server, and ``not_engine_reason`` says why it is none;
-    both are empty if unknown. ``words`` are the server's own. ``no_port_reason`` says why a server
-    has no HTTP port.
+    ``kind`` is the engine if the command is an engine's server, and ``not_engine_reason`` is why it
+    is not one; both are empty if unknown. ``words`` are the server's own. ``no_port_reason`` is why
+    a server has no HTTP port.
     """
 
     kind: EngineType | None = None
@@ -25,24 +25,24 @@ class Program(NamedTuple):
     no_port_reason: str = ""
 
 
-UNKNOWN = Program()
+UNKNOWN_PROGRAM = ProgramClassification()
 PYTHON = re.compile(r"(python|pypy)[0-9.]*")
-SERVERS = {
+SERVER_MODULES = {
     "vllm.entrypoints.openai.api_server": EngineType.VLLM,
     "vllm.entrypoints.api_server": EngineType.VLLM,
     "sglang.launch_server": EngineType.SGLANG,
     "huggingfaceserver": EngineType.VLLM,
 }
 """Python modules that serve HTTP. KServe's huggingfaceserver runs vLLM."""
-COMMANDS = {
+SERVE_COMMANDS = {
     "vllm": EngineType.VLLM,
     "sglang": EngineType.SGLANG,
     "vllm.entrypoints.cli.main": EngineType.VLLM,
     "sglang.cli.main": EngineType.SGLANG,
 }
-"""Programs and modules whose subcommand ``serve`` serves HTTP; their other subcommands do not."""
-WORKERS = re.compile(r"dynamo\.(vllm|sglang|trtllm)(\..*)?")
-GRPC = re.compile(r"vllm\.entrypoints\.grpc_server|sglang\.srt\.entrypoints\.grpc_server")
+"""Programs and modules whose subcommand ``serve`` serves HTTP. Other subcommands do not."""
+WORKER_MODULES = re.compile(r"dynamo\.(vllm|sglang|trtllm)(\..*)?")
+GRPC_MODULES = re.compile(r"vllm\.entrypoints\.grpc_server|sglang\.srt\.entrypoints\.grpc_server")
 SERVING_FILES = re.compile(r"(.*/)?(vllm/entrypoints/.*api_server|sglang/launch_server)\.py")
 OTHER_MODULES = re.compile(
     r"(vllm|sglang|vllm_router|sglang_router|dynamo|pip|http\.server|venv|torch)(\..*)?|.*bench.*"
@@ -50,7 +50,7 @@ OTHER_MODULES = re.compile(
 OTHER_FILES = re.compile(
     r".*(bench|client|download|convert|quantize|eval|test|router|proxy|export|upload|warm).*"
 )
-HELPERS = words_of(
+HELPER_PROGRAMS = split_words(
     "sleep|tail|cat|echo|printf|true|false|:|wait|trap|cd|set|source|.|ulimit|umask|mkdir|"
     "cp|mv|rm|ln|chmod|chown|ls|test|[|[[|pip|pip3|apt|apt-get|apk|dnf|yum|microdnf|git|tar|"
     "unzip|gzip|aws|gsutil|gcloud|az|azcopy|rclone|s5cmd|mc|hf|huggingface-cli|modelscope|"
@@ -63,12 +63,14 @@ HELPERS = words_of(
     "gradio|streamlit|open-webui|litellm|vllm-router|sglang-router|epp|vllm_router|"
     "sglang_router|iperf|iperf3|nccl-tests|all_reduce_perf|mpirun|torchrun"
 )
-"""Programs that prepare a server, send it requests, or are a proxy for one."""
-NOT_SERVING = frozenset({"bench", "chat", "complete", "run-batch", "collect-env", "launch-render"})
-"""Subcommands of vLLM that serve nothing."""
+"""Programs that prepare a server, send it requests, or act as its proxy."""
+NOT_SERVING_COMMANDS = frozenset(
+    {"bench", "chat", "complete", "run-batch", "collect-env", "launch-render"}
+)
+"""Subcommands of vLLM that serve no requests."""
 
-TOKENS = re.compile(r"[^a-z0-9]+")
-OTHER_IMAGES = words_of(
+WORD_SEPARATORS = re.compile(r"[^a-z0-9]+")
+OTHER_IMAGES = split_words(
     "router|frontend|gateway|epp|picker|console|ui|webui|web|dashboard|exporter|bench|"
     "benchmark|benchmarks|client|clients|proxy|controller|operator|scheduler|autoscaler|"
     "manager|plugin|sim|simulator|mock|test|tests|docs|doc|demo|downloader|download|init|loader|"
@@ -81,72 +83,80 @@ OTHER_IMAGES = words_of(
 """Words in the name of an image that is related to an engine but does not contain one."""
 
 
-def classify_command(words: Sequence[str]) -> Program:
+def classify_command(words: Sequence[str]) -> ProgramClassification:
     """Classify a simple command."""
-    name = program_name(words[0])
+    name = get_program_name(words[0])
     if PYTHON.fullmatch(name):
         return _classify_python(words)
-    if name in COMMANDS:
+    if name in SERVE_COMMANDS:
         return _classify_subcommand(name, words[1:])
-    if name in HELPERS:
-        return Program(not_engine_reason=f"runs {name}")
-    return UNKNOWN
+    if name in HELPER_PROGRAMS:
+        return ProgramClassification(not_engine_reason=f"runs {name}")
+    return UNKNOWN_PROGRAM
 
 
-def _classify_subcommand(name: str, rest: Sequence[str]) -> Program:
-    kind = COMMANDS[name]
+def _classify_subcommand(name: str, rest: Sequence[str]) -> ProgramClassification:
+    kind = SERVE_COMMANDS[name]
     verb = next((one for one in rest if not one.startswith("-")), "")
     if verb != "serve":
-        return Program(
+        return ProgramClassification(
             not_engine_reason=f"runs {name.partition('.')[0]} {verb}".rstrip()
-            + ", which serves nothing"
+            + ", which serves no requests"
         )
     words = rest[list(rest).index("serve") :]
-    return Program(kind, words, f"{kind} serve", no_port_reason=_missing_port_reason(words))
+    return ProgramClassification(
+        kind, words, f"{kind} serve", no_port_reason=_explain_missing_port(words)
+    )
 
 
-def _classify_python(words: Sequence[str]) -> Program:
+def _classify_python(words: Sequence[str]) -> ProgramClassification:
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c"):
         at += 2 if words[at] in ("-X", "-W") else 1
     if at >= len(words) or (words[at] == "-m" and at + 1 >= len(words)):
-        return UNKNOWN
+        return UNKNOWN_PROGRAM
     if words[at] == "-c":
-        return Program(not_engine_reason="runs a line of Python")
+        return ProgramClassification(not_engine_reason="runs a line of Python code")
     if words[at] != "-m":
         file = words[at]
         if SERVING_FILES.fullmatch(file):
             kind = EngineType.SGLANG if "sglang" in file else EngineType.VLLM
-            return Program(
+            return ProgramClassification(
                 kind,
                 words[at + 1 :],
-                program_name(file),
-                no_port_reason=_missing_port_reason(words[at + 1 :]),
+                get_program_name(file),
+                no_port_reason=_explain_missing_port(words[at + 1 :]),
             )
-        other = OTHER_FILES.fullmatch(program_name(file).lower())
-        return Program(not_engine_reason=f"runs {program_name(file)}") if other else UNKNOWN
+        other = OTHER_FILES.fullmatch(get_program_name(file).lower())
+        return (
+            ProgramClassification(not_engine_reason=f"runs {get_program_name(file)}")
+            if other
+            else UNKNOWN_PROGRAM
+        )
     module, rest = words[at + 1], words[at + 2 :]
-    if module in SERVERS:
-        found = Program(SERVERS[module], rest, module, no_port_reason=_missing_port_reason(rest))
+    if module in SERVER_MODULES:
+        found = ProgramClassification(
+            SERVER_MODULES[module], rest, module, no_port_reason=_explain_missing_port(rest)
+        )
         return _classify_huggingface(found) if module == "huggingfaceserver" else found
-    if module in COMMANDS:
+    if module in SERVE_COMMANDS:
         return _classify_subcommand(module, rest)
-    if (worker := WORKERS.fullmatch(module)) is not None:
+    if (worker := WORKER_MODULES.fullmatch(module)) is not None:
         kind = EngineType.SGLANG if worker[1] == "sglang" else EngineType.VLLM
         why = "a worker of NVIDIA Dynamo has no OpenAI server of its own; its frontend has"
-        return Program(kind, rest, module, no_port_reason=why)
-    if GRPC.fullmatch(module):
+        return ProgramClassification(kind, rest, module, no_port_reason=why)
+    if GRPC_MODULES.fullmatch(module):
         kind = EngineType.SGLANG if module.startswith("sglang") else EngineType.VLLM
-        return Program(
-            kind, rest, module, no_port_reason="it serves gRPC, and the supervisor asks by HTTP"
+        return ProgramClassification(
+            kind, rest, module, no_port_reason="it serves gRPC, but the supervisor queries HTTP"
         )
     if OTHER_MODULES.fullmatch(module):
-        return Program(not_engine_reason=f"runs {module}")
-    return UNKNOWN
+        return ProgramClassification(not_engine_reason=f"runs {module}")
+    return UNKNOWN_PROGRAM
 
 
-def _classify_huggingface(found: Program) -> Program:
-    backend = option_value(found.words, "--backend")
+def _classify_huggingface(found: ProgramClassification) -> ProgramClassification:
+    backend = find_option_value(found.words, "--backend")
     if backend in ("huggingface", "sglang"):
         kind = EngineType.SGLANG if backend == "sglang" else None
         return found._replace(
@@ -155,18 +165,19 @@ def _classify_huggingface(found: Program) -> Program:
     return found
 
 
-def _missing_port_reason(words: Sequence[str]) -> str:
+def _explain_missing_port(words: Sequence[str]) -> str:
     """Return why a server with these options has no HTTP port; empty if it has one."""
     if "--headless" in words:
         return "--headless: this process of a multi-node engine serves no port"
     if "--grpc-mode" in words or "--grpc" in words:
-        return "it serves gRPC, and the supervisor asks by HTTP"
-    rank = option_value(words, "--node-rank")
+        return "it serves gRPC, but the supervisor queries HTTP"
+    rank = find_option_value(words, "--node-rank")
     if rank is not None and rank.isdigit() and int(rank[:9]) > 0:
         return f"--node-rank {rank[:9]}: this process of a multi-node engine serves no port"
-    if (path := option_value(words, "--uds")) is not None:
+    if (path := find_option_value(words, "--uds")) is not None:
         return (
-            f"--uds {path}: it listens on a Unix socket; serve on a port, which the supervisor asks"
+            f"--uds {path}: it listens on a Unix socket: serve on a TCP port, which the "
+            "supervisor can query"
         )
     return ""
 
@@ -174,10 +185,10 @@ def _missing_port_reason(words: Sequence[str]) -> str:
 def classify_image(image: str) -> tuple[EngineType | None, str]:
     """Return the engine that an image's own name suggests, and that name.
 
-    The names of registries and projects, which precede it, do not count.
+    The names of registries and projects before it are ignored.
     """
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
-    words = set(TOKENS.split(name))
+    words = set(WORD_SEPARATORS.split(name))
     if words & OTHER_IMAGES:
         return None, name
     for word in words:
@@ -188,7 +199,7 @@ def classify_image(image: str) -> tuple[EngineType | None, str]:
     return None, name
 
 
-def option_value(words: Sequence[str], name: str) -> str | None:
+def find_option_value(words: Sequence[str], name: str) -> str | None:
     """Return the last value of an option of vLLM or SGLang; None if it is absent.
 
     Both accept underscores instead of dashes.

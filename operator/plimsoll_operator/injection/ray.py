@@ -1,4 +1,4 @@
-"""Finds the container of a Ray worker in which Ray starts the engine's processes."""
+"""Find the container of a Ray worker in which Ray starts the engine's processes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from itertools import pairwise
 from typing import Any
 
 from plimsoll_operator.injection import command_line
-from plimsoll_operator.injection.command_line import program_name
+from plimsoll_operator.injection.command_line import get_program_name
 from plimsoll_operator.injection.engine import describe_containers
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 
 Object = dict[str, Any]
 
 
-def worker_container(pod: Object, at: str, options: Options) -> str:
+def find_worker_container(pod: Object, at: str, options: InjectionOptions) -> str:
     """Return the name of the container of a Ray worker that runs the engine.
 
     This is the one that ``options`` name if the worker has it, its only one, or the only one that
@@ -31,9 +31,9 @@ def worker_container(pod: Object, at: str, options: Options) -> str:
     )
     if len(starting) != 1:
         raise InjectionError(
-            f"{at}.containers: {len(starting) or 'none'} of the containers of this Ray worker run"
-            f" `ray start`: use {options.fields.container} with one of"
-            f" {describe_containers(pod, options)}"
+            f"{at}.containers: {len(starting) or 'none'} of the containers of this Ray worker "
+            f"run `ray start`: use {options.fields.container} with one of "
+            f"{describe_containers(pod, options)}"
         )
     return str(starting[0]["name"])
 
@@ -42,7 +42,7 @@ def _starts_ray(container: Object) -> bool:
     """Report whether the container runs ``ray start``, as KubeRay writes it into a shell script."""
     commands = command_line.parse_container(container).commands
     return any(
-        program_name(word) == "ray" and verb == "start"
+        get_program_name(word) == "ray" and verb == "start"
         for words in commands
         for word, verb in pairwise(words)
     )

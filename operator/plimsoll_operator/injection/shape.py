@@ -1,4 +1,4 @@
-"""Checks the types of the fields of a pod spec that are read: a file may contain anything."""
+"""Check the types of a pod spec's fields before they are read: a file may contain anything."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
-Shape = Any
+TypeShape = Any
 """A type, a dict of fields with their shapes, or a list with the shape of its items."""
 
-TEXTS = [str]
-NAMED = [{"name": str}]
-MOUNTED = {"name": str, "items": [{"key": str, "path": str}]}
-PROBE = {"httpGet": {"scheme": str, "path": str}, "exec": {"command": TEXTS}}
+TEXT_LIST = [str]
+NAMED_LIST = [{"name": str}]
+MOUNTED_FILES = {"name": str, "items": [{"key": str, "path": str}]}
+PROBE = {"httpGet": {"scheme": str, "path": str}, "exec": {"command": TEXT_LIST}}
 CONTAINER = {
     "name": str,
     "image": str,
-    "command": TEXTS,
-    "args": TEXTS,
+    "command": TEXT_LIST,
+    "args": TEXT_LIST,
     "env": [{"name": str, "value": str, "valueFrom": {}}],
     "envFrom": [{"configMapRef": {"name": str}, "secretRef": {}, "prefix": str}],
     "ports": [{"name": str}],
     "volumeMounts": [{"name": str, "mountPath": str, "subPath": str}],
     "resources": {"limits": {}, "requests": {}},
-    "securityContext": {"capabilities": {"add": TEXTS, "drop": TEXTS}},
+    "securityContext": {"capabilities": {"add": TEXT_LIST, "drop": TEXT_LIST}},
     "lifecycle": {"preStop": PROBE, "postStart": PROBE},
     "startupProbe": PROBE,
     "readinessProbe": PROBE,
@@ -36,24 +36,28 @@ POD = {
     "initContainers": [CONTAINER],
     "model": {**CONTAINER, "modelFormat": {"name": str}, "runtime": str},
     "volumes": [
-        {"name": str, "configMap": MOUNTED, "projected": {"sources": [{"configMap": MOUNTED}]}}
+        {
+            "name": str,
+            "configMap": MOUNTED_FILES,
+            "projected": {"sources": [{"configMap": MOUNTED_FILES}]},
+        }
     ],
-    "imagePullSecrets": NAMED,
-    "supportedModelFormats": NAMED,
+    "imagePullSecrets": NAMED_LIST,
+    "supportedModelFormats": NAMED_LIST,
     "securityContext": {},
     "nodeSelector": {},
     "os": {"name": str},
     "restartPolicy": str,
 }
-REQUIRED = {
+REQUIRED_FIELDS = {
     "containers": ("name",),
     "initContainers": ("name",),
     "env": ("name",),
     "volumes": ("name",),
     "volumeMounts": ("name", "mountPath"),
 }
-"""Fields that the items of a list must have."""
-WORDS: dict[Any, str] = {str: "a text", dict: "an object", list: "a list"}
+"""Fields that each item of a list must have."""
+TYPE_NAMES: dict[Any, str] = {str: "a text", dict: "an object", list: "a list"}
 
 
 def check_types(pod: Object, at: str) -> None:
@@ -61,33 +65,33 @@ def check_types(pod: Object, at: str) -> None:
 
     Raises InjectionError, which begins with ``at`` and names the field.
     """
-    _check(pod, POD, at, "")
+    _check_value(pod, POD, at, "")
 
 
-def _check(value: Any, shape: Shape, at: str, field: str) -> None:
+def _check_value(value: Any, shape: TypeShape, at: str, field: str) -> None:
     kind: type = shape if isinstance(shape, type) else type(shape)
     if value is None:
         return
     if not isinstance(value, kind):
-        raise InjectionError(f"{at} must be {WORDS[kind]}, not {_shown(value)}")
+        raise InjectionError(f"{at} must be {TYPE_NAMES[kind]}, not {_describe_value(value)}")
     if isinstance(value, dict):
         for key in sorted(shape.keys() & value.keys()):
-            _check(value[key], shape[key], f"{at}.{key}", key)
+            _check_value(value[key], shape[key], f"{at}.{key}", key)
     elif isinstance(value, list):
         for number, item in enumerate(value):
             name = item.get("name") if isinstance(item, dict) else None
             place = f"{at}[{name if isinstance(name, str) else number}]"
             if item is None:
                 raise InjectionError(f"{place} is empty")
-            _check(item, shape[0], place, field)
-            for needed in REQUIRED.get(field, ()):
+            _check_value(item, shape[0], place, field)
+            for needed in REQUIRED_FIELDS.get(field, ()):
                 if not item.get(needed):
                     raise InjectionError(f"{place}.{needed}: required")
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, bool):
         return f"the boolean {str(value).lower()}"
     if isinstance(value, int | float):
         return f"the number {value}"
-    return WORDS.get(type(value), "nothing")
+    return TYPE_NAMES.get(type(value), "nothing")

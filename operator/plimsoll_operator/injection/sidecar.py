@@ -1,17 +1,22 @@
-"""Adds the supervisor to a pod spec: its container, volumes and probe, and the engine's name."""
+"""Add the supervisor to a pod spec: its container, volumes and probe, and the engine's name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from plimsoll_operator.injection.checks import CONFIG, PREFIX, TOKEN, VOLUMES
+from plimsoll_operator.injection.checks import (
+    CONFIG_VOLUME,
+    SUPERVISOR_VOLUMES,
+    TOKEN_VOLUME,
+    VOLUME_PREFIX,
+)
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.pods import (
-    containers_of,
-    engine_of,
-    engines_of,
+    find_engine_object,
+    list_containers,
+    list_engine_objects,
     set_container_name_variable,
 )
 from plimsoll_operator.render import names
@@ -26,27 +31,27 @@ Object = dict[str, Any]
 def add_supervisor(
     pod: Object,
     engine: EngineContainer,
-    options: Options,
+    options: InjectionOptions,
     config_map: str,
     env: tuple[Object, ...] = (),
     at: SupervisorPlaces = SUPERVISED,
 ) -> None:
     """Add the supervisor of ``engine`` to ``pod``, a pod spec, in place.
 
-    It replaces an earlier injection. ``config_map`` has its configuration, ``env`` is added to its
-    environment, and ``at`` are its paths and ports.
+    It replaces an earlier injection. ``config_map`` holds its configuration, ``env`` is added to
+    its environment, and ``at`` are its paths and ports.
     """
-    supervisor = _container(pod, engine, options, at)
+    supervisor = _make_container(pod, engine, options, at)
     supervisor["env"] = [*supervisor["env"], *env]
-    remove_probe(pod, engines_of(pod))
-    _add(pod, supervisor, engine.container, config_map, options)
+    remove_probe(pod, list_engine_objects(pod))
+    _add_to_pod(pod, supervisor, engine.container, config_map, options)
     set_container_name_variable(pod, engine.container)
     if options.probe:
         _add_probe(pod, supervisor, engine, options.probe_image)
 
 
 def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: str | None) -> None:
-    container = engine_of(pod, engine.container)
+    container = find_engine_object(pod, engine.container)
     assert container is not None, "the engine was found in it"
     try:
         add_probe(pod, container, supervisor, image)
@@ -54,16 +59,16 @@ def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: 
         raise InjectionError(f"{engine.path}: {error}") from None
 
 
-def _container(
-    pod: Object, engine: EngineContainer, options: Options, at: SupervisorPlaces
+def _make_container(
+    pod: Object, engine: EngineContainer, options: InjectionOptions, at: SupervisorPlaces
 ) -> Object:
-    containers = containers_of(pod, options.runtimes)
+    containers = list_containers(pod, options.runtimes)
     others = other_containers(pod | {"containers": containers})
     made = supervisor_container(options.supervisor, options.image, options.resources, others, at)
     # Without a policy, the supervisor writes no objects and needs no service account token.
     unwanted = ("shm",) if options.token else ("token", "shm")
     mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in unwanted]
-    # The supervisor looks for leftovers in the engine's own shared memory.
+    # The supervisor searches the engine's own shared memory for leftover files.
     shm = [engine.shm] if engine.shm is not None else []
     uid = options.run_as_user if options.run_as_user is not None else engine.uid
     same: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
@@ -83,23 +88,28 @@ def _container(
             else port
             for port in made["ports"]
         ],
-        "volumeMounts": [*(mount | {"name": PREFIX + mount["name"]} for mount in mounts), *shm],
+        "volumeMounts": [
+            *(mount | {"name": VOLUME_PREFIX + mount["name"]} for mount in mounts),
+            *shm,
+        ],
         "securityContext": made["securityContext"] | same,
     }
 
 
-def _add(pod: Object, container: Object, engine: str, config_map: str, options: Options) -> None:
+def _add_to_pod(
+    pod: Object, container: Object, engine: str, config_map: str, options: InjectionOptions
+) -> None:
     pod["shareProcessNamespace"] = True
     add_pull_secrets(pod, options.supervisor, options.pull_secrets)
     others = [c for c in pod.get("initContainers") or [] if c.get("name") != names.SUPERVISOR]
     # The supervisor starts before the engine and ends after it; earlier containers may download.
     at = next((n for n, one in enumerate(others) if one.get("name") == engine), len(others))
     pod["initContainers"] = [*others[:at], container, *others[at:]]
-    volumes = {PREFIX + name: source for name, source in VOLUMES.items()}
+    volumes = {VOLUME_PREFIX + name: source for name, source in SUPERVISOR_VOLUMES.items()}
     # The ConfigMap may be missing when a pod is created, and is deleted with its policy. The pod
     # must start without it: then the supervisor only watches.
-    volumes[CONFIG] = {"configMap": {"name": config_map, "optional": True}}
+    volumes[CONFIG_VOLUME] = {"configMap": {"name": config_map, "optional": True}}
     if options.token:
-        volumes[TOKEN] = {"projected": {"sources": token_sources()}}
+        volumes[TOKEN_VOLUME] = {"projected": {"sources": token_sources()}}
     kept = [v for v in pod.get("volumes") or [] if v.get("name") not in volumes]
     pod["volumes"] = [*kept, *({"name": name, **source} for name, source in volumes.items())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 
 
 def unchanged_note(why: str) -> str:
@@ -13,7 +13,7 @@ def unchanged_note(why: str) -> str:
     return f"left unchanged: {why}"
 
 
-def selector_mismatch(labels: Mapping[str, Any], options: Options) -> str | None:
+def selector_mismatch(labels: Mapping[str, Any], options: InjectionOptions) -> str | None:
     """Return why the selector does not match ``labels``; None if it does."""
     held = {str(key): str(value) for key, value in labels.items()}
     if options.selector is None or options.selector.matches(held):
@@ -22,7 +22,9 @@ def selector_mismatch(labels: Mapping[str, Any], options: Options) -> str | None
     return f"{options.fields.selector} does not select its labels ({shown})"
 
 
-def group_restart_reason(options: Options, policy: str = "RecreateGroupOnPodRestart") -> str:
+def group_restart_reason(
+    options: InjectionOptions, policy: str = "RecreateGroupOnPodRestart"
+) -> str:
     """Explain why a group that its restart ``policy`` restarts as a whole needs consent."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"

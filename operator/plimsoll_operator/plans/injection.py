@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_ANYWAY, Injection, InjectionStop
-from plimsoll_operator.fleet.pods import seconds_between
+from plimsoll_operator.fleet.pods import subtract_times
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
 
 RETRY = "plimsoll.dev/retry-injection"
@@ -66,7 +66,7 @@ def decide_injection(
         stopped, since = None, now
     ours = [
         one for one in pods
-        if one.state is State.SUPERVISED and one.start.images == images
+        if one.state is SupervisionState.SUPERVISED and one.start.images == images
         and one.created >= (since or "")
     ]  # fmt: skip
     proven = proven or any(one.start.ran for one in ours)
@@ -132,7 +132,7 @@ def stop_cause(stopped: InjectionStop) -> str:
 def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreation) -> bool:
     """Report whether the API server refuses the same owner's pods without a supervisor, too."""
     same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
-    return same and bool(refused.at) and seconds_between(stopped.time, refused.at) > PROPAGATION_S
+    return same and bool(refused.at) and subtract_times(stopped.time, refused.at) > PROPAGATION_S
 
 
 def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:

@@ -31,16 +31,16 @@ from plimsoll_api.supervisor_config import (
     encode,
 )
 from plimsoll_api.workloads import RAY_CLUSTER, WorkloadRef, ray_service_name, slot_names
-from plimsoll_operator.fleet.pods import printable_line
+from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.fleet.revisions import find_suspects
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import (
     MAX_WORKLOADS,
     Workload,
     choose_workloads,
+    find_slots_with_restarts,
     group_pods,
-    slots_with_restarts,
-    workload_statuses,
+    index_workload_statuses,
 )
 from plimsoll_operator.kinds import LEASE, Key, Object, Ref, owner_uid, ref
 from plimsoll_operator.plans.service import Failure, held_slots
@@ -91,12 +91,19 @@ def reconcile(
     chosen = choose_workloads(name, workloads, leases)
     # Includes terminating pods, whose supervisors release slots and close incidents.
     accounts = sorted(
-        {one.account for one in pods if one.may_hold_slot or one.state is State.SUPERVISED}
+        {
+            one.account
+            for one in pods
+            if one.may_hold_slot or one.state is SupervisionState.SUPERVISED
+        }
     )
     desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, beside)
     wanted = {ref(one) for one in desired}
     idle = [item for slot, item in leases.items() if Ref(LEASE.kind, slot) not in wanted]
-    kept = {*held, *slots_with_restarts(idle, policy.spec.supervision.restart_budget.window_s, now)}
+    kept = {
+        *held,
+        *find_slots_with_restarts(idle, policy.spec.supervision.restart_budget.window_s, now),
+    }
     surplus = [
         item
         for where, item in own.items()
@@ -106,7 +113,7 @@ def reconcile(
         desired,
         surplus,
         workloads,
-        find_suspects(workloads, incidents, workload_statuses(status or {})),
+        find_suspects(workloads, incidents, index_workload_statuses(status or {})),
         too_many_accounts(accounts) or too_many_workloads(workloads, chosen),
     )
 
@@ -147,7 +154,7 @@ def display_name(ref: WorkloadRef | None) -> str:
 
     The creator of a pod may write any text as its owner's name.
     """
-    return printable_line(str(ref), MAX_SHOWN) if ref else "pods without an owner"
+    return make_printable_line(str(ref), MAX_SHOWN) if ref else "pods without an owner"
 
 
 def list_names(names: Sequence[str]) -> str:

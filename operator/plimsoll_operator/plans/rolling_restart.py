@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import APPS, WorkloadRef
-from plimsoll_operator.fleet.selected_pods import State
+from plimsoll_operator.fleet.selected_pods import SupervisionState
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
 
@@ -40,7 +40,7 @@ KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
 
 def waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
     """Return the workloads with pods that would get a supervisor if they were recreated."""
-    return [one for one in workloads if one.count(State.WAITING)]
+    return [one for one in workloads if one.count(SupervisionState.WAITING)]
 
 
 def kind_of(workload: Workload) -> Kind | None:

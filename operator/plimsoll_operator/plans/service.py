@@ -22,7 +22,7 @@ from plimsoll_operator.fleet.revisions import (
     Suspect,
     diff_templates,
     find_suspect,
-    replica_pods,
+    make_replica_pods,
 )
 from plimsoll_operator.injection.first_process import find_dependency
 from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
@@ -102,7 +102,7 @@ def reconcile(
     before = status or {}
     update = pod_hash(service)
     templates = _pinned_templates(service, owned)
-    suspect = find_suspect(update, replica_pods(pods), incidents)
+    suspect = find_suspect(update, make_replica_pods(pods), incidents)
     running = _running_revision(service, owned)
     decision = revisions.decide_rollout(service, before, update, suspect, templates, running)
     instead = (
@@ -140,7 +140,7 @@ def reconcile(
     wanted = {ref(item) for item in desired}
     wanted |= {
         Ref("ControllerRevision", names.revision(service.metadata.name, revision))
-        for revision in {update, running, *revisions.good_revisions(known_revisions)}
+        for revision in {update, running, *revisions.list_good_revisions(known_revisions)}
     }
     surplus = [
         item
@@ -149,7 +149,9 @@ def reconcile(
         and owner_uid(item) == service.metadata.uid
         and where.name not in held
     ]
-    good = templates.get(revisions.last_good(known_revisions, update, templates, running))
+    good = templates.get(
+        revisions.find_rollback_revision(known_revisions, update, templates, running)
+    )
     changed = diff_templates(good, pinned) if suspect and good and pinned else []
     return Plan(desired, surplus, decision, suspect, changed)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from plimsoll_api.times import rfc3339_micro
-from plimsoll_operator.config import CLOCKS, Clocks
+from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LEASE, Object
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict
@@ -44,7 +44,7 @@ class Election:
         name: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
-        clocks: Clocks = CLOCKS,
+        clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         """Prepare the election through ``api``, which must not wait when the server throttles."""
         self._api, self._namespace, self._name = api, namespace, name

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Sequence
 
-from plimsoll_operator.config import CLOCKS, Clocks
+from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import OPTIONAL, WATCHED, Key, Kind
 from plimsoll_operator.runtime.cache import OWNERS, Listed, Store
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -37,7 +37,7 @@ class Resync:
         watches: Watches,
         add: Callable[[Key], None],
         namespaces: Sequence[str],
-        clocks: Clocks = CLOCKS,
+        clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
         self._clocks = clocks
         self._api, self._store, self._watches, self._add = api, store, watches, add

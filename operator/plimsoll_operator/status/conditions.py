@@ -32,8 +32,13 @@ from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.figures import Figures, SlowLeak, pods_missing_signals, pods_near_limit
-from plimsoll_operator.fleet.pods import Cause, Events, PodView, not_ready
+from plimsoll_operator.fleet.figures import (
+    SlowLeak,
+    SupervisorFigures,
+    find_pods_missing_signals,
+    list_pods_near_limit,
+)
+from plimsoll_operator.fleet.pods import Cause, Events, PodView, find_not_ready
 from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, same_leak
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
@@ -194,7 +199,9 @@ def container_conditions(pods: Sequence[PodView], events: Events, now: str) -> l
     ``events`` are the Events of pods that wait for a volume or a sandbox, by the pod's name.
     """
     found = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
-    return [_container(type_, pods, not_ready(pods, name, events, now)) for type_, name in found]
+    return [
+        _container(type_, pods, find_not_ready(pods, name, events, now)) for type_, name in found
+    ]
 
 
 def _container(type_: Type, pods: Sequence[PodView], causes: list[tuple[str, Cause]]) -> Verdict:
@@ -268,7 +275,7 @@ def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verd
     return [Verdict(Type.STALLED, True, "NoGoodRevision", text)]
 
 
-def budget_conditions(figures: Mapping[str, Figures]) -> list[Verdict]:
+def budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Verdict]:
     """Return ``MemoryWithinBudget`` and ``RestartBudgetExhausted`` from the figures."""
     spent = sorted(
         pod for pod, one in figures.items() if max(one.host or 0.0, one.device or 0.0) >= 1.0
@@ -292,7 +299,7 @@ def budget_conditions(figures: Mapping[str, Figures]) -> list[Verdict]:
     ]
 
 
-def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> Verdict:
+def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]) -> Verdict:
     """Return ``SlowLeak``, with the replica first that has the least time left."""
     judged = [pod for pod, one in figures.items() if one.slow is not None]
     if not judged:
@@ -316,24 +323,26 @@ def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> 
 
 
 def near_limit(
-    type_: Type | PolicyCondition, figures: Mapping[str, Figures], already: bool
+    type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures], already: bool
 ) -> Verdict:
     """Return ``MemoryNearLimit``; ``already`` says that it was True before."""
     if all(one.limit is None for one in figures.values()):
         text = "no supervisor knows its engine's memory limit and how much of it is in use"
         return Verdict(type_, None, "NoMetrics", text)
-    near = pods_near_limit(figures, already)
+    near = list_pods_near_limit(figures, already)
     text = f"more than {NEAR_LIMIT_RATIO:.0%} of the memory limit is in use and cannot be reclaimed"
     return Verdict(
         type_, bool(near), "NearLimit" if near else "BelowLimit", _pods(f"{text} in", near)
     )
 
 
-def engine_observed(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> Verdict:
+def engine_observed(
+    type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
+) -> Verdict:
     """Return ``EngineObserved``, with the reason that the supervisors give."""
     if all(one.missing_signals is None for one in figures.values()):
         return Verdict(type_, None, "NoMetrics", "no supervisor reports what it sees")
-    lost = pods_missing_signals(figures)
+    lost = find_pods_missing_signals(figures)
     if not lost:
         return Verdict(type_, True, "AllSignals")
     text = "; ".join(f"{pod}: {', '.join(reasons)}" for pod, reasons in lost)
@@ -342,7 +351,9 @@ def engine_observed(type_: Type | PolicyCondition, figures: Mapping[str, Figures
 
 
 def figure_conditions(
-    figures: Mapping[str, Figures], before: Object, types: type[Type] | type[PolicyCondition]
+    figures: Mapping[str, SupervisorFigures],
+    before: Object,
+    types: type[Type] | type[PolicyCondition],
 ) -> list[Verdict]:
     """Return the conditions that services and policies share, from the supervisors' figures.
 

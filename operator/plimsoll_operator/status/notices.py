@@ -10,7 +10,7 @@ from typing import Literal
 
 from plimsoll_api.names import POD_HASH, RESTART_ID
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.pods import printable_line
+from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
@@ -34,7 +34,7 @@ def rollout_started(
     restart_id, had = _restart_id(desired), _restart_id(live)
     if live is not None and restart_id != had and before != after:
         said = (
-            f"spec.restart.id is now {printable_line(restart_id)!r}"
+            f"spec.restart.id is now {make_printable_line(restart_id)!r}"
             if restart_id
             else "spec.restart.id was removed"
         )

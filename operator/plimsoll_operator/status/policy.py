@@ -16,17 +16,22 @@ from plimsoll_api.supervision_policy_status import (
     PolicyCondition,
 )
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.fleet.figures import Figures, blind_pods, drained_pods, percent
-from plimsoll_operator.fleet.pods import Cause, Events, printable_line
+from plimsoll_operator.fleet.figures import (
+    SupervisorFigures,
+    find_blind_pods,
+    list_drained_pods,
+    to_rounded_percent,
+)
+from plimsoll_operator.fleet.pods import Cause, Events, make_printable_line
 from plimsoll_operator.fleet.revisions import (
     find_suspects,
     incidents_of_workloads,
     same_leak,
     workload_evidence,
 )
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
-from plimsoll_operator.fleet.workloads import Workload, group_pods, workload_statuses
+from plimsoll_operator.fleet.workloads import Workload, group_pods, index_workload_statuses
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import RETRY, stop_cause
 from plimsoll_operator.plans.policy import display_name, list_names
@@ -48,14 +53,14 @@ def status(
     item: Object,
     pods: Sequence[SelectedPod] | None,
     incidents: Sequence[Object],
-    figures: Mapping[str, Figures] | None,
+    figures: Mapping[str, SupervisorFigures] | None,
     failure: Failure | None,
     now: str,
     wait_reasons: Mapping[WorkloadRef | None, str] | None = None,
     events: Events = MappingProxyType({}),
     injection: Object | None = None,
     memory: MemoryPolicy | None = None,
-    latest: Mapping[str, Figures] = MappingProxyType({}),
+    latest: Mapping[str, SupervisorFigures] = MappingProxyType({}),
 ) -> Object:
     """Return the status that ``item`` should have.
 
@@ -73,7 +78,7 @@ def status(
         *("workloadCount", "workloads", "injection"),
     )
     after: Object = {"observedGeneration": generation}
-    blind = blind_pods(figures or {})
+    blind = find_blind_pods(figures or {})
     if pods is None:
         after |= {key: before[key] for key in counted if key in before}
         after |= {"openIncidents": before.get("openIncidents", 0)}
@@ -104,7 +109,7 @@ def status(
     troubles = _blocked_pods(pods or (), events, now)
     if injection is not None and pods is not None:
         after["injection"] = injection
-    out = drained_pods(figures or {})
+    out = list_drained_pods(figures or {})
     verdicts = [_ready(after, failure, wait_reasons or {}, troubles, out, blind)]
     verdicts += _progress(failure)
     if pods is not None:
@@ -130,12 +135,16 @@ def status(
 
 def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
     """Count the pods by state. One whose supervisor does not see its engine is not supervised."""
-    there = [one for one in pods if one.state is not State.LEAVING]
-    refused = sorted((one for one in there if one.state is State.REFUSED), key=lambda one: one.name)
+    there = [one for one in pods if one.state is not SupervisionState.LEAVING]
+    refused = sorted(
+        (one for one in there if one.state is SupervisionState.REFUSED), key=lambda one: one.name
+    )
     found: Object = {
         "selected": len(there),
-        "supervised": sum(one.state is State.SUPERVISED and one.name not in blind for one in there),
-        "waitingForRestart": sum(one.state is State.WAITING for one in there),
+        "supervised": sum(
+            one.state is SupervisionState.SUPERVISED and one.name not in blind for one in there
+        ),
+        "waitingForRestart": sum(one.state is SupervisionState.WAITING for one in there),
         "refused": len(refused),
     }
     if refused:
@@ -150,7 +159,7 @@ def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Objec
     An incident counts only if the policy supervises its pod. Anyone with the service account of
     such a pod may write one in the policy's name.
     """
-    supervised = {one.name for one in pods if one.state is State.SUPERVISED}
+    supervised = {one.name for one in pods if one.state is SupervisionState.SUPERVISED}
     return Counter(
         pod
         for one in incidents
@@ -164,15 +173,15 @@ def _workloads(
     pods: Sequence[SelectedPod],
     incidents: Sequence[Object],
     open_incidents: Counter[str],
-    figures: Mapping[str, Figures] | None,
+    figures: Mapping[str, SupervisorFigures] | None,
     wait_reasons: Mapping[WorkloadRef | None, str],
     blind: Mapping[str, str],
     recommend: Callable[[Workload, Object | None], Object | None],
     judge: Callable[[Workload, Sequence[Object], Object], list[Object]],
 ) -> Object:
     """Return ``workloads``; if there are too many for a status, those that matter most."""
-    there = [one for one in pods if one.state is not State.LEAVING]
-    known = workload_statuses(before)
+    there = [one for one in pods if one.state is not SupervisionState.LEAVING]
+    known = index_workload_statuses(before)
     workloads = group_pods(there)
     suspected = find_suspects(group_pods(pods), incidents, known)
     owned = incidents_of_workloads(workloads, incidents)
@@ -181,12 +190,17 @@ def _workloads(
         shown: Object = _workload_fields(one.ref) | {
             "selected": len(one.pods),
             "supervised": sum(
-                pod.state is State.SUPERVISED and pod.name not in blind for pod in one.pods
+                pod.state is SupervisionState.SUPERVISED and pod.name not in blind
+                for pod in one.pods
             ),
-            "waitingForRestart": one.count(State.WAITING),
+            "waitingForRestart": one.count(SupervisionState.WAITING),
             "openIncidents": sum(open_incidents[pod.name] for pod in one.pods),
         }
-        engines = [pod.engine for pod in one.pods if pod.state is State.SUPERVISED and pod.engine]
+        engines = [
+            pod.engine
+            for pod in one.pods
+            if pod.state is SupervisionState.SUPERVISED and pod.engine
+        ]
         shown |= {"engine": engines[-1]} if engines else {}
         roles = sorted({pod.role for pod in one.pods if pod.role is not None})
         shown |= {"roles": [role.value for role in roles]} if roles else {}
@@ -198,7 +212,7 @@ def _workloads(
         if one.ref is not None and (judged := judge(one, owned.get(one.ref, ()), earlier)):
             shown["verdicts"] = judged
         text = wait_reasons.get(one.ref, "")
-        shown |= {"message": printable_line(text, MAX_REASON)} if text else {}
+        shown |= {"message": make_printable_line(text, MAX_REASON)} if text else {}
         if one.ref in suspected:
             action = {"action": "Held"} if text == SUSPECT else {}
             shown["suspectRevision"] = suspected[one.ref] | action
@@ -220,11 +234,11 @@ def _recommendation(
     before: Object | None,
     workload: Workload,
     memory: MemoryPolicy,
-    latest: Mapping[str, Figures],
+    latest: Mapping[str, SupervisorFigures],
     now: str,
 ) -> Object | None:
     """Return the recommendation for the newest revision of ``workload``; None without one."""
-    supervised = [one for one in workload.pods if one.state is State.SUPERVISED]
+    supervised = [one for one in workload.pods if one.state is SupervisionState.SUPERVISED]
     newest = max(supervised, key=lambda one: one.created, default=None)
     if newest is None:
         return before
@@ -238,12 +252,15 @@ def _workload_fields(ref: WorkloadRef | None) -> Object:
     """Return group, kind and name. The creator of a pod may write any text there."""
     if ref is None:
         return {"kind": "Pod"}
-    group = {"apiGroup": printable_line(ref.api_group, 253)} if ref.api_group else {}
-    return group | {"kind": printable_line(ref.kind, 63), "name": printable_line(ref.name, 253)}
+    group = {"apiGroup": make_printable_line(ref.api_group, 253)} if ref.api_group else {}
+    return group | {
+        "kind": make_printable_line(ref.kind, 63),
+        "name": make_printable_line(ref.name, 253),
+    }
 
 
 def _consumed(
-    workload: Workload, figures: Mapping[str, Figures] | None, before: Object
+    workload: Workload, figures: Mapping[str, SupervisorFigures] | None, before: Object
 ) -> int | None:
     """Return the largest consumed share of a budget in the workload's pods, in percent.
 
@@ -253,7 +270,7 @@ def _consumed(
         return before.get("consumedPercent")
     found = [figures[one.name] for one in workload.pods if one.name in figures]
     known = [ratio for one in found for ratio in (one.host, one.device) if ratio is not None]
-    return percent(max(known)) if known else None
+    return to_rounded_percent(max(known)) if known else None
 
 
 def _suspicion(workloads: Sequence[Object]) -> Verdict:
@@ -349,7 +366,7 @@ def _blocked_pods(pods: Sequence[SelectedPod], events: Events, now: str) -> list
     return [
         (one.name, why)
         for one in sorted(pods, key=lambda one: one.name)
-        if one.view and (why := one.view.blocking_cause(events.get(one.name, ()), now))
+        if one.view and (why := one.view.find_blocking_cause(events.get(one.name, ()), now))
     ]
 
 
@@ -376,7 +393,7 @@ def _injection(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
 
 def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:
     kind = PolicyCondition.CONFLICTING
-    shared = [one for one in pods if one.others and one.state is not State.LEAVING]
+    shared = [one for one in pods if one.others and one.state is not SupervisionState.LEAVING]
     if not shared:
         return Verdict(kind, False, "NoConflict", "no other policy selects a pod of this policy")
     parts = []

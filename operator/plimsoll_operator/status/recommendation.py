@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from plimsoll_api.memory_contract import Contract, contract, quantity_text
 from plimsoll_api.memory_policy import MemoryPolicy
-from plimsoll_operator.fleet.figures import Figures
-from plimsoll_operator.fleet.pods import seconds_between
+from plimsoll_operator.fleet.figures import SupervisorFigures
+from plimsoll_operator.fleet.pods import subtract_times
 from plimsoll_operator.kinds import Object
 
 KEPT_S = 3600.0
@@ -17,7 +17,7 @@ KEPT_S = 3600.0
 def recommendation(
     before: Object | None,
     revision: str,
-    figures: Sequence[Figures],
+    figures: Sequence[SupervisorFigures],
     memory: MemoryPolicy,
     request: int | None,
     now: str,
@@ -28,7 +28,7 @@ def recommendation(
     memory request in bytes, and ``now`` RFC 3339.
     """
     same = before if before is not None and before.get("revision") == revision else None
-    if same is not None and seconds_between(str(same.get("time") or now), now) < KEPT_S:
+    if same is not None and subtract_times(str(same.get("time") or now), now) < KEPT_S:
         return same
     host = _contract("host", figures, memory, request)
     device = _contract("device", figures, memory, None)
@@ -46,7 +46,7 @@ def recommendation(
 
 
 def _contract(
-    kind: str, figures: Sequence[Figures], memory: MemoryPolicy, request: int | None
+    kind: str, figures: Sequence[SupervisorFigures], memory: MemoryPolicy, request: int | None
 ) -> Contract | None:
     """Return the contract for one memory; None if no replica reports its needs."""
     needs = [found for one in figures if (found := getattr(one, f"{kind}_needs")) is not None]

@@ -11,9 +11,18 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
 from plimsoll_api.units import parse_bytes
-from plimsoll_operator.fleet.figures import Figures, count_drained, drained_pods, memory_status
+from plimsoll_operator.fleet.figures import (
+    SupervisorFigures,
+    count_drained,
+    list_drained_pods,
+    make_memory_status,
+)
 from plimsoll_operator.fleet.pods import Events, PodView
-from plimsoll_operator.fleet.revisions import next_revisions, replica_pods, suspect_status
+from plimsoll_operator.fleet.revisions import (
+    make_replica_pods,
+    make_revisions_status,
+    make_suspect_status,
+)
 from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
@@ -34,13 +43,13 @@ def status(
     deployment: Object | None,
     pods: Sequence[PodView],
     incidents: list[Object],
-    figures: Mapping[str, Figures] | None,
+    figures: Mapping[str, SupervisorFigures] | None,
     failure: Failure | None,
     now: str,
     missing: Sequence[str] = (),
     plan: Plan | None = None,
     events: Events = MappingProxyType({}),
-    latest: Mapping[str, Figures] = MappingProxyType({}),
+    latest: Mapping[str, SupervisorFigures] = MappingProxyType({}),
 ) -> Object:
     """Return the status that ``item`` should have.
 
@@ -61,7 +70,7 @@ def status(
             _wanted_replicas(service, deployment),
             service.spec.supervision.max_unavailable,
             verdicts[0],
-            drained_pods(figures or {}),
+            list_drained_pods(figures or {}),
         )
         verdicts += conditions.completeness(service, missing, plan.absent if plan else ())
     if plan is not None:
@@ -76,7 +85,7 @@ def status(
         verdicts += conditions.figure_conditions(figures or {}, before, ConditionType)
     judged = before.get("verdicts") or []
     if service is not None:
-        found = [(pod.created, one) for pod, one in zip(pods, replica_pods(pods), strict=True)]
+        found = [(pod.created, one) for pod, one in zip(pods, make_replica_pods(pods), strict=True)]
         judged = revision_verdicts(found, incidents, latest, service.spec.memory, before)
     verdicts.append(
         conditions.leak_free(ConditionType.LEAK_FREE, [("", one) for one in judged[:1]])
@@ -115,11 +124,11 @@ def status(
     return after | figure_fields(before, figures) | ({"recommendation": said} if said else {})
 
 
-def figure_fields(before: Object, figures: Mapping[str, Figures] | None) -> Object:
+def figure_fields(before: Object, figures: Mapping[str, SupervisorFigures] | None) -> Object:
     """Return ``memory`` and ``drained`` from the figures; without figures, the previous values."""
     if figures is None:
         return {key: before[key] for key in ("memory", "drained") if key in before}
-    found: Object = {"memory": memory_status(figures), "drained": count_drained(figures)}
+    found: Object = {"memory": make_memory_status(figures), "drained": count_drained(figures)}
     return {key: value for key, value in found.items() if value not in (None, {})}
 
 
@@ -142,8 +151,10 @@ def _revisions(
     )
     done = str(annotations.get(POD_HASH, "")) if proven else ""
     bad = "" if plan.decision.action == "None" else update
-    found: Object = {"revisions": next_revisions(before.get("revisions") or {}, update, done, bad)}
-    suspect = suspect_status(plan.suspect, before, update, plan.decision.action, plan.changed)
+    found: Object = {
+        "revisions": make_revisions_status(before.get("revisions") or {}, update, done, bad)
+    }
+    suspect = make_suspect_status(plan.suspect, before, update, plan.decision.action, plan.changed)
     return found | ({"suspectRevision": suspect} if suspect else {})
 
 

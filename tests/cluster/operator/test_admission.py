@@ -172,7 +172,7 @@ def test_a_standby_serves_too(
     assert standby.metric("plimsoll_operator_leader") == 0
     port = int(flags[1].partition("=")[2])
     # Both have the port (SO_REUSEPORT); what answers once the leader is stopped is the other.
-    eventually(lambda: "admission is served on port" in standby.log.read_text(), 60)
+    eventually(lambda: "admission webhook listens on port" in standby.log.read_text(), 60)
     leader.kill()
     assert standby.metric("plimsoll_operator_leader") == 0
     with socket.create_connection((HOST, port), timeout=5):

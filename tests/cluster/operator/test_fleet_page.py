@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import yaml
 
-from plimsoll_operator.config import parse
+from plimsoll_operator.config import parse_config
 from tests.browser import chromium, violations
 from tests.cluster.operator.test_fleet_safety import leaking
 from tests.lab.helm import CHART
@@ -102,5 +102,5 @@ def test_the_component_of_the_plain_manifests_is_the_chart_s_flag(
     documents = list(yaml.safe_load_all(kube("kustomize", str(tmp_path / "config"))))
     (deployment,) = (one for one in documents if one["kind"] == "Deployment")
     args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert parse(args, {}).fleet_page
+    assert parse_config(args, {}).fleet_page
     assert "- --fleet-page" in (CHART / "templates" / "deployment.yaml").read_text()

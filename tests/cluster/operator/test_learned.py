@@ -14,7 +14,7 @@ from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy, budget_of
 from plimsoll_api.names import policy_object_name
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.other_pods import LearnedFile
@@ -109,7 +109,9 @@ def test_each_workload_of_a_policy_has_its_own(
         made = kubectl.get("configmap", policy_object_name("engines"))
         return made and made["data"].get(LEARNED_FILE)
 
-    (tmp_path / LEARNED_FILE).write_text(eventually(published, CLOCKS.publish + 2 * LISTED_S))
+    (tmp_path / LEARNED_FILE).write_text(
+        eventually(published, DEFAULT_INTERVALS.publish + 2 * LISTED_S)
+    )
     file = LearnedFile(tmp_path / LEARNED_FILE)
     found = file.read(WorkloadRef("Deployment", "vllm"))
     assert found is not None

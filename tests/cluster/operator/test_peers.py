@@ -16,7 +16,7 @@ from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.names import METRICS_PORT, policy_object_name
 from plimsoll_api.peers import PEERS_FILE, decode
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_sidecar.detect.fleet import weigh_peers
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.other_pods import PeersFile
@@ -126,7 +126,7 @@ def test_a_policy_compares_the_pods_of_one_workload(
 
     wanted = {(name, "Deployment/vllm") for name in pods(kubectl, "vllm")}
     # A summary that was made before the pods had an address is a minute old until the next one.
-    eventually(lambda: published() == wanted, CLOCKS.publish + 2 * LISTED_S)
+    eventually(lambda: published() == wanted, DEFAULT_INTERVALS.publish + 2 * LISTED_S)
 
 
 def pods_of(kubectl: Any) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from leaklab.series import GIB, HOUR, MIB, Series, steady
 from plimsoll_api.fleet_row import row_of
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.names import METRICS_PORT
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.record.metrics import Metrics
 from tests.cluster.operator.conftest import WAIT_S
@@ -23,7 +23,7 @@ from tests.cluster.operator.test_lifecycle import own_address
 
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, limit_bytes=6 * GIB), warmup_s=60.0)
 INTERVAL_S = 60.0
-NEXT_S = CLOCKS.publish + WAIT_S
+NEXT_S = DEFAULT_INTERVALS.publish + WAIT_S
 """The operator publishes the first figures at once, the next ones a minute later."""
 
 

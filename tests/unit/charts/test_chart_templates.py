@@ -124,21 +124,21 @@ def test_the_plain_manifests_and_the_chart_give_the_same_rights(helm: str) -> No
 
 @pytest.mark.parametrize("image", ["registry.example/probe:1", None])
 def test_an_image_of_the_probe_reaches_the_operator(helm: str, image: str | None) -> None:
-    from plimsoll_operator.config import parse
+    from plimsoll_operator.config import parse_config
 
     items = rendered(helm, values={"images": {"probe": image or ""}})
     container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    assert parse(container["args"], environ={}).images.probe == image
+    assert parse_config(container["args"], environ={}).images.probe == image
 
 
 def test_what_supervisors_get_by_default_reaches_the_operator(helm: str) -> None:
-    from plimsoll_operator.config import parse
+    from plimsoll_operator.config import parse_config
 
     amounts = {"limits": {"cpu": "1", "memory": "512Mi"}, "requests": {"cpu": "100m"}}
     supervisor = {"imagePullSecrets": [{"name": "hub"}, {"name": "own"}], "resources": amounts}
     items = rendered(helm, values={"supervisor": supervisor})
     container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    images = parse(container["args"], environ={}).images
+    images = parse_config(container["args"], environ={}).images
     assert images.pull_secrets == ("hub", "own")
     assert images.resources.model_dump() == amounts
     plain = of(rendered(helm), "Deployment")["spec"]["template"]["spec"]["containers"][0]
@@ -155,18 +155,18 @@ def test_named_namespaces_get_roles_and_nothing_wider(helm: str) -> None:
 
 
 def test_the_command_line_is_one_that_the_operator_takes(helm: str) -> None:
-    from plimsoll_operator.config import parse
+    from plimsoll_operator.config import parse_config
 
     items = rendered(helm, values={"namespaces": ["a"], "extraArgs": ["--workers=3"]})
     container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    config = parse(container["args"], environ={})
+    config = parse_config(container["args"], environ={})
     assert config.lease == ("sys", "plimsoll")
     assert config.workers == 3
     assert config.http_port == container["ports"][0]["containerPort"]
 
 
 def test_an_opened_namespace_is_open_for_policy_and_operator(helm: str) -> None:
-    from plimsoll_operator.config import parse
+    from plimsoll_operator.config import parse_config
 
     items = rendered(helm, values={"podTemplate": {"unrestrictedNamespaces": ["lab"]}})
     kind, name = "ValidatingAdmissionPolicyBinding", "restricted-pod-templates.plimsoll.dev"
@@ -175,7 +175,7 @@ def test_an_opened_namespace_is_open_for_policy_and_operator(helm: str) -> None:
     assert bound["matchResources"] == {"namespaceSelector": {"matchExpressions": [apart]}}
     assert bound["validationActions"] == ["Deny"]
     container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    config = parse(container["args"], environ={})
+    config = parse_config(container["args"], environ={})
     assert config.unrestricted_namespaces == frozenset({"lab"})
     assert "matchResources" not in of(rendered(helm), kind, name)["spec"]
 
@@ -251,7 +251,7 @@ def test_a_digest_wins_over_a_tag(helm: str) -> None:
 def test_chart_dockerfile_manifests_and_operator_name_the_same_images(helm: str) -> None:
     """The chart once pulled an image by a name that nothing built."""
     container = of(rendered(helm), "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    images = config.parse(container["args"], environ={}).images
+    images = config.parse_config(container["args"], environ={}).images
     assert (images.engine, images.supervisor) == (
         config.DEFAULT_IMAGES.engine,
         config.DEFAULT_IMAGES.supervisor,
@@ -366,7 +366,7 @@ NO_VALUE = {"--help", "--kubeconfig", "--all-namespaces"}
 def test_each_flag_of_the_operator_has_a_value(helm: str) -> None:
     deployment = of(rendered(helm, values=EVERY_FLAG), "Deployment")
     arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    (commands,) = [one for one in config._parser({})._actions if one.choices]
+    (commands,) = [one for one in config._create_parser({})._actions if one.choices]
     assert commands.choices is not None
     flags = {
         flag
@@ -375,13 +375,13 @@ def test_each_flag_of_the_operator_has_a_value(helm: str) -> None:
         if flag.startswith("--")
     }
     assert {one.partition("=")[0] for one in arguments[1:]} == flags - NO_VALUE
-    assert config.parse(arguments, {}).clocks.canary == 1.5
+    assert config.parse_config(arguments, {}).clocks.canary == 1.5
 
 
 def test_the_chart_has_the_defaults_of_the_operator(helm: str) -> None:
     deployment = of(rendered(helm), "Deployment")
     arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    found, wanted = config.parse(arguments, {}), config.parse(["run"], {})
+    found, wanted = config.parse_config(arguments, {}), config.parse_config(["run"], {})
     differs = {
         one.name for one in fields(found) if getattr(found, one.name) != getattr(wanted, one.name)
     }

@@ -22,18 +22,18 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.command import Selection, parse_selector
 from plimsoll_operator.injection import engine
-from plimsoll_operator.injection.configuration import Injected
+from plimsoll_operator.injection.configuration import InjectedDocument
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "inject"
-OPTIONS = Options(image="registry.example/supervisor:1")
+OPTIONS = InjectionOptions(image="registry.example/supervisor:1")
 EVERYTHING = Selection()
 Object = dict[str, Any]
 
 
-def named(container: str, port: int | None = None) -> Options:
+def named(container: str, port: int | None = None) -> InjectionOptions:
     return replace(OPTIONS, engine=SelectedEngine(container=container, port=port))
 
 
@@ -41,18 +41,18 @@ def documents(name: str) -> list[Object]:
     return list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
 
 
-def done(document: Object, options: Options = OPTIONS) -> Injected:
+def done(document: Object, options: InjectionOptions = OPTIONS) -> InjectedDocument:
     made = inject_document(document, options)
     assert made.config_map is not None, made.notes
     return made
 
 
-def config_map_of(made: Injected) -> Object:
+def config_map_of(made: InjectedDocument) -> Object:
     assert made.config_map is not None, made.notes
     return made.config_map
 
 
-def config_of(made: Injected) -> SupervisorConfig:
+def config_of(made: InjectedDocument) -> SupervisorConfig:
     return supervisor_config.decode(config_map_of(made)["data"]["supervisor.json"].encode())
 
 
@@ -138,7 +138,8 @@ def test_a_slice_of_a_device_is_shared_and_the_nodes_exporter_is_asked() -> None
     limits = pod_of(document)["containers"][0]["resources"]["limits"]
     limits["nvidia.com/gpu.shared"] = limits.pop("nvidia.com/gpu", "1")
     made = done(
-        document, Options(OPTIONS.image, supervisor=SupervisorSettings(dcgm_exporter_port=9400))
+        document,
+        InjectionOptions(OPTIONS.image, supervisor=SupervisorSettings(dcgm_exporter_port=9400)),
     )
     assert config_of(made).memory.shared_device
     claimed = documents("vllm-deployment")[1]
@@ -180,7 +181,7 @@ def test_what_was_there_stays(name: str) -> None:
 def test_injecting_twice_is_injecting_once() -> None:
     once = done(documents("vllm-deployment")[1])
     assert done(once.document) == once
-    other = done(once.document, Options(image="registry.example/supervisor:2"))
+    other = done(once.document, InjectionOptions(image="registry.example/supervisor:2"))
     (sidecar,) = pod_of(other.document)["initContainers"]
     assert sidecar["image"] == "registry.example/supervisor:2"
 
@@ -295,7 +296,7 @@ def test_the_supervisor_sees_the_engines_shared_memory_where_the_pod_brings_a_vo
     assert all(one["mountPath"] != "/dev/shm" for one in sidecar["volumeMounts"])
 
 
-PROBED = Options(image=OPTIONS.image, probe=True)
+PROBED = InjectionOptions(image=OPTIONS.image, probe=True)
 
 
 def environment(document: Object) -> dict[str, Any]:
@@ -421,8 +422,8 @@ def test_what_runs_neither_vllm_nor_sglang_is_left_alone() -> None:
     )
     assert "(containers: web); use --container NAME or --all" in note
     for options in (
-        Options(OPTIONS.image, unrecognized=True),
-        Options(OPTIONS.image, SelectedEngine(container="web")),
+        InjectionOptions(OPTIONS.image, unrecognized=True),
+        InjectionOptions(OPTIONS.image, SelectedEngine(container="web")),
     ):
         assert config_of(done(web, options)).engine.type is EngineType.CUSTOM
 
@@ -497,7 +498,11 @@ def test_external_engines_may_serve_where_ours_may_not(port: int) -> None:
         ),
         (vllm(ports=[{"containerPort": "http"}]), {}, r"ports\[0\].containerPort: 'http' is not"),
         (vllm(resources={"limits": {"memory": "much"}}), {}, r"limits.memory: 'much' is not a q"),
-        (vllm(), {"securityContext": {"runAsUser": "me"}}, "runAsUser: 'me' is not a user ID"),
+        (
+            vllm(),
+            {"securityContext": {"runAsUser": "me"}},
+            "runAsUser: 'me' is not a valid user ID",
+        ),
     ],
 )
 def test_a_pod_that_cannot_be_supervised_is_an_error_that_names_the_field(
@@ -529,7 +534,7 @@ def test_an_unknown_engine_that_the_supervisor_cannot_see_is_announced(
     context: Object, hidden: bool
 ) -> None:
     document = deployment({"name": "e", "image": "mine", "securityContext": context})
-    custom = Options(OPTIONS.image, unrecognized=True, engine=SelectedEngine(port=8000))
+    custom = InjectionOptions(OPTIONS.image, unrecognized=True, engine=SelectedEngine(port=8000))
     notes = done(document, custom).notes
     assert any("will not find it" in note for note in notes) is hidden
     known = done(deployment(vllm(securityContext=context))).notes
@@ -538,8 +543,8 @@ def test_an_unknown_engine_that_the_supervisor_cannot_see_is_announced(
 
 def test_another_user_for_the_supervisor_is_announced() -> None:
     document = deployment(vllm(securityContext={"runAsUser": 1000}))
-    notes = done(document, Options(OPTIONS.image, run_as_user=2000)).notes
-    assert any("runs as user 1000 and the supervisor as 2000" in note for note in notes)
+    notes = done(document, InjectionOptions(OPTIONS.image, run_as_user=2000)).notes
+    assert any("runs as user 1000 but the supervisor as 2000" in note for note in notes)
 
 
 def test_no_port_name_stands_twice_in_a_pod() -> None:
@@ -557,7 +562,7 @@ def test_an_engine_that_serves_tls_is_asked_by_https() -> None:
     assert config_of(made).engine.serving_url == "https://127.0.0.1:8000"
     probe = {"httpGet": {"path": "/health", "port": 8443, "scheme": "HTTPS"}}
     custom = {"name": "e", "image": "mine", "readinessProbe": probe}
-    made = done(deployment(custom), Options(OPTIONS.image, unrecognized=True))
+    made = done(deployment(custom), InjectionOptions(OPTIONS.image, unrecognized=True))
     assert config_of(made).engine.serving_url == "https://127.0.0.1:8443"
 
 
@@ -571,7 +576,7 @@ def test_a_group_that_restarts_with_any_container_needs_consent(policy: str | No
     )
     with pytest.raises(InjectionError, match="use --allow-group-restarts"):
         inject_document(document, OPTIONS)
-    made = done(document, Options(OPTIONS.image, group_restarts=True))
+    made = done(document, InjectionOptions(OPTIONS.image, group_restarts=True))
     templates = made.document["spec"]["leaderWorkerTemplate"]
     assert "initContainers" in templates["leaderTemplate"]["spec"]
     assert templates["workerTemplate"] == group["workerTemplate"], "it serves no port"
@@ -592,7 +597,9 @@ def test_the_workers_of_a_multi_node_predictor_are_left_alone_and_named() -> Non
 def test_a_router_is_supervised_as_a_custom_engine_once_it_is_named() -> None:
     document = documents("production-stack")[1]
     assert inject_document(document, OPTIONS).config_map is None
-    made = done(document, Options(OPTIONS.image, SelectedEngine(container="router-container")))
+    made = done(
+        document, InjectionOptions(OPTIONS.image, SelectedEngine(container="router-container"))
+    )
     config = config_of(made)
     assert config.engine.type is EngineType.CUSTOM
     assert config.engine.serving_url == "http://127.0.0.1:8000"
@@ -637,23 +644,23 @@ def test_knative_is_refused_with_the_reason(version: str, kind: str, mode: str) 
 def test_an_engine_that_does_not_start_again_is_only_observed(policy: str) -> None:
     document = deployment(vllm(), restartPolicy=policy)
     assert done(document).config_map is not None
-    acting = Options(OPTIONS.image, supervision=Supervision(mode=Mode.RECOVER))
+    acting = InjectionOptions(OPTIONS.image, supervision=Supervision(mode=Mode.RECOVER))
     with pytest.raises(InjectionError, match=f"restartPolicy: {policy}: .* use --mode Observe"):
         inject_document(document, acting)
 
 
 def test_a_platform_that_assigns_users_is_left_to_it() -> None:
-    made = done(deployment(vllm()), Options(OPTIONS.image, assigned_user=True))
+    made = done(deployment(vllm()), InjectionOptions(OPTIONS.image, assigned_user=True))
     context = pod_of(made.document)["initContainers"][0]["securityContext"]
     assert "runAsUser" not in context
     assert "runAsNonRoot" not in context
-    assert any("left to the platform" in note for note in made.notes)
+    assert any("the platform" in note for note in made.notes)
 
 
 def test_a_patch_for_kustomize_is_named() -> None:
     made = inject_document(deployment({"name": "engine", "args": ["--model", "m"]}), OPTIONS)
     assert made.config_map is None
-    assert "inject what kustomize build renders" in made.notes[0]
+    assert "inject the output of kustomize build" in made.notes[0]
 
 
 @pytest.mark.parametrize(

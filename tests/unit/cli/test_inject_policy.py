@@ -24,7 +24,7 @@ from plimsoll_cli.inject.command import Selection
 from plimsoll_cli.main import app
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images
 from tests.pod_specs import policy as read_policy
@@ -124,12 +124,12 @@ def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
         "requests": {"cpu": "20m", "memory": "64Mi"},
     }
     assert pod["imagePullSecrets"] == [{"name": "hub"}, {"name": "team"}]
-    assert "no longer of the QoS class Guaranteed" in done.stderr
+    assert "loses the QoS class Guaranteed" in done.stderr
     assert "service account" not in done.stderr
     bare = plimsoll(
         "-f", "-", *FLAG, "--image-pull-secret=team", stdin=yaml.safe_dump(deployment())
     )
-    assert "adds those of the service account only to a pod with none" in bare.stderr
+    assert "adds those of the service account only to a pod without any" in bare.stderr
     settings = {"imagePullSecrets": [{"name": "policy"}], "dcgmExporterPort": 9400}
     file = write(tmp_path / "policy.yaml", policy(supervisor=settings))
     pod = pod_of(plimsoll("-f", "-", "--policy", file, *FLAG, stdin=text))
@@ -148,7 +148,7 @@ def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
 def test_the_webhook_adds_the_same_supervisor() -> None:
     """But for what differs by purpose: the token, the configuration and the pod's own engine."""
     document = deployment(securityContext={"runAsUser": 1000})
-    made = inject_document(document, Options(IMAGE)).document["spec"]["template"]["spec"]
+    made = inject_document(document, InjectionOptions(IMAGE)).document["spec"]["template"]["spec"]
     pod = {
         "metadata": {"labels": {"app": "vllm"}},
         "spec": document["spec"]["template"]["spec"],
@@ -180,7 +180,7 @@ def test_a_policy_leaves_what_it_does_not_select(tmp_path: Path) -> None:
     done = plimsoll(
         "-f", write(tmp_path / "two.yaml", deployment(), there), "--policy", file, *FLAG
     )
-    assert "Deployment there: left unchanged: it is in namespace prod" in done.stderr
+    assert "Deployment there: left unchanged: the document is in namespace prod" in done.stderr
 
 
 def test_a_policy_and_its_flags_exclude_each_other(tmp_path: Path) -> None:
@@ -237,14 +237,14 @@ def test_a_file_that_was_injected_before_gets_no_second_configuration(tmp_path: 
     [
         (
             {"initContainers": [{"name": "supervisor", "image": "supervisord:4"}]},
-            r"spec.template.spec.initContainers\[supervisor\]: a container of this name is there",
+            r"spec.template.spec.initContainers\[supervisor\]: the pod already has a container of this name",
         ),
         (
             {"volumes": [{"name": "plimsoll-state", "emptyDir": {}}]},
-            r"spec.template.spec.volumes\[plimsoll-state\]: the supervisor's volume has this name",
+            r"spec.template.spec.volumes\[plimsoll-state\]: a volume of the supervisor has this name",
         ),
         ({"os": {"name": "windows"}}, "spec.template.spec.os.name: windows"),
-        ({"resources": {"limits": {"memory": "1Gi"}}}, "spec.template.spec.resources bounds all"),
+        ({"resources": {"limits": {"memory": "1Gi"}}}, "spec.template.spec.resources limits all"),
         (
             {"securityContext": {"runAsNonRoot": True}},
             r"containers\[engine\].securityContext: runAsNonRoot is true and runAsUser is not set.*"
@@ -254,20 +254,22 @@ def test_a_file_that_was_injected_before_gets_no_second_configuration(tmp_path: 
 )
 def test_what_is_not_ours_is_never_replaced(pod: Object, message: str) -> None:
     with pytest.raises(InjectionError, match=message):
-        inject_document(deployment(**pod), Options(IMAGE))
+        inject_document(deployment(**pod), InjectionOptions(IMAGE))
 
 
 def test_a_foreign_supervisor_among_the_containers_is_refused() -> None:
     document = deployment()
     containers = document["spec"]["template"]["spec"]["containers"]
     containers.append({"name": "supervisor", "image": "x"})
-    with pytest.raises(InjectionError, match=r"containers\[supervisor\].*Plimsoll did not add it"):
-        inject_document(document, Options(IMAGE))
+    with pytest.raises(
+        InjectionError, match=r"containers\[supervisor\].*which Plimsoll did not add"
+    ):
+        inject_document(document, InjectionOptions(IMAGE))
 
 
 def test_the_router_of_the_production_stack_changes_only_if_it_is_named() -> None:
     file = EXAMPLES / "production-stack.yaml"
-    _, notes = command.run(file, Options(IMAGE), Selection())
+    _, notes = command.run(file, InjectionOptions(IMAGE), Selection())
     router = next(
         one for one in notes if one.startswith("apps/v1 Deployment vllm-deployment-router")
     )
@@ -302,9 +304,9 @@ def test_the_endpoint_picker_is_watched_on_its_http_port() -> None:
 
 def test_the_frontend_of_dynamo_is_no_engine_of_its_image() -> None:
     (document,) = yaml.safe_load_all((EXAMPLES / "dynamo-frontend.yaml").read_text())
-    assert inject_document(document, Options(IMAGE)).config_map is None
+    assert inject_document(document, InjectionOptions(IMAGE)).config_map is None
     wanted = SelectedEngine(type=SelectedType.CUSTOM)
-    made = inject_document(document, Options(IMAGE, engine=wanted)).config_map
+    made = inject_document(document, InjectionOptions(IMAGE, engine=wanted)).config_map
     assert made is not None
     assert config_of(made).engine.serving_url == "http://127.0.0.1:8000"
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.admission.certificate import (
-    AUTHORITY_VALID,
-    LEAF_VALID,
+    AUTHORITY_LIFETIME,
+    LEAF_LIFETIME,
     Certificate,
     create_authority,
     create_leaf,
@@ -27,11 +27,11 @@ from plimsoll_operator.admission.certificate import (
 )
 from plimsoll_operator.admission.configuration import (
     MAX_WEBHOOKS,
-    Address,
+    WebhookAddress,
     build_configuration,
-    equal_webhooks,
+    has_equal_webhooks,
 )
-from plimsoll_operator.admission.review import Policies, Reviewer, json_patch
+from plimsoll_operator.admission.review import PolicyCache, Reviewer, make_json_patch
 from plimsoll_operator.render.containers import Images
 from tests.pod_specs import SELECTED
 from tests.pod_specs import policy as parsed
@@ -40,7 +40,7 @@ Object = dict[str, Any]
 IMAGES = Images("e", "s")
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 SECOND = datetime.timedelta(seconds=1)
-ADDRESS = Address("sys", "plimsoll-webhook")
+ADDRESS = WebhookAddress("sys", "plimsoll-webhook")
 
 
 def policy(name: str = "p", namespace: str = "ns", **meta: Any) -> Object:
@@ -59,8 +59,8 @@ def policy(name: str = "p", namespace: str = "ns", **meta: Any) -> Object:
     }
 
 
-def known(*items: Object) -> Policies:
-    made = Policies()
+def known(*items: Object) -> PolicyCache:
+    made = PolicyCache()
     for item in items:
         made.update(item, gone=False)
     return made
@@ -85,7 +85,7 @@ def review(item: Any, namespace: str = "ns", operation: str = "CREATE") -> Objec
 
 
 def answered(
-    asked: Any, policies: Policies | None = None, images: Any = IMAGES
+    asked: Any, policies: PolicyCache | None = None, images: Any = IMAGES
 ) -> tuple[Object, Counter[str]]:
     results: Counter[str] = Counter()
     reviewer = Reviewer(policies or known(policy()), images, lambda one: results.update([one]))
@@ -121,7 +121,9 @@ def test_a_refused_pod_gets_an_annotation_and_its_creator_a_warning() -> None:
     (operation,) = operations(response)
     assert operation["path"] == "/metadata/annotations"
     (warning,) = response["warnings"]
-    assert warning.startswith("SupervisionPolicy p: not supervised: no container runs vLLM")
+    assert warning.startswith(
+        "SupervisionPolicy p: the pod gets no supervisor: no container runs vLLM"
+    )
     assert results == {"refused": 1}
 
 
@@ -194,7 +196,7 @@ def test_of_two_policies_the_older_one_has_the_pod() -> None:
 
 def test_fields_that_are_gone_are_removed_by_the_patch() -> None:
     before: Object = {"metadata": {"annotations": {}, "labels": {}}, "spec": {}}
-    assert json_patch(before, {"metadata": {"labels": {}}, "spec": {}}) == [
+    assert make_json_patch(before, {"metadata": {"labels": {}}, "spec": {}}) == [
         {"op": "remove", "path": "/metadata/annotations"}
     ]
 
@@ -210,9 +212,9 @@ def test_each_policy_has_a_webhook_that_asks_about_its_pods_alone() -> None:
     assert within["values"] == ["default"]
     assert first["clientConfig"]["service"]["name"] == "plimsoll-webhook"
     assert base64.b64decode(first["clientConfig"]["caBundle"]) == b"CA"
-    assert equal_webhooks(made, {"webhooks": [second, first]})
-    assert not equal_webhooks(made, {"webhooks": [first]})
-    assert not equal_webhooks(made, {"webhooks": [first, second | {"timeoutSeconds": 30}]})
+    assert has_equal_webhooks(made, {"webhooks": [second, first]})
+    assert not has_equal_webhooks(made, {"webhooks": [first]})
+    assert not has_equal_webhooks(made, {"webhooks": [first, second | {"timeoutSeconds": 30}]})
 
 
 def test_the_number_of_webhooks_is_bounded() -> None:
@@ -245,7 +247,7 @@ def test_no_namespace_takes_the_webhooks_of_the_others() -> None:
     ],
 )
 def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path: Path) -> None:
-    address = Address("sys", "plimsoll-webhook", url)
+    address = WebhookAddress("sys", "plimsoll-webhook", url)
     assert address.host == host
     made = create_leaf(host, create_authority(NOW), NOW)
     assert made.is_valid_for(host)
@@ -258,14 +260,14 @@ def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path
 
 def test_a_certificate_is_replaced_when_a_third_of_it_is_left() -> None:
     first = create_authority(NOW)
-    left = AUTHORITY_VALID / 3
-    assert not needs_renewal(first, NOW + AUTHORITY_VALID - left - SECOND, AUTHORITY_VALID)
-    assert needs_renewal(first, NOW + AUTHORITY_VALID - left, AUTHORITY_VALID)
-    assert needs_renewal(None, NOW, LEAF_VALID)
-    assert needs_renewal(Certificate(b"?", b"?", b"?"), NOW, LEAF_VALID)
-    late = NOW + AUTHORITY_VALID - SECOND
+    left = AUTHORITY_LIFETIME / 3
+    assert not needs_renewal(first, NOW + AUTHORITY_LIFETIME - left - SECOND, AUTHORITY_LIFETIME)
+    assert needs_renewal(first, NOW + AUTHORITY_LIFETIME - left, AUTHORITY_LIFETIME)
+    assert needs_renewal(None, NOW, LEAF_LIFETIME)
+    assert needs_renewal(Certificate(b"?", b"?", b"?"), NOW, LEAF_LIFETIME)
+    late = NOW + AUTHORITY_LIFETIME - SECOND
     assert create_leaf("h", first, late).expires == first.expires, "a leaf ends with its authority"
-    assert create_leaf("h", first, NOW).expires == NOW + LEAF_VALID
+    assert create_leaf("h", first, NOW).expires == NOW + LEAF_LIFETIME
 
 
 def test_only_an_authority_with_its_own_key_signs() -> None:
@@ -281,6 +283,6 @@ def test_the_largest_selectors_do_not_make_the_configuration_too_large() -> None
     term = {"operator": "NotIn", "values": [f"{'v' * 60}{n:03}" for n in range(32)]}
     large = {"matchExpressions": [term | {"key": f"a.b/{'k' * 60}{n}"} for n in range(16)]}
     many = [parsed(name=f"p-{n}", selector=large) for n in range(MAX_WEBHOOKS)]
-    made = build_configuration("w", many, Address("ns", "w"), b"ca")
+    made = build_configuration("w", many, WebhookAddress("ns", "w"), b"ca")
     assert len(json.dumps(made)) < 1 << 20
     assert made["webhooks"][-1]["name"].startswith("shared-")

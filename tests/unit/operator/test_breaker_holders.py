@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
-from plimsoll_operator.fleet.slots import HOLDER, holder
+from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, holder
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict
@@ -69,7 +69,7 @@ class Server:
         return {
             name.removesuffix("-restart-0")
             for name, lease in self.leases.items()
-            if holder(lease) == HOLDER
+            if holder(lease) == OPERATOR_HOLDER
         }
 
     async def replace(self, kind: Kind, lease: Object) -> Object:
@@ -113,7 +113,7 @@ def test_a_holder_that_does_not_renew_expires_by_the_observers_clock(
     server.turn(breaker)
     assert breaker.last.held == 1
     assert server.shut() == {"waits"}
-    server.turn(breaker, CLOCKS.slot_expiry - 1)
+    server.turn(breaker, DEFAULT_INTERVALS.slot_expiry - 1)
     assert server.shut() == {"waits"}
     server.turn(breaker, 1)
     assert breaker.last.held == 0
@@ -125,7 +125,7 @@ def test_a_holder_that_renews_lives_until_it_held_on_for_too_long(server: Server
     server.service("waits")
     breaker = server.breaker(1)
     server.turn(breaker)
-    for minute in range(int(CLOCKS.slot_hold / 60) - 1):
+    for minute in range(int(DEFAULT_INTERVALS.slot_hold / 60) - 1):
         server.write(server.lease("busy"), renewTime=f"at minute {minute}")
         server.turn(breaker, 60)
         assert server.shut() == {"waits"}
@@ -144,7 +144,7 @@ def test_a_turn_that_nobody_uses_passes_to_the_next(server: Server) -> None:
     for _ in names:
         server.turn(breaker)
         had |= names - server.shut()
-        server.turn(breaker, CLOCKS.slot_turn)
+        server.turn(breaker, DEFAULT_INTERVALS.slot_turn)
     assert had == names
 
 
@@ -155,7 +155,7 @@ def test_idle_incidents_cost_no_writes_while_nobody_asks(server: Server) -> None
     server.turn(breaker)
     shut = server.shut()
     for _ in range(10):
-        server.turn(breaker, CLOCKS.slot_turn)
+        server.turn(breaker, DEFAULT_INTERVALS.slot_turn)
     assert server.shut() == shut
 
 
@@ -175,7 +175,7 @@ def test_a_lease_that_is_written_all_the_time_keeps_no_other_one_shut(server: Se
     server.before = interfere
     server.write(server.lease("busy"), holderIdentity="")
     server.turn(breaker)
-    server.turn(breaker, CLOCKS.slot_turn)
+    server.turn(breaker, DEFAULT_INTERVALS.slot_turn)
     server.turn(breaker)
     assert "waits" not in server.shut()
 
@@ -194,7 +194,7 @@ def test_a_lease_that_the_api_server_refuses_keeps_no_other_one_shut(server: Ser
     assert server.shut() == {"waits"}
     server.write(server.lease("busy"), holderIdentity="")
     for _ in range(3):
-        server.turn(breaker, CLOCKS.slot_turn)
+        server.turn(breaker, DEFAULT_INTERVALS.slot_turn)
         if "waits" not in server.shut():
             return
     raise AssertionError("the other service never had its turn")

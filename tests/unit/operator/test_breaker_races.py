@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
-from plimsoll_operator.fleet.slots import HOLDER, holder
+from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, holder
 from plimsoll_operator.kinds import Key, Kind, Object, Ref
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, Conflict
@@ -45,7 +45,7 @@ class Server:
         self.version += 1
         meta = lease["metadata"] | {"resourceVersion": str(self.version)}
         self.leases[name] = copy.deepcopy(lease | {"metadata": meta})
-        held = sum(holder(one) not in ("", HOLDER) for one in self.leases.values())
+        held = sum(holder(one) not in ("", OPERATOR_HOLDER) for one in self.leases.values())
         self.most = max(self.most, held)
         self._events.put_nowait(copy.deepcopy(self.leases[name]))
         return copy.deepcopy(self.leases[name])

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.inferenceservice_status import ConditionType
-from plimsoll_operator.controllers.pods import pod_events
+from plimsoll_operator.controllers.pods import read_pod_events
 from plimsoll_operator.fleet.pods import (
     BACKOFF_RESET_S,
-    MAX_CAUSE,
-    SETTLE_S,
+    MAX_CAUSE_CHARS,
+    MIN_SETTLE_S,
     PodView,
-    last_lines,
-    next_change_s,
-    printable_line,
+    compute_next_change_s,
+    join_last_lines,
+    make_printable_line,
 )
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.status import conditions
@@ -147,7 +147,10 @@ def test_the_cause_stands_in_the_condition(found: Any, reason: str, said: str) -
 def test_a_container_that_only_starts_blocks_nothing() -> None:
     running = pod(container(state={"running": {"startedAt": at(0)}}))
     verdict = conditions.container_conditions([PodView.parse(running)], {}, at(9))[0]
-    assert (verdict.reason, verdict.message) == ("ContainersNotReady", "qwen-1: running, not ready")
+    assert (verdict.reason, verdict.message) == (
+        "ContainersNotReady",
+        "qwen-1: the container is running but not ready",
+    )
 
 
 def test_what_blocks_comes_before_what_only_starts() -> None:
@@ -171,7 +174,10 @@ IMAGE = conditions.Verdict(
     ConditionType.ENGINE_READY, False, "ImagePullBackOff", "qwen-1: ImagePullBackOff (not found)"
 )
 STARTS = conditions.Verdict(
-    ConditionType.ENGINE_READY, False, conditions.NOT_READY, "qwen-1: running, not ready"
+    ConditionType.ENGINE_READY,
+    False,
+    conditions.NOT_READY,
+    "qwen-1: the container is running but not ready",
 )
 
 
@@ -212,8 +218,8 @@ TIMED_OUT = "Unable to attach or mount volumes: unmounted volumes=[keys]: timed 
 
 def test_a_volume_that_cannot_be_mounted_shows_in_its_events() -> None:
     stuck = PodView.parse(pod(container(state=CREATING), container("supervisor", state=CREATING)))
-    assert next_change_s([stuck], at(4)) == 6.0, "the kubelet gets some seconds first"
-    assert next_change_s([stuck], at(40)) is None
+    assert compute_next_change_s([stuck], at(4)) == 6.0, "the kubelet gets some seconds first"
+    assert compute_next_change_s([stuck], at(40)) is None
     old = event("FailedMount", "AAA was solved long ago", last=-1000)
     said = [event("FailedMount", TIMED_OUT), event("FailedMount", MOUNT, 90), old]
     found = stuck.cause("engine", said)
@@ -257,12 +263,12 @@ def test_a_container_that_outlives_its_last_run_has_recovered() -> None:
         lastState=ended(0, 2),
         restartCount=5,
     )
-    assert any_looping(pod(back), at(100 + SETTLE_S - 1))
-    assert next_change_s([PodView.parse(pod(back))], at(100 + SETTLE_S - 7)) == 7.0, (
+    assert any_looping(pod(back), at(100 + MIN_SETTLE_S - 1))
+    assert compute_next_change_s([PodView.parse(pod(back))], at(100 + MIN_SETTLE_S - 7)) == 7.0, (
         "somebody looks then"
     )
-    assert not any_looping(pod(back), at(100 + SETTLE_S))
-    assert next_change_s([PodView.parse(pod(back))], at(100 + SETTLE_S)) is None
+    assert not any_looping(pod(back), at(100 + MIN_SETTLE_S))
+    assert compute_next_change_s([PodView.parse(pod(back))], at(100 + MIN_SETTLE_S)) is None
 
 
 def test_an_end_after_a_long_run_stands_for_itself() -> None:
@@ -286,21 +292,21 @@ def test_an_engine_that_ends_after_a_long_start_loops_all_the_same() -> None:
     assert any_looping(looping, at(5001))
 
 
-@given(st.text(max_size=5000), st.sampled_from([printable_line, last_lines]))
+@given(st.text(max_size=5000), st.sampled_from([make_printable_line, join_last_lines]))
 def test_what_a_pod_says_is_one_bounded_printable_line(
     text: str, cleaned: Callable[[str], str]
 ) -> None:
     found = cleaned(text)
-    assert len(found) <= MAX_CAUSE
+    assert len(found) <= MAX_CAUSE_CHARS
     assert found.isprintable()
     assert found == found.strip()
 
 
 def test_of_a_log_the_end_is_kept_and_of_a_sentence_the_beginning() -> None:
-    assert last_lines("a\nb\nc\n\nd\n") == "b | c | d"
-    assert last_lines("x" * 999 + "end").endswith("xend")
-    assert printable_line("spec.x: " + "y" * 999).startswith("spec.x: y")
-    assert printable_line("\x1b[31mred\x1b[0m \u202eevil\x00") == "red evil"
+    assert join_last_lines("a\nb\nc\n\nd\n") == "b | c | d"
+    assert join_last_lines("x" * 999 + "end").endswith("xend")
+    assert make_printable_line("spec.x: " + "y" * 999).startswith("spec.x: y")
+    assert make_printable_line("\x1b[31mred\x1b[0m \u202eevil\x00") == "red evil"
 
 
 @pytest.mark.parametrize(("status", "lasting"), [(500, False), (429, False), (403, True)])
@@ -312,7 +318,7 @@ def test_events_that_cannot_be_read_are_not_taken_for_none(status: int, lasting:
             raise ApiError(status, "Refused", "events is refused")
 
     stuck = PodView.parse(pod(container(state=CREATING), container("supervisor", state=CREATING)))
-    reading = pod_events(cast("Api", Refusing()), "ns", [stuck], at(60))
+    reading = read_pod_events(cast("Api", Refusing()), "ns", [stuck], at(60))
     if lasting:
         assert asyncio.run(reading)[0] == {"qwen-1": []}
     else:

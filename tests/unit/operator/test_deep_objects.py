@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.admission.review import Policies, Reviewer
+from plimsoll_operator.admission.review import PolicyCache, Reviewer
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.kinds import InvalidSpec
 from plimsoll_operator.plans.service import parse
@@ -60,4 +60,4 @@ def test_the_service_is_invalid_by_name(depth: int, fits: bool) -> None:
 
 def test_a_review_is_refused_before_a_thread_recurses() -> None:
     with pytest.raises(ValueError, match="nested more than 64 levels deep"):
-        Reviewer(Policies(), DEFAULT_IMAGES).answer_bytes(b"[" * 500 + b"]" * 500)
+        Reviewer(PolicyCache(), DEFAULT_IMAGES).answer_bytes(b"[" * 500 + b"]" * 500)

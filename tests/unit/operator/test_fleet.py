@@ -15,8 +15,8 @@ from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.incidents import IncidentChanges
 from plimsoll_operator.fleet.incidents import plan_incidents as found_in
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.revisions import diff_templates, find_suspect, replica_pods
-from plimsoll_operator.fleet.slots import HOLDER, allocate
+from plimsoll_operator.fleet.revisions import diff_templates, find_suspect, make_replica_pods
+from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, allocate_slots
 from plimsoll_operator.kinds import ref
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
@@ -77,13 +77,13 @@ def at(minute: int) -> str:
 
 def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
     leaks = [incident(f"qwen-aaa-{n}", at(n)) for n in range(4)]
-    assert find_suspect("new", replica_pods(VIEWS), leaks[:2]) is None, "half is not most"
-    found = find_suspect("new", replica_pods(VIEWS), leaks[:3])
+    assert find_suspect("new", make_replica_pods(VIEWS), leaks[:2]) is None, "half is not most"
+    found = find_suspect("new", make_replica_pods(VIEWS), leaks[:3])
     assert found is not None
     assert (found.leaking, found.replicas, found.since) == (3, 4, at(2))
     assert found.leak == "HostGrowth in python_objects"
-    assert find_suspect("old", replica_pods(VIEWS), leaks) is None
-    assert find_suspect("new", replica_pods(VIEWS[:1]), leaks[:1]) is None, (
+    assert find_suspect("old", make_replica_pods(VIEWS), leaks) is None
+    assert find_suspect("new", make_replica_pods(VIEWS[:1]), leaks[:1]) is None, (
         "one replica's leak is an incident"
     )
 
@@ -95,14 +95,16 @@ def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
 def test_what_is_not_the_same_confirmed_leak_does_not_count(change: dict[str, Any]) -> None:
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     leaks[1]["status"] |= change
-    assert find_suspect("new", replica_pods(VIEWS), leaks) is None
+    assert find_suspect("new", make_replica_pods(VIEWS), leaks) is None
 
 
 def test_a_replica_that_was_replaced_counts_with_its_revision() -> None:
     leaks = [incident("qwen-aaa-gone"), incident("qwen-aaa-0"), incident("qwen-aaa-1")]
-    assert find_suspect("new", replica_pods(VIEWS), leaks) is not None
+    assert find_suspect("new", make_replica_pods(VIEWS), leaks) is not None
     again = [incident("qwen-aaa-0")] * 3
-    assert find_suspect("new", replica_pods(VIEWS), again) is None, "one replica three times is one"
+    assert find_suspect("new", make_replica_pods(VIEWS), again) is None, (
+        "one replica three times is one"
+    )
 
 
 def service(**rollout: Any) -> Any:
@@ -111,7 +113,7 @@ def service(**rollout: Any) -> Any:
 
 def test_a_roll_out_under_way_is_held_and_a_finished_one_reported() -> None:
     suspect = find_suspect(
-        "new", replica_pods(VIEWS), [incident(f"qwen-aaa-{n}") for n in range(3)]
+        "new", make_replica_pods(VIEWS), [incident(f"qwen-aaa-{n}") for n in range(3)]
     )
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new", "previous": "old"}}
@@ -208,20 +210,22 @@ def test_a_person_goes_back_to_the_last_good_revision() -> None:
 
 
 def test_a_revision_that_was_gone_back_from_is_never_gone_back_to() -> None:
-    done = revisions.next_revisions({"good": ["old"]}, "bad", "bad", "")
+    done = revisions.make_revisions_status({"good": ["old"]}, "bad", "bad", "")
     assert done == {
         "update": "bad",
         "current": "bad",
         "previous": "old",
         "good": ["bad", "old"],
     }
-    assert revisions.next_revisions(done, "bad", "", "") == done, "under way nothing is decided"
-    leaving = revisions.next_revisions(done, "bad", "bad", "bad")
+    assert revisions.make_revisions_status(done, "bad", "", "") == done, (
+        "under way nothing is decided"
+    )
+    leaving = revisions.make_revisions_status(done, "bad", "bad", "bad")
     assert leaving["good"] == ["old"], "it is bad from the decision on"
-    back = revisions.next_revisions(leaving, "bad", "old", "bad")
+    back = revisions.make_revisions_status(leaving, "bad", "old", "bad")
     assert back == {"update": "bad", "current": "old", "good": ["old"]}
-    mended = revisions.next_revisions(back, "newer", "old", "")
-    assert revisions.last_good(mended, "newer", {"old", "bad"}) == "old"
+    mended = revisions.make_revisions_status(back, "newer", "old", "")
+    assert revisions.find_rollback_revision(mended, "newer", {"old", "bad"}) == "old"
 
 
 def test_differences_are_named_by_their_path() -> None:
@@ -248,7 +252,7 @@ def lease(service: str, holder: str = "") -> dict[str, Any]:
 
 
 @given(
-    st.lists(st.sampled_from(["", "pod", HOLDER]), max_size=12),
+    st.lists(st.sampled_from(["", "pod", OPERATOR_HOLDER]), max_size=12),
     st.sets(st.integers(0, 11)),
     st.integers(1, 5),
 )
@@ -259,7 +263,7 @@ def test_the_breaker_leaves_no_more_slots_open_than_the_fleet_may_bear(
     incidents = [incident(f"p{n}", at(n), "AwaitingSlot") for n in leaking]
     for one, n in zip(incidents, leaking, strict=True):
         one["spec"]["workloadRef"] = of(f"s{n}")
-    found = allocate(leases, incidents, limit)
+    found = allocate_slots(leases, incidents, limit)
     shut = {one["metadata"]["uid"] for one in found.close}
     freed = {one["metadata"]["uid"] for one in found.reopen}
     assert not shut & freed
@@ -272,7 +276,7 @@ def test_the_breaker_leaves_no_more_slots_open_than_the_fleet_may_bear(
     assert held + len(open_) <= max(limit, held)
     quiet = {f"s{n}" for n in range(len(holders)) if n not in leaking}
     assert not shut & quiet, "a service without an incident costs no write"
-    assert {f"s{n}" for n, h in enumerate(holders) if h == HOLDER} <= shut | freed
+    assert {f"s{n}" for n, h in enumerate(holders) if h == OPERATOR_HOLDER} <= shut | freed
 
 
 def asking(
@@ -297,7 +301,7 @@ def test_idle_incidents_do_not_shut_out_who_asks_for_a_slot() -> None:
     leases = [lease(f"s{n:02}", "") for n in range(11)]
     incidents = [asking(f"s{n:02}", at(n), phase="Confirmed") for n in range(10)]
     incidents.append(asking("s10", at(50)))
-    found = allocate(leases, incidents, 10)
+    found = allocate_slots(leases, incidents, 10)
     assert len(shut(found)) == 1
     assert "s10" not in shut(found)
 
@@ -305,22 +309,22 @@ def test_idle_incidents_do_not_shut_out_who_asks_for_a_slot() -> None:
 def test_what_an_incident_says_of_its_beginning_does_not_put_it_first() -> None:
     incidents = [asking("s0", at(1)), asking("s1", at(2))]
     incidents[1]["spec"]["openedAt"] = "1970-01-01T00:00:00Z"
-    assert shut(allocate([lease("s0", ""), lease("s1", "")], incidents, 1)) == {"s1"}
+    assert shut(allocate_slots([lease("s0", ""), lease("s1", "")], incidents, 1)) == {"s1"}
 
 
 def test_who_had_a_turn_waits_behind_those_who_had_none() -> None:
     leases, incidents = [lease("s0", ""), lease("s1", "")], [asking("s0", at(1)), asking("s1")]
-    assert shut(allocate(leases, incidents, 1)) == {"s1"}
-    assert shut(allocate(leases, incidents, 1, last_turn={"s0": 5.0})) == {"s0"}
+    assert shut(allocate_slots(leases, incidents, 1)) == {"s1"}
+    assert shut(allocate_slots(leases, incidents, 1, last_turn={"s0": 5.0})) == {"s0"}
 
 
 def test_a_dead_holder_counts_for_nobody_and_its_slot_can_be_shut() -> None:
     leases = [lease("dead", "gone-0"), lease("s1", "")]
     incidents = [asking("dead"), asking("s1", at(1))]
-    assert shut(allocate(leases, incidents, 1)) == {"s1"}
-    found = allocate(leases, incidents, 1, dead={"dead"})
+    assert shut(allocate_slots(leases, incidents, 1)) == {"s1"}
+    found = allocate_slots(leases, incidents, 1, dead={"dead"})
     assert (shut(found), found.held) == ({"dead"}, 0)
-    held_on = allocate(leases, incidents, 1, overlong={"dead"})
+    held_on = allocate_slots(leases, incidents, 1, overlong={"dead"})
     assert (shut(held_on), held_on.held) == (set(), 1), "it is left to its holder"
 
 
@@ -328,24 +332,24 @@ def test_a_namespace_and_a_service_count_for_half_of_the_limit() -> None:
     hostile = [in_namespace("a", f"s{n}", f"s{n}-0") for n in range(9)]
     other = in_namespace("b", "waits")
     incidents = [asking("waits", namespace="b")]
-    assert shut(allocate([*hostile, other], incidents, 10)) == set()
-    assert shut(allocate([*hostile[:4], other], incidents, 4)) == set()
+    assert shut(allocate_slots([*hostile, other], incidents, 10)) == set()
+    assert shut(allocate_slots([*hostile[:4], other], incidents, 4)) == set()
 
     many = [lease("big", f"big-{n}") for n in range(9)]
     for n, one in enumerate(many):
         one["metadata"] |= {"name": f"big-restart-{n}", "uid": f"big-{n}"}
-    assert shut(allocate([*many, lease("small", "")], [asking("small")], 4)) == set()
+    assert shut(allocate_slots([*many, lease("small", "")], [asking("small")], 4)) == set()
 
     # Who alone has slots may use all of the limit, and nobody opens more than the limit.
     alone = [in_namespace("a", f"s{n}") for n in range(6)]
     asks = [asking(f"s{n}", namespace="a") for n in range(6)]
-    assert len(shut(allocate(alone, asks, 4))) == 2
+    assert len(shut(allocate_slots(alone, asks, 4))) == 2
 
 
 def test_a_lease_that_is_no_slot_counts_for_nobody() -> None:
     forged = lease("qwen", "anybody")
     forged["metadata"] |= {"name": "qwen-forged", "uid": "forged"}
-    found = allocate([forged, lease("s1", "")], [asking("s1"), asking("qwen")], 1)
+    found = allocate_slots([forged, lease("s1", "")], [asking("s1"), asking("qwen")], 1)
     assert (found.held, shut(found)) == (0, set())
 
 

@@ -166,11 +166,11 @@ def test_a_roll_out_to_no_replicas_proves_nothing() -> None:
 
 def test_a_status_of_an_earlier_operator_is_understood() -> None:
     old = {"update": "c", "current": "b", "previous": "a"}
-    assert revisions.good_revisions(old) == ["b", "a"]
-    assert revisions.next_revisions(old, "c", "", "") == old | {"good": ["b", "a"]}, (
+    assert revisions.list_good_revisions(old) == ["b", "a"]
+    assert revisions.make_revisions_status(old, "c", "", "") == old | {"good": ["b", "a"]}, (
         "and it reads ours"
     )
-    assert revisions.next_revisions(old, "c", "", "b")["good"] == ["a"]
+    assert revisions.make_revisions_status(old, "c", "", "b")["good"] == ["a"]
 
 
 class Rollouts(RuleBasedStateMachine):
@@ -201,7 +201,7 @@ class Rollouts(RuleBasedStateMachine):
             self.good = [fleet.running, *(one for one in self.good if one != fleet.running)]
         if action != "None" and told:
             self.good = [one for one in self.good if one != wanted]
-        self.good = self.good[: revisions.MAX_GOOD]
+        self.good = self.good[: revisions.MAX_GOOD_REVISIONS]
 
     @rule(image=st.sampled_from("abcd"))
     def change(self, image: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from plimsoll_operator.controllers.writes import (
     EVENT_REPEAT_S,
-    MAX_CACHED,
-    MAX_MESSAGE,
+    MAX_CACHED_EVENTS,
+    MAX_MESSAGE_CHARS,
     EventRecorder,
 )
 from plimsoll_operator.fleet.revisions import RolloutDecision
@@ -122,12 +122,12 @@ def test_what_is_remembered_and_what_is_written_is_bounded() -> None:
     recorder = EventRecorder(server, lambda: NOW)  # type: ignore[arg-type]
 
     async def flood() -> None:
-        for index in range(MAX_CACHED + 10):
+        for index in range(MAX_CACHED_EVENTS + 10):
             await recorder.write(SERVICE, [Notice("ApplyFailed", f"{index} " + "x" * 5000)])
 
     asyncio.run(flood())
-    assert len(recorder._known) == MAX_CACHED
-    assert max(len(one["message"]) for one in server.events) <= MAX_MESSAGE
+    assert len(recorder._known) == MAX_CACHED_EVENTS
+    assert max(len(one["message"]) for one in server.events) <= MAX_MESSAGE_CHARS
 
 
 def test_an_event_that_is_refused_hurts_nobody() -> None:

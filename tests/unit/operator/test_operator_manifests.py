@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from plimsoll_operator import main
-from plimsoll_operator.config import parse
+from plimsoll_operator.config import parse_config
 from plimsoll_operator.kinds import OWNED, WATCHED
 from plimsoll_operator.plans.service import parse as parse_service
 from plimsoll_operator.render.objects import role
@@ -68,7 +68,7 @@ def test_it_may_watch_and_keep_its_kinds_and_nothing_else() -> None:
 
 def test_the_deployment_runs_the_command_line_that_exists() -> None:
     container = documents("operator.yaml")[0]["spec"]["template"]["spec"]["containers"][0]
-    config = parse(container["args"], environ={})
+    config = parse_config(container["args"], environ={})
     assert config.namespaces == ()
     assert config.http_port == container["ports"][0]["containerPort"]
     assert config.lease == ("plimsoll-system", "plimsoll-operator"), "two never work at once"
@@ -82,9 +82,12 @@ def test_the_watches_are_narrowed_by_the_server() -> None:
 
 
 def test_namespaces_come_from_flags_or_the_environment() -> None:
-    assert parse(["run", "--namespace", "b", "--namespace", "a"], {}).namespaces == ("a", "b")
-    assert parse(["run"], {"PLIMSOLL_NAMESPACES": "x,y"}).namespaces == ("x", "y")
-    assert parse(["run", "--all-namespaces"], {"PLIMSOLL_NAMESPACES": "x"}).namespaces == ()
+    assert parse_config(["run", "--namespace", "b", "--namespace", "a"], {}).namespaces == (
+        "a",
+        "b",
+    )
+    assert parse_config(["run"], {"PLIMSOLL_NAMESPACES": "x,y"}).namespaces == ("x", "y")
+    assert parse_config(["run", "--all-namespaces"], {"PLIMSOLL_NAMESPACES": "x"}).namespaces == ()
 
 
 def test_the_log_warns_where_no_admission_policy_bounds_what_pods_write(
@@ -94,5 +97,5 @@ def test_the_log_warns_where_no_admission_policy_bounds_what_pods_write(
     for given, warned in ((flags, True), (flags[:-1], False)):
         caplog.clear()
         with pytest.raises(OSError, match="kubeconfig"):
-            asyncio.run(main.run(parse(given, {}), asyncio.Event()))
+            asyncio.run(main.run(parse_config(given, {}), asyncio.Event()))
         assert ("no admission policies" in caplog.text) is warned

@@ -17,8 +17,12 @@ import yaml
 
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.figures import Figures, memory_status, percent
-from plimsoll_operator.fleet.figures import parse as parse_figures
+from plimsoll_operator.fleet.figures import (
+    SupervisorFigures,
+    make_memory_status,
+    to_rounded_percent,
+)
+from plimsoll_operator.fleet.figures import parse_figures as parse_figures
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import InvalidSpec, Key, ref
 from plimsoll_operator.plans.service import Failure, parse, reconcile
@@ -97,10 +101,12 @@ def test_ready_names_the_first_cause() -> None:
     ready = rollout_conditions(none, 1, 1, pulls)[0]
     assert (ready.status, ready.reason) == (False, "ImagePullBackOff")
     assert ready.message == "0 of 1 replicas are ready; a-0: no such image"
-    waits = Verdict(ConditionType.ENGINE_READY, False, NOT_READY, "a-0: running, not ready")
+    waits = Verdict(
+        ConditionType.ENGINE_READY, False, NOT_READY, "a-0: the container is running but not ready"
+    )
     ready = rollout_conditions(none, 1, 1, waits)[0]
     assert ready.reason == "ReplicasNotReady"
-    assert ready.message.endswith("a-0: running, not ready")
+    assert ready.message.endswith("a-0: the container is running but not ready")
     fine = rollout_conditions(deployment(1, 1, 1), 1, 1, pulls)[0]
     assert fine.reason == "ReplicasReady"
 
@@ -110,7 +116,9 @@ def test_a_roll_out_names_the_new_pod_that_waits_for_what_an_old_one_holds() -> 
     ready, progressing, _ = rollout_conditions(deployment(1, 2, 1), 1, 0, holds)
     assert ready.status is True
     assert progressing.message == "1 of 1 replicas are ready; b-1: cannot allocate"
-    waits = Verdict(ConditionType.ENGINE_READY, False, NOT_READY, "b-1: running, not ready")
+    waits = Verdict(
+        ConditionType.ENGINE_READY, False, NOT_READY, "b-1: the container is running but not ready"
+    )
     assert (
         rollout_conditions(deployment(1, 2, 1), 1, 0, waits)[1].message
         == "1 of 1 replicas are ready"
@@ -224,8 +232,8 @@ def test_the_same_observation_gives_the_same_status() -> None:
 
 def test_a_time_moves_only_with_its_status() -> None:
     service = item()
-    service["status"] = build(service, {"p": Figures(host=0.2)})
-    after = build(service, {"p": Figures(host=1.0)}, now=LATER)
+    service["status"] = build(service, {"p": SupervisorFigures(host=0.2)})
+    after = build(service, {"p": SupervisorFigures(host=1.0)}, now=LATER)
     times = {one["type"]: one["lastTransitionTime"] for one in after["conditions"]}
     assert times["MemoryWithinBudget"] == LATER
     assert times["Ready"] == NOW
@@ -242,7 +250,7 @@ def test_a_condition_that_has_another_name_now_goes() -> None:
 
 def test_figures_stay_until_the_next_scrape() -> None:
     service = item()
-    service["status"] = build(service, {"p": Figures(host=0.5)})
+    service["status"] = build(service, {"p": SupervisorFigures(host=0.5)})
     assert build(service, None, now=LATER) == service["status"]
     assert "memory" not in build(service, {}, now=LATER), "asked, and unknown: absent"
 
@@ -296,24 +304,28 @@ def test_figures_from_a_metrics_page() -> None:
         b'plimsoll_memory_budget_consumed_ratio{kind="device"} NaN\n'
         b"plimsoll_restart_budget_remaining 2.0\nbroken line here\n"
     )
-    assert parse_figures(text) == Figures(host=0.36, device=None, restarts_left=2)
-    assert parse_figures(b"") == Figures()
+    assert parse_figures(text) == SupervisorFigures(host=0.36, device=None, restarts_left=2)
+    assert parse_figures(b"") == SupervisorFigures()
 
 
 def test_percent_moves_in_steps_and_reaches_a_hundred_only_when_spent() -> None:
-    assert [percent(value) for value in (0.0, 0.049, 0.05, 0.999, 1.0, 1.32)] == [
+    assert [to_rounded_percent(value) for value in (0.0, 0.049, 0.05, 0.999, 1.0, 1.32)] == [
         0, 0, 5, 95, 100, 130,
     ]  # fmt: skip
 
 
 def test_the_worst_replica_is_shown_for_each_kind() -> None:
-    figures = {"a": Figures(host=0.5), "b": Figures(host=0.2, device=0.9), "c": Figures()}
-    assert memory_status(figures) == {
+    figures = {
+        "a": SupervisorFigures(host=0.5),
+        "b": SupervisorFigures(host=0.2, device=0.9),
+        "c": SupervisorFigures(),
+    }
+    assert make_memory_status(figures) == {
         "hostConsumedPercent": 50,
         "deviceConsumedPercent": 90,
         "replica": "b",
     }
-    assert memory_status({"c": Figures()}) == {}
+    assert make_memory_status({"c": SupervisorFigures()}) == {}
 
 
 def test_a_status_moves_at_most_once_a_minute_but_the_first_figure_comes_at_once() -> None:
@@ -322,7 +334,7 @@ def test_a_status_moves_at_most_once_a_minute_but_the_first_figure_comes_at_once
     scraper = Scraper(Store(), lambda _: changed.append(time[0]), clock=lambda: time[0])
     for second in range(0, 300, 5):
         time[0] = float(second)
-        figures = {"p": Figures(host=second / 100)} if second >= 10 else {}
+        figures = {"p": SupervisorFigures(host=second / 100)} if second >= 10 else {}
         scraper.publish(key, figures)
     assert changed == [0.0, 10.0, 70.0, 130.0, 190.0, 250.0]
 
@@ -330,7 +342,7 @@ def test_a_status_moves_at_most_once_a_minute_but_the_first_figure_comes_at_once
 def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> None:
     """97 % of the limit from the start on had a metric and an alert, and no word in a status."""
 
-    def near(figures: dict[str, Figures], status: str = "False") -> Verdict:
+    def near(figures: dict[str, SupervisorFigures], status: str = "False") -> Verdict:
         before = {"conditions": [{"type": "MemoryNearLimit", "status": status}]}
         for types in (ConditionType, PolicyCondition):
             found = {one.type: one for one in figure_conditions(figures, before, types)}
@@ -338,20 +350,20 @@ def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> N
         return verdict
 
     assert near({}).status is None
-    assert near({"a": Figures()}).reason == "NoMetrics"
-    assert near({"a": Figures(limit=0.94)}).status is False
-    full = near({"a": Figures(limit=0.97), "b": Figures(limit=0.5)})
+    assert near({"a": SupervisorFigures()}).reason == "NoMetrics"
+    assert near({"a": SupervisorFigures(limit=0.94)}).status is False
+    full = near({"a": SupervisorFigures(limit=0.97), "b": SupervisorFigures(limit=0.5)})
     assert (full.status, full.reason) == (True, "NearLimit")
     assert full.message.endswith("cannot be reclaimed in a")
-    assert near({"a": Figures(limit=0.94)}, "True") == full, "it moved around the share"
-    assert near({"a": Figures(limit=0.91)}, "True").status is False
+    assert near({"a": SupervisorFigures(limit=0.94)}, "True") == full, "it moved around the share"
+    assert near({"a": SupervisorFigures(limit=0.91)}, "True").status is False
 
 
 def test_what_supervisors_do_not_see_has_their_own_word() -> None:
     def seen(**unseen: tuple[tuple[str, str], ...] | None) -> Verdict:
         return engine_observed(
             ConditionType.ENGINE_OBSERVED,
-            {pod: Figures(missing_signals=one) for pod, one in unseen.items()},
+            {pod: SupervisorFigures(missing_signals=one) for pod, one in unseen.items()},
         )
 
     assert (seen().status, seen(a=None).reason) == (None, "NoMetrics")

@@ -23,11 +23,11 @@ from plimsoll_api.supervisor_config import (
 )
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
-    State,
-    matching_policies,
+    SupervisionState,
+    find_matching_policies,
     parse_policies,
     summarize,
 )
@@ -160,21 +160,32 @@ def test_the_older_policy_has_the_pod() -> None:
     invalid = item("bad", "2025-01-01T00:00:00Z", selector={})
     elsewhere = item("other", NOW, selector={"matchLabels": {"app": "sglang"}})
     order = parse_policies([young, old, leaving, invalid, elsewhere])
-    assert [one.metadata.name for one in matching_policies(order, {"app": "vllm"})] == ["z", "a"]
+    assert [one.metadata.name for one in find_matching_policies(order, {"app": "vllm"})] == [
+        "z",
+        "a",
+    ]
 
 
 @pytest.mark.parametrize(
     ("changed", "state", "reason"),
     [
-        (pod(), State.WAITING, ""),
-        (pod(supervisor="engines"), State.SUPERVISED, ""),
-        (pod(supervisor="former"), State.WAITING, ""),
-        (pod(initContainers=[{"name": "supervisor"}]), State.REFUSED, "already has a container"),
-        (pod(hostPID=True), State.REFUSED, "spec.hostPID: true"),
-        (pod(containers=[{"name": "nginx"}]), State.REFUSED, "no container runs vLLM or SGLang"),
+        (pod(), SupervisionState.WAITING, ""),
+        (pod(supervisor="engines"), SupervisionState.SUPERVISED, ""),
+        (pod(supervisor="former"), SupervisionState.WAITING, ""),
+        (
+            pod(initContainers=[{"name": "supervisor"}]),
+            SupervisionState.REFUSED,
+            "already has a container",
+        ),
+        (pod(hostPID=True), SupervisionState.REFUSED, "spec.hostPID: true"),
+        (
+            pod(containers=[{"name": "nginx"}]),
+            SupervisionState.REFUSED,
+            "no container runs vLLM or SGLang",
+        ),
     ],
 )
-def test_where_a_pod_stands(changed: dict[str, Any], state: State, reason: str) -> None:
+def test_where_a_pod_stands(changed: dict[str, Any], state: SupervisionState, reason: str) -> None:
     found = summarize(changed, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is state
     assert reason in found.reason
@@ -183,14 +194,16 @@ def test_where_a_pod_stands(changed: dict[str, Any], state: State, reason: str) 
 
 def test_a_label_alone_is_no_supervisor() -> None:
     claimed = pod(supervisor="engines", initContainers=[])
-    assert summarize(claimed, policy(), ["engines"], DEFAULT_IMAGES).state is State.WAITING
+    assert (
+        summarize(claimed, policy(), ["engines"], DEFAULT_IMAGES).state is SupervisionState.WAITING
+    )
 
 
 def test_what_a_pod_says_of_itself_is_bounded() -> None:
     forged = pod()
     forged["metadata"]["annotations"] = {REFUSED: "\x1b[31m" + "a\n" * 100_000}
     found = summarize(forged, policy(), ["engines"], DEFAULT_IMAGES)
-    assert found.state is State.REFUSED
+    assert found.state is SupervisionState.REFUSED
     assert len(found.reason) <= MAX_REASON
     assert "\n" not in found.reason
     assert "\x1b" not in found.reason
@@ -201,25 +214,27 @@ def test_pods_of_others_are_left_to_them() -> None:
     labels = {"plimsoll.dev/service": "qwen", "app.kubernetes.io/managed-by": "plimsoll-operator"}
     ours["metadata"]["labels"] |= labels
     found = summarize(ours, policy(), ["engines"], DEFAULT_IMAGES)
-    assert found.state is State.REFUSED
+    assert found.state is SupervisionState.REFUSED
     assert "InferenceService qwen" in found.reason
     shared = summarize(pod(), policy(), ["older", "engines"], DEFAULT_IMAGES)
-    assert shared.state is State.REFUSED
-    assert "SupervisionPolicy older, which is older" in shared.reason
+    assert shared.state is SupervisionState.REFUSED
+    assert "the older SupervisionPolicy older also selects" in shared.reason
     assert (shared.is_oldest_policy, shared.others) == (False, ("older",))
     kept = summarize(pod(supervisor="engines"), policy(), ["older", "engines"], DEFAULT_IMAGES)
-    assert kept.state is State.SUPERVISED, "its supervisor keeps its rights until it ends"
+    assert kept.state is SupervisionState.SUPERVISED, (
+        "its supervisor keeps its rights until it ends"
+    )
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_pods_that_ended_count_for_nothing(phase: str) -> None:
     ended = pod(supervisor="engines") | {"status": {"phase": phase}}
     found = summarize(ended, policy(), ["engines"], DEFAULT_IMAGES)
-    assert found.state is State.LEAVING
+    assert found.state is SupervisionState.LEAVING
     assert status(item(), [found], [], {}, None, NOW)["selected"] == 0
 
 
-def seen(count: int, state: State, **more: Any) -> list[SelectedPod]:
+def seen(count: int, state: SupervisionState, **more: Any) -> list[SelectedPod]:
     return [
         SelectedPod(f"{state.name.lower()}-{at:04}", "default", state, **more)
         for at in range(count)
@@ -234,12 +249,12 @@ def condition(found: dict[str, Any], type_: str) -> dict[str, Any]:
 
 def test_the_status_counts_and_names_few() -> None:
     pods = [
-        *seen(3, State.SUPERVISED),
-        *seen(2, State.WAITING),
-        *reversed(seen(40, State.REFUSED, reason="hostPID")),
-        *seen(1, State.LEAVING),
+        *seen(3, SupervisionState.SUPERVISED),
+        *seen(2, SupervisionState.WAITING),
+        *reversed(seen(40, SupervisionState.REFUSED, reason="hostPID")),
+        *seen(1, SupervisionState.LEAVING),
     ]
-    found = status(item(), pods, [], {"supervised-0001": Figures(host=0.52)}, None, NOW)
+    found = status(item(), pods, [], {"supervised-0001": SupervisorFigures(host=0.52)}, None, NOW)
     counts = [found[key] for key in ("selected", "supervised", "waitingForRestart", "refused")]
     assert counts == [45, 3, 2, 40]
     assert len(found["refusals"]) == MAX_REFUSED_PODS
@@ -260,10 +275,12 @@ def test_the_status_counts_and_names_few() -> None:
 
 
 def test_both_policies_say_that_they_conflict() -> None:
-    older = status(item(), seen(6, State.SUPERVISED, others=("newer",)), [], {}, None, NOW)
+    older = status(
+        item(), seen(6, SupervisionState.SUPERVISED, others=("newer",)), [], {}, None, NOW
+    )
     newer = status(
         item("newer"),
-        seen(1, State.REFUSED, others=("engines",), is_oldest_policy=False),
+        seen(1, SupervisionState.REFUSED, others=("engines",), is_oldest_policy=False),
         [],
         {},
         None,
@@ -283,7 +300,7 @@ def test_an_incident_counts_only_for_a_supervised_pod() -> None:
         spec = {"policyRef": {"name": "engines"}, "pod": pod}
         return {"kind": "LeakIncident", "spec": spec, "status": {"phase": phase}}
 
-    pods = [*seen(1, State.SUPERVISED), *seen(1, State.WAITING)]
+    pods = [*seen(1, SupervisionState.SUPERVISED), *seen(1, SupervisionState.WAITING)]
     incidents = [
         incident("supervised-0000", "Confirmed"),
         incident("supervised-0000", "Resolved"),
@@ -294,7 +311,7 @@ def test_an_incident_counts_only_for_a_supervised_pod() -> None:
 
 
 def test_an_invalid_policy_keeps_what_is_known_of_its_pods() -> None:
-    known = status(item(), seen(2, State.SUPERVISED), [], {}, None, NOW)
+    known = status(item(), seen(2, SupervisionState.SUPERVISED), [], {}, None, NOW)
     bad = item(selector={}) | {"status": known}
     with pytest.raises(InvalidSpec, match=r"spec\.selector: .*must not be empty"):
         read(SupervisionPolicy, bad)

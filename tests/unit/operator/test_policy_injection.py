@@ -231,7 +231,7 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
             {},
             "the supervisor needs ports",
         ),
-        (pod(vllm(), vllm(name="other")), {}, "which container is the engine? Use the policy's"),
+        (pod(vllm(), vllm(name="other")), {}, "unclear which container is the engine: use the policy's"),
         (pod(vllm(), {"name": "supervisor", "image": "x"}), {}, "spec.containers[supervisor]"),
         (pod(volumes=[{"name": "plimsoll-run", "emptyDir": {}}]), {}, "volumes[plimsoll-run]"),
         (pod(vllm(securityContext={"runAsNonRoot": True})), {}, "runAsUser is not set"),
@@ -241,7 +241,7 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
             "volumeMounts[/opt/plimsoll-probe]: the probe is mounted there",
         ),
         (pod(os={"name": "windows"}), {}, "spec.os.name: windows"),
-        (pod(resources={"limits": {"memory": "1Gi"}}), {}, "spec.resources bounds"),
+        (pod(resources={"limits": {"memory": "1Gi"}}), {}, "spec.resources limits all"),
         (
             pod(vllm(resources={"limits": {"memory": "1Gi"}})),
             {"memory": {"host": {"growthBudget": "2Gi"}}},

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll_operator.controllers.writes import REPORT_AFTER, FailureCounter, NameConflict
+from plimsoll_operator.controllers.writes import (
+    REPORT_AFTER_FAILURES,
+    FailureCounter,
+    NameConflictError,
+)
 from plimsoll_operator.kinds import InvalidSpec, Key
 from plimsoll_operator.runtime.client import ApiError
 
@@ -26,7 +30,7 @@ def test_a_name_conflict_is_reported_and_tried_again() -> None:
             "name": "qwen", "namespace": "ns", "ownerReferences": [{"kind": "InferenceService"}],
         },
     }  # fmt: skip
-    conflict = NameConflict(taken)
+    conflict = NameConflictError(taken)
     failure, error = FailureCounter().classify(KEY, conflict)
     assert (failure.reason, failure.is_lasting) == ("NameConflict", True)
     assert error is conflict
@@ -41,7 +45,7 @@ def test_a_refusal_that_lasts_is_reported_at_once() -> None:
 def test_a_refusal_that_may_pass_is_reported_only_when_it_comes_again() -> None:
     assert not PASSING.is_lasting
     refusals = FailureCounter()
-    for _ in range(REPORT_AFTER - 1):
+    for _ in range(REPORT_AFTER_FAILURES - 1):
         with pytest.raises(ApiError):
             refusals.classify(KEY, PASSING)
     with pytest.raises(ApiError):
@@ -53,7 +57,7 @@ def test_a_refusal_that_may_pass_is_reported_only_when_it_comes_again() -> None:
 def test_a_success_begins_the_count_anew() -> None:
     refusals = FailureCounter()
     for _ in range(2):
-        for _ in range(REPORT_AFTER - 1):
+        for _ in range(REPORT_AFTER_FAILURES - 1):
             with pytest.raises(ApiError):
                 refusals.classify(KEY, PASSING)
         refusals.forget(KEY)

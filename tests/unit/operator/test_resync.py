@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.runtime import resync
 
 
@@ -21,13 +21,13 @@ def test_it_waits_until_no_watch_begins_any_more(
 
     async def sleep(seconds: float) -> None:
         nonlocal waited
-        assert seconds == CLOCKS.quiet
+        assert seconds == DEFAULT_INTERVALS.quiet
         waited += 1
         if waited <= beginnings:
             listing.set()
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     listing.set()
-    asyncio.run(resync.wait_until_quiet(listing, CLOCKS.quiet))
+    asyncio.run(resync.wait_until_quiet(listing, DEFAULT_INTERVALS.quiet))
     assert waited == waits
     assert not listing.is_set()

@@ -17,10 +17,10 @@ from plimsoll_operator.fleet.figures import (
     MAX_RATIO,
     MAX_RESTARTS,
     UNKNOWN_REASON,
-    Figures,
+    SupervisorFigures,
     count_drained,
-    memory_status,
-    parse,
+    make_memory_status,
+    parse_figures,
 )
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
@@ -73,13 +73,17 @@ PAGES = st.one_of(
     ],
 )
 def test_what_a_person_drained_is_known_or_not(page: bytes, is_drained: bool | None) -> None:
-    assert parse(page).drained is is_drained
+    assert parse_figures(page).drained is is_drained
 
 
 def test_drained_replicas_are_counted_among_those_that_are_known() -> None:
-    some = {"a": Figures(drained=True), "b": Figures(drained=False), "c": Figures()}
+    some = {
+        "a": SupervisorFigures(drained=True),
+        "b": SupervisorFigures(drained=False),
+        "c": SupervisorFigures(),
+    }
     assert count_drained(some) == 1
-    assert count_drained({"c": Figures()}) is None
+    assert count_drained({"c": SupervisorFigures()}) is None
     before = {"drained": 2, "memory": {"replica": "a"}}
     assert figure_fields(before, None) == before
     assert figure_fields(before, some) == {"drained": 1}
@@ -87,13 +91,13 @@ def test_drained_replicas_are_counted_among_those_that_are_known() -> None:
 
 @given(PAGES)
 def test_figures_of_any_page_fit_a_status(page: bytes) -> None:
-    found = parse(page)
+    found = parse_figures(page)
     for ratio in (found.host, found.device):
         assert ratio is None or 0 <= ratio <= MAX_RATIO
     assert found.restarts_left is None or 0 <= found.restarts_left <= MAX_RESTARTS
     peers = [Peer("pod", "1", host=found.host_growth, device=found.device_growth)]
     assert decode(encode(peers)) == tuple(peers)
-    shown = memory_status({"pod": found})
+    shown = make_memory_status({"pod": found})
     for field in ("hostConsumedPercent", "deviceConsumedPercent"):
         value = shown.get(field, 0)
         assert isinstance(value, int)
@@ -105,7 +109,7 @@ def test_figures_of_any_page_fit_a_status(page: bytes) -> None:
     [b"+Inf", b"-Inf", b"NaN", b"1e999", b"-0.5", b"1e10", b"9" * 5000, b"1_000", "٣".encode()],
 )
 def test_a_value_that_no_supervisor_writes_is_unknown(value: bytes) -> None:
-    assert parse(RATIO + value + b"\n" + LEFT + value) == Figures()
+    assert parse_figures(RATIO + value + b"\n" + LEFT + value) == SupervisorFigures()
 
 
 def test_a_drain_is_published_at_once() -> None:
@@ -113,12 +117,17 @@ def test_a_drain_is_published_at_once() -> None:
     changed: list[Key] = []
     scraper = Scraper(Store(), changed.append, clock=lambda: 0.0)
     key = Key("ml", "qwen")
-    for figures in (Figures(0.1), Figures(0.2), Figures(0.3, drained=True), Figures(0.4)):
+    for figures in (
+        SupervisorFigures(0.1),
+        SupervisorFigures(0.2),
+        SupervisorFigures(0.3, drained=True),
+        SupervisorFigures(0.4),
+    ):
         scraper.publish(key, {"qwen-0": figures})
     assert (len(changed), scraper.drained()) == (2, {key: 1})
     scraper.publish(key, {})
     assert (len(changed), scraper.drained()) == (2, {key: 1}), "no answer is no resume"
-    scraper.publish(key, {"qwen-0": Figures(0.5, drained=False)})
+    scraper.publish(key, {"qwen-0": SupervisorFigures(0.5, drained=False)})
     assert (len(changed), scraper.drained()) == (3, {key: 0})
 
 
@@ -139,16 +148,16 @@ def test_what_a_supervisor_has_not_seen_for_two_minutes_is_unseen(
 ) -> None:
     page = f'{AGE}{{signal="engine"}} {age}\n{MISSING}{{reason="{reason}",signal="engine"}} 1.0\n'
     page += f'{AGE}{{signal="host"}} 1\n'
-    found = parse(page.encode())
+    found = parse_figures(page.encode())
     assert (found.missing_signals, found.is_blind) == (unseen, bool(unseen))
-    unknown = parse(page.replace("signal=", "s=").encode())
+    unknown = parse_figures(page.replace("signal=", "s=").encode())
     assert (unknown.missing_signals, unknown.is_blind) == (None, False)
 
 
 def test_a_metrics_page_that_cannot_be_used_is_unseen_but_the_engine_is_not() -> None:
     page = f'{AGE}{{signal="engine"}} 1\n{AGE}{{signal="metrics"}} 300\n'
     page += f'{MISSING}{{reason="MetricsUnauthorized",signal="metrics"}} 1.0\n'
-    found = parse(page.encode())
+    found = parse_figures(page.encode())
     assert (found.missing_signals, found.is_blind) == ((("metrics", "MetricsUnauthorized"),), False)
 
 
@@ -157,29 +166,33 @@ def test_a_signal_that_is_lost_or_memory_near_its_limit_is_published() -> None:
     changed: list[Key] = []
     scraper = Scraper(Store(), changed.append, clock=lambda: clock[0])
     lost, near = (
-        Figures(missing_signals=(("metrics", "MetricsMissing"),)),
-        Figures(missing_signals=(), limit=0.97),
+        SupervisorFigures(missing_signals=(("metrics", "MetricsMissing"),)),
+        SupervisorFigures(missing_signals=(), limit=0.97),
     )
-    for number, figures in enumerate((Figures(missing_signals=()), lost, lost, near, near)):
+    for number, figures in enumerate(
+        (SupervisorFigures(missing_signals=()), lost, lost, near, near)
+    ):
         clock[0] = 1000.0 * number
         scraper.publish(Key("ml", "qwen"), {"qwen-0": figures})
     assert len(changed) == 3
 
 
 def test_half_a_restart_is_unknown_and_the_last_sample_counts() -> None:
-    assert parse(LEFT + b"2.5") == Figures()
-    assert parse(RATIO + b"0.5\n" + RATIO + b"+Inf") == Figures()
-    assert parse(RATIO + b"+Inf\n" + RATIO + b"0.5\r\n") == Figures(host=0.5)
+    assert parse_figures(LEFT + b"2.5") == SupervisorFigures()
+    assert parse_figures(RATIO + b"0.5\n" + RATIO + b"+Inf") == SupervisorFigures()
+    assert parse_figures(RATIO + b"+Inf\n" + RATIO + b"0.5\r\n") == SupervisorFigures(host=0.5)
 
 
 def test_growth_is_known_as_a_whole_or_not_at_all() -> None:
     size, age, requests = GROWTH
     whole = [size + b"1048576.0", age + b"61.7", requests + b"9"]
-    assert parse(b"\n".join(whole)) == Figures(host_growth=PeerGrowth(1 << 20, 61, 9))
+    assert parse_figures(b"\n".join(whole)) == SupervisorFigures(
+        host_growth=PeerGrowth(1 << 20, 61, 9)
+    )
     for index in range(3):
-        assert parse(b"\n".join(whole[:index] + whole[index + 1 :])) == Figures()
+        assert parse_figures(b"\n".join(whole[:index] + whole[index + 1 :])) == SupervisorFigures()
         odd = [*whole, GROWTH[index] + b"1e18"]
-        assert parse(b"\n".join(odd)) == Figures()
+        assert parse_figures(b"\n".join(odd)) == SupervisorFigures()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +209,7 @@ def test_growth_is_known_as_a_whole_or_not_at_all() -> None:
 def test_the_longest_page_takes_milliseconds(unit: bytes) -> None:
     page = (unit * (MAX_BYTES // len(unit) + 1))[:MAX_BYTES]
     began = time.process_time()
-    parse(page)
+    parse_figures(page)
     assert time.process_time() - began < 0.25  # quadratic time would take minutes
 
 

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth
 from plimsoll_api.inferenceservice_status import ConditionType
-from plimsoll_operator.fleet.figures import MAX_BYTES_PER_S, MAX_LEFT_S, Figures, SlowLeak, parse
+from plimsoll_operator.fleet.figures import (
+    MAX_BYTES_PER_S,
+    MAX_LEFT_S,
+    SlowLeak,
+    SupervisorFigures,
+    parse_figures,
+)
 from plimsoll_operator.scraper import _status_parts
 from plimsoll_operator.status.conditions import MAX_MESSAGE, MAX_SLOW, Verdict, slow_leak
 from plimsoll_sidecar.record.metrics import Metrics
@@ -35,7 +41,9 @@ def page(**slow: SlowGrowth) -> bytes:
 
 
 def verdict(**pages: bytes) -> Verdict:
-    return slow_leak(ConditionType.SLOW_LEAK, {pod: parse(text) for pod, text in pages.items()})
+    return slow_leak(
+        ConditionType.SLOW_LEAK, {pod: parse_figures(text) for pod, text in pages.items()}
+    )
 
 
 def test_a_slow_leak_names_replica_segment_rate_and_time() -> None:
@@ -57,7 +65,9 @@ def test_without_a_limit_the_message_says_so() -> None:
 
 def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
     leaks = {
-        f"pod-{number:03}": Figures(slow=(SlowLeak("host", "", 1e3, number * DAY or None),))
+        f"pod-{number:03}": SupervisorFigures(
+            slow=(SlowLeak("host", "", 1e3, number * DAY or None),)
+        )
         for number in range(20)
     }
     text = slow_leak(ConditionType.SLOW_LEAK, leaks).message
@@ -79,7 +89,11 @@ def test_no_growth_is_false_and_too_short_a_history_is_unknown() -> None:
 def test_a_little_more_of_the_same_writes_no_status() -> None:
     def shown(rate: float, left_s: float) -> object:
         return _status_parts(
-            {"a": Figures(slow=(SlowLeak("host", "shared", rate * MIB_PER_HOUR, left_s),))}
+            {
+                "a": SupervisorFigures(
+                    slow=(SlowLeak("host", "shared", rate * MIB_PER_HOUR, left_s),)
+                )
+            }
         )
 
     assert shown(12.1, 5.2 * DAY) == shown(12.2, 5.1 * DAY)
@@ -96,12 +110,12 @@ def test_a_little_more_of_the_same_writes_no_status() -> None:
     ],
 )
 def test_what_no_supervisor_writes_is_unknown(line: bytes) -> None:
-    assert parse(line + b"\n").slow is None
+    assert parse_figures(line + b"\n").slow is None
 
 
 def test_a_segment_that_does_not_exist_is_not_shown() -> None:
     text = page(host=LEAK).replace(b"malloc_in_use", b"x_injected_text")
-    (found,) = parse(text).slow or ()
+    (found,) = parse_figures(text).slow or ()
     assert found.segment == ""
 
 
@@ -112,7 +126,7 @@ LABELS = st.sampled_from(["", '{kind="host"}', '{segment="shared",kind="device"}
 @given(st.lists(st.tuples(NAMES, LABELS, st.floats().map(repr)), max_size=12))
 def test_any_page_gives_a_bounded_verdict(lines: list[tuple[str, str, str]]) -> None:
     text = "\n".join(f"plimsoll_memory_slow_leak{n}{labels} {v}" for n, labels, v in lines)
-    figures = parse(text.encode())
+    figures = parse_figures(text.encode())
     for one in figures.slow or ():
         assert 0 <= one.bytes_per_s <= MAX_BYTES_PER_S
         assert one.limit_s is None or 0 <= one.limit_s <= MAX_LEFT_S

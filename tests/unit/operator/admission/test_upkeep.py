@@ -17,15 +17,20 @@ from typing import cast
 import pytest
 
 from plimsoll_operator.admission.certificate import (
-    AUTHORITY_VALID,
-    LEAF_VALID,
+    AUTHORITY_LIFETIME,
+    LEAF_LIFETIME,
     Certificate,
     create_authority,
     create_leaf,
 )
-from plimsoll_operator.admission.review import Policies
-from plimsoll_operator.admission.upkeep import KEYS, OVERLAP, Upkeep, is_trusted
-from plimsoll_operator.config import Clocks, Config, Webhook
+from plimsoll_operator.admission.review import PolicyCache
+from plimsoll_operator.admission.upkeep import (
+    BUNDLE_OVERLAP,
+    SECRET_KEYS,
+    WebhookUpkeep,
+    is_bundle_trusted,
+)
+from plimsoll_operator.config import Config, Intervals, WebhookSettings
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.client import Api, ApiError
 
@@ -63,17 +68,17 @@ class Server:
         return item
 
     def put(self, held: Certificate, lacks: str = "") -> None:
-        texts = zip(KEYS, (held.certificate, held.key, held.bundle), strict=True)
+        texts = zip(SECRET_KEYS, (held.certificate, held.key, held.bundle), strict=True)
         data = {key: base64.b64encode(text).decode() for key, text in texts if key != lacks}
         self.objects["Secret"] = {"data": data}
 
     def held(self) -> Certificate:
         data = self.objects["Secret"]["data"]
-        return Certificate(*(base64.b64decode(data[key]) for key in KEYS))
+        return Certificate(*(base64.b64decode(data[key]) for key in SECRET_KEYS))
 
     def trusts(self, held: Certificate) -> bool:
         found = self.objects["MutatingWebhookConfiguration"]
-        return bool(found.get("webhooks")) and is_trusted(found, held.bundle)
+        return bool(found.get("webhooks")) and is_bundle_trusted(found, held.bundle)
 
 
 class Tally:
@@ -96,19 +101,19 @@ class Replica:
 
     def __init__(
         self, server: Server, folder: Path, leads: bool, provided: bool = False,
-        policies: Policies | None = None,
+        policies: PolicyCache | None = None,
     ) -> None:  # fmt: skip
         self.server, self.leads, self.tally = server, leads, Tally()
         folder.mkdir(exist_ok=True)
         if policies is None:
-            policies = Policies()
+            policies = PolicyCache()
             policies.update(POLICY, gone=False)
         self.known = True
-        self.upkeep = Upkeep(
+        self.upkeep = WebhookUpkeep(
             cast(Api, server),
             policies,
-            Webhook("sys", "hook", provided=provided),
-            Config(clocks=Clocks(webhook_check=30.0)),
+            WebhookSettings("sys", "hook", provided=provided),
+            Config(clocks=Intervals(webhook_check=30.0)),
             lambda: self.leads,
             folder,
             self.tally,
@@ -157,7 +162,7 @@ def test_the_leader_makes_the_secret_and_each_replica_signs_its_own(
     assert leader.serves == standby.serves == held.certificate
     assert leader.upkeep.keyfile.read_bytes() != standby.upkeep.keyfile.read_bytes()
     assert held.key not in (leader.upkeep.keyfile.read_bytes(), standby.upkeep.keyfile.read_bytes())
-    assert leader.tally.expiries == [(server.now + LEAF_VALID).timestamp()]
+    assert leader.tally.expiries == [(server.now + LEAF_LIFETIME).timestamp()]
 
 
 def test_nothing_is_configured_before_all_policies_are_known(
@@ -201,11 +206,11 @@ def test_what_cannot_be_written_is_said_and_keeps_it_from_being_ready(
     with pytest.raises(ApiError):
         leader.turn()
     found = str(leader.upkeep.problem())
-    assert "Secret sys/hook cannot be written" in found
+    assert "cannot write Secret sys/hook" in found
     assert "no right to create secrets" in found
 
 
-@pytest.mark.parametrize("lacks", KEYS)
+@pytest.mark.parametrize("lacks", SECRET_KEYS)
 def test_a_provided_secret_that_lacks_a_key_is_named(
     server: Server, tmp_path: Path, lacks: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,10 +236,10 @@ def test_a_new_leaf_changes_nothing_that_the_api_server_trusts(
     leader.turn()
     configured = server.objects["MutatingWebhookConfiguration"]
     first = leader.upkeep.certfile.read_bytes()
-    pass_(server, LEAF_VALID / 2)
+    pass_(server, LEAF_LIFETIME / 2)
     leader.turn()
     assert leader.upkeep.certfile.read_bytes() == first
-    pass_(server, LEAF_VALID / 4)
+    pass_(server, LEAF_LIFETIME / 4)
     leader.turn()
     assert leader.upkeep.certfile.read_bytes() != first
     assert server.objects["MutatingWebhookConfiguration"] is configured
@@ -248,7 +253,7 @@ def test_a_new_authority_is_trusted_before_anybody_serves_with_it(
     leader.turn()
     standby.turn()
     first = server.held()
-    pass_(server, AUTHORITY_VALID * 0.7)
+    pass_(server, AUTHORITY_LIFETIME * 0.7)
     standby.turn()
     assert standby.serves == first.bundle
     leader.turn()
@@ -263,7 +268,7 @@ def test_a_new_authority_is_trusted_before_anybody_serves_with_it(
     leader.turn()
     assert leader.serves == standby.serves == second.bundle
     assert server.trusts(first), "others may be late"
-    pass_(server, OVERLAP)
+    pass_(server, BUNDLE_OVERLAP)
     leader.turn()
     assert not server.trusts(first)
     assert server.trusts(second)
@@ -305,6 +310,6 @@ def test_a_certificate_that_expired_is_not_ready_and_one_without_policies_is(
     leader.turn()
     assert "the certificate has expired" in str(leader.upkeep.problem())
 
-    empty = Replica(server, tmp_path / "b", True, policies=Policies())
+    empty = Replica(server, tmp_path / "b", True, policies=PolicyCache())
     empty.turn()
     assert empty.upkeep.problem() is None

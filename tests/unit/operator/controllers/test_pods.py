@@ -10,8 +10,8 @@ import pytest
 
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import (
-    MARK_MANAGER,
-    OWNER_GONE,
+    DELETION_MANAGER,
+    OWNER_DELETED_ANNOTATION,
     reconcile_pods,
     retain_incidents,
 )
@@ -31,7 +31,7 @@ WEEK_S = CONFIG.clocks.orphans
 
 
 def incident(gone_at: str | None = None) -> Object:
-    marks = {} if gone_at is None else {"annotations": {OWNER_GONE: gone_at}}
+    marks = {} if gone_at is None else {"annotations": {OWNER_DELETED_ANNOTATION: gone_at}}
     return {
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "LeakIncident",
@@ -70,7 +70,7 @@ def test_the_time_is_written_once_and_counts_from_then() -> None:
     api = Calls()
     now = "2026-01-02T00:00:00Z"
     assert left(api, incident(), now) == WEEK_S
-    assert api.applied == [({OWNER_GONE: now}, MARK_MANAGER)]
+    assert api.applied == [({OWNER_DELETED_ANNOTATION: now}, DELETION_MANAGER)]
     assert left(api, incident(now), "2026-01-03T00:00:00Z") == WEEK_S - 86400
     assert len(api.applied) == 1
     assert api.deleted == []
@@ -82,7 +82,7 @@ def test_a_time_that_is_none_is_written_again_and_one_ahead_counts_as_now() -> N
     api = Calls()
     now = "2026-01-02T00:00:00Z"
     assert left(api, incident("yesterday"), now) == WEEK_S
-    assert api.applied == [({OWNER_GONE: now}, MARK_MANAGER)]
+    assert api.applied == [({OWNER_DELETED_ANNOTATION: now}, DELETION_MANAGER)]
     assert left(api, incident("2999-01-01T00:00:00Z"), now) == WEEK_S
     assert api.deleted == []
 
@@ -92,7 +92,7 @@ def test_an_owner_that_is_there_again_takes_the_mark_off() -> None:
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     now = "2026-01-03T00:00:00Z"
     asyncio.run(reconcile_pods(cast("Api", api), Store(), KEY, policy, [], [item], now, CONFIG))
-    assert api.applied == [({}, MARK_MANAGER)]
+    assert api.applied == [({}, DELETION_MANAGER)]
 
 
 def recorded(name: str, **status: Any) -> Object:
@@ -122,7 +122,7 @@ def test_an_incident_whose_writes_somebody_used_up_is_ended(definitions: Definit
     """A client with the token of the pod can write the highest revision: then the supervisor can
     write nothing more, not even the end."""
     api = FakeApi(definitions)
-    alive = PodView.without_containers("vllm-0", "2026-01-01T00:00:00Z", False)
+    alive = PodView.make_without_containers("vllm-0", "2026-01-01T00:00:00Z", False)
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     items = [
         api.put(recorded("vllm-0-1", revision=100)),

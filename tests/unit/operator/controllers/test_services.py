@@ -15,7 +15,7 @@ import yaml
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.inference_service import InferenceServiceController
-from plimsoll_operator.controllers.writes import NameConflict
+from plimsoll_operator.controllers.writes import NameConflictError
 from plimsoll_operator.kinds import OPTIONAL, SERVICE, Key, Object
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
@@ -77,7 +77,7 @@ class Cluster:
             try:
                 asyncio.run(self.controller.handle(KEY))
                 error = None
-            except (ApiError, NameConflict) as problem:
+            except (ApiError, NameConflictError) as problem:
                 error = problem
             if self.api._version == before:
                 return error
@@ -275,7 +275,7 @@ def test_somebody_elses_object_is_not_taken_over(cluster: Cluster) -> None:
     del theirs["metadata"]["labels"]
     asyncio.run(cluster.api.apply(MAP, theirs, manager="somebody"))
     cluster.apply()
-    assert isinstance(cluster.reconcile(), NameConflict)
+    assert isinstance(cluster.reconcile(), NameConflictError)
     ready = cluster.conditions()["Ready"]
     assert (ready["reason"], "tiny-supervisor" in ready["message"]) == ("NameConflict", True)
     found = cluster.api.found("ConfigMap", "tiny-supervisor")

@@ -15,7 +15,7 @@ from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.fleet.group_loops import GroupHistory, GroupStarts
 from plimsoll_operator.fleet.incidents import plan_incidents
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import POLICY, Key
 from tests.lab.definitions import Definitions
 
@@ -31,8 +31,10 @@ def at(seconds: int) -> str:
     return f"2026-01-01T{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}Z"
 
 
-def leader(created: int, ready: bool = False, state: State = State.SUPERVISED) -> SelectedPod:
-    view = None if ready else PodView.without_containers("big-0", at(created), False)
+def leader(
+    created: int, ready: bool = False, state: SupervisionState = SupervisionState.SUPERVISED
+) -> SelectedPod:
+    view = None if ready else PodView.make_without_containers("big-0", at(created), False)
     member = Membership(BIG, "leaderworkerset.x-k8s.io", "4a")
     return SelectedPod(
         "big-0", "default", state, member=member, created=at(created), view=view,
@@ -42,7 +44,9 @@ def leader(created: int, ready: bool = False, state: State = State.SUPERVISED) -
 
 def worker(created: int) -> SelectedPod:
     member = Membership(BIG, "leaderworkerset.x-k8s.io", "4a", worker=True)
-    return SelectedPod("big-0-1", "default", State.SUPERVISED, member=member, created=at(created))
+    return SelectedPod(
+        "big-0-1", "default", SupervisionState.SUPERVISED, member=member, created=at(created)
+    )
 
 
 def starts(history: GroupHistory, *created: int, ready: bool = False) -> GroupStarts:
@@ -107,9 +111,9 @@ def test_roll_outs_slow_restarts_and_other_pods_are_no_loop() -> None:
     assert slow.recreations <= 3
     same = GroupHistory()
     assert starts(same, 5, 5, 5, 5, 5, 5).recreations == 0
-    for state in (State.REFUSED, State.WAITING):
+    for state in (SupervisionState.REFUSED, SupervisionState.WAITING):
         assert GroupHistory().observe(KEY, [leader(0, state=state)], at(1)) == []
-    deployment = SelectedPod("a", "default", State.SUPERVISED, created=at(0))
+    deployment = SelectedPod("a", "default", SupervisionState.SUPERVISED, created=at(0))
     assert GroupHistory().observe(KEY, [deployment], at(1)) == []
 
 

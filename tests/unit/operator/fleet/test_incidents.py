@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.leakincident import MAX_OF_POD
 from plimsoll_operator.fleet import incidents
-from plimsoll_operator.fleet.incidents import KEPT_OF_NAMESPACE, KEPT_OF_POD, KEPT_OPEN
+from plimsoll_operator.fleet.incidents import MAX_KEPT_OF_NAMESPACE, MAX_KEPT_OF_POD, MAX_KEPT_OPEN
 
 NOW = "2026-01-02T00:00:00Z"
 
 
 def surplus(some: Any, kept: int, now: str, elsewhere: int = 0) -> list[dict[str, Any]]:
-    return incidents.surplus_incidents(some, kept, now, 600.0, elsewhere)
+    return incidents.find_surplus_incidents(some, kept, now, 600.0, elsewhere)
 
 
 def incident(n: int, pod: str = "", phase: str | None = "Resolved", day: int = 1) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def test_open_incidents_of_one_pod_go_as_well_but_the_newest_confirmed_stays() -
     some = [incident(n, "pod", "Open") for n in range(MAX_OF_POD)]
     some[0]["status"] = {"phase": "Confirmed"}
     gone = names(surplus(some, 50, NOW))
-    assert len(gone) == MAX_OF_POD - KEPT_OF_POD
+    assert len(gone) == MAX_OF_POD - MAX_KEPT_OF_POD
     assert gone == [f"i{n}" for n in range(1, 11)], "the oldest, but not the confirmed one"
     some[5]["status"] = {"phase": "Resolved"}
     assert "i5" in names(surplus(some, 50, NOW)), "ended ones go first"
@@ -55,18 +55,18 @@ def test_one_pod_displaces_no_incident_of_another() -> None:
 
 
 def test_a_service_and_a_namespace_keep_so_many() -> None:
-    some = [incident(n, phase="AwaitingSlot") for n in range(KEPT_OPEN + 3)]
+    some = [incident(n, phase="AwaitingSlot") for n in range(MAX_KEPT_OPEN + 3)]
     assert names(surplus(some, 50, NOW)) == ["i0", "i1", "i2"]
     few = [incident(n) for n in range(5)]
-    assert surplus(few, 50, NOW, KEPT_OF_NAMESPACE - 5) == []
-    assert names(surplus(few, 50, NOW, KEPT_OF_NAMESPACE - 3)) == ["i0", "i1"]
+    assert surplus(few, 50, NOW, MAX_KEPT_OF_NAMESPACE - 5) == []
+    assert names(surplus(few, 50, NOW, MAX_KEPT_OF_NAMESPACE - 3)) == ["i0", "i1"]
 
 
 def test_names_come_back_slowly() -> None:
     """Otherwise a pod writes as fast as the operator deletes, and etcd keeps both histories."""
     young = [incident(n, "pod", day=2) for n in range(MAX_OF_POD)]
     assert surplus(young, 1, "2026-01-02T00:09:00Z") == []
-    assert len(surplus(young, 50, "2026-01-02T00:11:00Z")) == MAX_OF_POD - KEPT_OF_POD
+    assert len(surplus(young, 50, "2026-01-02T00:11:00Z")) == MAX_OF_POD - MAX_KEPT_OF_POD
 
 
 @given(
@@ -84,7 +84,7 @@ def test_whatever_is_written_the_bounds_hold(
     gone = {one["metadata"]["name"] for one in surplus(written, kept, NOW)}
     left = [one for one in written if one["metadata"]["name"] not in gone]
     for pod in range(4):
-        assert sum(one["spec"]["pod"] == f"p{pod}" for one in left) <= KEPT_OF_POD + 1
+        assert sum(one["spec"]["pod"] == f"p{pod}" for one in left) <= MAX_KEPT_OF_POD + 1
     ended = [one for one in left if not incidents._is_open(one)]
     assert len(ended) <= kept + 1
     assert len(gone) + len(left) == len(written)

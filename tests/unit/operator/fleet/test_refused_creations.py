@@ -12,8 +12,8 @@ import pytest
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.fleet.refused_creations import (
     RefusedCreation,
-    blame_supervisor,
-    kind_of,
+    find_owner_kind,
+    find_supervisor_refusal,
     read_event,
 )
 from plimsoll_operator.render.containers import Images
@@ -59,7 +59,7 @@ def policy(**spec: Any) -> SupervisionPolicy:
 def ours(answer: str, made: Object | None = None, **spec: Any) -> RefusedCreation | None:
     refused = read_event(creating(answer))
     assert refused is not None
-    return blame_supervisor(refused, made or owner(), policy(**spec), IMAGES)
+    return find_supervisor_refusal(refused, made or owner(), policy(**spec), IMAGES)
 
 
 PSS = 'violates PodSecurity "restricted:latest": '
@@ -182,12 +182,12 @@ def test_a_pod_that_kuberay_could_not_create(
     assert (refused is None) is (found is None)
     if refused is None:
         return
-    kind = kind_of(told)
+    kind = find_owner_kind(told)
     assert kind is not None
     assert (kind.plural, refused.owner, refused.reason) == ("rayclusters", "RayCluster llm", rule)
     head, worker = ({"app": one} for one in labels)
     made = ray_cluster(head | {"command": ["vllm", "serve", "m"]}, {"app": "db"}, worker)
-    assert (blame_supervisor(refused, made, policy(), IMAGES) == refused) is found
+    assert (find_supervisor_refusal(refused, made, policy(), IMAGES) == refused) is found
 
 
 def test_a_stateful_set_and_an_event_with_a_series() -> None:

@@ -14,10 +14,10 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_SHOWN_WORKLOADS
 from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.fleet.figures import Figures, SlowLeak
+from plimsoll_operator.fleet.figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.revisions import find_suspects
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.workloads import group_pods, workload_statuses
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
+from plimsoll_operator.fleet.workloads import group_pods, index_workload_statuses
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import supervisor_config
 from plimsoll_operator.plans.rolling_restart import SUSPECT, manual_restart_hint
@@ -46,7 +46,12 @@ def pod(
 ) -> SelectedPod:
     member = Membership(ref, "apps", group, revision)
     return SelectedPod(
-        name, "default", State.SUPERVISED, member=member, may_hold_slot=True, created=at(created)
+        name,
+        "default",
+        SupervisionState.SUPERVISED,
+        member=member,
+        may_hold_slot=True,
+        created=at(created),
     )
 
 
@@ -126,8 +131,8 @@ def test_a_revision_stays_suspect_while_its_pods_are_there() -> None:
 
 def test_the_status_shows_the_workloads_that_matter_most() -> None:
     pods = [pod(f"w{n:02}-64d8-0", WorkloadRef("Deployment", f"w{n:02}")) for n in range(40)]
-    pods.append(SelectedPod("bare", "default", State.WAITING))
-    figures = {f"w{n:02}-64d8-0": Figures(host=n / 20, device=0.1) for n in range(30)}
+    pods.append(SelectedPod("bare", "default", SupervisionState.WAITING))
+    figures = {f"w{n:02}-64d8-0": SupervisorFigures(host=n / 20, device=0.1) for n in range(30)}
     made = status(item(), pods, [leak("w39-64d8-0")], figures, None, at(5), {None: "recreate them"})
     assert made["workloadCount"] == 41
     shown = made["workloads"]
@@ -156,7 +161,7 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
     assert [one.get("consumedPercent") for one in again["workloads"][:2]] == [145, 140]
     for one in (made, few, again):
         SupervisionPolicy.model_validate(item(status=one))
-    assert workload_statuses(few).keys() == {"Deployment/w39", "Pod/"}
+    assert index_workload_statuses(few).keys() == {"Deployment/w39", "Pod/"}
 
 
 def test_an_owners_name_is_any_text_and_shown_without_its_escapes() -> None:
@@ -193,12 +198,14 @@ def test_a_pod_that_nothing_would_create_anew_is_not_replaced(workload: Workload
 
 
 def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
-    def condition(figures: dict[str, Figures] | None, before: Any = None) -> dict[str, Any] | None:
+    def condition(
+        figures: dict[str, SupervisorFigures] | None, before: Any = None
+    ) -> dict[str, Any] | None:
         shown = status(item(status=before or {}), [pod("vllm-0")], [], figures, None, at(9))
         found = [one for one in shown["conditions"] if one["type"] == "SlowLeak"]
         return found[0] if found else None
 
-    leaks = Figures(slow=(SlowLeak("device", "non_torch", 4000.0, 200 * 3600.0),))
+    leaks = SupervisorFigures(slow=(SlowLeak("device", "non_torch", 4000.0, 200 * 3600.0),))
     seen = condition({"vllm-0": leaks})
     assert seen is not None
     assert (seen["status"], seen["reason"]) == ("True", "MemoryKeepsGrowing")
@@ -207,5 +214,5 @@ def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
         " 8 days"
     )
     assert condition(None, {"conditions": [seen]}) == seen, "it stays until the next scrape"
-    assert (condition({"vllm-0": Figures(slow=())}) or {})["status"] == "False"
+    assert (condition({"vllm-0": SupervisorFigures(slow=())}) or {})["status"] == "False"
     assert (condition(None) or {})["status"] == "Unknown"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.peers import PeerGrowth
-from plimsoll_operator.fleet.figures import Figures, SlowLeak
+from plimsoll_operator.fleet.figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.revisions import ReplicaPod
 from plimsoll_operator.fleet.verdict import needs_time, verdicts
 
@@ -33,13 +33,15 @@ def leak(pod: str, phase: str = "Confirmed", outcome: str = "") -> dict[str, Any
     }
 
 
-def seen(minutes: float, share: float = 0.0, requests: int = 9000, **more: Any) -> Figures:
+def seen(
+    minutes: float, share: float = 0.0, requests: int = 9000, **more: Any
+) -> SupervisorFigures:
     growth = PeerGrowth(int(share * 512 * MIB), int(minutes * 60), requests)
-    return Figures(host=share, host_growth=growth, **more)
+    return SupervisorFigures(host=share, host_growth=growth, **more)
 
 
 def only(
-    figures: list[Figures], incidents: Any = (), before: Any = None, memory: Any = MEMORY
+    figures: list[SupervisorFigures], incidents: Any = (), before: Any = None, memory: Any = MEMORY
 ) -> dict[str, Any]:
     """The verdict on a revision whose replicas have these ``figures``."""
     own = pods(len(figures))
@@ -109,7 +111,7 @@ def test_most_replicas_decide_and_not_the_newest_one() -> None:
 
 
 def test_a_replica_that_nobody_sees_proves_nothing() -> None:
-    found = only([Figures()])
+    found = only([SupervisorFigures()])
     assert (found["leaks"], found["minutesLeft"]) == ("Unknown", 30)
     assert "not known" in found["message"]
     both = MemoryPolicy(host=MEMORY.host, device=MemoryBudget(512 * MIB))
@@ -124,7 +126,7 @@ def test_a_slow_leak_is_no_no() -> None:
 
 def test_a_no_outlives_a_restart_but_no_leak() -> None:
     before = {"verdicts": [{"revision": NEW, "leaks": "No"}]}
-    assert only([seen(0), Figures()], before=before)["leaks"] == "No"
+    assert only([seen(0), SupervisorFigures()], before=before)["leaks"] == "No"
     assert only([seen(0)] * 2, [leak("q-new1-0")], before)["leaks"] == "Unknown"
     assert only([seen(0)] * 2, [leak("q-new1-0"), leak("q-new1-1")], before)["leaks"] == "Yes"
 

@@ -21,15 +21,15 @@ from plimsoll_api.workloads import (
     slot_names,
 )
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, summarize
-from plimsoll_operator.fleet.slots import allocate
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
+from plimsoll_operator.fleet.slots import allocate_slots
 from plimsoll_operator.fleet.workloads import (
     MAX_REPLICAS_BYTES,
     MAX_WORKLOADS,
     Workload,
     choose_workloads,
+    find_slots_with_restarts,
     group_pods,
-    slots_with_restarts,
 )
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import render, supervisor_config, too_many_workloads
@@ -49,7 +49,7 @@ def policy(**supervision: Any) -> SupervisionPolicy:
 
 
 def pods(ref: WorkloadRef | None, *names: str, holds: bool = True, group: str = "") -> Any:
-    state = State.SUPERVISED if holds else State.WAITING
+    state = SupervisionState.SUPERVISED if holds else SupervisionState.WAITING
     member = Membership(ref, "apps" if ref else "", group)
     return [
         SelectedPod(name, "default", state, member=member, may_hold_slot=holds) for name in names
@@ -67,7 +67,7 @@ def services(*found: Workload) -> list[dict[str, Any]]:
 
 def ray(*names: str, cluster: str = "llm", holds: bool = True) -> list[SelectedPod]:
     member = Membership(WorkloadRef("RayCluster", cluster), "ray.io", cluster)
-    state = State.SUPERVISED if holds else State.WAITING
+    state = SupervisionState.SUPERVISED if holds else SupervisionState.WAITING
     return [
         SelectedPod(name, "default", state, member=member, may_hold_slot=holds) for name in names
     ]
@@ -141,7 +141,7 @@ def test_a_pod_that_ends_keeps_its_slot_until_it_is_gone() -> None:
     containers = {"initContainers": [{"name": "supervisor"}], "containers": [{"name": "server"}]}
     leaving = {"metadata": meta | {"deletionTimestamp": NOW}, "spec": containers}
     found = summarize(leaving, policy(), ["engines"], DEFAULT_IMAGES)
-    assert (found.state, found.may_hold_slot) == (State.LEAVING, True)
+    assert (found.state, found.may_hold_slot) == (SupervisionState.LEAVING, True)
     over = leaving | {"status": {"phase": "Failed"}}
     assert not summarize(over, policy(), ["engines"], DEFAULT_IMAGES).may_hold_slot
 
@@ -206,7 +206,7 @@ def test_a_workload_that_comes_back_does_not_get_its_budget_back(
 ) -> None:
     meta = {"name": "a", "annotations": {SERVICE_RESTARTS: restarts} if restarts else {}}
     lease = {"metadata": meta, "spec": {"renewTime": renewed}}
-    assert slots_with_restarts([lease], 3600.0, NOW) == (["a"] if kept else [])
+    assert find_slots_with_restarts([lease], 3600.0, NOW) == (["a"] if kept else [])
 
 
 def breaker_lease(workload: Workload, holder: str = "") -> dict[str, Any]:
@@ -234,16 +234,16 @@ def asking(pod: str, service: str = "vllm") -> dict[str, Any]:
 def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> None:
     vllm, llama = group_pods([*pods(VLLM, "vllm-a"), *pods(LLAMA, "llama-0")])
     both = [breaker_lease(vllm, "vllm-a"), breaker_lease(llama)]
-    found = allocate(both, [asking("llama-0")], 1)
+    found = allocate_slots(both, [asking("llama-0")], 1)
     assert [one["metadata"]["uid"] for one in found.close] == ["StatefulSet/llama"]
     assert (found.held, found.asking) == (1, 1)
-    assert allocate(both, [asking("llama-0")], 4).close == []
+    assert allocate_slots(both, [asking("llama-0")], 4).close == []
     # It names another workload, and asks for its own all the same.
     assert [
-        one["metadata"]["uid"] for one in allocate(both, [asking("vllm-a", "llama")], 1).close
+        one["metadata"]["uid"] for one in allocate_slots(both, [asking("vllm-a", "llama")], 1).close
     ] == []
     # A pod without a supervisor of the policy asks for nothing.
-    assert allocate(both, [asking("anybody")], 1).close == []
+    assert allocate_slots(both, [asking("anybody")], 1).close == []
 
 
 def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
@@ -253,14 +253,16 @@ def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
     for number, one in enumerate(slots):
         one["metadata"]["uid"] = str(number)
     assert len(slots) == 8
-    assert allocate(slots, [asking("vllm-a")], 4).close == []
+    assert allocate_slots(slots, [asking("vllm-a")], 4).close == []
     shut = next(one for one in slots if one["metadata"]["annotations"][SLOT_REPLICAS] == "")
     shut["spec"] = {"holderIdentity": "plimsoll-operator"}
-    assert allocate(slots, [asking("vllm-a")], 4).reopen == [shut], "what was shut is given back"
+    assert allocate_slots(slots, [asking("vllm-a")], 4).reopen == [shut], (
+        "what was shut is given back"
+    )
 
 
 def test_a_lease_that_only_looks_like_a_workloads_slot_counts_for_nobody() -> None:
     (vllm,) = group_pods(pods(VLLM, "vllm-a"))
     forged = breaker_lease(vllm, "anybody")
     forged["metadata"]["annotations"][SLOT_WORKLOAD] = "Deployment/other"
-    assert allocate([forged], [asking("vllm-a")], 1).held == 0
+    assert allocate_slots([forged], [asking("vllm-a")], 1).held == 0

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision_policy import SelectedEngine
 from plimsoll_operator.injection import engine
-from plimsoll_operator.injection.command_line import MAX_COMMAND, split_commands
+from plimsoll_operator.injection.command_line import MAX_COMMAND_CHARS, split_commands
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 
 Object = dict[str, Any]
-OPTIONS = Options("supervisor:1")
+OPTIONS = InjectionOptions("supervisor:1")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ OPTIONS = Options("supervisor:1")
 def test_an_engine_is_what_runs_and_not_what_is_named(container: Object, kind: EngineType) -> None:
     pod = {"containers": [{"name": "c", **container}]}
     found = engine.find_engine(
-        pod, "Pod p", Options("s", SelectedEngine(port=1), unrecognized=True)
+        pod, "Pod p", InjectionOptions("s", SelectedEngine(port=1), unrecognized=True)
     )
     assert found is not None
     assert found.type is kind
@@ -88,7 +88,7 @@ def test_the_commands_of_a_script(script: str, commands: list[list[str]]) -> Non
     assert list(split_commands(script)) == commands
 
 
-SIZE = MAX_COMMAND - 16
+SIZE = MAX_COMMAND_CHARS - 16
 HOSTILE = {
     "one word": "y" * SIZE,
     "one quoted word": "'" + "y" * (SIZE - 2) + "'",
@@ -112,14 +112,14 @@ def test_no_script_takes_longer_than_its_length(shape: str) -> None:
         ]
     }
     began = time.process_time()
-    engine.find_engine(pod, "Pod p", Options("s", SelectedEngine(port=1)))
+    engine.find_engine(pod, "Pod p", InjectionOptions("s", SelectedEngine(port=1)))
     assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize(
     "container",
     [
-        {"command": ["sh", "-c", "vllm serve " + "y" * MAX_COMMAND]},
+        {"command": ["sh", "-c", "vllm serve " + "y" * MAX_COMMAND_CHARS]},
         {"args": ["serve", "x"] + ["a" * 8] * 80_000},
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.first_process import check_first_process
-from plimsoll_operator.injection.options import Fields
+from plimsoll_operator.injection.options import OptionNames
 
 Object = dict[str, Any]
 
@@ -17,7 +17,7 @@ def refusal(container: Object, field: str = "containers", **spec: Any) -> str:
     """What the check says of a pod with ``container``; empty if nothing."""
     pod = {field: [{"name": "engine", "image": "engine:1", **container}], **spec}
     try:
-        check_first_process(pod, "spec", Fields())
+        check_first_process(pod, "spec", OptionNames())
     except InjectionError as error:
         return str(error)
     return ""
@@ -126,7 +126,10 @@ def test_other_commands_are_not_refused(command: tuple[str, ...]) -> None:
         ({"image": "lscr.io/linuxserver/faster-whisper:2"}, "image must be"),
         ({"image": "registry.access.redhat.com/ubi9/ubi-init:9.6"}, "image must be"),
         ({"image": "org/debian-systemd@sha256:0"}, "image must be"),
-        ({"env": [{"name": "S6_KEEP_ENV", "value": "1"}]}, "env[S6_KEEP_ENV] is of s6-overlay"),
+        (
+            {"env": [{"name": "S6_KEEP_ENV", "value": "1"}]},
+            "env[S6_KEEP_ENV] belongs to s6-overlay",
+        ),
     ],
 )
 def test_an_image_with_an_init_system_is_refused_unless_a_command_replaces_it(

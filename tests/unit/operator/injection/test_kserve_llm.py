@@ -14,13 +14,13 @@ import yaml
 from plimsoll_api import supervisor_config
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
 from plimsoll_api.supervisor_config import PodEngine
-from plimsoll_operator.injection.configuration import Injected
+from plimsoll_operator.injection.configuration import InjectedDocument
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "inject" / "kserve-llminferenceservice.yaml"
-OPTIONS = Options("supervisor:1")
+OPTIONS = InjectionOptions("supervisor:1")
 TEMPLATED = "{{ if .GlobalConfig.EnableTLS }}https{{ else }}http{{ end }}"
 Object = dict[str, Any]
 
@@ -39,7 +39,7 @@ def main(**container: Any) -> Object:
     return {"containers": [{"name": "main"} | user | container]}
 
 
-def config_of(made: Injected) -> Object:
+def config_of(made: InjectedDocument) -> Object:
     assert made.config_map is not None, made.notes
     (config,) = made.others
     return config
@@ -107,7 +107,7 @@ def test_what_the_service_says_of_its_engine_counts() -> None:
     assert (left.document, left.config_map) == (web, None)
     assert "containers[main].command runs neither vLLM nor SGLang" in left.notes[0]
     wanted = SelectedEngine(type=SelectedType.CUSTOM, port=80)
-    made = inject_document(web, Options("supervisor:1", engine=wanted))
+    made = inject_document(web, InjectionOptions("supervisor:1", engine=wanted))
     assert engine_of(config_of(made)["spec"]).engine.serving_url == "http://127.0.0.1:80"
 
 
@@ -115,7 +115,9 @@ def test_a_user_that_only_the_image_knows_must_be_said() -> None:
     message = r"spec.template.containers\[main\].securityContext: runAsNonRoot is true"
     with pytest.raises(InjectionError, match=message):
         inject_document(service(), OPTIONS)
-    config = config_of(inject_document(service(), Options("supervisor:1", run_as_user=2000)))
+    config = config_of(
+        inject_document(service(), InjectionOptions("supervisor:1", run_as_user=2000))
+    )
     (sidecar,) = config["spec"]["template"]["initContainers"]
     assert sidecar["securityContext"]["runAsUser"] == 2000
 
@@ -124,7 +126,7 @@ def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -
     document = service(template=main(), worker={"containers": [{"name": "main"}]})
     with pytest.raises(InjectionError, match=r"spec: restartPolicy .* use --allow-group-restarts"):
         inject_document(document, OPTIONS)
-    made = inject_document(document, Options("supervisor:1", group_restarts=True))
+    made = inject_document(document, InjectionOptions("supervisor:1", group_restarts=True))
     assert "worker" not in config_of(made)["spec"]
     assert any("LLMInferenceService llama: spec.worker: left" in note for note in made.notes)
 
@@ -136,13 +138,13 @@ def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -
             service() | {"apiVersion": "serving.kserve.io/v1alpha1"},
             "LLMInferenceService llama: apiVersion: serving.kserve.io/v1alpha1 is not supported",
         ),
-        (service() | {"metadata": {}}, "metadata.name: required"),
+        (service() | {"metadata": {}}, "metadata.name is required"),
         (service(prefill=[]), r"LLMInferenceService llama: spec.prefill must be an object"),
         (service(template=main() | {"hostPID": True}), "spec.template.hostPID: true"),
         (service(template=main(args=["--port=9465"])), "needs ports 9464 and 9465"),
         (
             service(template=main() | {"initContainers": [{"name": "supervisor"}]}),
-            r"spec.template.initContainers\[supervisor\]: a container of this name is there",
+            r"spec.template.initContainers\[supervisor\]: the pod already has a container of this name",
         ),
     ],
 )
@@ -152,12 +154,12 @@ def test_what_cannot_be_supervised_names_its_field(document: Object, message: st
 
 
 def test_the_probe_does_not_lose_to_the_services_own_path() -> None:
-    probed = Options("supervisor:1", probe=True)
+    probed = InjectionOptions("supervisor:1", probe=True)
     config = config_of(inject_document(service(template=main()), probed))
     (engine,) = config["spec"]["template"]["containers"]
     assert {"name": "PYTHONPATH", "value": "/opt/plimsoll-probe"} in engine["env"]
     own = main(env=[{"name": "PYTHONPATH", "value": "/app"}])
-    with pytest.raises(InjectionError, match=r"env\[PYTHONPATH\]: it would override"):
+    with pytest.raises(InjectionError, match=r"env\[PYTHONPATH\]: this variable would override"):
         inject_document(service(template=own), probed)
 
 

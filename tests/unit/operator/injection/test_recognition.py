@@ -15,7 +15,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision_policy import SelectedEngine
 from plimsoll_operator.injection.engine import EngineContainer, describe_containers, find_engine
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.options import Options
+from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.shape import check_types
 
 Object = dict[str, Any]
@@ -29,7 +29,7 @@ def shell(script: str, *flags: str) -> Object:
 
 def found(container: Object, **options: Any) -> EngineContainer | None:
     return find_engine(
-        {"containers": [{"name": "c", **container}]}, "Pod p", Options("s", **options)
+        {"containers": [{"name": "c", **container}]}, "Pod p", InjectionOptions("s", **options)
     )
 
 
@@ -84,11 +84,11 @@ def test_an_engine_says_by_what_it_is_known(container: Object, kind: EngineType,
     ("container", "why"),
     [
         ({"image": IMAGE, "command": ["vllm", "bench", "serve"], "args": ["--port", "80"]},
-         "runs vllm bench, which serves nothing"),
+         "runs vllm bench, which serves no requests"),
         ({"image": IMAGE, "command": ["vllm", "run-batch"]},
-         "runs vllm run-batch, which serves nothing"),
+         "runs vllm run-batch, which serves no requests"),
         ({"image": IMAGE, "args": ["chat", "--url", "http://x"]},
-         "runs vllm chat, which serves nothing"),
+         "runs vllm chat, which serves no requests"),
         ({"image": IMAGE, "command": ["sleep", "infinity"]}, "runs sleep"),
         (shell("huggingface-cli download org/vllm --local-dir /m && sleep inf") | {"image": IMAGE},
          "runs sleep"),
@@ -96,7 +96,7 @@ def test_an_engine_says_by_what_it_is_known(container: Object, kind: EngineType,
                                       "vllm"]}, "runs benchmark_serving.py"),
         ({"image": "lmsysorg/sglang:1", "command": ["python3", "-m", "sglang.bench_serving"]},
          "runs sglang.bench_serving"),
-        ({"image": IMAGE, "command": ["python", "-c", "import vllm"]}, "runs a line of Python"),
+        ({"image": IMAGE, "command": ["python", "-c", "import vllm"]}, "runs a line of Python code"),
         ({"image": "nvcr.io/ai-dynamo/vllm-runtime:1", "command": ["python3", "-m",
           "dynamo.frontend"]}, "runs dynamo.frontend"),
         ({"image": "x/epp:1", "args": ["-poolName", "vllm-llama", "-grpcPort", "9002"]}, ""),
@@ -112,7 +112,7 @@ def test_an_engine_says_by_what_it_is_known(container: Object, kind: EngineType,
 def test_what_only_has_to_do_with_an_engine_is_none(container: Object, why: str) -> None:
     assert found(container, named_is_custom=False) is None
     pod = {"containers": [{"name": "c", **container}]}
-    assert describe_containers(pod, Options("s")) == f"c {why}".rstrip()
+    assert describe_containers(pod, InjectionOptions("s")) == f"c {why}".rstrip()
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def test_a_port_that_is_not_known_is_never_invented(container: Object, reason: s
     [
         ({"args": ["--host", "$(IP)"], "env": [
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
-         "listens on the pod's own address only"),
-        ({"args": ["--host=10.0.0.1"]}, "listens on 10.0.0.1 only"),
-        ({"args": ["--disable-log-stats"]}, "--disable-log-stats leaves the metrics empty"),
-        ({"args": ["--ssl-certfile", "c", "--ssl-cert-reqs", "2"]}, "asks its clients for cert"),
+         "listens only on the pod's own address"),
+        ({"args": ["--host=10.0.0.1"]}, "listens only on 10.0.0.1"),
+        ({"args": ["--disable-log-stats"]}, "--disable-log-stats, the metrics are empty"),
+        ({"args": ["--ssl-certfile", "c", "--ssl-cert-reqs", "2"]}, "requires client certificates"),
         ({"args": ["--api-key", "k"]}, "no API key"),
         ({"command": ["python3", "-m", "sglang.launch_server"]}, "without --enable-metrics"),
-        ({"command": ["vllm", "serve", "m", "--node-rank", "$RANK"]}, "differs from pod to pod"),
+        ({"command": ["vllm", "serve", "m", "--node-rank", "$RANK"]}, "differs between pods"),
     ],
 )  # fmt: skip
 def test_what_the_supervisor_will_not_see_is_said(container: Object, note: str) -> None:
@@ -236,7 +236,7 @@ def test_the_best_evidence_decides_between_containers() -> None:
             {"name": "engine", "image": "x", "command": ["vllm", "serve", "m"]},
         ]
     }
-    made = find_engine(pod, "Pod p", Options("s"))
+    made = find_engine(pod, "Pod p", InjectionOptions("s"))
     assert made is not None
     assert made.container == "engine"
 
@@ -250,18 +250,18 @@ def test_an_engine_may_be_a_native_sidecar() -> None:
             {"name": "engine", "image": IMAGE, "restartPolicy": "Always"},
         ],
     }
-    made = find_engine(pod, "Pod p", Options("s"))
+    made = find_engine(pod, "Pod p", InjectionOptions("s"))
     assert made is not None
     assert (made.container, made.path) == ("engine", "Pod p.initContainers[engine]")
     assert not made.no_restart_reason, (
         "the kubelet restarts a native sidecar whatever the pod's policy is"
     )
     pod["containers"] = [{"name": "main", "image": IMAGE}]
-    made = find_engine(pod, "Pod p", Options("s"))
+    made = find_engine(pod, "Pod p", InjectionOptions("s"))
     assert made is not None
     assert made.container == "main"
     assert made.no_restart_reason == "restartPolicy: OnFailure"
-    made = find_engine(pod, "Pod p", Options("s", SelectedEngine(container="engine")))
+    made = find_engine(pod, "Pod p", InjectionOptions("s", SelectedEngine(container="engine")))
     assert made is not None
     assert made.container == "engine"
 
@@ -301,7 +301,7 @@ def test_a_script_of_a_config_map_beside_it_is_read(
         "volumes": [{"name": "v", **volume}],
     }
     check_types(pod, "Pod p")
-    made = find_engine(pod, "Pod p", Options("s", config_maps={"c": {"run.sh": script}}))
+    made = find_engine(pod, "Pod p", InjectionOptions("s", config_maps={"c": {"run.sh": script}}))
     assert (made.port if made else None) == port
 
 
@@ -314,7 +314,7 @@ def test_a_script_that_runs_itself_is_read_once() -> None:
     }
     scripts = {"a": "/s/a;/s/b;" * 1000, "b": "vllm serve m;" + "/s/a;/s/b;" * 1000}
     began = time.process_time()
-    assert find_engine(pod, "Pod p", Options("s", config_maps={"c": scripts})) is not None
+    assert find_engine(pod, "Pod p", InjectionOptions("s", config_maps={"c": scripts})) is not None
     assert time.process_time() - began < 0.5
 
 

@@ -16,10 +16,15 @@ from plimsoll_api.names import POLICY_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import Injection, InjectionStop
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.admission.review import TRIAL_S, Policies, Reviewer
+from plimsoll_operator.admission.review import STARTUP_TRIAL_S, PolicyCache, Reviewer
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
-from plimsoll_operator.fleet.selected_pods import SelectedPod, StartState, State, summarize
-from plimsoll_operator.injection.policy import INJECTED_IMAGES, inject_pod, injected_images
+from plimsoll_operator.fleet.selected_pods import (
+    SelectedPod,
+    StartState,
+    SupervisionState,
+    summarize,
+)
+from plimsoll_operator.injection.policy import INJECTED_IMAGES_ANNOTATION, format_images, inject_pod
 from plimsoll_operator.plans.injection import (
     RETRY,
     decide_injection,
@@ -59,7 +64,7 @@ def one(
     stuck: str = "",
     images: str = "supervisor:1",
     created: str = EARLIER,
-    state: State = State.SUPERVISED,
+    state: SupervisionState = SupervisionState.SUPERVISED,
     member: Membership | None = None,
     node: str = "",
 ) -> SelectedPod:
@@ -181,7 +186,7 @@ AGAIN = Injection(images="supervisor:1", since=NOW)
             policy(),
             [
                 one("a", stuck=WHY, images="supervisor:0"),
-                one("b", stuck=WHY, state=State.LEAVING),
+                one("b", stuck=WHY, state=SupervisionState.LEAVING),
                 one("c", stuck=WHY),
             ],
             {"waiting": 1},
@@ -253,7 +258,7 @@ def test_a_refusal_to_create_a_pod_stops_the_injection_and_the_status_names_the_
         assert held[kind]["reason"] == "PodsRefused"
         assert "must specify limits.cpu for: supervisor" in held[kind]["message"]
     alone = decide_injection(
-        kept, policy(), "supervisor:1", [one("a", state=State.WAITING)], 2, LATER, ()
+        kept, policy(), "supervisor:1", [one("a", state=SupervisionState.WAITING)], 2, LATER, ()
     )
     assert alone["stopped"] == found["stopped"], "the pod that came without one changes nothing"
 
@@ -420,7 +425,9 @@ def test_such_engines_stop_the_injection_of_a_policy_of_which_no_pod_ran() -> No
 def test_an_image_that_other_admission_wrote_anew_is_still_ours() -> None:
     wanted = policy()
     made = inject_pod(pod(), wanted, IMAGES).pod
-    assert made["metadata"]["annotations"][INJECTED_IMAGES] == injected_images(wanted, IMAGES)
+    assert made["metadata"]["annotations"][INJECTED_IMAGES_ANNOTATION] == format_images(
+        wanted, IMAGES
+    )
     made["spec"]["initContainers"][0]["image"] = "mirror.example/supervisor@sha256:1"
     said = {"initContainerStatuses": [{"name": "supervisor", "started": True}]}
     start = summarize(made | {"status": said}, wanted, ["engines"], IMAGES, NOW).start
@@ -440,9 +447,9 @@ def test_a_young_pod_is_not_stuck_and_a_foreign_one_says_nothing() -> None:
 
 def test_the_images_are_those_that_a_new_pod_gets() -> None:
     own = Images("e", "s:1", "p:1")
-    assert injected_images(policy(), own) == "s:1"
-    assert injected_images(policy(probe={"enabled": True}), own) == "s:1, p:1"
-    assert injected_images(policy(probe={"enabled": True}), IMAGES) == "supervisor:1"
+    assert format_images(policy(), own) == "s:1"
+    assert format_images(policy(probe={"enabled": True}), own) == "s:1, p:1"
+    assert format_images(policy(probe={"enabled": True}), IMAGES) == "supervisor:1"
 
 
 def test_the_status_and_an_event_say_what_a_person_can_do() -> None:
@@ -473,7 +480,7 @@ class Webhook:
 
     def __init__(self, **found: Any) -> None:
         self.now, self.count = 0.0, 0
-        self.policies, self.results = Policies(), list[str]()
+        self.policies, self.results = PolicyCache(), list[str]()
         self.show(**found)
         self._review = Reviewer(
             self.policies, IMAGES, self.results.append, limit=2, clock=lambda: self.now
@@ -517,7 +524,7 @@ def test_the_webhook_gives_a_supervisor_to_few_pods_until_one_ran() -> None:
     }}  # fmt: skip
     webhook.create(again)
     assert webhook.results[-1] == "injected"
-    webhook.now = TRIAL_S
+    webhook.now = STARTUP_TRIAL_S
     webhook.create()
     assert webhook.results[-1] == "injected", "the status says that none waits"
     webhook.show("2", injection={"images": "supervisor:1", "waiting": 2})

@@ -10,8 +10,8 @@ from plimsoll_api.names import POLICY_LABEL, SERVICE_RESTARTS
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.fleet.figures import Figures
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, summarize
+from plimsoll_operator.fleet.figures import SupervisorFigures
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
 from plimsoll_operator.kinds import Object, Ref, read, ref
 from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, reconcile
 from plimsoll_operator.plans.service import Failure
@@ -29,9 +29,12 @@ VLLM = Membership(workload=WorkloadRef("Deployment", "vllm"), api_group="apps", 
 
 
 def pod(
-    name: str, state: State = State.SUPERVISED, account: str = "vllm", holds: bool | None = None
+    name: str,
+    state: SupervisionState = SupervisionState.SUPERVISED,
+    account: str = "vllm",
+    holds: bool | None = None,
 ) -> SelectedPod:
-    holds = state is State.SUPERVISED if holds is None else holds
+    holds = state is SupervisionState.SUPERVISED if holds is None else holds
     return SelectedPod(name, account, state, member=VLLM, may_hold_slot=holds)
 
 
@@ -61,15 +64,18 @@ def subjects(found: PolicyPlan) -> list[str]:
     ("pods", "accounts"),
     [
         ((), []),
-        ((pod("a", State.WAITING),), []),
-        ((pod("a", State.REFUSED),), []),
+        ((pod("a", SupervisionState.WAITING),), []),
+        ((pod("a", SupervisionState.REFUSED),), []),
         ((pod("a"),), ["vllm"]),
         ((pod("a"), pod("b", account="other")), ["other", "vllm"]),
         # The last pod of an account still gives its slot back and closes its incident.
-        ((pod("a", State.LEAVING, holds=True),), ["vllm"]),
-        ((pod("a", account="other"), pod("b", State.LEAVING, holds=True)), ["other", "vllm"]),
+        ((pod("a", SupervisionState.LEAVING, holds=True),), ["vllm"]),
+        (
+            (pod("a", account="other"), pod("b", SupervisionState.LEAVING, holds=True)),
+            ["other", "vllm"],
+        ),
         # Of one that has ended nothing runs any more.
-        ((pod("a", State.LEAVING, holds=False),), []),
+        ((pod("a", SupervisionState.LEAVING, holds=False),), []),
     ],
 )
 def test_accounts_have_rights_while_a_supervisor_runs(
@@ -110,7 +116,11 @@ def test_a_held_lease_stays_in_the_role() -> None:
 
 
 def test_the_same_observation_gives_the_same_plan() -> None:
-    pods = [pod("b"), pod("a", State.WAITING), pod("c", State.LEAVING, holds=True)]
+    pods = [
+        pod("b"),
+        pod("a", SupervisionState.WAITING),
+        pod("c", SupervisionState.LEAVING, holds=True),
+    ]
     first = plan(*pods)
     owned = [
         one
@@ -128,9 +138,12 @@ def test_the_same_observation_gives_the_same_plan() -> None:
     [
         ((), ("True", "NoPods")),
         ((pod("a"),), ("True", "Supervised")),
-        ((pod("a"), pod("b", State.WAITING)), ("True", "PartlySupervised")),
-        (tuple(pod(f"p-{n}", State.WAITING) for n in range(50)), ("False", "NoPodSupervised")),
-        ((pod("a", State.REFUSED),), ("False", "NoPodSupervised")),
+        ((pod("a"), pod("b", SupervisionState.WAITING)), ("True", "PartlySupervised")),
+        (
+            tuple(pod(f"p-{n}", SupervisionState.WAITING) for n in range(50)),
+            ("False", "NoPodSupervised"),
+        ),
+        ((pod("a", SupervisionState.REFUSED),), ("False", "NoPodSupervised")),
     ],
 )
 def test_a_policy_is_ready_only_where_a_supervisor_runs(
@@ -144,8 +157,8 @@ def test_a_policy_is_ready_only_where_a_supervisor_runs(
 def test_a_pod_whose_supervisor_does_not_see_its_engine_is_not_supervised() -> None:
     """The policy said Ready, Supervised while the supervisor could read nothing of the engine."""
     figures = {
-        "a": Figures(missing_signals=(("engine", "EngineSilent"),)),
-        "b": Figures(missing_signals=()),
+        "a": SupervisorFigures(missing_signals=(("engine", "EngineSilent"),)),
+        "b": SupervisorFigures(missing_signals=()),
     }
     found = status(ITEM, (pod("a"), pod("b"), pod("c")), [], figures, None, NOW)
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
@@ -222,12 +235,12 @@ def test_a_policys_ready_carries_the_first_cause_of_its_pods(
 
 def test_drained_pods_are_counted_and_named() -> None:
     pods = [pod("a"), pod("b")]
-    figures = {"a": Figures(drained=True), "b": Figures(drained=False)}
+    figures = {"a": SupervisorFigures(drained=True), "b": SupervisorFigures(drained=False)}
     found = status(ITEM, pods, [], figures, None, NOW)
     assert found["drained"] == 1
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert "drained by a person: a" in ready["message"]
-    unknown = status(ITEM, pods, [], {"a": Figures()}, None, NOW)
+    unknown = status(ITEM, pods, [], {"a": SupervisorFigures()}, None, NOW)
     assert "drained" not in unknown, "unknown is not none"
     kept = status(ITEM | {"status": found}, pods, [], None, None, NOW)
     assert kept["drained"] == 1

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import Injection, InjectionStop
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import Workload, group_pods
 from plimsoll_operator.kinds import Key, Kind, Object, read
 from plimsoll_operator.plans import rolling_restart as rollout
@@ -42,7 +42,9 @@ def policy(generation: int = 1, rollout: str = "Restart") -> SupervisionPolicy:
     return read(SupervisionPolicy, manifest)
 
 
-def owned(ref: WorkloadRef | None, state: State = State.WAITING, api: str = "apps") -> Workload:
+def owned(
+    ref: WorkloadRef | None, state: SupervisionState = SupervisionState.WAITING, api: str = "apps"
+) -> Workload:
     member = Membership(ref, api if ref else "")
     (found,) = group_pods([SelectedPod("vllm-a", "default", state, member=member)])
     return found
@@ -97,7 +99,7 @@ class Server:
 
     def settle(self, *workloads: Workload, **more: Any) -> Any:
         self.turn(*workloads, **more)
-        self.now += CLOCKS.rollout_settle
+        self.now += DEFAULT_INTERVALS.rollout_settle
         return self.turn(*workloads, **more)
 
 
@@ -128,7 +130,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     server = Server(live())
     waits = owned(VLLM)
     assert server.turn(waits) == ({}, []), "the webhook must know of the policy first"
-    server.now += CLOCKS.rollout_settle
+    server.now += DEFAULT_INTERVALS.rollout_settle
     assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [VLLM])
     ((manager, body),) = server.asked
     assert manager == "plimsoll-operator-rollout"
@@ -136,13 +138,13 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
         "kubectl.kubernetes.io/restartedAt": NOW}}}}  # fmt: skip
     gets = server.gets
     for _ in range(3):
-        server.now += CLOCKS.rollout_again
+        server.now += DEFAULT_INTERVALS.rollout_again
         assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [])
     assert server.gets == gets, "a workload that was asked costs no request"
     # Another operator knows by the annotation, and so does this one when pods wait again.
     server.restarts = server.started()
     assert server.settle(waits) == ({VLLM: rollout.REQUESTED}, [])
-    assert server.turn(owned(VLLM, State.SUPERVISED)) == ({}, [])
+    assert server.turn(owned(VLLM, SupervisionState.SUPERVISED)) == ({}, [])
     assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [])
     assert len(server.asked) == 1
     assert server.settle(waits, generation=2)[1] == [VLLM]
@@ -207,7 +209,7 @@ def test_a_restart_waits_where_it_would_not_help(found: Object, said: str) -> No
     server.turn(owned(ref))
     assert server.gets == gets, "it looks again after a minute"
     server.workloads["vllm"] = live(found["kind"])
-    server.now += CLOCKS.rollout_again
+    server.now += DEFAULT_INTERVALS.rollout_again
     assert server.turn(owned(ref))[1] == [ref]
 
 
@@ -235,7 +237,7 @@ def test_a_refusal_is_said_and_tried_again() -> None:
     server.refusal = ApiError(403, "Forbidden", "cannot patch deployments")
     assert "cannot patch deployments" in server.settle(owned(VLLM))[0][VLLM]
     server.refusal = ApiError(503, "Unavailable", "later")
-    server.now += CLOCKS.rollout_again
+    server.now += DEFAULT_INTERVALS.rollout_again
     with pytest.raises(ApiError):
         server.turn(owned(VLLM))
     server.refusal = None
@@ -256,7 +258,7 @@ class Restarts(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        state = State.WAITING if self.waits else State.SUPERVISED
+        state = SupervisionState.WAITING if self.waits else SupervisionState.SUPERVISED
         before = len(self.server.asked)
         said, asked = self.server.turn(owned(VLLM, state), generation=self.generation)
         assert len(self.server.asked) - before == len(asked) <= 1

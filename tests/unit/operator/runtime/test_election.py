@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from plimsoll_operator.config import CLOCKS, Clocks
+from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LEASE, Object
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.election import MAX_DURATION_S, Election, LeadershipLost
@@ -54,9 +54,9 @@ class Server:
 
     def api(self) -> Api:
         limit = RateLimit(1e6, 10**6, clock(), asyncio.sleep)
-        return Api(self, CLOCKS.renew / 2, limit, tries=1)
+        return Api(self, DEFAULT_INTERVALS.renew / 2, limit, tries=1)
 
-    def election(self, identity: str = "me", clocks: Clocks = CLOCKS) -> Election:
+    def election(self, identity: str = "me", clocks: Intervals = DEFAULT_INTERVALS) -> Election:
         return Election(self.api(), "ns", "l", identity, clock(), clocks)
 
     async def param_serialize(self, method: str, path: str, **rest: Any) -> Any:
@@ -172,7 +172,7 @@ def test_a_wrong_duration_keeps_nobody_out_for_ever() -> None:
         await Server(OTHER | {"leaseDurationSeconds": 2**31 - 1}).election().acquire()
         return clock()()
 
-    assert MAX_DURATION_S < run(play()) < MAX_DURATION_S + 2 * CLOCKS.retry
+    assert MAX_DURATION_S < run(play()) < MAX_DURATION_S + 2 * DEFAULT_INTERVALS.retry
 
 
 def test_of_two_that_create_or_take_it_at_once_one_leads() -> None:
@@ -249,7 +249,7 @@ def test_what_is_given_back_at_the_end(case: str) -> None:
         before = copy.deepcopy(server.lease)
         await election.release()
         assert not election.is_leader()
-        assert clock()() <= CLOCKS.renew
+        assert clock()() <= DEFAULT_INTERVALS.renew
         if wanted == "left":
             assert server.lease == before
             return
@@ -276,14 +276,14 @@ def test_what_is_given_back_at_the_end(case: str) -> None:
 def test_times_that_could_make_two_leaders_are_refused(
     values: dict[str, float], wrong: bool
 ) -> None:
-    assert (Clocks(**values).problem() is not None) is wrong
+    assert (Intervals(**values).problem() is not None) is wrong
 
 
 TROUBLE = {
     "429 with Retry-After: 10": lambda server: setattr(server, "status", lambda _: 429),
     "no answer": lambda server: setattr(server, "before", lambda _: 1e9),
     "answers just within the timeout": lambda server: setattr(
-        server, "before", lambda _: CLOCKS.renew / 2 - 0.01
+        server, "before", lambda _: DEFAULT_INTERVALS.renew / 2 - 0.01
     ),
     "500": lambda server: setattr(server, "status", lambda _: 500),
 }
@@ -304,7 +304,7 @@ def test_who_cannot_renew_ends_before_anybody_takes_over(
         said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
         assert said
         assert all(one.partition("Lease: ")[2] for one in said), "each says why"
-        assert clock()() - began == pytest.approx(CLOCKS.renew)
+        assert clock()() - began == pytest.approx(DEFAULT_INTERVALS.renew)
         assert not election.is_leader()
 
     run(play())
@@ -320,7 +320,9 @@ def test_a_renewal_counts_from_before_it_was_sent() -> None:
         server.status = lambda _: 503
         with pytest.raises(LeadershipLost):
             await election.keep()
-        assert clock()() == pytest.approx(CLOCKS.renew), "the Lease is as old as the request"
+        assert clock()() == pytest.approx(DEFAULT_INTERVALS.renew), (
+            "the Lease is as old as the request"
+        )
 
     run(play())
 
@@ -333,7 +335,7 @@ def test_who_sees_somebody_else_in_the_lease_ends_at_once() -> None:
         server.write({"metadata": {}, "spec": OTHER})
         with pytest.raises(LeadershipLost, match="held by other"):
             await election.keep()
-        assert clock()() <= CLOCKS.retry + 0.1
+        assert clock()() <= DEFAULT_INTERVALS.retry + 0.1
 
     run(play())
 
@@ -348,7 +350,7 @@ def test_keeping_it_in_two_parts_gives_no_time_away() -> None:
             await asyncio.wait_for(election.keep(), 6)
         with pytest.raises(LeadershipLost):
             await election.keep()
-        assert clock()() == pytest.approx(CLOCKS.renew)
+        assert clock()() == pytest.approx(DEFAULT_INTERVALS.renew)
 
     run(play())
 
