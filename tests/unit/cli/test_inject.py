@@ -206,7 +206,7 @@ def test_the_supervisor_gets_the_engines_user() -> None:
 
 def test_which_container_is_the_engine_must_be_clear() -> None:
     pod = {"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]}
-    with pytest.raises(InjectionError, match="Use --container with one of a, b"):
+    with pytest.raises(InjectionError, match="use --container with one of a, b"):
         engine.find_engine(pod, "Pod p", replace(OPTIONS, unrecognized=True))
     assert engine.find_engine(pod, "Pod p", OPTIONS) is None
     found = engine.find_engine(pod, "Pod p", named("b", 1))

@@ -231,7 +231,7 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
             {},
             "the supervisor needs ports",
         ),
-        (pod(vllm(), vllm(name="other")), {}, "unclear which container is the engine: use the policy's"),
+        (pod(vllm(), vllm(name="other")), {}, "unclear which container is the engine: use"),
         (pod(vllm(), {"name": "supervisor", "image": "x"}), {}, "spec.containers[supervisor]"),
         (pod(volumes=[{"name": "plimsoll-run", "emptyDir": {}}]), {}, "volumes[plimsoll-run]"),
         (pod(vllm(securityContext={"runAsNonRoot": True})), {}, "runAsUser is not set"),
