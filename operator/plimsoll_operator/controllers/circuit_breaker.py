@@ -1,4 +1,4 @@
-"""Carry out the circuit breaker's decisions: take, renew and release slot Leases.
+"""Take, renew and release slot Leases, as the circuit breaker decides.
 
 Leases are written by PUT with the version that was read, as supervisors write them, so only one of
 two concurrent writers succeeds. Times are measured by this process, because the times in a Lease

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Observation:
-    """What was read from the cluster. ``pods`` are those that are not terminating."""
+    """Objects that were read from the cluster. ``pods`` are those that are not terminating."""
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None

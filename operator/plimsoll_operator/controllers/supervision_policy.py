@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Observation:
-    """What was observed in one reconcile.
+    """Observations of one reconcile.
 
     ``pods`` is None until they are known. ``wait_reasons`` has the reason why each workload's pods
     wait.

@@ -124,7 +124,9 @@ def test_a_user_that_only_the_image_knows_must_be_said() -> None:
 
 def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -> None:
     document = service(template=main(), worker={"containers": [{"name": "main"}]})
-    with pytest.raises(InjectionError, match=r"spec: restartPolicy .* use --allow-group-restarts"):
+    with pytest.raises(
+        InjectionError, match=r"spec: KServe sets restartPolicy .* use --allow-group"
+    ):
         inject_document(document, OPTIONS)
     made = inject_document(document, InjectionOptions("supervisor:1", group_restarts=True))
     assert "worker" not in config_of(made)["spec"]
