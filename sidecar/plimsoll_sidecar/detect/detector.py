@@ -162,6 +162,7 @@ class _Epoch:
         self._source: segments.HostSource | None = None
         self._missing = 0
         self._device_seen = self._accounted = False
+        self._own_devices: set[int] = set()
         self._in_use_missing: int | None = None
         self._roles = Roles(lambda process: process.anonymous)
         self._shared_roles = Roles(lambda process: process.rss_shmem)
@@ -263,6 +264,8 @@ class _Epoch:
 
     def _update_device(self, sample: Sample) -> None:
         shared = self.memory.shared_device
+        if shared:
+            sample = self._on_own_devices(sample)
         total = segments.device_own(sample) if shared else segments.device_total(sample)
         if total is None:
             return
@@ -273,6 +276,15 @@ class _Epoch:
         self.sizes.update(sizes)
         self.device.update(sample, total, sizes, self.scrape)
         self._update_in_use(sample, total, sizes)
+
+    def _on_own_devices(self, sample: Sample) -> Sample:
+        """Leave out the devices on which the engine's allocator never held anything.
+
+        Other pods use them, so they have no share of the engine's that could be missing.
+        """
+        self._own_devices |= {one.index for one in sample.device if one.torch is not None}
+        own = [one for one in sample.device if one.index in self._own_devices]
+        return replace(sample, device=own)
 
     def _update_in_use(self, sample: Sample, total: int, sizes: dict[Segment, int]) -> None:
         """Update device memory in use: it shows a leak long before the device has less free."""

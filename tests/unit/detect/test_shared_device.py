@@ -6,6 +6,7 @@ Tests ``detect/leak.py``.
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from leaklab.series import MIB, Series, steady
 from plimsoll_api.assessment import Segment, Suspicion
@@ -42,6 +43,22 @@ def test_growth_of_the_engines_allocator_still_is_and_the_incident_says_what_was
     assert found[-1].kind is IncidentKind.DEVICE_GROWTH
     assert found[-1].over_budget
     assert SHARED_DEVICE in found[-1].evidence
+
+
+def test_devices_that_the_engine_sees_and_never_uses_hide_no_leak_on_its_own() -> None:
+    """Four recorded engines on one of four visible GPUs: no memory of the device was judged."""
+    leak = steady(512 * MIB / 900, 120.0)
+    series = Series(duration=900, leak=leak, segment="torch_allocated", device=True)
+    detector = Detector(MemoryPolicy(device=BUDGET, shared_device=True), 60.0, 1.0)
+    found: list[Suspicion] = []
+    for sample in series.samples():
+        other = Device(index=1, used=60 << 30, total=80 << 30)
+        seen = detector.update(replace(sample, device=[*sample.device, other]))
+        found += seen.suspicions
+    assert seen.device is not None
+    assert {(one.kind, one.segment) for one in found} == {
+        (IncidentKind.DEVICE_GROWTH, Segment.TORCH_ALLOCATED)
+    }
 
 
 def test_an_engine_that_does_not_tell_its_own_share_is_unknown() -> None:
