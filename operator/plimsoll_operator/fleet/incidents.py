@@ -50,7 +50,7 @@ It is half of ``plimsoll_api.leakincident.MAX_OF_POD``, so that one name is free
 MAX_KEPT_OPEN = 500
 """Maximum number of open incidents per service or policy: one for each replica, with a margin."""
 MAX_KEPT_OF_NAMESPACE = 2000
-MAX_GROUP, MAX_POD = 63, 220
+MAX_GROUP_NAME, MAX_POD_PREFIX = 63, 220
 """Maximum lengths of the names of a group, and of a pod within an incident's name."""
 _SUSPECTED_PHASES = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 
@@ -184,7 +184,7 @@ def _follow_groups(
     for group in groups:
         ref = group.leader.member.workload
         assert ref is not None, "a group has a workload"
-        shown = open_.pop((ref.name, group.leader.member.group[:MAX_GROUP]), None)
+        shown = open_.pop((ref.name, group.leader.member.group[:MAX_GROUP_NAME]), None)
         if shown is None and group.is_looping:
             found.new.append(_group_incident(policy, group, ref, now))
         elif shown is not None and group.has_recovered:
@@ -201,7 +201,7 @@ def _follow_groups(
 
 def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: str) -> Object:
     meta, leader = policy["metadata"], group.leader
-    member = GroupMember(leader.member.group[:MAX_GROUP])
+    member = GroupMember(leader.member.group[:MAX_GROUP_NAME])
     service = ServiceRef(meta["name"], meta["namespace"], "", POLICY_KIND, ref, member, leader.role)
     text = (
         f"the group was created again {group.recreations} times within"
@@ -210,7 +210,7 @@ def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: s
     )
     opened = _parse_time(now) or 0.0
     record = IncidentRecord(
-        name=f"{leader.name[:MAX_POD]}-group-{int(opened):x}",
+        name=f"{leader.name[:MAX_POD_PREFIX]}-group-{int(opened):x}",
         kind=IncidentKind.CRASH_LOOP,
         epoch=f"group:{group.recreations}",
         opened_at=opened,

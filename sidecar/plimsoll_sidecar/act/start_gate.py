@@ -15,7 +15,7 @@ from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.start_gate import (
     ANSWER_FILE,
-    MAX_REASON,
+    MAX_GATE_REASON,
     QUESTION_FILE,
     GateAnswer,
     Question,
@@ -107,7 +107,7 @@ class EngineStarts:
         if held_s >= policy.within_s + (REPLACED_S if replaces else 0.0):
             self._end(asked, GateOutcome.TIMEOUT, held_s, now)
             return self._late
-        self._write(GateAnswer(now, self._answered or "", reason[:MAX_REASON]))
+        self._write(GateAnswer(now, self._answered or "", reason[:MAX_GATE_REASON]))
         return self._late
 
     def _question(self) -> str:

@@ -46,7 +46,7 @@ address space: pages are allocated when they are used.
 NICENESS = 10
 """Niceness of trials, so that streams have precedence."""
 
-ENDED = (
+TRIAL_ENDED = (
     "the process that compiled the grammar was killed, probably for lack of memory: send the"
     " request again"
 )
@@ -124,7 +124,7 @@ class Trial:
                     " send the request again"
                 ) from None
             except OSError as error:  # it ended before it had the whole grammar
-                raise TrialFailed(f"{ENDED}: {error}") from None
+                raise TrialFailed(f"{TRIAL_ENDED}: {error}") from None
             finally:
                 self._end()
 
@@ -135,7 +135,7 @@ class Trial:
                 "no process is available to compile the grammar: send the request again"
             )
         if not isinstance(begun := _messages.decode(first), _TrialStarted):
-            raise TrialFailed(ENDED)
+            raise TrialFailed(TRIAL_ENDED)
         with self._lock:
             # It waits for the grammar, so its PID cannot have been reused.
             self._pidfd = os.pidfd_open(begun.pid)
@@ -152,7 +152,7 @@ class Trial:
         # short. If the server has ended, it reports nothing.
         if isinstance(verdict, _TrialDied) and verdict.code < 0 and verdict.code != -signal.SIGKILL:
             return GrammarRefused(OVER_LIMITS)
-        raise TrialFailed(ENDED)
+        raise TrialFailed(TRIAL_ENDED)
 
     def _end(self) -> None:
         with self._lock:
