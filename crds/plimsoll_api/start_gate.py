@@ -14,7 +14,7 @@ import msgspec
 
 ANSWER_FILE, QUESTION_FILE = "start-gate.json", "start-gate-question"
 QUESTION_BYTES = 8
-MAX_ANSWER_BYTES = 2048
+MAX_GATE_FILE_BYTES = 2048
 MAX_GATE_REASON = 400
 
 Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * QUESTION_BYTES}}}$")]
@@ -44,7 +44,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def read_file(path: Path) -> bytes | None:
-    """Return a file of at most :data:`MAX_ANSWER_BYTES`; None if there is none or it is something else.
+    """Return a file of at most :data:`MAX_GATE_FILE_BYTES`; None if there is no regular file.
 
     The other container may have put a link or a pipe there.
     """
@@ -53,9 +53,9 @@ def read_file(path: Path) -> bytes | None:
     except OSError:
         return None
     try:
-        data = os.read(number, MAX_ANSWER_BYTES + 1)
+        data = os.read(number, MAX_GATE_FILE_BYTES + 1)
     except OSError:
         return None
     finally:
         os.close(number)
-    return data if len(data) <= MAX_ANSWER_BYTES else None
+    return data if len(data) <= MAX_GATE_FILE_BYTES else None
