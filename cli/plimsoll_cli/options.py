@@ -35,7 +35,9 @@ Local = Annotated[
 ]
 Kubeconfig = Annotated[
     Path | None,
-    typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig file (default: as kubectl)."),
+    typer.Option(
+        "--kubeconfig", metavar="FILE", help="Kubeconfig file (default: the same as kubectl)."
+    ),
 ]
 Context = Annotated[str | None, typer.Option("--context", help="Context in the kubeconfig.")]
 Namespace = Annotated[

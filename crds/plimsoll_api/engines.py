@@ -59,7 +59,7 @@ def scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
 
 
 def _pattern(flag: str) -> str:
-    """Return a pattern for RE2 and Python; vLLM accepts underscores instead of dashes."""
+    """Return a pattern, for RE2 and Python, that matches ``flag`` with dashes or underscores."""
     return f"^--{flag.removeprefix('--').replace('-', '[-_]')}(=|$)"
 
 

@@ -153,7 +153,7 @@ def status_of(
 
 
 def path_of(namespace: str, name: str, subresource: str = "") -> str:
-    """Return the path of a LeakIncident or its subresource; without ``name``, of the list."""
+    """Return the path of a LeakIncident or its subresource, or of the list if ``name`` is empty."""
     parts = ["/apis", API_VERSION, "namespaces", namespace, INCIDENT_PLURAL, name, subresource]
     return "/".join(filter(None, parts))
 

@@ -176,7 +176,7 @@ class SuspectRevision(ResourceModel):
     revision: str = Field(description="Hash of the revision.")
     leak: str = Field(description="Leak that the replicas share, as its kind and segment.")
     since: str = Field(
-        description="Time at which the leak had begun in most replicas.",
+        description="Time by which the leak had begun in most replicas.",
         json_schema_extra={"format": "date-time"},
     )
     leaking_replicas: int = Field(description="Number of replicas that have the leak.")

@@ -49,7 +49,7 @@ class Contract(NamedTuple):
 def needs_of(
     memory: str, level: int, limit: int | None, ledger: Iterable[LedgerEntry]
 ) -> MemoryNeeds:
-    """Return the needs of ``memory`` (host or device) with its pools from the engine's ledger."""
+    """Return the needs of ``memory`` (host or device). Its pools are those of the ledger."""
     pools = [(one.bytes, one.bound) for one in ledger if one.kind == memory]
     bounded = [(size, bound) for size, bound in pools if bound is not None]
     return MemoryNeeds(

@@ -90,8 +90,8 @@ class EngineResources(Resources):
         list[Annotated[DeviceClaim, Field(json_schema_extra=CLAIM_RULES)]], Field(max_length=8)
     ] = Field(
         default_factory=list,
-        description="Devices by dynamic resource allocation (DRA). Each claim becomes one of the "
-        "pod's `resourceClaims`, and the engine's container gets its devices.",
+        description="Devices allocated through dynamic resource allocation (DRA). Each claim "
+        "becomes one of the pod's `resourceClaims`, and the engine's container gets its devices.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["name"],

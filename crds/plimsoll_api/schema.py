@@ -52,13 +52,13 @@ def _is_duration(text: str) -> str:
     return text
 
 
-def _not_negative(text: str) -> str:
+def _validate_not_negative(text: str) -> str:
     if quantity(text) < 0:
         raise ValueError(f"{text!r} must not be less than 0")
     return text
 
 
-def _more_than_zero_bytes(text: str) -> str:
+def _validate_more_than_zero_bytes(text: str) -> str:
     if parse_bytes(text) <= 0:
         raise ValueError(f"{text!r} must be more than 0; leave the field out for no budget")
     return text
@@ -90,11 +90,11 @@ Amount = Annotated[
     BeforeValidator(_as_text),
     StringConstraints(max_length=32),
     AfterValidator(_is_quantity),
-    AfterValidator(_not_negative),
+    AfterValidator(_validate_not_negative),
     Field(json_schema_extra=_AMOUNT_SCHEMA),
 ]
 """An amount of a resource, at least zero."""
-PositiveQuantity = Annotated[Quantity, AfterValidator(_more_than_zero_bytes)]
+PositiveQuantity = Annotated[Quantity, AfterValidator(_validate_more_than_zero_bytes)]
 Duration = Annotated[str, AfterValidator(_is_duration), Field(json_schema_extra=DURATION_SCHEMA)]
 PositiveDuration = Annotated[
     Duration,

@@ -322,7 +322,9 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     try:
         flags.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--run-dir {flags.run_dir}: {error.strerror}: use a directory") from None
+        raise UsageError(
+            f"--run-dir {flags.run_dir}: {error.strerror}: use a writable directory"
+        ) from None
     if os.statvfs(flags.run_dir).f_flag & os.ST_RDONLY:
         raise UsageError(f"--run-dir {flags.run_dir} is on a read-only volume: mount it writable")
     if not os.access(flags.run_dir, os.W_OK | os.X_OK):

@@ -366,7 +366,7 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=S",
-        help=f"another interval in seconds; repeatable. Names and defaults: {names}",
+        help=f"set the interval of a task; repeatable. Names and defaults: {names}",
     )
     return parser
 

@@ -43,7 +43,7 @@ class Engine:
         """Return the known figures; empty if this is not a process of a known engine."""
         owner = self._owner() if self._owner is not None else None
         if owner is None:
-            found = find(threading.main_thread().ident)
+            found = find_owner(threading.main_thread().ident)
             if found is None:
                 return {}
             self._role, owner = found
@@ -81,7 +81,7 @@ class Engine:
         return lines + list(self._fixed.values())
 
 
-def find(thread: Optional[int]) -> Optional[Owner]:
+def find_owner(thread: Optional[int]) -> Optional[Owner]:
     """Return the owner on the stack of ``thread``; None if no known loop is running."""
     frame = sys._current_frames().get(thread or 0)
     for _ in range(MAX_FRAMES):

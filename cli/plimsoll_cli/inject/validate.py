@@ -86,4 +86,4 @@ def check(at: str, document: Object) -> None:
         except InvalidSpec as error:
             raise UsageError(f"{at}: {error}") from None
     else:
-        raise UsageError(f"{at}: kind: {kind!r}: write {SERVICE_KIND} or {POLICY_KIND}")
+        raise UsageError(f"{at}: kind must be {SERVICE_KIND} or {POLICY_KIND}, not {kind!r}")

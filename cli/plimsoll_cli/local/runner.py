@@ -210,5 +210,5 @@ def _bind_port(wanted: int | None, held: contextlib.ExitStack) -> int:
         held.enter_context(contextlib.closing(listener))
         return port
     raise OSError(
-        f"no free TCP port for {wanted or 'a replica'} on {LOOPBACK}, tried {PORT_TRIES} others"
+        f"no TCP port of {LOOPBACK} is free for {wanted or 'a replica'}: {PORT_TRIES} were tried"
     )

@@ -12,7 +12,7 @@ import msgspec
 
 from plimsoll_engine.api import answer_sizes, chat_images, priority, reasoning, tool_families
 from plimsoll_engine.api.errors import ApiError, invalid
-from plimsoll_engine.api.prepare import PreparedBody, too_long
+from plimsoll_engine.api.prepare import PreparedBody, too_long_error
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.sampling_params import (
     SEED_MASK,
@@ -201,7 +201,9 @@ def output_limit(engine: AsyncEngine, ids: list[int], max_tokens: int | None, pa
         # The first worker is still loading; it enforces its own context limit.
         return default if max_tokens is None else max_tokens
     if len(ids) >= limit:
-        raise too_long(f"a prompt of {len(ids)} tokens", limit, param)
+        raise too_long_error(f"a prompt of {len(ids)} tokens", limit, param)
     if max_tokens is not None and len(ids) + max_tokens > limit:
-        raise too_long(f"{len(ids)} prompt tokens and {max_tokens} output tokens", limit, param)
+        raise too_long_error(
+            f"{len(ids)} prompt tokens and {max_tokens} output tokens", limit, param
+        )
     return max_tokens or min(default, limit - len(ids))

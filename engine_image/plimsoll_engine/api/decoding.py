@@ -224,7 +224,7 @@ def _check_completion(request: CompletionRequest) -> None:
         )
     if request.logprob_token_ids and request.logprobs is None:
         raise invalid(
-            "logprob_token_ids requires logprobs: set it to a number", "logprob_token_ids"
+            "logprob_token_ids requires logprobs: set logprobs to a number", "logprob_token_ids"
         )
     if request.stream and request.echo and request.logprobs is not None:
         raise invalid("echo with logprobs is not supported with stream: set it to false", "echo")

@@ -292,7 +292,7 @@ class RequestPreparer:
             )  # fmt: skip
         except ChatTooLong as error:
             assert limits.max_model_len is not None
-            raise too_long(str(error), limits.max_model_len, "messages") from None
+            raise too_long_error(str(error), limits.max_model_len, "messages") from None
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
 
@@ -315,7 +315,7 @@ class RequestPreparer:
     def _encode(self, text: str, limits: EngineLimits, param: str, *, special: bool) -> list[int]:
         limit = limits.max_model_len
         if limit is not None and len(text) > limit * CHARACTERS_PER_TOKEN:
-            raise too_long(f"a prompt of {len(text)} characters", limit, param)
+            raise too_long_error(f"a prompt of {len(text)} characters", limit, param)
         encoder = self._tokenizer.encode if special else self._tokenizer.encode_rendered
         try:
             return encoder(text)
@@ -362,7 +362,7 @@ def _string_arguments(tools: list[Tool]) -> dict[str, list[str]]:
 def _check_length(ids: list[int], limits: EngineLimits, param: str) -> None:
     """Raise ApiError if the prompt exceeds the context. api/batch.py checks the output's length."""
     if limits.max_model_len is not None and len(ids) > limits.max_model_len:
-        raise too_long(f"a prompt of {len(ids)} tokens", limits.max_model_len, param)
+        raise too_long_error(f"a prompt of {len(ids)} tokens", limits.max_model_len, param)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -376,7 +376,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def too_long(subject: str, limit: int, param: str) -> ApiError:
+def too_long_error(subject: str, limit: int, param: str) -> ApiError:
     """Return an error with status 400: ``subject`` exceeds the context of ``limit`` tokens."""
     return invalid(
         f"{subject} exceed the context of {limit} tokens for prompt and output",

@@ -152,7 +152,7 @@ class Reader:
         return self.take(len(mark)) if mark else ""
 
     def drop_mark(self, mark: str) -> Steps[None]:
-        """Drop ``mark`` if it comes next, even if the text ends within it."""
+        """Drop ``mark`` if it comes next, or the beginning of it with which the text ends."""
         if not (yield from self.take_mark(mark)) and self.ended and mark.startswith(self.text):
             self.take(len(self.text))
         self.drop_consumed()

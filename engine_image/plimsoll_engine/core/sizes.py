@@ -63,8 +63,8 @@ def check_adapters(requested: WorkerConfig, config: Any) -> None:
     """Raise :class:`SettingsError` if adapters are enabled and the model does not support them."""
     if requested.max_loras and not decoder.supports(config):
         raise SettingsError(
-            f"--enable-lora: field model_type: {config.model_type} does not support adapters,"
-            f" only text models of {', '.join(decoder.FAMILY)} do: omit the flag"
+            f"--enable-lora: models of type {config.model_type} do not support adapters. Omit the"
+            f" flag, or use a text model of {', '.join(decoder.FAMILY)}"
         )
 
 

@@ -46,7 +46,7 @@ def sign(
     region: str,
     at: datetime,
 ) -> dict[str, str]:
-    """Return ``headers`` of a GET request with those that authorize it.
+    """Return ``headers`` of a GET request and the headers that authorize it.
 
     ``at`` is in UTC; ``path`` is not encoded.
     """

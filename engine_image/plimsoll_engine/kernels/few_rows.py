@@ -53,7 +53,7 @@ class Tile(NamedTuple):
 
 
 def choose_tile(size: int, columns: int, silu: bool, padded: int) -> Tile:
-    """Return the tile for a product of ``size`` columns from ``columns`` inputs.
+    """Return the tile for a product that has ``size`` results a row, each of ``columns`` inputs.
 
     Measured on an H200 and an H100 in the layers of a 0.6B and an 8B model
     (``bench/few_rows.py``). If a multiprocessor runs only one program, it must read far ahead.

@@ -6,8 +6,8 @@ buffer. Parts are added in float32 in rank order, so that all ranks get the same
 ``header`` is this rank's own buffer (:mod:`plimsoll_engine.kernels.rank_sum_layout`). Its int64
 :data:`STATE` is a counter: the upper half counts sums, and the lower half counts the programs of
 the current sum that have started. A captured graph can therefore be replayed any number of times.
-The number of a sum has 32 bits and wraps around. An old number could be mistaken for a new one only
-if nothing was written for 2^32 sums to a buffer half that every other sum writes.
+The number of a sum has 32 bits and wraps around. That is safe, because every second sum overwrites
+the numbers in a buffer half.
 
 A program waits for the same program of another rank, so all ranks must start programs in the same
 order, as the hardware does. After ``WAIT_NS``, the other rank counts as lost and the kernel traps.

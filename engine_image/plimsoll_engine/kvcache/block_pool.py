@@ -137,7 +137,7 @@ class BlockPool:
                 self.prefix.unpin(key)
 
     def oldest(self, count: int) -> list[tuple[bytes, int]]:
-        """Return (hash, block) of cached blocks among the ``count`` least recently used entries."""
+        """Return (hash, block) of each cached block in the first ``count`` entries of the LRU."""
         found = ((key, self.prefix.get(key)) for key in islice(self.prefix, count))
         return [(k, b) for k, b in found if b is not None and not self._references[b]]
 

@@ -80,7 +80,7 @@ class LlavaModel:
         return self._text.dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Return every tensor of text model, tower and projector by its name in ``parts``."""
+        """Return all tensors of the text model, the tower and the projector, by name."""
         found = {TEXT + name: tensor for name, tensor in self._text.parameters_by_name().items()}
         for prefix, module in ((TOWER, self._tower), (PROJECTOR, self._projector)):
             found |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}

@@ -28,7 +28,7 @@ class ClipProcessor:
                 raise settings.error(field, "only true is supported")
         if settings.get("do_pad", False):
             raise settings.error("do_pad", "only false is supported")
-        self._shortest, self._exact = _size(settings)
+        self._shortest, self._exact = _read_sizes(settings)
         self._crop = _crop(settings) if settings.get("do_center_crop", True) else None
         self._resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
         self._factor = float(settings.get("rescale_factor", 1 / 255))
@@ -86,7 +86,7 @@ class ClipProcessor:
         return np.ascontiguousarray(normal.transpose(2, 0, 1), dtype="<f4")
 
 
-def _size(settings: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
+def _read_sizes(settings: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
     """Return the shortest edge, or height and width."""
     size = settings.get("size")
     if isinstance(size, int):

@@ -2,11 +2,11 @@
 
 It is forked from the zygote like a worker. It loads the checkpoint into one buffer when the first
 worker asks, shares it with every later worker, and frees it once all of them are gone. It also owns
-the KV pool, so that keys and values outlive a worker. A worker's own pool would be available to its
-successor late: CUDA takes 0.3 s to free 100 GiB.
+the KV pool, so that keys and values outlive a worker. If each worker had its own pool, its
+successor would have to wait: CUDA takes 0.3 s to free 100 GiB.
 
-On CUDA a worker's mapping is writable. After a worker crashed, the server therefore compares the
-checksums of all tensors with those after loading, and loads damaged weights again.
+On CUDA a worker's mapping is writable. After a worker has crashed, the server therefore compares
+the checksums of all tensors with those after loading, and loads damaged weights again.
 
 It has one thread. SIGTERM ends it once no mapping is left.
 """

@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 class _Observation:
     """Observations of one reconcile.
 
-    ``pods`` is None until they are known. ``wait_reasons`` has the reason why each workload's pods
-    wait.
+    ``pods`` is None until they are known. ``wait_reasons`` maps each workload to the reason
+    why its pods wait.
     """
 
     pods: tuple[SelectedPod, ...] | None = None

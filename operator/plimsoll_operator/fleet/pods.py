@@ -149,7 +149,7 @@ class Container:
         if self.state == "terminated" or self.is_unsettled(now):
             return self._termination_cause()
         if self.state == "waiting":
-            reason, text = _word(self.reason or "Waiting"), make_printable_line(self.text)
+            reason, text = _known_reason(self.reason or "Waiting"), make_printable_line(self.text)
             if reason in _PULL_REASONS:  # the kubelet alternates between the two reasons
                 reason, text = "ImagePullBackOff", _PULL_PREFIX.sub("", text)
             message = f"{reason} ({text})" if text else reason
@@ -195,7 +195,7 @@ class PodView:
             if one["type"] == "PodScheduled":
                 placed = str(one.get("lastTransitionTime") or "")
                 if one["status"] == "False":
-                    reason = _word(one.get("reason") or "Unschedulable")
+                    reason = _known_reason(one.get("reason") or "Unschedulable")
                     unscheduled = Cause(
                         reason, make_printable_line(str(one.get("message") or reason))
                     )
@@ -386,6 +386,6 @@ def _remove_control_characters(text: str) -> str:
     return " ".join("".join(kept).split())
 
 
-def _word(reason: object) -> str:
+def _known_reason(reason: object) -> str:
     text = str(reason)
     return text if _WORD.fullmatch(text) else "ContainersNotReady"

@@ -155,7 +155,7 @@ def _find_waiting_slot_sets(
 ) -> dict[SlotSet, tuple[int, str]]:
     """Return, for each slot set with an open incident, its rank and the oldest creation time.
 
-    A set with an incident that requests a slot has the first rank. An incident's opening time and
+    A set with an incident that requests a slot is ranked first. An incident's opening time and
     workload are claims of its writer, so the slot itself shows which pods may take a policy's slot.
     """
     of_pods: dict[tuple[str, str], SlotSet] | None = None

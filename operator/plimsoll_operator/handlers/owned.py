@@ -11,7 +11,7 @@ from plimsoll_operator.runtime.watches import Watches, registry
 
 
 async def owned(event: kopf.RawEvent, resource: kopf.Resource, memo: Watches, **_: Any) -> None:
-    """Queue the service or policy that owns the object for a reconcile."""
+    """Queue a reconcile of the service or policy that owns the object."""
     memo.handle_event(BY_KIND[str(resource.kind)], event["type"], dict(event["object"]))
 
 

@@ -36,7 +36,7 @@ RECOVERED_S = 300.0
 
 
 class Background:
-    """Runner of background parts. ``failures`` counts by part."""
+    """Runs parts of the operator in the background, and counts the failures of each."""
 
     def __init__(
         self,

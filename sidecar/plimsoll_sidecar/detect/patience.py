@@ -205,7 +205,7 @@ class Silence:
     cpu_s: float | None = None
 
     @property
-    def computes(self) -> bool:
+    def is_computing(self) -> bool:
         """Whether the processor time proves that the engine worked."""
         return self.cpu_s is not None and self._share >= WORKING_SHARE
 
@@ -227,7 +227,7 @@ def patience(silence: Silence, gaps: StepGaps, timeout_s: float) -> tuple[float,
         limit_s, reason = _by_pauses(silence, gaps)
     else:
         limit_s, reason = _by_witness(silence, gaps)
-        if silence.computes and limit_s < timeout_s:
+        if silence.is_computing and limit_s < timeout_s:
             limit_s += WORKING_S
             reason += f"; it used the CPU throughout, so the limit was {WORKING_S:.0f} s longer"
     return (limit_s, reason) if limit_s < timeout_s else (timeout_s, "")

@@ -207,7 +207,7 @@ class StallWatch:
                 steps = progress[0] - self._progress[0]
                 self._spend(sample)
                 lasted = Silence(self._frozen_s + step, self._demand, self._cpu_spent)
-                self._gaps.add(self._frozen_s, self._demand, steps, lasted.computes, step)
+                self._gaps.add(self._frozen_s, self._demand, steps, lasted.is_computing, step)
             self._begin(asked, sample)
         self._progress, self._idle = progress, under_way == 0
 

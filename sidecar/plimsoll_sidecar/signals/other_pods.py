@@ -200,7 +200,7 @@ class GroupMembers:
         self._pages, self._clock = pages, clock
         self._lock = threading.Lock()
         self._newest: dict[str, tuple[float, Assessment | None]] = {}
-        self._part = BackgroundThread("group-members", self._turn)
+        self._part = BackgroundThread("group-members", self._poll_and_wait)
 
     def start(self) -> None:
         """Start polling, in a thread that ends with the process."""
@@ -219,7 +219,7 @@ class GroupMembers:
                 for pod, (at, found) in self._newest.items()
             }
 
-    def _turn(self) -> float:
+    def _poll_and_wait(self) -> float:
         self.poll()
         return POLL_S
 
@@ -282,7 +282,7 @@ class GroupLeader:
         """Report whether the leader has been ready for :data:`MIN_READY_S`, without blocking."""
         idle, self._last_call = self._is_idle, self._clock()
         if self._part is None:
-            self._part = BackgroundThread("group-leader", self._turn)
+            self._part = BackgroundThread("group-leader", self._poll_and_wait)
             self._part.start()
         elif idle:
             self._part.wake()
@@ -297,7 +297,7 @@ class GroupLeader:
     def _is_idle(self) -> bool:
         return self._clock() - self._last_call > IDLE_TIMEOUT_S
 
-    def _turn(self) -> float | None:
+    def _poll_and_wait(self) -> float | None:
         if self._is_idle:
             self._ready_since = None
             return None

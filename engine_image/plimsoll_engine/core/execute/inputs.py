@@ -69,9 +69,10 @@ def collect_inputs(
 ) -> Inputs:
     """Return the inputs of a step. The ``chunks`` must be sorted by :func:`get_row_order`.
 
-    Each draft is a separate decode row over the blocks of its request, because a layer stores the
-    keys and values of all rows before any row attends to them. With ``by_row``, each prompt token
-    is a separate decode row as well. ``scored`` are the rows whose log probabilities are computed.
+    Each draft is a separate decode row over the blocks of its request. This is possible because a
+    layer stores the keys and values of all rows before any row attends to them. With ``by_row``,
+    each prompt token is a separate decode row as well. ``scored`` are the rows whose log
+    probabilities are computed.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))

@@ -196,7 +196,7 @@ class Tokenizer:
             if not isinstance(error, jinja2.TemplateError):
                 why = f"{type(error).__name__}: {why}"
             raise TemplateError(
-                f"the chat template rejects these messages{_format_line(error)}: {why}"
+                f"the chat template rejects these messages{_format_error_line(error)}: {why}"
             ) from None
 
 
@@ -225,7 +225,7 @@ def _compile(source: str, where: str) -> jinja2.Template:
     return template
 
 
-def _format_line(error: Exception) -> str:
+def _format_error_line(error: Exception) -> str:
     """Return `` in line N`` for the template's line that raised ``error``; empty if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename in ("<template>", "<unknown>")]

@@ -331,7 +331,7 @@ class OwnedProcesses:
         ]
 
     def sweep(self) -> str:
-        """End the processes that an earlier engine left behind, and return a text that names them.
+        """End the processes that an earlier engine left behind, and return a list of them.
 
         The text is empty if there were none. Some container runtimes end such processes themselves.
         """
