@@ -146,7 +146,7 @@ class Leader:
         return found
 
     def drop(self) -> None:
-        """Tell the other ranks to drop their KV pools, unless they no longer follow this leader."""
+        """Ask the other ranks to drop their KV pools, unless they no longer follow this leader."""
         with contextlib.suppress(RanksLost, LoadError):
             if not self.lost:
                 self.ask(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
