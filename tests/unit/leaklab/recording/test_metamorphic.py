@@ -9,7 +9,6 @@ import pytest
 
 from leaklab.recording.labels import Labels, Leak
 from leaklab.recording.metamorphic import (
-    SAMPLED,
     Outcome,
     Played,
     busier_at_first,
@@ -27,24 +26,67 @@ from plimsoll_api.trace import EngineInfo, Header
 
 PARTS = 6
 """One part of the recordings is judged a day; all of them among the long tests."""
-MOST_RATIO = 0.15
-"""Of the verdicts of a part. They differ where a load falls into another class, where demand is new
-at another time, and where odds are near what suffices for a minute or more."""
+DIFFER = {
+    "busier_at_first": """
+        h100-vllm-55
+    """,
+    "every_fifth": """
+        cpu-plimsoll-04 cpu-sglang-03 cpu-sglang-18 cpu-sglang-24 cpu-vllm-01 cpu-vllm-03
+        cpu-vllm-06 cpu-vllm-07 cpu-vllm-09 cpu-vllm-25 cpu-vllm-26 h100-plimsoll-03
+        h100-vllm-50 h100-vllm-55 h200-vllm-105
+    """,
+    "every_second": """
+        cpu-plimsoll-04 cpu-sglang-20 cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 cpu-vllm-31
+        h100-vllm-17 h100-vllm-55 h200-vllm-109
+    """,
+    "every_second_shifted": """
+        cpu-vllm-01 cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-55 h200-vllm-109
+    """,
+    "leak_added": """
+        cpu-sglang-14 cpu-sglang-30 h100-plimsoll-08 h100-vllm-12 h100-vllm-14 h100-vllm-16
+        h100-vllm-62 h100-vllm-63 h100-vllm-70 h100-vllm-76 h100-vllm-77 h100-vllm-78
+        h200-vllm-104
+    """,
+    "leak_taken_away": """
+        cpu-vllm-05 cpu-vllm-30
+    """,
+    "played_twice": """
+        cpu-vllm-03
+    """,
+    "without_each_tenth": """
+        cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-55 h200-vllm-104 h200-vllm-105
+    """,
+    "without_the_first": """
+        cpu-plimsoll-04 cpu-sglang-04 cpu-vllm-05 cpu-vllm-12 cpu-vllm-25 h100-vllm-55
+        h100-vllm-69 h200-vllm-104 h200-vllm-105 h200-vllm-109
+    """,
+}
+"""Recordings whose verdict still depends on the samples, by check.
+
+Their load falls into another class, whose base is learnt while the memory grows. Or a shorter
+maximum of the load is not among the samples, so demand is new at another time. Or the odds are near
+what suffices for a minute or more. A leak that is added to a healthy run is not confirmed if the
+run ends, restarts or meets new demand too early for that; what is left of cpu-vllm-05 and -30
+without their leaks is growth of the engine that nothing declares.
+"""
 
 
-def differing_ratio(chosen: Sequence[Recording]) -> float:
-    seen = [one for one in chosen if one.seen]
-    return sum(1 for one in seen for _ in failures(one)) / (len(seen) * (len(SAMPLED) + 1))
+def differing(chosen: Sequence[Recording]) -> set[tuple[str, str]]:
+    return {(one.name, check) for one in chosen if one.seen for check, _, _ in failures(one)}
 
 
-def test_most_verdicts_on_a_part_of_the_recordings_do_not_hang_on_single_samples() -> None:
+def table() -> set[tuple[str, str]]:
+    return {(name, check) for check, names in DIFFER.items() for name in names.split()}
+
+
+def test_verdicts_on_a_part_of_the_recordings_do_not_hang_on_single_samples() -> None:
     day = datetime.datetime.now(datetime.UTC).date().toordinal()
-    assert differing_ratio(list(recordings())[day % PARTS :: PARTS]) <= MOST_RATIO
+    assert differing(list(recordings())[day % PARTS :: PARTS]) <= table()
 
 
 @pytest.mark.long
-def test_most_verdicts_on_all_recordings_do_not_hang_on_single_samples() -> None:
-    assert differing_ratio(list(recordings())) <= MOST_RATIO
+def test_the_table_names_all_verdicts_that_hang_on_samples_and_no_other() -> None:
+    assert differing(list(recordings())) == table()
 
 
 def played(series: Series, labels: Labels) -> Played:
