@@ -99,7 +99,7 @@ class SupervisionPolicySpec(ResourceModel):
         default_factory=Supervision,
         description="How the supervisor responds to memory leaks and stalls.",
         json_schema_extra=validations(
-            rule("!has(self.startGate)", GATE_MESSAGE, fieldPath=".startGate")
+            *Supervision.RULES, rule("!has(self.startGate)", GATE_MESSAGE, fieldPath=".startGate")
         ),
     )
 

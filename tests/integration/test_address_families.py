@@ -53,21 +53,21 @@ import asyncio, datetime, ssl, sys
 from pathlib import Path
 from typing import Any, cast
 from plimsoll_operator.admission.certificate import create_authority, create_leaf
-from plimsoll_operator.admission.server import Server
+from plimsoll_operator.admission.server import AdmissionServer
 from plimsoll_operator.config import Config
-from plimsoll_operator.health import Health
+from plimsoll_operator.health import HealthServer
 from plimsoll_operator.metrics import Metrics
 async def main():
     class Watches:
         stale_kinds = staticmethod(lambda lists: [])
-    health = Health(cast(Any, None), cast(Any, Watches), Metrics(), Config())
+    health = HealthServer(cast(Any, None), cast(Any, Watches), Metrics(), Config())
     await health.serve(8080)
     now, folder = datetime.datetime.now(datetime.UTC), Path(sys.argv[1])
     made = create_leaf("webhook", create_authority(now), now)
     (folder / "pem").write_bytes(made.certificate + made.key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "pem")
-    await Server(lambda body: b"{}", lambda: None).run(9443, context)
+    await AdmissionServer(lambda body: b"{}", lambda: None).run(9443, context)
 asyncio.run(main())
 """
 

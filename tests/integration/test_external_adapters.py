@@ -118,7 +118,7 @@ def test_only_what_the_server_has_is_offered_and_called(
         trim = command(status.epoch, Verb.TRIM)
         result = adapter.trim(trim)
         assert result.outcome is Outcome.SUCCEEDED, result
-        assert "gave back 32" in result.message
+        assert "freed 32" in result.message
         assert rig.calls == trims
         again = adapter.trim(trim)
         assert again.outcome is Outcome.FAILED, "the server says 200, and nothing came back"
@@ -223,7 +223,7 @@ class Bad(BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/huge", "more than 4 MiB"),
+        ("/huge", "larger than 4 MiB"),
         ("/drip", "did not end within the timeout"),
         ("/metrics", "GET /metrics"),
     ],

@@ -54,9 +54,9 @@ def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> No
         assert " DEBUG " not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.DEBUG)
         wait_for(said, "engine's status")
-        assert "the configuration changed: mode Recover" in said.read_text()
+        assert "the configuration has changed: mode Recover" in said.read_text()
         write(file, Mode.OBSERVE, LogLevel.ERROR)
-        wait_for(said, "the configuration changed: mode Observe")
+        wait_for(said, "the configuration has changed: mode Observe")
         newest = sampled_since(port, time.time())
         before = said.stat().st_size
         for _ in range(3):

@@ -187,7 +187,7 @@ def test_too_many_files_are_unknown_and_it_says_so(
         assert memory.read(main.pid) == OrphanedBytes()
         assert memory.error == f"{shm} has more than 3 files"
         at.later += SCAN_PERIOD_S
-    assert caplog.text.count("holds more than 3 files") == 1, "once, not with every scan"
+    assert caplog.text.count("has more than 3 files") == 1, "once, not with every scan"
     (shm / "f3").unlink()
     assert memory.read(main.pid).bytes is not None
     assert memory.error is None

@@ -75,9 +75,9 @@ def test_processor_time_is_unknown_where_one_process_cannot_be_read(
     processes = EngineProcessTable()
     processes.name([ProcessMemory(Role.WORKER, engine.pid)])
     (child,) = set(processes.names()) - {engine.pid}
-    monkeypatch.setattr(resident_memory, "cpu_s", lambda pid: 2.0 if pid == child else 3.0)
+    monkeypatch.setattr(resident_memory, "read_cpu_s", lambda pid: 2.0 if pid == child else 3.0)
     assert processes.read_helpers_cpu_s() == 5.0
-    monkeypatch.setattr(resident_memory, "cpu_s", lambda pid: None if pid == child else 3.0)
+    monkeypatch.setattr(resident_memory, "read_cpu_s", lambda pid: None if pid == child else 3.0)
     assert processes.read_helpers_cpu_s() is None
 
 

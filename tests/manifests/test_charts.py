@@ -29,7 +29,7 @@ OPTIONS = InjectionOptions("supervisor", group_restarts=True)
         ("KServe `InferenceService`, `Serverless`", CHARTS / "kserve-serverless.yaml", 1,
          ["Knative refuses shareProcessNamespace"]),
         ("KServe with its runtime in the same file", CHARTS / "kserve-runtime.yaml", 0,
-         ["ClusterServingRuntime vllm: left unchanged: the supervisor goes into the service",
+         ["ClusterServingRuntime vllm: left unchanged: the supervisor belongs to the service",
           "chat: spec.predictor: vllm in container kserve-container, by its command"
           " vllm.entrypoints.openai.api_server, port 8085 by --port",
           "elsewhere: spec.predictor: vllm in container kserve-container, by its model format,"
@@ -58,13 +58,14 @@ OPTIONS = InjectionOptions("supervisor", group_restarts=True)
           " command vllm serve, port 8000 by its ports",
           "spec.template.spec.workerGroupSpecs[0].template.spec: left unchanged"]),
         ("KubeRay with Ray Serve", CHARTS / "kuberay.yaml", 0,
-         ["headGroupSpec.template.spec: left unchanged: KubeRay starts Ray in it, and no command",
+         ["headGroupSpec.template.spec: left unchanged: KubeRay starts Ray in the container, and no"
+          " command shows an engine",
           "workerGroupSpecs[0].template.spec: left unchanged"]),
         ("KubeRay with a server in the head's command", CHARTS / "kuberay-autoscaler.yaml", 1,
          ["scaled: spec.headGroupSpec.template.spec: vllm in container ray-head, by its command"
           " vllm serve, port 8000 by --port",
           "plain: spec.headGroupSpec.template.spec.containers[ray-head]: the engine's port is"
-          " unknown: its command starts only Ray"]),
+          " unknown: the command starts only Ray"]),
         ("OPEA", CHARTS / "opea.yaml", 0,
          ["vllm in container vllm, by its image vllm, port 2080 by --port"]),
     ],
@@ -96,8 +97,8 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
     acts = replace(OPTIONS, supervision=Supervision(mode=Mode.RECOVER))
     found = validate.run([CHARTS / "kuberay-autoscaler.yaml"], acts)
     assert (
-        "autoscalerOptions.version: v2: KubeRay sets restartPolicy: Never: an engine that the"
-        " supervisor restarts would not start again" in found.refused[0]
+        "autoscalerOptions.version: v2: KubeRay sets restartPolicy: Never: after a restart by the"
+        " supervisor, the engine would not start again" in found.refused[0]
     )
     job = tmp_path / "job.yaml"
     job.write_text(
@@ -153,7 +154,10 @@ def test_the_exit_status_says_what_was_found(tmp_path: Path) -> None:
     file.write_text("a: [")
     assert run(app, ["validate", str(file)]).exit_code == 2
     file.write_text("apiVersion: plimsoll.dev/v1alpha1\nkind: LeakIncident\n")
-    assert "write InferenceService or SupervisionPolicy" in run(app, ["validate", str(file)]).stderr
+    assert (
+        "kind must be InferenceService or SupervisionPolicy"
+        in run(app, ["validate", str(file)]).stderr
+    )
 
 
 def test_what_the_operator_refuses_is_said(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_an_object_of_somebody_else_is_not_taken_over(
     kubectl.apply(manifest)
     found = eventually(lambda: kubectl.conditions("tiny"))
     assert found["Ready"]["reason"] == "NameConflict"
-    assert f"Service {kubectl.namespace}/tiny exists" in found["Ready"]["message"]
+    assert f"Service {kubectl.namespace}/tiny already exists" in found["Ready"]["message"]
     assert found["Stalled"]["status"] == "True"
     assert kubectl.get("service", "tiny") == before
 

@@ -13,7 +13,10 @@ import pytest
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.kinds import OWNED
 
-ASKED_FOR = {"HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
+ASKED_FOR = {
+    "HorizontalPodAutoscaler", "HTTPRoute", "InferencePool", "PodMonitor", "PrometheusRule",
+    "ScaledObject",
+}  # fmt: skip
 KINDS = sorted({kind.kind for kind in OWNED} - ASKED_FOR)
 
 

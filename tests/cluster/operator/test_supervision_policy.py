@@ -206,7 +206,7 @@ def test_two_policies_that_select_one_pod_both_say_so(
 
     younger = eventually(lambda: counted(kubectl, (1, 0, 0, 1), "alpha"), LISTED_S)
     (refused,) = younger["refusals"]
-    assert "SupervisionPolicy zeta, which is older" in refused["reason"]
+    assert "the older SupervisionPolicy zeta" in refused["reason"]
     for name, other in (("zeta", "alpha"), ("alpha", "zeta")):
         found = eventually(lambda n=name: conflicting(kubectl, n), LISTED_S)
         assert found["reason"] == "PodsSelectedTwice"

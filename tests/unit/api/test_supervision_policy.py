@@ -79,6 +79,11 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
             # The author of a policy must not choose what runs in other people's pods.
             assert "image" not in same["properties"]
             other["properties"] = {k: v for k, v in other["properties"].items() if k != "image"}
+        if name == "supervision":
+            # A policy refuses the start gate, which the service's rules explain.
+            for one in (same, other):
+                rules = one.pop("x-kubernetes-validations")
+                one["rules"] = [rule for rule in rules if "startGate" not in rule["rule"]]
         assert same == other
     shared = {
         "memory": {"host": {"growthBudget": "2Gi", "window": "12h"}},

@@ -16,7 +16,7 @@ from plimsoll_cli.yaml_tree import (
 )
 
 LAUGHS = "x0: &x0 [a,a,a,a,a,a,a,a,a,a]\n" + "".join(
-    f"x{at}: &x{at} [{','.join([f'*to_x{at - 1}'] * 10)}]\n" for at in range(1, 9)
+    f"x{at}: &x{at} [{','.join([f'*x{at - 1}'] * 10)}]\n" for at in range(1, 9)
 )
 
 

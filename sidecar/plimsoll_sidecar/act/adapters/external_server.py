@@ -83,7 +83,8 @@ class ServerInfo:
         trouble = ""
         if found is not None and found is not wanted:
             trouble = (
-                f"the server on port {port} is {found.value}, but spec.engine is {wanted.value}"
+                f"the server on port {port} is {found.value}, but the supervisor is configured for "
+                f"{wanted.value}"
             )
         elif found is None and not self._is_expected_program():
             trouble = f"the server on port {port} does not identify itself as {wanted.value}"

@@ -125,7 +125,8 @@ class Terminator:
                 summary.append(f"process {main.pid} had already ended")
             self._wait_until_ended(self._find_running(), HELPER_EXIT_S)
         if left := self._find_running() - {main}:
-            summary.append(f"{_format_pids(left)} were still running")
+            verb = "were" if len(left) > 1 else "was"
+            summary.append(f"{_format_pids(left)} {verb} still running")
             for number, wait_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_WAIT_S)):
                 signalled = self._find_running()
                 for process in signalled:
