@@ -51,7 +51,7 @@ def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> No
         process = subprocess.Popen([*command, f"--metrics-port={port}"], stderr=log, env=environ)
     try:
         sampled_since(port, 0.0)
-        assert " DEBUG " not in said.read_text()
+        assert '"level": "debug"' not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.DEBUG)
         wait_for(said, "engine's status")
         assert "the configuration has changed: mode Recover" in said.read_text()
