@@ -282,7 +282,7 @@ def test_an_engine_without_adapters_has_no_owner_and_takes_none(base: Path, help
 
 @pytest.mark.parametrize("kind", ["llava", "whisper", "gpt_neox"])
 def test_other_models_take_no_adapters(kind: str, base: Path) -> None:
-    with pytest.raises(SettingsError, match=f"--enable-lora: field model_type: {kind} "):
+    with pytest.raises(SettingsError, match=f"--enable-lora: models of type {kind} "):
         check_adapters(config_of(base, 1), AutoConfig.for_model(kind))
     check_adapters(config_of(base, 0), AutoConfig.for_model(kind))
 
