@@ -1,8 +1,8 @@
 """Memory of engines that grows and only looks like a leak: it ends by itself, or goes back.
 
-Standard library only, like ``mechanisms.py``. Most of it is moved by the clock; the entries of
-:data:`BOUNDED` are told what to take, as leaks are, and stop at their bound. Sizes in bytes, times
-in seconds.
+Standard library only, like ``mechanisms.py``. Most of it follows the clock. The entries of
+:data:`BOUNDED` get the bytes to take at each tick, like leaks, and stop at their bound. Sizes are
+in bytes, times in seconds.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def arena_spread(work: int = 10 * MIB, period_s: float = 20.0, most: int = 8) ->
 
 
 def weight_reload(size: int = 56 * MIB, period_s: float = 80.0, lasts_s: float = 15.0) -> Tick:
-    """A small model that is read anew now and then, beside the one that serves until then."""
+    """A small model that is loaded again from time to time, while the old one still serves."""
     serving: list[bytearray] = []
     reading: list[bytearray] = []
 

@@ -316,7 +316,7 @@ def guarded_stacks() -> Take:
 
 
 def code_pages() -> Take:
-    """Pages of compiled code that nobody unloads."""
+    """Pages of compiled code that are never unloaded."""
     kept: list[mmap.mmap] = []
     prot = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
 

@@ -73,7 +73,7 @@ class Needed:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Where a step reads and writes the KV pool; the same for every layer.
+    """Places in the KV pool that a step reads and writes, the same in every layer.
 
     ``keys`` and ``values`` are [layers, slots, kv heads, dim]. Slot ``b * block_size + i`` is token
     i of block b. ``write_slots`` int64 [tokens] are the slots of the step's tokens; negative for

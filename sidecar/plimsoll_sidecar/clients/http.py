@@ -32,7 +32,7 @@ CHUNK_BYTES = 1 << 16
 MAX_MESSAGE_CHARS = 500
 """Maximum number of characters of an error, which can quote a line that is not HTTP."""
 LOOPBACK = "127.0.0.1"
-"""Host in a URL that stands for every address of this pod on which the engine may listen."""
+"""Host in a URL that means each address of this pod on which the engine may listen."""
 
 
 class NoAnswer(Exception):

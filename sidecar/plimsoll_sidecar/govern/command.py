@@ -116,9 +116,9 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ``epoch`` is None while the engine does not answer. ``capabilities`` are the last known.
     ``replaceable`` states that the pod can be replaced on request, and ``abrupt`` that requests
     then still reach it until it has left its Services. ``manually_drained`` states that a person
-    has taken the pod out of service and not resumed it. ``idle`` states that it has no request;
-    None if that is unknown. ``processes`` are those that the engine
-    reports, the main process first; none if it does not answer.
+    has taken the pod out of service and not resumed it. ``idle`` states that the engine has no
+    request; None if that is unknown. ``processes`` are those that the engine reports, the main
+    process first; none if it does not answer.
     """
 
     epoch: str | None

@@ -75,7 +75,7 @@ class TurnContext:
         carry = verb is Verb.RESTART_WORKER
         mode = self.policy.drain.mode
         if not carry and mode is DrainMode.CARRY:
-            mode = DrainMode.FINISH  # diagnostics do not survive the end of the engine's process
+            mode = DrainMode.FINISH  # no request survives the end of the engine's process
         starting = incident.kind is IncidentKind.ORPHAN_DEVICE_MEMORY and not self.engine.answers
         stalled = incident.kind is IncidentKind.STALL or starting
         deadline_s = 0.0 if mode is DrainMode.ABORT else self.policy.drain.deadline_s
@@ -166,7 +166,7 @@ class TurnContext:
     def does_memory_end_before_drain(self, incident: Incident) -> bool:
         """Report whether memory would run out before a drain ends.
 
-        A drain would then lose more requests.
+        Then a drain loses more requests than a restart at once.
         """
         left = self.estimate_time_to_limit_s(incident)
         return left is not None and left <= self.policy.drain.deadline_s

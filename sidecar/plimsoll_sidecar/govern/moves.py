@@ -49,10 +49,10 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
     incident.add_step(step)
 
 
-def has_person_drained(context: TurnContext, incident: Incident) -> bool:
-    """Report whether a person drained the replica, which prevents all restarts until a resume.
+def defer_to_person(context: TurnContext, incident: Incident) -> bool:
+    """Withdraw requests and preparations for a restart if a person drained the replica.
 
-    If so, withdraw requests and preparations for a restart. They do not count as refused.
+    They do not count as refused. Return whether a person did: no restart follows until a resume.
     """
     if not context.engine.manually_drained:
         return False
@@ -314,7 +314,7 @@ def apply_restart_result(
     elif result.outcome is Outcome.REFUSED:
         restart_budget.withdraw_restart(context.state.restarts, command.epoch)
         return_to_confirmed(context, incident, result.message)
-    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and has_person_drained(context, incident):
+    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and defer_to_person(context, incident):
         return
     elif command.verb is Verb.LEAVE:
         context.enter_phase(incident, IncidentPhase.RESTARTING)

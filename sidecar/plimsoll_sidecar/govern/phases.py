@@ -29,11 +29,11 @@ from plimsoll_sidecar.govern.moves import (
     collect_diagnostics,
     confirm,
     defer_restart,
+    defer_to_person,
     end_if_gone,
     end_if_returned,
     escalate,
     give_up_trim,
-    has_person_drained,
     judge_trim,
     release_slot,
     request_replacement,
@@ -132,7 +132,7 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
     elif (observes := context.explain_observe_only(incident)) is not None:
         incident.add_step(context.make_step(rung.value, StepOutcome.WOULD, observes))
         context.end_incident(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
-    elif has_person_drained(context, incident):
+    elif defer_to_person(context, incident):
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
@@ -151,7 +151,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     wanted = ladder.choose_next_rung(incident, context.policy, context.engine)
     if context.explain_observe_only(incident) is not None or incident.rung != wanted:
         context.enter_phase(incident, IncidentPhase.CONFIRMED)
-    elif has_person_drained(context, incident):
+    elif defer_to_person(context, incident):
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
@@ -238,7 +238,7 @@ def await_replacement(context: TurnContext, incident: Incident) -> None:
         return
     if end_if_gone(context, incident) or end_if_returned(context, incident):
         return
-    if has_person_drained(context, incident):
+    if defer_to_person(context, incident):
         return
     late = context.now - incident.phase_since > SLOT_WAIT_S
     holds = context.state.slot_holder == incident.name

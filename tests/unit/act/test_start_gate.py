@@ -1,4 +1,4 @@
-"""An engine that restarts waits until its devices are free, and never for ever.
+"""An engine that restarts waits until its devices are free, but not forever.
 
 Tests ``act/start_gate.py`` with the engine's side in ``process/start_gate.py``.
 """

@@ -69,7 +69,7 @@ def test_a_busy_engine_waits_until_it_is_idle() -> None:
     one.tick()
     one.idle = True
     one.run(59)
-    assert one.open == [], "a request begins the time anew"
+    assert one.open == [], "a request restarts the idle time"
     slot = one.to(Verb.TAKE_SLOT)
     one.idle = False
     one.run(10, done(slot))
