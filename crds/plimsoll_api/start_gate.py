@@ -6,11 +6,12 @@ The engine writes a new question at each start. Both files are small and replace
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+
+from plimsoll_api.files import open_regular
 
 ANSWER_FILE, QUESTION_FILE = "start-gate.json", "start-gate-question"
 QUESTION_BYTES = 8
@@ -32,30 +33,13 @@ class GateAnswer(msgspec.Struct, omit_defaults=True):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_GATE_REASON)] = ""
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a whole file. Raises OSError."""
-    fresh = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
-    try:
-        fresh.write_bytes(data)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-
-
 def read_file(path: Path) -> bytes | None:
-    """Return a file of at most :data:`MAX_GATE_FILE_BYTES`; None if there is no regular file.
-
-    The other container may have put a link or a pipe there.
-    """
+    """Return a regular file of at most :data:`MAX_GATE_FILE_BYTES`; None if there is none."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if (file := open_regular(path)) is None:
+            return None
+        with file:
+            data = file.read(MAX_GATE_FILE_BYTES + 1)
     except OSError:
         return None
-    try:
-        data = os.read(number, MAX_GATE_FILE_BYTES + 1)
-    except OSError:
-        return None
-    finally:
-        os.close(number)
     return data if len(data) <= MAX_GATE_FILE_BYTES else None

@@ -21,6 +21,7 @@ import msgspec
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.decoding import decode
+from plimsoll_api.files import replace_file
 from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_api.names import ASK_MODULE, DRAIN_S, RESET_FILE, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
@@ -333,9 +334,8 @@ def write_note(state_dir: Path, action: ManualAction) -> None:
     """Write or update the note of an action of this process. Raises OSError."""
     folder = state_dir / NOTES_FOLDER
     folder.mkdir(exist_ok=True)
-    fresh = folder / f"{action.id}.new"
-    fresh.write_bytes(msgspec.json.encode(Note(action, identify(os.getpid()))))
-    os.replace(fresh, folder / f"{action.id}.json")
+    note = Note(action, identify(os.getpid()))
+    replace_file(folder / f"{action.id}.json", msgspec.json.encode(note))
 
 
 class NoteInbox:

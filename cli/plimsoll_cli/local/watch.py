@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from plimsoll_api import supervisor_config
+from plimsoll_api.files import replace_file
 from plimsoll_api.incident_story import story_of_record
 from plimsoll_api.manifest import POSITIVE_DURATION
 from plimsoll_api.memory_policy import MemoryPolicy, budget_of
@@ -170,10 +171,7 @@ async def _until_end(
 
 def _write(watch_plan: plan.Watch, config: SupervisorConfig) -> None:
     """Replace the configuration file atomically; the supervisor reloads it."""
-    file = Path(watch_plan.places.config_file)
-    fresh = file.with_name(f"{file.name}.new")
-    fresh.write_bytes(supervisor_config.encode(config))
-    fresh.replace(file)
+    replace_file(Path(watch_plan.places.config_file), supervisor_config.encode(config))
 
 
 def _is_lost(view: View | None) -> bool:

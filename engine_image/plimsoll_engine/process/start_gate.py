@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.files import replace_file
 from plimsoll_api.start_gate import (
     ANSWER_FILE,
     QUESTION_BYTES,
     QUESTION_FILE,
     GateAnswer,
     read_file,
-    replace_file,
 )
 
 log = logging.getLogger(__name__)

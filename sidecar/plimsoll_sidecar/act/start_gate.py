@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from plimsoll_api.assessment import Segment, Suspicion
+from plimsoll_api.files import replace_file
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.start_gate import (
     ANSWER_FILE,
@@ -20,7 +21,6 @@ from plimsoll_api.start_gate import (
     GateAnswer,
     Question,
     read_file,
-    replace_file,
 )
 from plimsoll_api.supervision import Action, StartGate
 from plimsoll_api.units import format_bytes

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import signal
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from plimsoll_api.admin import Diagnostic, ProcessMemory
+from plimsoll_api.files import open_regular
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command
@@ -176,14 +175,12 @@ def _copy_file(source: Path, target: Path) -> bool:
     At most :data:`MAX_FILE_BYTES` are copied. The engine may have replaced the file with a link or
     a pipe. Raises OSError; a partial copy is deleted.
     """
-    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb", buffering=0) as taken:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return False
-        with _new_file(target) as out:
-            while (piece := taken.read(CHUNK_BYTES)) and out.tell() < MAX_FILE_BYTES:
-                out.write(piece)
-            size = out.tell()
+    if (taken := open_regular(source)) is None:
+        return False
+    with taken, _new_file(target) as out:
+        while (piece := taken.read(CHUNK_BYTES)) and out.tell() < MAX_FILE_BYTES:
+            out.write(piece)
+        size = out.tell()
     if not size:
         target.unlink()
     return size > 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import stat
 import subprocess
@@ -18,6 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from plimsoll_api.files import open_regular
 from plimsoll_sidecar.signals.process_table import ProcessId, is_running, send_signal
 from plimsoll_sidecar.signals.process_table import read as read_file
 
@@ -119,11 +119,11 @@ def _read_from(path: Path, begin: int) -> bytes:
     The engine can write to the folder: the path may have become a link or a pipe.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = open_regular(path)
     except OSError:
         return b""
-    with open(descriptor, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return b""
+    if file is None:
+        return b""
+    with file:
         file.seek(begin)
         return file.read(MAX_OUTPUT_BYTES) or b""
