@@ -179,7 +179,7 @@ def show(incident: IncidentView, out: Console, plain: bool) -> None:
 
 def _evidence_lines(story: Story) -> Iterator[Text]:
     seen = story.seen
-    if seen.bytes:
+    if seen.bytes and seen.bytes > 0:
         grew = ", ".join([f"{format_bytes(seen.bytes)}{story.where}", *story.rates])
         yield Text(f"\nGrew: {grew}.", style="bold")
         spent = (

@@ -100,12 +100,13 @@ class Story(NamedTuple):
     def rates(self) -> list[str]:
         """The growth rates, for example ``2.0 MiB an hour`` and ``90 B a request``."""
         pace = (self.seen.bytes_per_hour, "an hour"), (self.seen.bytes_per_request, "a request")
-        return [f"{format_bytes(size)} {each}" for size, each in pace if size]
+        return [f"{format_bytes(size)} {each}" for size, each in pace if size and size > 0]
 
     @property
     def headline(self) -> str:
         """The memory that grew, its growth and its rate, in one line."""
-        size = [format_bytes(self.seen.bytes)] if self.seen.bytes else []
+        grown = self.seen.bytes
+        size = [format_bytes(grown)] if grown and grown > 0 else []
         return ", ".join([f"{self.kind}{self.where}", *size, *self.rates])
 
     @property

@@ -87,7 +87,7 @@ def contract(
     if each >= 1:
         said.append(f"grows by {format_bytes(_two_digits(each))} a request")
     rate = max((g.bytes / g.age_s for g in growth if g.age_s >= MIN_GROWTH_AGE_S), default=0.0)
-    if rate and limit is not None and (left_s := (limit - level) / rate) <= MAX_FORECAST_S:
+    if rate > 0 and limit is not None and (left_s := (limit - level) / rate) <= MAX_FORECAST_S:
         lasts = format_left(max(0.0, left_s))
         said.append(f"the limit lasts {lasts} at this traffic")
     return Contract("; ".join(said), _rounded(level), _rounded(full + budget))

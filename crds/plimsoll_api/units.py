@@ -97,3 +97,8 @@ def format_bytes(value: float) -> str:
             )
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def format_change(value: float) -> str:
+    """Format a change of a size for people: ``1.5 GiB more``, ``312 KiB less``."""
+    return f"{format_bytes(abs(value))} {'less' if value < 0 else 'more'}"

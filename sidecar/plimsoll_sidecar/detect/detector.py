@@ -17,7 +17,7 @@ from plimsoll_api.assessment import Assessment, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import OpenFiles, Sample
-from plimsoll_api.units import format_bytes
+from plimsoll_api.units import format_change
 from plimsoll_sidecar.detect import segments
 from plimsoll_sidecar.detect.attribution import Owner, ProcessTriggers
 from plimsoll_sidecar.detect.growth import Point
@@ -324,9 +324,10 @@ class _Epoch:
         role = self._grown_role(found.segment)
         used, kept = self._used_roles.growth(role), self._retained_roles.growth(role)
         if used is not None and kept is not None:
+            returnable = ", which a trim can return" if kept > 0 else ""
             found.evidence.append(
-                f"the allocators of {role} have {format_bytes(used)} more in use than at its base,"
-                f" and keep {format_bytes(kept)} more, which a trim can return"
+                f"the allocators of {role} have {format_change(used)} in use than at its base,"
+                f" and keep {format_change(kept)}{returnable}"
             )
         return replace(found, process=role)
 

@@ -55,6 +55,15 @@ def test_the_story_in_a_line() -> None:
     )
 
 
+def test_what_shrinks_did_not_grow() -> None:
+    """A pod writes these figures, and may write any."""
+    seen = msgspec.structs.replace(
+        LEAK.attribution, bytes=-MIB, bytes_per_s=-MIB, bytes_per_request=-9
+    )
+    story = story_of_record(msgspec.structs.replace(LEAK, attribution=seen))
+    assert story.headline == "HostGrowth in python_objects of the worker"
+
+
 def test_each_step_with_what_it_changed() -> None:
     trim, restart = story_of_record(LEAK).steps
     assert trim.text == "1 B -> ?"

@@ -49,6 +49,12 @@ def test_growth_that_would_take_years_is_not_mentioned() -> None:
     assert text == "host memory needs 8.0 GiB at this load"
 
 
+def test_a_replica_that_shrinks_does_not_reach_its_limit() -> None:
+    grown = PeerGrowth(-GIB, DAY_S, 10_000)
+    text = contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
+    assert text == "host memory needs 8.0 GiB at this load"
+
+
 def test_the_worst_replica_counts() -> None:
     replicas = [MemoryNeeds(8 * GIB, 6 * GIB, 6 * GIB, 32 * GIB), MemoryNeeds(9 * GIB)]
     found = contract("host", replicas, [], 0)

@@ -186,6 +186,18 @@ def test_the_trigger_is_that_of_the_process_that_grew(accounted: bool) -> None:
     assert len(told) == accounted
 
 
+def test_an_allocator_that_keeps_less_than_before_has_nothing_for_a_trim() -> None:
+    policy = MemoryPolicy(host=MemoryBudget(growth_bytes=100 * MIB, window_s=1800.0), warmup_s=60.0)
+    detector = Detector(policy, 30.0, 1.0)
+    told = []
+    for sample in frontend_and_core():
+        for one in sample.host.by_process or []:
+            one.retained = 2 * MIB if sample.t < 600 else MIB
+        told += [line for one in detector.update(sample).suspicions for line in one.evidence]
+    (last,) = [one for one in told if one.startswith("the allocators of APIServer have")][-1:]
+    assert last.endswith(" MiB more in use than at its base, and keep 1.0 MiB less")
+
+
 def test_memory_that_an_allocator_keeps_is_no_growth_of_its_process() -> None:
     triggers = ProcessTriggers()
     for sample in frontend_and_core(retains=True):
