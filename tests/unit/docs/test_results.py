@@ -17,9 +17,7 @@ RESULTS = sorted((ROOT / "research" / "bench" / "results").glob("*.json"))
 OLD = {
     "conformance": "some rows need SGLang of then, or a GPU",
     "detection-trade-off": "some hours of two cores",
-    "gated-product-h100": "an H100",
     "leaklab-real": "one of its 30 cases",
-    "rank-sums-h100": "two H100s",
     "real-engines": "two days of vLLM and SGLang on the CPU",
     "real-engines-h200": "an H200",
 }
