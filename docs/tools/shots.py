@@ -50,12 +50,15 @@ def terminal(command: Sequence[str], columns: int, title: str, file: Path) -> No
         tab.locator("svg").screenshot(path=file, omit_background=True)
 
 
-def page(url: str, file: Path, scheme: Literal["light", "dark"] = "light") -> None:
-    """The supervisor's page with its newest incident open."""
-    with _page(width=1000, scheme=scheme) as tab:
+def page(
+    url: str, file: Path, scheme: Literal["light", "dark"] = "light", width: int = 1000
+) -> None:
+    """A page of ours; the supervisor's has its newest incident open."""
+    with _page(width, scheme) as tab:
         tab.goto(url)
-        if (first := tab.locator("details").first).get_attribute("open") is None:
-            first.locator("summary").click()
+        for first in tab.locator("details").all()[:1]:
+            if first.get_attribute("open") is None:
+                first.locator("summary").click()
         tab.screenshot(path=file, full_page=True)
 
 
