@@ -51,6 +51,9 @@ SLOT_REPLICAS = f"{API_GROUP}/replicas"
 """Annotation of a slot Lease of a SupervisionPolicy: the pods that may take it, by replica. An
 admission policy enforces it."""
 
+SLOT_ROLES = f"{API_GROUP}/roles"
+"""Annotation of a slot Lease of a SupervisionPolicy: the pods of each role of the same graph."""
+
 MAKE_CHECKPOINT = f"{API_GROUP}/make-checkpoint"
 """Annotation of a manifest in local mode: ``tiny`` makes the tiny checkpoint if the model's
 directory does not exist."""

@@ -27,6 +27,13 @@ class Mode(StrEnum):
     RECOVER = "Recover"
 
 
+class SlotScope(StrEnum):
+    """The pods that share restart slots: those of one role of a workload, or a whole graph."""
+
+    WORKLOAD = "Workload"
+    GRAPH = "Graph"
+
+
 class LogLevel(StrEnum):
     """The lowest severity that the supervisor logs."""
 
@@ -266,6 +273,15 @@ class Supervision(msgspec.Struct, frozen=True):
             "restart or an eviction. Defaults to 1."
         ),
     ] = 1
+    scope: Annotated[
+        SlotScope,
+        written(
+            "Pods of a SupervisionPolicy for which `maxUnavailable` counts together. `Workload` "
+            "counts each workload, and each role of disaggregated serving, by itself. `Graph` "
+            "counts all roles together, so that no prefill engine restarts while a decode engine "
+            "does. Defaults to `Workload`."
+        ),
+    ] = SlotScope.WORKLOAD
     stall: Annotated[Stall, written("When an engine counts as stalled.")] = Stall()
     maintenance_window: Annotated[
         MaintenanceWindow | None,

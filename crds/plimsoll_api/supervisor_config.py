@@ -19,7 +19,7 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import Action, Mode, Supervision
-from plimsoll_api.workloads import WorkloadRef, slot_names
+from plimsoll_api.workloads import WorkloadRef, slot_names, slot_owner
 
 CONFIG_FILE = "supervisor.json"
 NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
@@ -111,7 +111,8 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``memory_limit_bytes`` is the memory limit of the engine's container, or None without a limit.
     ``shared_device`` says whether a device plugin gives the container only part of a device.
-    ``restarts`` says whether the kubelet restarts the container after it ends.
+    ``restarts`` says whether the kubelet restarts the container after it ends. ``graph`` is the
+    object that makes all roles of disaggregated serving.
     """
 
     engine: EngineEndpoint
@@ -121,6 +122,7 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
     shared_device: bool = False
     restarts: bool = True
     role: PodRole | None = None
+    graph: WorkloadRef | None = None
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
@@ -159,7 +161,8 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     recycle = config.supervision.recycle if set(ladder) - {Action.TRIM} else None
     supervision = replace(config.supervision, ladder=ladder, recycle=recycle, start_gate=None)
     service = replace(config.service, workload=pod.workload, group=pod.group, role=pod.role)
-    slots = slot_names(config.service.name, pod.workload, len(config.slots))
+    owner = slot_owner(supervision.scope, pod.workload, pod.graph, pod.role)
+    slots = slot_names(config.service.name, owner, len(config.slots))
     if service.is_worker:
         supervision, slots = replace(supervision, mode=Mode.OBSERVE, recycle=None), ()
     return replace(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from plimsoll_api.names import policy_object_name
+from plimsoll_api.roles import PodRole
+from plimsoll_api.supervision import SlotScope
 
 APPS = "apps"
 TEMPLATE_HASH = "pod-template-hash"
@@ -26,6 +28,16 @@ LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-key"
 LWS_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
 LWS_HASH = "leaderworkerset.sigs.k8s.io/template-revision-hash"
+DISAGGREGATED_API, DISAGGREGATED_KIND = "disaggregatedset.x-k8s.io", "DisaggregatedSet"
+DISAGGREGATED_NAME = f"{DISAGGREGATED_API}/name"
+DISAGGREGATED_REVISION = f"{DISAGGREGATED_API}/revision"
+DYNAMO_API, DYNAMO_KIND = "nvidia.com", "DynamoGraphDeployment"
+DYNAMO_NAME = f"{DYNAMO_API}/dynamo-graph-deployment-name"
+DYNAMO_REVISION = f"{DYNAMO_API}/dynamo-worker-hash"
+KSERVE_API, KSERVE_LLM_KIND = "serving.kserve.io", "LLMInferenceService"
+PART_OF_LABEL, PART_OF_KSERVE_LLM = "app.kubernetes.io/part-of", "llminferenceservice"
+"""Label of the pods of KServe's LLMInferenceServices."""
+KSERVE_LLM_NAME = "app.kubernetes.io/name"
 RAY_API, RAY_KIND = "ray.io", "RayCluster"
 RAY_CLUSTER = "ray.io/cluster"
 RAY_NODE = "ray.io/node-type"
@@ -42,6 +54,9 @@ _USUAL_GROUPS = {
     "Rollout": "argoproj.io",
     LWS_KIND: LWS_API,
     RAY_KIND: RAY_API,
+    DISAGGREGATED_KIND: DISAGGREGATED_API,
+    DYNAMO_KIND: DYNAMO_API,
+    KSERVE_LLM_KIND: KSERVE_API,
 }
 """Default API group of a kind without one."""
 _BEHIND_REPLICA_SETS = (
@@ -49,6 +64,17 @@ _BEHIND_REPLICA_SETS = (
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),
 )
 """Label of a pod, and group and kind of the controller of its ReplicaSet, named NAME-LABEL."""
+_GRAPHS = (
+    (DISAGGREGATED_NAME, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION),
+    (DYNAMO_NAME, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION),
+)
+"""Controllers that give each revision of a role an object with a new name: the label with the
+controller's name, its API group and kind, and the label with the revision."""
+KV_ROLES = frozenset({PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH})
+"""Roles whose pods replace only those of the same role."""
+_ROLES = {role.value: role for role in PodRole}
+PARTNERS = {PodRole.PREFILL: PodRole.DECODE, PodRole.DECODE: PodRole.PREFILL}
+"""The role of the pods with which a pod of a role exchanges KV blocks."""
 
 
 class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,7 +113,9 @@ class Membership:
     ``group`` names the multi-node group that is one replica together with this pod: the key of a
     LeaderWorkerSet's group, or a RayCluster as a whole. It is empty if the pod is a replica by
     itself, and ``worker`` says that it does not lead the group. ``revision`` is empty if the
-    workload's kind has none.
+    workload's kind has none. ``graph`` is the object that makes all roles of disaggregated serving,
+    if the labels name one. A controller that renames its children with each revision is itself the
+    workload.
     """
 
     workload: WorkloadRef | None = None
@@ -95,6 +123,7 @@ class Membership:
     group: str = ""
     revision: str = ""
     worker: bool = False
+    graph: WorkloadRef | None = None
 
     def replica(self, pod: str) -> str:
         """Return the name of the replica that the pod is, or belongs to."""
@@ -115,6 +144,20 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
     )
     if owner is None:
         return Membership()
+    found = _owned_membership(labels, owner)
+    for label, api_group, kind, revision in _GRAPHS:
+        if name := str(labels.get(label, "")):
+            graph = _ref(api_group, kind, name)
+            made = str(labels.get(revision) or found.revision)
+            return replace(found, workload=graph, api_group=api_group, revision=made, graph=graph)
+    kserve = str(labels.get(KSERVE_LLM_NAME, ""))
+    if kserve and labels.get(PART_OF_LABEL) == PART_OF_KSERVE_LLM:
+        return replace(found, graph=_ref(KSERVE_API, KSERVE_LLM_KIND, kserve))
+    return found
+
+
+def _owned_membership(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Membership:
+    """Return the membership that the labels and the owner reference to a controller show."""
     api_group = str(owner.get("apiVersion", "")).rpartition("/")[0]
     kind, name = str(owner.get("kind", "")), str(owner.get("name", ""))
     revision = str(labels.get(CONTROLLER_HASH, ""))
@@ -146,15 +189,42 @@ def lws_group(labels: Mapping[str, Any]) -> str:
     return str(labels.get(LWS_GROUP) or labels.get(LWS_INDEX) or "")
 
 
-def slot_names(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:
-    """Return the names of the restart-slot Leases of a workload of a policy.
+class SlotOwner(NamedTuple):
+    """The pods that share slots: those of a workload or a graph, or a policy's pods without one.
 
-    The operator and the supervisor both use these names. Pods without a controller share the
-    policy's own slots.
+    With a ``role``, only the pods of that role share them.
     """
-    prefix = policy_object_name(policy)
-    if workload is not None:
-        prefix = "-".join((prefix, *_name_parts(workload.name, str(workload))))
+
+    ref: WorkloadRef | None = None
+    role: PodRole | None = None
+
+
+def slot_owner(
+    scope: SlotScope, workload: WorkloadRef | None, graph: WorkloadRef | None, role: PodRole | None
+) -> SlotOwner:
+    """Return which slots a pod takes.
+
+    Pods of different roles do not replace each other, so each role of a graph has slots of its own,
+    whether it is a workload or only a part of one. With ``Graph``, all roles share them, so that
+    prefill and decode engines never restart at the same time. Pods with such a role but without a
+    graph then share the slots of the policy itself.
+    """
+    has_kv_role = role in KV_ROLES
+    if scope is SlotScope.GRAPH and (graph is not None or has_kv_role):
+        return SlotOwner(graph)
+    several = workload is not None and workload == graph
+    return SlotOwner(workload, role if several and has_kv_role else None)
+
+
+def slot_names(policy: str, owner: SlotOwner, count: int) -> tuple[str, ...]:
+    """Return the names of the restart-slot Leases of ``owner`` among a policy's pods.
+
+    The operator and the supervisor both use these names.
+    """
+    prefix, (ref, role) = policy_object_name(policy), owner
+    if ref is not None:
+        whole = str(ref) if role is None else f"{ref} {role}"
+        prefix = "-".join((prefix, *_name_parts(ref.name, whole)))
     return tuple(f"{prefix}-restart-{index}" for index in range(count))
 
 
@@ -186,6 +256,21 @@ def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
 def parse_replicas(text: str) -> list[tuple[str, ...]]:
     """Parse the text of :func:`format_replicas`."""
     return [tuple(one.split(",")) for one in text.split()]
+
+
+def format_roles(pods: Mapping[PodRole, Iterable[str]]) -> str:
+    """Format the annotation of a slot that lists the pods of each role."""
+    return " ".join(f"{role}={','.join(names)}" for role, names in sorted(pods.items()))
+
+
+def parse_roles(text: str) -> dict[PodRole, tuple[str, ...]]:
+    """Parse the text of :func:`format_roles`. Unknown roles are left out."""
+    found = {}
+    for one in text.split():
+        role, _, names = one.partition("=")
+        if role in _ROLES and names:
+            found[_ROLES[role]] = tuple(names.split(","))
+    return found
 
 
 def _ref(api_group: str, kind: str, name: str) -> WorkloadRef:

@@ -11,7 +11,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plimsoll_api.workloads import LWS_KIND
 from plimsoll_operator.fleet.pods import subtract_times
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key
@@ -71,7 +70,7 @@ class GroupHistory:
         for one in pods:
             ref, name = one.member.workload, one.member.group
             leads = bool(name) and not one.member.worker and one.state in OURS
-            if leads and ref is not None and ref.kind == LWS_KIND:
+            if leads and ref is not None and not one.member.ray_cluster:
                 groups[str(ref), name].append(one)
         before = self._created.get(key, {})
         kept = {group: times for group, times in before.items() if _is_recent(times[-1], now)}

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.names import POLICY_KIND, SLOT_REPLICAS, SLOT_WORKLOAD
 from plimsoll_api.supervision import MAX_SLOTS
-from plimsoll_api.workloads import WorkloadRef, parse_replicas, slot_names
+from plimsoll_api.workloads import KV_ROLES, SlotOwner, WorkloadRef, parse_replicas, slot_names
 from plimsoll_operator.kinds import Object, key_of
 
 OPERATOR_HOLDER = "plimsoll-operator"
@@ -208,7 +208,8 @@ def _is_slot(lease: Object) -> bool:
     if not holder(lease) and not _get_annotation(lease, SLOT_REPLICAS):
         return False
     workload = WorkloadRef.parse(_get_annotation(lease, SLOT_WORKLOAD))
-    return name in slot_names(key.name, workload, MAX_SLOTS)
+    owners = (SlotOwner(workload, role) for role in (None, *KV_ROLES))
+    return any(name in slot_names(key.name, owner, MAX_SLOTS) for owner in owners)
 
 
 def _get_annotation(lease: Object, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Group a policy's pods by workload, each with its own restart slots and restart budget.
+"""Group a policy's pods by workload, and by the restart slots and budget that they share.
 
 Pods without a controller share the policy's own slots.
 """
@@ -10,8 +10,18 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from plimsoll_api.names import SERVICE_RESTARTS
+from plimsoll_api.roles import PodRole
+from plimsoll_api.supervision import SlotScope
 from plimsoll_api.times import unix_seconds
-from plimsoll_api.workloads import WorkloadRef, format_replicas, slot_names
+from plimsoll_api.workloads import (
+    KV_ROLES,
+    SlotOwner,
+    WorkloadRef,
+    format_replicas,
+    format_roles,
+    slot_names,
+    slot_owner,
+)
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
 
@@ -22,6 +32,8 @@ MAX_REPLICAS_BYTES = 1 << 16
 
 All annotations of an object may have 256 KiB, and the restart counts need up to 128 KiB.
 """
+MAX_ROLES_BYTES = MAX_REPLICAS_BYTES // 2
+"""Maximum size of an annotation that names a graph's pods by role."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +41,15 @@ class Workload:
     """Owner of some of a policy's pods.
 
     ``ref`` is None for pods without a controller. ``api_group`` is empty if the pods name several
-    groups.
+    groups. As the owner of slots, it may be a graph, or have one ``role`` of a workload only.
+    ``roles`` lists the pods of each role of its graph, as text for an annotation.
     """
 
     ref: WorkloadRef | None
     api_group: str
     pods: tuple[SelectedPod, ...]
+    role: PodRole | None = None
+    roles: str = ""
 
     def count(self, state: SupervisionState) -> int:
         """Return how many of its pods are in ``state``."""
@@ -50,9 +65,10 @@ class Workload:
         )
 
     @property
-    def sort_key(self) -> tuple[bool, str, str]:
-        """Sort key: kind and name, pods without a controller first."""
-        return (self.ref is not None, *((self.ref.kind, self.ref.name) if self.ref else ("", "")))
+    def sort_key(self) -> tuple[bool, str, str, str]:
+        """Sort key: kind, name and role, pods without a controller first."""
+        named = (self.ref.kind, self.ref.name) if self.ref else ("", "")
+        return (self.ref is not None, *named, self.role or "")
 
     @property
     def ray_cluster(self) -> str:
@@ -62,7 +78,7 @@ class Workload:
 
     def slots(self, policy: str, count: int) -> tuple[str, ...]:
         """Return the names of the workload's ``count`` restart-slot Leases for ``policy``."""
-        return slot_names(policy, self.ref, count)
+        return slot_names(policy, SlotOwner(self.ref, self.role), count)
 
     def replicas(self) -> str:
         """Return the text that lists the pods that may take a slot, by replica, for an annotation.
@@ -94,6 +110,33 @@ def group_pods(pods: Iterable[SelectedPod]) -> list[Workload]:
         groups = {one.member.api_group for one in some}
         made.append(Workload(ref, groups.pop() if len(groups) == 1 else "", tuple(some)))
     return sorted(made, key=lambda one: one.sort_key)
+
+
+def group_by_slots(pods: Iterable[SelectedPod], scope: SlotScope) -> list[Workload]:
+    """Group ``pods`` by the slots that they share, in order."""
+    found: dict[SlotOwner, list[SelectedPod]] = defaultdict(list)
+    graphs: dict[WorkloadRef | None, dict[PodRole, list[str]]] = defaultdict(dict)
+    for one in sorted(pods, key=lambda one: one.name):
+        found[slot_owner(scope, one.member.workload, one.member.graph, one.role)].append(one)
+        if one.role in KV_ROLES and one.may_hold_slot and not one.member.worker:
+            assert one.role is not None
+            graphs[one.member.graph].setdefault(one.role, []).append(one.name)
+    roles = {graph: _format_bounded_roles(by_role) for graph, by_role in graphs.items()}
+    made = []
+    for owner, some in found.items():
+        named = next((one.member.graph for one in some if one.role in KV_ROLES), None)
+        of_graph = roles.get(named, "") if any(one.role in KV_ROLES for one in some) else ""
+        made.append(Workload(owner.ref, "", tuple(some), owner.role, of_graph))
+    return sorted(made, key=lambda one: one.sort_key)
+
+
+def _format_bounded_roles(pods: dict[PodRole, list[str]]) -> str:
+    """Format the pods of each role, at most :data:`MAX_ROLES_BYTES`, the same share of each."""
+    share, kept = MAX_ROLES_BYTES // len(pods), {}
+    for role, names in pods.items():
+        text = ",".join(names)
+        kept[role] = names if len(text) < share else text[: text.rfind(",", 0, share)].split(",")
+    return format_roles(kept)
 
 
 def choose_workloads(

@@ -26,6 +26,8 @@ from plimsoll_api.supervisor_config import POD_ENGINE_ENV, GroupMember, PodEngin
 from plimsoll_api.workloads import (
     LWS_NAME,
     LWS_WORKER,
+    PART_OF_KSERVE_LLM,
+    PART_OF_LABEL,
     RAY_HEAD,
     RAY_NODE,
     RAY_WORKER,
@@ -71,8 +73,6 @@ ALLOW_HOST_PORTS = "plimsoll.dev/allow-host-ports"
 
 ``true`` accepts that a node runs only one of them.
 """
-PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "llminferenceservice"
-"""Label of the pods of KServe's LLMInferenceServices, whose restart policy cannot be set."""
 LWS_LEADER_ANNOTATION = "leaderworkerset.sigs.k8s.io/leader-name"
 """Annotation of a LeaderWorkerSet's workers.
 
@@ -184,7 +184,7 @@ def _check_group(metadata: Object) -> None:
         raise InjectionError(WORKERS_MESSAGE)
     if not _is_in_group(labels) or annotations.get(ALLOW_GROUP_RESTARTS) == "true":
         return
-    if labels.get(PART_OF_LABEL) == PART_OF:
+    if labels.get(PART_OF_LABEL) == PART_OF_KSERVE_LLM:
         raise InjectionError(
             "KServe sets restartPolicy RecreateGroupOnPodRestart in its LeaderWorkerSets, which"
             " recreates the whole group whenever a container restarts, the supervisor's included:"
@@ -266,9 +266,11 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         )
     places = find_supervisor_places(spec, engine) if group is None else SUPERVISED
     check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, places)
+    member = membership(pod["metadata"])
     found = PodEngine(
         engine=make_endpoint(engine, serves=group is None or not group.worker),
-        workload=membership(pod["metadata"]).workload,
+        workload=member.workload,
+        graph=member.graph,
         group=group,
         memory_limit_bytes=parse_memory_limit(engine) or None,
         shared_device=engine.shares_device,

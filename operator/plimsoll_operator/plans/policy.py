@@ -19,6 +19,7 @@ from plimsoll_api.names import (
     POLICY_PLURAL,
     SERVICE_LABEL,
     SLOT_REPLICAS,
+    SLOT_ROLES,
     SLOT_WORKLOAD,
     policy_object_name,
 )
@@ -30,7 +31,13 @@ from plimsoll_api.supervisor_config import (
     SupervisorConfig,
     encode,
 )
-from plimsoll_api.workloads import RAY_CLUSTER, WorkloadRef, ray_service_name, slot_names
+from plimsoll_api.workloads import (
+    RAY_CLUSTER,
+    SlotOwner,
+    WorkloadRef,
+    ray_service_name,
+    slot_names,
+)
 from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.fleet.revisions import find_suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
@@ -39,6 +46,7 @@ from plimsoll_operator.fleet.workloads import (
     Workload,
     choose_workloads,
     find_slots_with_restarts,
+    group_by_slots,
     group_pods,
     index_workload_statuses,
 )
@@ -88,7 +96,8 @@ def reconcile(
     leases = {where.name: item for where, item in own.items() if where.kind == LEASE.kind}
     held = held_slots(leases.values(), {one.name for one in pods})
     workloads = group_pods(pods)
-    chosen = choose_workloads(name, workloads, leases)
+    sharing = group_by_slots(pods, policy.spec.supervision.scope)
+    chosen = choose_workloads(name, sharing, leases)
     # Includes terminating pods, whose supervisors release slots and close incidents.
     accounts = sorted(
         {
@@ -114,7 +123,7 @@ def reconcile(
         surplus,
         workloads,
         find_suspects(workloads, incidents, index_workload_statuses(status or {})),
-        too_many_accounts(accounts) or too_many_workloads(workloads, chosen),
+        too_many_accounts(accounts) or too_many_workloads(sharing, chosen),
     )
 
 
@@ -132,8 +141,8 @@ def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
 
 def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
     """Return why supervisors of some pods have no restart slot. ``chosen`` are those with slots."""
-    have = {one.ref for one in chosen}
-    without = [one for one in workloads if one.needs_slots and one.ref not in have]
+    have = {(one.ref, one.role) for one in chosen}
+    without = [one for one in workloads if one.needs_slots and (one.ref, one.role) not in have]
     if without:
         who = list_names([display_name(one.ref) for one in without])
         text = (
@@ -194,7 +203,9 @@ def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
         ),
         memory=spec.memory,
         supervision=spec.supervision,
-        slots=slot_names(meta.name, None, spec.supervision.max_unavailable) if meta.uid else (),
+        slots=slot_names(meta.name, SlotOwner(), spec.supervision.max_unavailable)
+        if meta.uid
+        else (),
     )
 
 
@@ -243,6 +254,8 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     annotations = {SLOT_REPLICAS: workload.replicas()}
     if workload.ref is not None:
         annotations[SLOT_WORKLOAD] = str(workload.ref)
+    if workload.roles:
+        annotations[SLOT_ROLES] = workload.roles
     return [
         {
             "apiVersion": "coordination.k8s.io/v1",

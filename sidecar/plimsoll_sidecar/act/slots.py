@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable
 
 from plimsoll_api.incidents import WaitReason
-from plimsoll_api.names import OPERATOR, SLOT_REPLICAS
+from plimsoll_api.names import OPERATOR, SLOT_REPLICAS, SLOT_ROLES
+from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_api.times import rfc3339_micro
-from plimsoll_api.workloads import parse_replicas
+from plimsoll_api.workloads import PARTNERS, parse_replicas, parse_roles
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.clients.kube import (
     Conflict,
@@ -127,15 +128,30 @@ class LeaseSlots(Slots):
                 return Refusal(WaitReason.NO_SLOT, text)
 
     def list_replicas(self) -> list[tuple[str, ...]]:
-        """Return the pods that may take this slot, grouped by replica. Raises KubeError.
+        """Return the pods that replace each other, grouped by replica. Raises KubeError.
 
-        Empty if the Lease names no pods or does not exist yet.
+        These are the pods that may take the slots, or of these the pods with this pod's role. Empty
+        if the Lease names no pods or does not exist yet.
         """
+        annotations = self._read_annotations()
+        replicas = parse_replicas(annotations.get(SLOT_REPLICAS, ""))
+        roles = parse_roles(annotations.get(SLOT_ROLES, ""))
+        own = next((set(pods) for pods in roles.values() if self._holder in pods), None)
+        return replicas if own is None else [one for one in replicas if not own.isdisjoint(one)]
+
+    def list_partners(self, role: PodRole | None) -> tuple[str, ...]:
+        """Return the pods that exchange KV blocks with pods of ``role``. Raises KubeError."""
+        partner = PARTNERS.get(role) if role is not None else None
+        if partner is None:
+            return ()
+        return parse_roles(self._read_annotations().get(SLOT_ROLES, "")).get(partner, ())
+
+    def _read_annotations(self) -> dict[str, str]:
         try:
             lease = self._kube.get(f"{self._path}/{self._names[0]}")
         except NOT_CREATED_ERRORS:
-            return []
-        return parse_replicas((lease["metadata"].get("annotations") or {}).get(SLOT_REPLICAS, ""))
+            return {}
+        return lease["metadata"].get("annotations") or {}
 
     def _take_any(self, incident: str, policy: RestartBudget, at: float | None) -> Refusal | None:
         leases = self._read_leases()

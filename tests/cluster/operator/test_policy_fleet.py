@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.workloads import WorkloadRef, slot_names
+from plimsoll_api.workloads import SlotOwner, WorkloadRef, slot_names
 from tests.cluster.operator.test_adopt import DEPLOYMENT, LISTED_S
 from tests.cluster.operator.test_fleet_safety import OPENED, ROOT, incident
 
@@ -44,7 +44,7 @@ def policy(**supervision: Any) -> dict[str, Any]:
 
 
 def slot(name: str, kind: str = "Deployment") -> str:
-    return slot_names("engines", WorkloadRef(kind, name), 1)[0]
+    return slot_names("engines", SlotOwner(WorkloadRef(kind, name)), 1)[0]
 
 
 def pods(kubectl: Any, name: str) -> list[str]:

@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_api.roles import PodRole
+from plimsoll_api.supervision import SlotScope
 from plimsoll_api.workloads import (
+    KV_ROLES,
     Membership,
+    SlotOwner,
     WorkloadRef,
+    format_roles,
     membership,
+    parse_roles,
     ray_service_name,
     slot_names,
+    slot_owner,
 )
 
 LWS = "leaderworkerset.sigs.k8s.io"
@@ -106,7 +113,7 @@ def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
     )
     assert usual == WorkloadRef("StatefulSet", "a", "apps") != other
     assert (str(usual), str(other)) == ("StatefulSet/a", "StatefulSet.apps.kruise.io/a")
-    assert slot_names("p", usual, 1) != slot_names("p", other, 1)
+    assert slot_names("p", SlotOwner(usual), 1) != slot_names("p", SlotOwner(other), 1)
     for one in (usual, other, WorkloadRef("ReplicationController", "old")):
         assert WorkloadRef.parse(str(one)) == one
     assert WorkloadRef.parse("") is None
@@ -114,7 +121,7 @@ def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
 
 @given(kind=st.text(min_size=1, max_size=63), name=st.text(min_size=1, max_size=253))
 def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: str) -> None:
-    made = slot_names("p" * 63, WorkloadRef(kind, name), 16)
+    made = slot_names("p" * 63, SlotOwner(WorkloadRef(kind, name)), 16)
     assert len(set(made)) == 16
     for one in made:
         assert len(one) <= 253
@@ -143,8 +150,98 @@ def test_only_a_pod_that_a_ray_cluster_owns_is_of_one() -> None:
 
 def test_two_workloads_of_one_name_have_slots_of_their_own() -> None:
     made = {
-        slot_names("engines", workload, 1)
+        slot_names("engines", SlotOwner(workload), 1)
         for workload in (None, WorkloadRef("Deployment", "vllm"), WorkloadRef("Job", "vllm"))
     }
     assert len(made) == 3
     assert ("engines.policy-restart-0",) in made
+
+
+DISAGGREGATED = "disaggregatedset.x-k8s.io"
+GRAPH = WorkloadRef("DisaggregatedSet", "llama")
+SCOPES, ROLES = st.sampled_from(SlotScope), st.sampled_from([None, *PodRole])
+
+
+def disaggregated(role: str, revision: str, key: str = "4a", **more: str) -> dict[str, Any]:
+    """A pod of a DisaggregatedSet, whose LeaderWorkerSets are named by revision and role."""
+    child = f"llama-0-{revision}-{role}"
+    labels = {
+        f"{DISAGGREGATED}/name": "llama", f"{DISAGGREGATED}/role": role,
+        f"{DISAGGREGATED}/revision": revision, f"{LWS}/name": child, f"{LWS}/group-key": key,
+        f"{LWS}/template-revision-hash": "5f", **more,
+    }  # fmt: skip
+    return metadata("StatefulSet", child) | {"labels": labels}
+
+
+def test_a_rollout_of_a_disaggregated_set_renames_neither_workload_nor_slots() -> None:
+    old, new = (membership(disaggregated("decode", revision)) for revision in ("r1", "r2"))
+    assert old.workload == new.workload == old.graph == GRAPH
+    assert (old.revision, new.revision) == ("r1", "r2"), "the controller's, not the child's"
+    assert old.group == "4a"
+    names = [
+        slot_names("p", slot_owner(SlotScope.WORKLOAD, one.workload, one.graph, PodRole.DECODE), 2)
+        for one in (old, new)
+    ]
+    assert names[0] == names[1]
+
+
+def test_a_dynamo_graph_is_the_workload_of_its_deployments() -> None:
+    labels = {
+        "nvidia.com/dynamo-graph-deployment-name": "disagg",
+        "nvidia.com/dynamo-worker-hash": "7663d0d2", "pod-template-hash": "64d8",
+    }  # fmt: skip
+    found = membership(metadata("ReplicaSet", "disagg-7663d0d2-64d8") | {"labels": labels})
+    assert found.workload == found.graph == WorkloadRef("DynamoGraphDeployment", "disagg")
+    assert found.revision == "7663d0d2"
+    del labels["nvidia.com/dynamo-worker-hash"]
+    front = membership(metadata("ReplicaSet", "disagg-64d8") | {"labels": labels})
+    assert front.revision == "64d8", "a frontend has its Deployment's revision"
+
+
+def test_kserve_keeps_the_names_of_its_deployments_so_only_the_graph_is_its_own() -> None:
+    labels = {
+        "app.kubernetes.io/name": "chat", "app.kubernetes.io/part-of": "llminferenceservice",
+        "pod-template-hash": "64d8",
+    }  # fmt: skip
+    found = membership(metadata("ReplicaSet", "chat-kserve-64d8") | {"labels": labels})
+    assert found.workload == WorkloadRef("Deployment", "chat-kserve")
+    assert found.graph == WorkloadRef("LLMInferenceService", "chat")
+
+
+@given(ROLES, ROLES)
+def test_each_role_of_a_graph_has_slots_of_its_own(
+    one: PodRole | None, other: PodRole | None
+) -> None:
+    owners = [slot_owner(SlotScope.WORKLOAD, GRAPH, GRAPH, role) for role in (one, other)]
+    apart = one != other and not {one, other}.isdisjoint(KV_ROLES)
+    names = [set(slot_names("p", owner, 16)) for owner in owners]
+    assert names[0].isdisjoint(names[1]) is apart
+
+
+@given(ROLES, ROLES, st.sampled_from([None, WorkloadRef("Deployment", "d"), GRAPH]))
+def test_the_roles_of_a_graph_share_their_slots_where_the_scope_is_the_graph(
+    one: PodRole | None, other: PodRole | None, workload: WorkloadRef | None
+) -> None:
+    owners = {slot_owner(SlotScope.GRAPH, workload, GRAPH, role) for role in (one, other)}
+    assert owners == {SlotOwner(GRAPH)}
+
+
+@given(SCOPES, ROLES)
+def test_a_workload_without_a_graph_keeps_the_names_of_its_slots(
+    scope: SlotScope, role: PodRole | None
+) -> None:
+    workload = WorkloadRef("Deployment", "vllm")
+    found = slot_owner(scope, workload, None, role)
+    shared = scope is SlotScope.GRAPH and role in KV_ROLES
+    assert found == (SlotOwner() if shared else SlotOwner(workload))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(PodRole),
+        st.lists(st.from_regex("[a-z][a-z0-9-]{0,9}", fullmatch=True), min_size=1),
+    )
+)
+def test_the_annotation_of_roles_is_read_as_written(pods: dict[PodRole, list[str]]) -> None:
+    assert parse_roles(format_roles(pods)) == {role: tuple(names) for role, names in pods.items()}
+    assert parse_roles("Sprite=a nonsense = =b Decode=") == {}

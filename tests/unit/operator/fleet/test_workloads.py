@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -9,14 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import SERVICE_RESTARTS, SLOT_REPLICAS, SLOT_WORKLOAD
+from plimsoll_api.names import SERVICE_RESTARTS, SLOT_REPLICAS, SLOT_ROLES, SLOT_WORKLOAD
+from plimsoll_api.roles import PodRole
+from plimsoll_api.supervision import SlotScope
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
 from plimsoll_api.workloads import (
     Membership,
+    SlotOwner,
     WorkloadRef,
     format_replicas,
     parse_replicas,
+    parse_roles,
     ray_service_name,
     slot_names,
 )
@@ -25,10 +30,12 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState,
 from plimsoll_operator.fleet.slots import allocate_slots
 from plimsoll_operator.fleet.workloads import (
     MAX_REPLICAS_BYTES,
+    MAX_ROLES_BYTES,
     MAX_WORKLOADS,
     Workload,
     choose_workloads,
     find_slots_with_restarts,
+    group_by_slots,
     group_pods,
 )
 from plimsoll_operator.kinds import read
@@ -122,6 +129,65 @@ def test_each_workload_has_slots_and_its_supervisors_ask_for_them() -> None:
     assert set(role["rules"][-1]["resourceNames"]) == seen
 
 
+GRAPH = WorkloadRef("DisaggregatedSet", "graph")
+
+
+def of_graph(name: str, role: PodRole, workload: WorkloadRef = GRAPH) -> SelectedPod:
+    member = Membership(workload, graph=GRAPH)
+    return SelectedPod(
+        name, "default", SupervisionState.SUPERVISED, member=member, may_hold_slot=True, role=role
+    )
+
+
+@pytest.mark.parametrize("scope", SlotScope)
+@pytest.mark.parametrize("workload", [GRAPH, VLLM], ids=["renames", "keeps-names"])
+def test_slots_count_for_each_role_or_for_the_graph(
+    scope: SlotScope, workload: WorkloadRef
+) -> None:
+    """The operator makes the Leases that the supervisors ask for, whoever owns the pods."""
+    found = [
+        of_graph("p-0", PodRole.PREFILL, workload), of_graph("p-1", PodRole.PREFILL, workload),
+        of_graph("d-0", PodRole.DECODE, LLAMA if workload == VLLM else workload),
+    ]  # fmt: skip
+    made = leases(*group_by_slots(found, scope), scope=scope.value)
+    common = supervisor_config(policy(scope=scope.value))
+    url = "http://127.0.0.1:8000"
+    takes: dict[str, set[str]] = defaultdict(set)
+    for one in found:
+        engine = EngineEndpoint(EngineType.VLLM, url, url)
+        pod = PodEngine(engine, one.member.workload, role=one.role, graph=one.member.graph)
+        (slot,) = of_pod(common, pod).slots
+        annotations = made[slot]["metadata"]["annotations"]
+        assert one.name in annotations[SLOT_REPLICAS].split(), "it may take the slot it asks for"
+        assert parse_roles(annotations[SLOT_ROLES]) == {
+            PodRole.PREFILL: ("p-0", "p-1"), PodRole.DECODE: ("d-0",),
+        }  # fmt: skip
+        takes[slot].add(one.name)
+    apart = [{"d-0"}, {"p-0", "p-1"}]
+    shared = [{"d-0", "p-0", "p-1"}]
+    expected = shared if scope is SlotScope.GRAPH else apart
+    assert sorted(takes.values(), key=len) == expected
+    assert {str(one) for one in (workload, LLAMA, GRAPH)} >= {
+        one["metadata"]["annotations"][SLOT_WORKLOAD] for one in made.values()
+        if SLOT_WORKLOAD in one["metadata"]["annotations"]
+    }  # fmt: skip
+    for name, lease in made.items():
+        lease["metadata"] |= {"namespace": "ml", "uid": name}
+        lease["spec"] = {"holderIdentity": "p-0"}
+        if name in takes:
+            assert allocate_slots([lease], [], 1).held == 1, "the circuit breaker counts it"
+
+
+def test_the_pods_of_very_large_roles_are_cut_between_names() -> None:
+    many = [of_graph(f"{'p' * 200}-{at:04}", PodRole.PREFILL) for at in range(400)]
+    few = [of_graph("d-0", PodRole.DECODE)]
+    (_, sharing) = group_by_slots([*many, *few], SlotScope.WORKLOAD)
+    assert len(sharing.roles) <= MAX_ROLES_BYTES + 64
+    found = parse_roles(sharing.roles)
+    assert found[PodRole.DECODE] == ("d-0",)
+    assert set(found[PodRole.PREFILL]) < {one.name for one in many}
+
+
 def test_the_policys_own_slots_are_there_from_the_beginning() -> None:
     (only,) = leases().values()
     assert only["metadata"]["name"] == "engines.policy-restart-0"
@@ -164,7 +230,7 @@ def test_replicas_survive_their_annotation(replicas: list[tuple[str, ...]]) -> N
 def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> None:
     jobs = [WorkloadRef("Job", f"j{at:03}") for at in range(MAX_WORKLOADS + 2)]
     many = group_pods(pod for job in jobs for pod in pods(job, f"{job.name}-0"))
-    late = slot_names("engines", WorkloadRef("Job", f"j{MAX_WORKLOADS + 1:03}"), 1)[0]
+    late = slot_names("engines", SlotOwner(WorkloadRef("Job", f"j{MAX_WORKLOADS + 1:03}")), 1)[0]
     chosen = choose_workloads("engines", many, [late])
     assert len(chosen) == MAX_WORKLOADS
     assert late in leases(*chosen), "who has slots keeps them"
