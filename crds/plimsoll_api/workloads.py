@@ -68,8 +68,10 @@ _GRAPHS = (
     (DISAGGREGATED_NAME, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION),
     (DYNAMO_NAME, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION),
 )
-"""Controllers that give each revision of a role an object with a new name: the label with the
-controller's name, its API group and kind, and the label with the revision."""
+"""Controllers whose objects for a role have another name in each revision.
+
+Each has the label with its name, its API group and kind, and the label with the revision.
+"""
 KV_ROLES = frozenset({PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH})
 """Roles whose pods replace only those of the same role."""
 _ROLES = {role.value: role for role in PodRole}
@@ -204,10 +206,9 @@ def slot_owner(
 ) -> SlotOwner:
     """Return which slots a pod takes.
 
-    Pods of different roles do not replace each other, so each role of a graph has slots of its own,
-    whether it is a workload or only a part of one. With ``Graph``, all roles share them, so that
-    prefill and decode engines never restart at the same time. Pods with such a role but without a
-    graph then share the slots of the policy itself.
+    Pods of different roles do not replace each other, so each role of a graph has its own slots.
+    With ``Graph``, all roles share them, so that prefill and decode engines never restart at the
+    same time. Pods with such a role but without a graph then share the policy's own slots.
     """
     has_kv_role = role in KV_ROLES
     if scope is SlotScope.GRAPH and (graph is not None or has_kv_role):
