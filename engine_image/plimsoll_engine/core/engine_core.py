@@ -411,7 +411,7 @@ class EngineCore:
             matcher = request.matcher
             if request.released or request.in_flight.unconfirmed is None or matcher is None:
                 continue
-            if matcher.busy and not masks.is_overdue(matcher):
+            if matcher.busy and not masks.give_up_if_overdue(matcher):
                 self._unconfirmed.append(request)
                 continue
             wrong = None

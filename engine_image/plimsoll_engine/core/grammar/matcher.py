@@ -170,8 +170,12 @@ class MaskThreads:
                 thread.job.slow = True
         self._dispatch()
 
-    def is_overdue(self, matcher: Matcher) -> bool:
-        """Report whether ``matcher`` used up its time. If so, lower the priority of its thread."""
+    def give_up_if_overdue(self, matcher: Matcher) -> bool:
+        """Give ``matcher`` up if it used up its time. Return whether it did.
+
+        A matcher that still waits for a thread gets none. A thread cannot be ended: it goes on with
+        the lowest priority.
+        """
         thread = self._find_thread(matcher)
         if thread is None:
             waiting = next((entry for entry in self._waiting if entry[0] is matcher), None)

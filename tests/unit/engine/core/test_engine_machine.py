@@ -231,7 +231,7 @@ class SlowGrammars:
     def wait(self, _timeout_s: float, _idle: bool = False) -> None:
         pass
 
-    def is_overdue(self, matcher: Matcher) -> bool:
+    def give_up_if_overdue(self, matcher: Matcher) -> bool:
         return matcher.late
 
     def refuse(self, matcher: Matcher) -> GrammarError:

@@ -292,7 +292,7 @@ def test_a_mask_that_the_machine_is_too_busy_for_says_so_and_is_not_refused_for_
     grammars = Grammars(vocabulary)
     slow = matcher.Matcher(cast(Any, Pausing(0.3)), "f", 1, "tenant", ("a", "b"))
     grammars.masks.advance(slow, 1)
-    while not grammars.masks.is_overdue(slow):
+    while not grammars.masks.give_up_if_overdue(slow):
         time.sleep(0.01)
     error = grammars.refuse(slow)
     assert error.unavailable
@@ -316,9 +316,9 @@ def test_a_machine_without_threads_makes_grammars_wait_or_asks_to_send_them_agai
         grammars.masks.advance(waits, 1)
         grammars.masks.wait(0.01)
         assert waits.busy
-        assert not grammars.masks.is_overdue(waits)
+        assert not grammars.masks.give_up_if_overdue(waits)
         time.sleep(0.06)
-        assert grammars.masks.is_overdue(waits)
+        assert grammars.masks.give_up_if_overdue(waits)
         assert grammars.refuse(waits).unavailable
     error = outcomes(grammars, 1)["a"]
     assert isinstance(error, GrammarError)
