@@ -11,6 +11,9 @@ a running request is preempted for a waiting request of the same tenant with a h
 Priorities are strict: a request of low priority waits while its tenant's more urgent requests
 occupy the tenant's places.
 
+One tenant cannot occupy the engine. If a request has waited for :data:`FAIR_WAIT_S` because another
+tenant holds the places or the blocks, that tenant gives up some of them, down to an equal share.
+
 There is no deadlock. A request that could not run alone in an empty pool is refused at once. The
 first request in the order is never preempted for another tenant.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakSet
@@ -35,6 +39,12 @@ MIN_FIRST_CHUNK_DIVISOR = 8
 """Divisor of the step's token budget that gives the minimum size of the first chunk of a prompt.
 
 A prompt in chunks reads its context again, and attention is faster on whole prompts.
+"""
+
+FAIR_WAIT_S = 1.0
+"""Seconds that a request waits until another tenant gives up places or blocks for it.
+
+Under an even load, places become free earlier, and nothing is computed twice.
 """
 
 
@@ -169,6 +179,7 @@ class Scheduler:
                     return []
                 self.preempt(self.running[-1])
             return [chunk]
+        self._make_room()
         chunks: list[Chunk] = []
         stopped: list[Request] = []
         budget = self.max_num_batched_tokens
@@ -216,8 +227,39 @@ class Scheduler:
                 self.preempt(self.running[-1])
         return chunks
 
+    def _make_room(self) -> None:
+        """Preempt requests of the tenant that holds most for a tenant that waits too long.
+
+        The former still holds as much as the latter afterwards, so that neither takes it back.
+        """
+        head = self.waiting.find_next_new()
+        if head is None or head.in_flight.tokens or time.monotonic() < head.arrived + FAIR_WAIT_S:
+            return
+        needed = self.pool.blocks_for(len(head.token_ids))
+        if in_blocks := needed > self.pool.available:
+            missing = needed - self.pool.available
+        else:
+            needed, missing = 1, len(self.running) + 1 - self.max_num_seqs
+        if missing <= 0 or not self.running:
+            return
+        held = Counter[str]()
+        for one in self.running:
+            held[one.tenant] += len(one.block_ids) if in_blocks else 1
+        ((largest, most),) = held.most_common(1)
+        yielding: list[Request] = []
+        freed = 0
+        for one in reversed(self.running):
+            if one.tenant == largest and freed < missing:
+                yielding.append(one)
+                freed += len(one.block_ids) if in_blocks else 1
+        if freed < missing or most - freed < held[head.tenant] + needed:
+            return
+        for one in yielding[:-1]:
+            self.preempt(one)
+        self._preempt_for(yielding[-1], head)
+
     def _preempt_for(self, request: Request, replacement: Request) -> None:
-        """Preempt a running request for ``replacement``, a more urgent request of the same tenant.
+        """Preempt a running request for ``replacement``, a waiting request.
 
         ``replacement`` takes over the place unless it already has a place.
         """

@@ -7,8 +7,9 @@ and no priority makes another tenant wait longer.
 
 A running request has a place, numbered in the order of starting. A preempted request keeps its
 place and resumes before any new request starts. A more urgent request of the same tenant may take
-over the place; the preempted request then waits like a new request. Priorities therefore move
-requests between the places of a tenant and never win it another place.
+over the place, and so may a request of a tenant that has waited too long for its share; the
+preempted request then waits like a new request. Priorities therefore move requests between the
+places of a tenant and never win it another place.
 
 The count of a tenant that returns starts at the lowest count present, so that an idle tenant does
 not accumulate credit. (This is the counter of Sheng et al., "Fairness in Serving Large Language
@@ -88,6 +89,10 @@ class WaitingQueue:
         if self._stopped:
             stopped = self._stopped[0]
             return self.find_more_urgent(stopped) or stopped
+        return self.find_next_new()
+
+    def find_next_new(self) -> Request | None:
+        """Return the new request whose turn is next; None without a new request."""
         heads = (queue[0] for queue in self._new.values())
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
+from plimsoll_engine.core.schedule.scheduler import FAIR_WAIT_S, Chunk, Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 
@@ -56,19 +57,22 @@ def advance(scheduler: Scheduler, chunks: list[Chunk]) -> list[Request]:
 @settings(max_examples=200, deadline=None)
 @given(
     work=st.lists(
-        st.tuples(st.integers(1, 30), st.integers(0, 2), st.integers(1, 20)), min_size=1, max_size=8
+        st.tuples(st.integers(1, 30), st.integers(0, 2), st.integers(1, 20), st.sampled_from("ab")),
+        min_size=1,
+        max_size=8,
     ),
     blocks=st.integers(1, 24),
     seqs=st.integers(1, 5),
     budget=st.integers(1, 20),
 )
 def test_every_request_that_can_run_finishes(
-    work: list[tuple[int, int, int]], blocks: int, seqs: int, budget: int
+    work: list[tuple[int, int, int, str]], blocks: int, seqs: int, budget: int
 ) -> None:
+    """Each has waited so long that its tenant gets a share of the places and blocks."""
     scheduler = make(blocks, seqs, budget)
     expected = set()
-    for number, (length, family, max_tokens) in enumerate(work):
-        item = request(str(number), [family] * length, max_tokens)
+    for number, (length, family, max_tokens, tenant) in enumerate(work):
+        item = request(str(number), [family] * length, max_tokens, tenant=tenant)
         if scheduler.find_refusal(item) is None:
             scheduler.add(item)
             expected.add(item.request_id)
@@ -228,6 +232,52 @@ def test_a_priority_takes_no_place_of_another_tenant() -> None:
     running = [chunk.request.request_id for chunk in scheduler.schedule()]
     assert sorted(running) == ["urgent", "yours"]
     assert [one.request_id for one in scheduler.waiting] == ["mine"]
+
+
+def hoarded(count: int, blocks: int = 60, seqs: int = 4, length: int = 8) -> Scheduler:
+    """Return a scheduler that runs ``count`` long requests of one tenant."""
+    scheduler = make(blocks=blocks, seqs=seqs, budget=200)
+    for number in range(count):
+        scheduler.add(request(f"big-{number}", [number] * length, 50, tenant="big"))
+    advance(scheduler, scheduler.schedule())
+    assert len(scheduler.running) == min(count, seqs)
+    return scheduler
+
+
+def tenants(scheduler: Scheduler) -> list[str]:
+    return sorted(one.tenant for one in scheduler.running)
+
+
+def test_a_tenant_gives_up_places_to_one_that_waits_until_both_have_as_many() -> None:
+    scheduler = hoarded(6)
+    soon = time.monotonic() - FAIR_WAIT_S / 2
+    scheduler.add(request("patient", [20] * 8, 50, tenant="small", arrived=soon))
+    advance(scheduler, scheduler.schedule())
+    assert tenants(scheduler) == ["big"] * 4
+    for number in range(5):
+        scheduler.add(request(f"small-{number}", [30 + number] * 8, 50, tenant="small"))
+    scheduler.remove(next(one for one in scheduler.waiting if one.request_id == "patient"))
+    for _ in range(10):
+        advance(scheduler, scheduler.schedule())
+    assert tenants(scheduler) == ["big", "big", "small", "small"]
+    assert scheduler.preemptions_total == 2
+    assert [r.request_id for r in scheduler.running if r.tenant == "big"] == ["big-0", "big-1"]
+    done = set(starts(scheduler))
+    assert {f"big-{number}" for number in range(6)} <= done
+
+
+def test_a_tenant_gives_up_blocks_too_but_not_for_a_prompt_that_would_hold_more() -> None:
+    scheduler = hoarded(6, blocks=12, seqs=8)
+    assert not scheduler.pool.available
+    scheduler.add(request("huge", [20] * 44, 4, tenant="huge"))
+    advance(scheduler, scheduler.schedule())
+    assert "huge" not in tenants(scheduler)
+    scheduler.remove(next(one for one in scheduler.waiting if one.tenant == "huge"))
+    before = scheduler.preemptions_total
+    scheduler.add(request("small", [30] * 15, 4, tenant="small"))
+    advance(scheduler, scheduler.schedule())
+    assert "small" in tenants(scheduler)
+    assert scheduler.preemptions_total > before
 
 
 def test_a_salt_keeps_the_prefix_cache_apart() -> None:
