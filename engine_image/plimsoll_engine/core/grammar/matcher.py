@@ -173,8 +173,8 @@ class MaskThreads:
     def give_up_if_overdue(self, matcher: Matcher) -> bool:
         """Give ``matcher`` up if it used up its time. Return whether it did.
 
-        A matcher that still waits for a thread gets none. A thread cannot be ended: it goes on with
-        the lowest priority.
+        A matcher that still waits for a thread gets none. A running thread cannot be stopped: it
+        continues at the lowest priority.
         """
         thread = self._find_thread(matcher)
         if thread is None:

@@ -7,9 +7,9 @@ and no priority makes another tenant wait longer.
 
 A running request has a place, numbered in the order of starting. A preempted request keeps its
 place and resumes before any new request starts. A more urgent request of the same tenant may take
-over the place, and so may a request of a tenant that has waited too long for its share; the
-preempted request then waits like a new request. Priorities therefore move requests between the
-places of a tenant and never win it another place.
+over the place, and so may a tenant that has waited too long for its share. The preempted request
+then waits like a new request. Priorities therefore move requests between the places of a tenant
+and never win it another place.
 
 The count of a tenant that returns starts at the lowest count present, so that an idle tenant does
 not accumulate credit. (This is the counter of Sheng et al., "Fairness in Serving Large Language
