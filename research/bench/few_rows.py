@@ -30,7 +30,7 @@ from bench.shapes import SHAPES
 from plimsoll_engine.kernels import few_rows
 from plimsoll_engine.kernels.few_rows import Tile
 from plimsoll_engine.kernels.norm import rms_norm
-from plimsoll_engine.kernels.sizes import pad_few_rows
+from plimsoll_engine.kernels.sizes import COUNTERS, pad_few_rows
 
 GRID = [
     Tile(size, depth, stages, parts, ahead)
@@ -69,7 +69,7 @@ class Chain:
         }
         self._stream = torch.randn(rows, self.products[0].columns, device="cuda").bfloat16()
         self._norm = torch.ones(self.products[0].columns, device="cuda").bfloat16()
-        self._arrivals = few_rows.new_arrivals(torch.device("cuda"))
+        self._arrivals = torch.zeros(COUNTERS, dtype=torch.int32, device="cuda")
 
     @property
     def nbytes(self) -> int:
@@ -119,7 +119,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 def fits(one: Product, tile: Tile) -> bool:
     """Report whether ``one`` can be computed with ``tile``."""
-    shared = tile.parts == 1 or (not one.silu and one.rows <= tile.size * few_rows.COUNTERS)
+    shared = tile.parts == 1 or (not one.silu and one.rows <= tile.size * COUNTERS)
     return shared and tile.parts * tile.depth <= one.columns
 
 

@@ -10,6 +10,7 @@ one's in the cache.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,14 +131,22 @@ def elementwise(rows: int) -> list[Case]:
     ]
 
 
-def decode(shape: str, sequences: int, context: int, fp8: bool = False) -> Case:
+def decode(
+    shape: str, sequences: int, context: int, fp8: bool = False, uneven: bool = False
+) -> Case:
+    """Contexts of ``context`` tokens, or lognormal ones of at most that, as chats have them."""
     plan = plan_of(sequences, context, 1, fp8)
+    tokens = sequences * context
+    if uneven:
+        drawn = (math.log(700) + 0.9 * torch.randn(sequences)).exp().clamp(64, context).int()
+        tokens, plan.contexts = int(drawn.sum()), drawn.to(DEVICE)
     plans = each_its_own(plan)
     query = draw(sequences, HEADS[shape], DIM)
     return Case(
-        f"decode_attention_{shape}_{sequences}x{context}{'_fp8' if fp8 else ''}",
+        f"decode_attention_{shape}_{sequences}x{'uneven' if uneven else context}"
+        + ("_fp8" if fp8 else ""),
         lambda ops, i: ops.attend(query, plans[type(ops)], i, DIM**-0.5, None),
-        2.0 * sequences * context * KV_HEADS * (DIM + 4 if fp8 else 2 * DIM),
+        2.0 * tokens * KV_HEADS * (DIM + 4 if fp8 else 2 * DIM),
     )
 
 
@@ -269,6 +278,7 @@ def main() -> None:
             for s in HEADS
             for n, c in ((256, 1024), (256, 384), (64, 1024), (1, 512))
         ),
+        *((lambda n=n: [decode("8b", n, 8192, uneven=True)]) for n in (4, 16, 24, 64, 256)),
         *((lambda n=n: [experts(n), experts(n, fp8=True)]) for n in (1, 32, 256, 8192)),
         *((lambda s=s: [prefill(s, 2, 4096, 4096), prefill(s, 8, 2048, 512)]) for s in HEADS),
     ]

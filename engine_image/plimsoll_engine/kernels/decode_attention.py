@@ -1,8 +1,10 @@
 """Attention of one new token per sequence over its context in the paged KV pool.
 
 It is memory-bound: each key and value is read once for all query heads that share it. A context is
-split into ``splits`` parts of whole tiles, and one program computes each part, so that a few long
-sequences fill the GPU. A second kernel combines the parts by their log-sum-exp (Flash-Decoding).
+split into parts of whole tiles, and one program computes each part, so that a few long contexts
+fill the GPU. The last program of a context to arrive combines its parts by their log-sum-exp, in
+the order of the parts (Flash-Decoding). The result is therefore the same in every run. A context of
+one part costs no more than without parts.
 
 By default, Triton compiles a variant for arguments that are 1 or a multiple of 16, and for aligned
 pointers. Arguments that change from step to step are excluded from this specialisation, here and in
@@ -17,11 +19,15 @@ import triton.language as tl
 
 from plimsoll_engine.kernels.decode_cut import WIDE_TILE, Cut, choose_cut, compute_row_bytes
 from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
-from plimsoll_engine.kernels.sizes import next_power_of_2
+from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
+AT_ONCE = tl.constexpr(4)
+"""Number of parts that are loaded together when they are combined."""
+NOTHING = tl.constexpr(-1e30)
+"""Logarithm of the sum of no scores. It is finite, so that two of them can be subtracted."""
 SCALED_REGISTERS = 128
 """Registers per thread for e4m3 keys.
 
@@ -35,28 +41,33 @@ keys. The compiler reports no spills. Without the limit, it uses 168 registers.
     do_not_specialize_on_alignment=["tables", "contexts", "lse", "key_scales", "value_scales"],
 )
 def _decode_attention(
-    query, keys, values, key_scales, value_scales, tables, contexts, out, lse, scale, window, width,
+    query, keys, values, key_scales, value_scales, tables, contexts, out, sums, lse, arrivals,
+    scale, window, width,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr = False,
+    TILES: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     allow_next_kernel(OVERLAP)
+    # Contexts and tables were written before the step's first kernel.
     context = tl.load(contexts + sequence)
     lowest = tl.maximum(context - window, 0)
     base = lowest // TILE * TILE
-    per_split = tl.cdiv(tl.cdiv(context - base, TILE), SPLITS) * TILE
-    begin = base + split * per_split
-    end = tl.minimum(begin + per_split, context)
+    per_part = tl.maximum(tl.cdiv(tl.cdiv(context - base, TILE), SPLITS), TILES) * TILE
+    begin = base + split * per_part
+    end = tl.minimum(begin + per_part, context)
+    # One program of each context stays, so that this kernel ends after the previous one.
+    if SPLITS > 1:  # noqa: SIM102
+        if (split > 0) & (begin >= context):
+            return
 
     group = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
     head = kv_head * GROUP + group
     here = (group[:, None] < GROUP) & (dims[None, :] < DIM)
     row = sequence * KV_HEADS * GROUP + head
-    wait_for_previous_kernel(
-        OVERLAP
-    )  # contexts and tables were written before the step's first kernel
+    wait_for_previous_kernel(OVERLAP)
     q = tl.load(query + row[:, None] * DIM + dims[None, :], mask=here, other=0.0)
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
@@ -86,34 +97,54 @@ def _decode_attention(
         best = higher
     # A padding row has no context: its result is zero.
     safe = tl.where(total > 0, total, 1.0)
-    result = (weighted / safe[:, None]).to(out.dtype.element_ty)
-    place = row * SPLITS + split
-    tl.store(out + place[:, None] * DIM + dims[None, :], result, mask=here)
+    result = weighted / safe[:, None]
+    place = out + row[:, None] * DIM + dims[None, :]
     if SPLITS > 1:
-        log = tl.where(total > 0, best + tl.log2(safe), float("-inf"))
-        tl.store(lse + place, log, mask=group < GROUP)
+        parts = tl.cdiv(context - base, per_part)
+        if parts > 1:
+            mine = group < GROUP
+            log = tl.where(total > 0, best + tl.log2(safe), NOTHING)
+            tl.store(lse + row * SPLITS + split, log, mask=mine)
+            tl.store(
+                sums + (row * SPLITS + split)[:, None] * DIM + dims[None, :], result, mask=here
+            )
+            tl.debug_barrier()
+            counter = arrivals + sequence * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
+                tl.store(counter, 0)
+                _join(sums, lse, place, row, mine, here, parts, DIM, DIM_PAD, GROUP_PAD, SPLITS)
+        else:
+            tl.store(place, result.to(out.dtype.element_ty), mask=here)
+    else:
+        tl.store(place, result.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def _join(
-    parts, lse, out, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS: tl.constexpr,
-    OVERLAP: tl.constexpr = False,
+    sums, lse, place, row, mine, here, parts, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    GROUP_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    allow_next_kernel(OVERLAP)
-    wait_for_previous_kernel(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS)
+    """Combine the ``parts`` of a context, and write the result to ``place``."""
     dims = tl.arange(0, DIM_PAD)
-    log = tl.load(lse + row * SPLITS + split)
-    highest = tl.max(log, axis=0)
-    share = tl.where(log > float("-inf"), tl.exp2(log - highest), 0.0)
-    total = tl.sum(share, axis=0)
-    there = (share[:, None] > 0) & (dims[None, :] < DIM)
-    part = tl.load(
-        parts + (row * SPLITS + split)[:, None] * DIM + dims[None, :], mask=there, other=0.0
-    )
-    result = tl.sum(part * share[:, None], axis=0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + row * DIM + dims, result.to(out.dtype.element_ty), mask=dims < DIM)
+    best = tl.full([GROUP_PAD], NOTHING, tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    weighted = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+    for first in range(0, parts, AT_ONCE):
+        for other in tl.static_range(AT_ONCE):
+            there = first + other < parts
+            at = row * SPLITS + first + other
+            # From the L2 cache: other multiprocessors have written these parts.
+            log = tl.load(lse + at, mask=mine & there, other=NOTHING, cache_modifier=".cg")
+            part = tl.load(
+                sums + at[:, None] * DIM + dims[None, :], mask=here & there, other=0.0,
+                cache_modifier=".cg",
+            )  # fmt: skip
+            higher = tl.maximum(best, log)
+            kept, share = tl.exp2(best - higher), tl.exp2(log - higher)
+            total = total * kept + share
+            weighted = weighted * kept[:, None] + part * share[:, None]
+            best = higher
+    tl.store(place, (weighted / total[:, None]).to(place.dtype.element_ty), mask=here)
 
 
 def decode_attention(
@@ -126,6 +157,7 @@ def decode_attention(
     scale: float,
     window: int | None,
     out: torch.Tensor,
+    arrivals: torch.Tensor,
     limit: int = 0,
     cut: Cut | None = None,
 ) -> None:
@@ -135,33 +167,30 @@ def decode_attention(
     [slots, kv heads, dim] of the same dtype, or e4m3 with scales. ``tables`` int32 [sequences,
     width] are the block numbers of each sequence, with ``page`` tokens per block. ``contexts``
     int32 [sequences] are the numbers of tokens; a context of 0 gives zeros. ``limit`` is the
-    argument of :func:`choose_cut`.
+    argument of :func:`choose_cut`. ``arrivals`` int32 are zeros before and after, at least one for
+    each sequence and kv head. Kernels with the same ``arrivals`` must not run at the same time.
     """
     sequences, heads, dim = query.shape
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None
     dim_pad = next_power_of_2(dim)
     row_bytes = compute_row_bytes(dim, keys.rows.element_size())
-    tile, splits = cut or choose_cut(sequences, kv_heads, row_bytes, limit)
+    tile, splits, tokens = cut or choose_cut(sequences, kv_heads, row_bytes, limit)
     options: dict[str, object] = {**overlap(query.device)}
     if scaled and cut is None:
         tile, options = WIDE_TILE, options | {"maxnreg": SCALED_REGISTERS}
-    parts, lse = out, contexts
+    sums = lse = out
     if splits > 1:
+        assert sequences * kv_heads <= len(arrivals)
         shape = sequences, heads, splits, dim
-        parts = torch.empty(shape, dtype=torch.float32, device=query.device)
+        sums = torch.empty(shape, dtype=torch.float32, device=query.device)
         lse = torch.empty(shape[:3], dtype=torch.float32, device=query.device)
     _decode_attention[(kv_heads, sequences, splits)](
         query, keys.rows, values.rows, keys.scales if scaled else query,
-        values.scales if scaled else query, tables, contexts, parts, lse, scale * LOG2_E,
-        NO_WINDOW if window is None else window, tables.stride(0),
+        values.scales if scaled else query, tables, contexts, out, sums, lse, arrivals,
+        scale * LOG2_E, NO_WINDOW if window is None else window, tables.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         GROUP_PAD=max(16, next_power_of_2(heads // kv_heads)), DIM=dim, DIM_PAD=dim_pad,
-        PAGE=page, TILE=tile, SPLITS=splits, SCALED=scaled,
+        PAGE=page, TILE=tile, SPLITS=splits, TILES=max(1, cdiv(tokens, tile)), SCALED=scaled,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=4, num_stages=3, **options,
     )  # fmt: skip
-    if splits > 1:
-        _join[(sequences * heads,)](
-            parts, lse, out, DIM=dim, DIM_PAD=dim_pad, SPLITS=splits, num_warps=2,
-            **overlap(query.device),
-        )  # fmt: skip

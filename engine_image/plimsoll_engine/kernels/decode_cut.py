@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
+from plimsoll_engine.kernels.sizes import COUNTERS, cdiv, next_power_of_2
 
 TILE, WIDE_TILE = 64, 128
 WIDE_BYTES = 256
 """Maximum size of a row of keys, in bytes, for which two wide tiles fit into shared memory."""
-MAX_SPLITS = 32
-SHORT = 8192
-"""Context length in tokens that one program may process alone after the others have ended.
-
-Its keys and values take 4 MiB, which one program reads in 0.2 ms (about 25 GB/s).
-"""
-FEW, SOME, MANY = 32, 256, 1024
-PROGRAMS = 1536
-"""Minimum number of programs in other cases, if the contexts are long enough."""
+FEW, SOME, MANY = 32, 64, 1024
+"""Numbers of contexts, times key heads, from which on the partition is another."""
+MAX_SPLITS, MAX_SPLITS_OF_MANY = 32, 4
 
 
 class Cut(NamedTuple):
-    """Partition of the work: tokens that a program reads at a time, and parts per context."""
+    """Partition of the work: a program reads ``tile`` tokens at a time.
+
+    A context has at most ``splits`` parts, of at least ``tokens`` tokens each.
+    """
 
     tile: int
     splits: int
+    tokens: int = 0
 
 
 def compute_row_bytes(dim: int, itemsize: int) -> int:
@@ -38,22 +36,21 @@ def choose_cut(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut
     ``row_bytes`` is the result of :func:`compute_row_bytes`. ``limit`` is the maximum number of
     tokens in a context; 0 if unknown.
 
-    Measured on an H200 with contexts of 300 to 1,700 tokens and 8 kv heads. From 128 sequences on,
-    one program per context reaches 99 to 102 % of the copy bandwidth, and splitting costs 7 %. With
-    fewer sequences, all programs run at once and end with the longest context. Wider tiles, with
-    two programs per multiprocessor instead of four, reduce that effect: 64 sequences take 62 µs,
-    and 70 µs with narrow split tiles.
+    One program reads about 25 GB/s, so that a context of 8192 tokens takes 0.2 ms, and a step ends
+    with its longest context. The more programs, the longer a part may be: other contexts keep the
+    GPU busy. Programs without a part are not free: on an H200, 6,000 of them take 2 µs.
 
-    Measured on an H100 with whole layers and contexts of 300 to 4,000 tokens. From 24 sequences on,
-    splitting costs 1 to 2 %. With fewer sequences, starting more programs than can run at once also
-    costs time (8 sequences: 3 %). Splitting pays for one or two sequences, where latency counts. It
-    also pays if one context may be a hundred times as long as the others.
+    Chosen on an H200 with 1 to 256 contexts of 320 tokens, of 300 to 1,700 and of 300 to 4,000.
+    Others had lognormal lengths (median 600, sigma 0.9). ``bench/kernels.py`` measures some.
     """
     programs = sequences * kv_heads
-    short = 0 < limit <= SHORT
-    if short and programs >= MANY:
+    if programs > COUNTERS:
         return Cut(TILE, 1)
-    if short and programs >= FEW and row_bytes <= WIDE_BYTES:
-        return Cut(WIDE_TILE, next_power_of_2(max(1, SOME // programs)))
-    wanted = next_power_of_2(cdiv(PROGRAMS, programs))
-    return Cut(TILE, min(MAX_SPLITS, wanted))
+    if programs < FEW:
+        tile, tokens, most = TILE, 64, MAX_SPLITS
+    elif programs < MANY:
+        tile, tokens, most = WIDE_TILE, 256 if programs <= SOME else 512, MAX_SPLITS
+    else:
+        tile, tokens, most = TILE, 1024, MAX_SPLITS_OF_MANY
+    splits = min(most, next_power_of_2(cdiv(limit, tokens))) if limit else most
+    return Cut(tile if row_bytes <= WIDE_BYTES else TILE, splits, tokens)

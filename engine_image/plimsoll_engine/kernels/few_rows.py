@@ -32,8 +32,6 @@ LINE = 8
 WARPS = 4
 PROGRAMS = 64
 """Minimum number of programs of a product. Fewer do not keep the memory of an H100 busy."""
-COUNTERS = 128
-"""Maximum number of tiles of a product in which several programs share a tile."""
 LONG = 4096
 """Minimum number of inputs of a program for which two programs share its work."""
 
@@ -66,11 +64,6 @@ def choose_tile(size: int, columns: int, silu: bool, padded: int) -> Tile:
     if columns // parts >= LONG and size <= 64 * PROGRAMS:
         parts *= 2
     return Tile(64, 256, 4, parts)
-
-
-def new_arrivals(device: torch.device) -> torch.Tensor:
-    """Return the arrival counters of a product's tiles. Every product resets them to 0."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -156,15 +149,16 @@ def few_rows(
 
     ``rows`` is at most ``FEW_ROWS``. With ``silu`` the first half of the product's columns gates
     the second; the result is [rows, size / 2]. If ``into`` is given, the result is added to it in
-    place. Sums are in float32. Memory-bound by ``weight``. Products with the same ``arrivals``, of
-    :func:`new_arrivals`, must not run at the same time.
+    place. Sums are in float32. Memory-bound by ``weight``. ``arrivals`` int32 are zeros before and
+    after, at least one for each tile that programs share. Products with the same ``arrivals`` must
+    not run at the same time.
     """
     rows, columns = x.shape
     size = weight.shape[0] // 2 if silu else weight.shape[0]
     out = x.new_empty(rows, size) if into is None else into
     padded = pad_few_rows(rows)
     tile = choose_tile(size, columns, silu, padded)
-    assert tile.parts == 1 or (not silu and cdiv(size, tile.size) <= COUNTERS)
+    assert tile.parts == 1 or (not silu and cdiv(size, tile.size) <= len(arrivals))
     length = cdiv(cdiv(columns, tile.depth), tile.parts) * tile.depth
     parts = cdiv(columns, length)
     sums = x.new_empty(parts * padded * size, dtype=torch.float32) if parts > 1 else out

@@ -16,7 +16,7 @@ from plimsoll_engine.kernels.project import project
 from plimsoll_engine.kernels.quantized import Weight
 from plimsoll_engine.kernels.reference import write_quantized
 from plimsoll_engine.kernels.scaled_product import quantize, scaled_product
-from plimsoll_engine.kernels.sizes import FEW_ROWS
+from plimsoll_engine.kernels.sizes import COUNTERS, FEW_ROWS
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kernels.whole_prompts import (
     EqualPrompts,
@@ -36,30 +36,6 @@ The launch then fills an H200 twice, and reads the attention where the library w
 """
 
 
-def _attend_paged(
-    query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None,
-    out: torch.Tensor,
-) -> None:  # fmt: skip
-    """Write the attention of the rows that use the KV pool to ``out``.
-
-    These rows are the first rows of ``query`` [tokens, heads, dim] and of ``out``.
-    """
-    end = len(plan.contexts) - len(whole_prompts(plan, window))
-    if not end:
-        return
-    keys, values = plan.pages(layer)
-    if plan.decodes:
-        decode_attention(
-            query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
-            scale, window, out, plan.context_limit,
-        )  # fmt: skip
-    if plan.decodes < end:
-        prefill_attention(
-            query, keys, values, plan.tables, plan.contexts[:end], plan.starts, plan.decodes,
-            plan.longest, plan.block_size, scale, window, out,
-        )  # fmt: skip
-
-
 class FusedOps:
     """Implementation of :class:`plimsoll_engine.kernels.ops.Ops` in Triton."""
 
@@ -67,8 +43,16 @@ class FusedOps:
 
     def __init__(self) -> None:
         self._equal = EqualPrompts()
-        self._arrivals: torch.Tensor | None = None
-        """Counters of :mod:`plimsoll_engine.kernels.few_rows`; None before the first product."""
+        self._counters: torch.Tensor | None = None
+
+    def _arrivals(self, device: torch.device) -> torch.Tensor:
+        """Return the counters with which programs that share work find out who arrives last.
+
+        The kernels of a step run one after the other, and each leaves the counters at 0.
+        """
+        if self._counters is None:
+            self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        return self._counters
 
     def max_project_rows(self, weight: Weight) -> int:
         """Implement :meth:`Ops.max_project_rows`: one row, or a few if ``weight`` allows it."""
@@ -153,6 +137,29 @@ class FusedOps:
             None if tail is None else FreshRows(append_tail(torch.stack((key, value)), tail))
         )
 
+    def _attend_paged(
+        self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Write the attention of the rows that use the KV pool to ``out``.
+
+        These rows are the first rows of ``query`` [tokens, heads, dim] and of ``out``.
+        """
+        end = len(plan.contexts) - len(whole_prompts(plan, window))
+        if not end:
+            return
+        keys, values = plan.pages(layer)
+        if plan.decodes:
+            decode_attention(
+                query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
+                scale, window, out, self._arrivals(query.device), plan.context_limit,
+            )  # fmt: skip
+        if plan.decodes < end:
+            prefill_attention(
+                query, keys, values, plan.tables, plan.contexts[:end], plan.starts, plan.decodes,
+                plan.longest, plan.block_size, scale, window, out,
+            )  # fmt: skip
+
     def attend(
         self,
         query: torch.Tensor,
@@ -164,7 +171,7 @@ class FusedOps:
     ) -> torch.Tensor:
         """Implement :meth:`Ops.attend` with separate kernels for decode rows and prompts."""
         out = torch.empty_like(query) if out is None else out
-        _attend_paged(query, plan, layer, scale, window, out)
+        self._attend_paged(query, plan, layer, scale, window, out)
         for first, prompts in attend_whole(query, plan, scale, window):
             # A prompt's rows are contiguous on both sides: a plain copy at memory bandwidth.
             for number, rows in enumerate(prompts):
@@ -188,7 +195,7 @@ class FusedOps:
             return self.add_product(attended.flatten(1), weight, into)
         if before := query.shape[0] - sum(whole_prompts(plan, window)):
             out = torch.empty_like(query[:before])
-            _attend_paged(query, plan, layer, scale, window, out)
+            self._attend_paged(query, plan, layer, scale, window, out)
             self.add_product(out.flatten(1), weight, into[:before])
         for first, prompts in attend_whole(query, plan, scale, window):
             count, rows = prompts.shape[:2]
@@ -225,9 +232,7 @@ class FusedOps:
         assert isinstance(weight, torch.Tensor)
         if norm is not None:
             x = self.rms_norm(x, norm, eps)
-        if self._arrivals is None:
-            self._arrivals = few_rows.new_arrivals(x.device)
-        return few_rows.few_rows(x, weight, self._arrivals, bias, silu, into)
+        return few_rows.few_rows(x, weight, self._arrivals(x.device), bias, silu, into)
 
     def experts(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 FEW_ROWS = 32
 """Maximum number of rows for the memory-bound products of decode steps."""
+COUNTERS = 2048
+"""Maximum number of contexts, times key heads, or of tiles of a product that programs may share."""
 
 
 def pad_few_rows(rows: int) -> int:

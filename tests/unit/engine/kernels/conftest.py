@@ -21,7 +21,7 @@ from tests.triton_language import patch_once_a_launch
 
 HAS_GPU = Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
 
-MIN_SEPARATE_RESULTS = not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1"
+INTERPRETED_ELSEWHERE = not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1"
 COMPILED = "test_matrix_instructions.py"
 """Needs Triton's compiler, not its interpreter."""
 PASSED, NOTHING_SELECTED = 0, 5
@@ -31,7 +31,7 @@ def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
     """Do not import here what the interpreter runs elsewhere."""
-    if not MIN_SEPARATE_RESULTS or module_path.name == COMPILED:
+    if not INTERPRETED_ELSEWHERE or module_path.name == COMPILED:
         return None
     return Interpreted.from_parent(parent, path=module_path)
 

@@ -25,13 +25,14 @@ from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops, decode_columns
 from plimsoll_engine.kernels.quantized import Quantized
 from plimsoll_engine.kernels.reference import ReferenceOps
+from plimsoll_engine.kernels.sizes import COUNTERS
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FUSED: Ops = FusedOps()
 REFERENCE: Ops = ReferenceOps()
 PAGE = 16
-PROGRAMS = decode_cut.PROGRAMS
+MAX_SPLITS = decode_cut.MAX_SPLITS
 TYPES = [
     pytest.param(torch.float32, 1e-5, id="float32"),
     pytest.param(torch.bfloat16, 8e-3, id="bfloat16"),
@@ -91,7 +92,7 @@ def plan_of(
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(17)
     if DEVICE.type == "cpu":  # the interpreter runs one program after the other
-        monkeypatch.setattr(decode_cut, "PROGRAMS", 24)
+        monkeypatch.setattr(decode_cut, "MAX_SPLITS", 4)  # one runs after the other
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
@@ -334,7 +335,7 @@ def test_programs_of_a_product_of_few_rows(columns: int) -> None:
         for padded in (16, 32):
             tile = few_rows.choose_tile(size, columns, False, padded)
             if tile.parts > 1:
-                assert -(-size // tile.size) <= few_rows.COUNTERS
+                assert -(-size // tile.size) <= COUNTERS
                 assert size <= 4096
             assert few_rows.choose_tile(size, columns, True, padded).parts == 1
 
@@ -458,42 +459,49 @@ def test_attention_is_added_through_its_product(
     assert error(found, expected) < 8e-3
 
 
-@pytest.mark.parametrize("cut", [(64, 1), (64, 2), (64, 8), (64, 32), (128, 1), (128, 2)])
-def test_parts_of_a_context_are_joined(cut: tuple[int, int]) -> None:
-    plan = plan_of([(1, 1), (700, 1), (64, 1)], 2, 16, torch.float32)
-    query = draw(3, 4, 16)
-    found = torch.full_like(query, float("nan"))
-    decode_attention.decode_attention(
-        query, *plan.pages(0), plan.tables, plan.contexts, PAGE, 0.3, None, found,
-        cut=decode_cut.Cut(*cut),
-    )  # fmt: skip
-    assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5
+@pytest.mark.parametrize(
+    "cut",
+    [(64, 1), (64, 2), (64, 8), (64, 32), (128, 1), (128, 2), (64, 16, 128), (128, 4, 512)],
+)
+@pytest.mark.parametrize("window", [None, 200])
+def test_parts_of_a_context_are_joined(cut: tuple[int, ...], window: int | None) -> None:
+    """Contexts of one part, of some and of all parts, and padding, with one set of counters."""
+    plan = plan_of([(1, 1), (700, 1), (64, 1), (390, 1)], 2, 16, torch.float32, pad=1)
+    query = draw(5, 6, 16)
+    arrivals = torch.zeros(10, dtype=torch.int32, device=DEVICE)
+    expected = REFERENCE.attend(query, plan, 0, 0.3, window)
+    for _ in range(2):
+        found = torch.full_like(query, float("nan"))
+        decode_attention.decode_attention(
+            query, *plan.pages(0), plan.tables, plan.contexts, PAGE, 0.3, window, found, arrivals,
+            cut=decode_cut.Cut(*cut),
+        )  # fmt: skip
+        assert error(found[:4], expected[:4]) < 1e-5
+        assert not found[4].any()
+        assert not arrivals.any()
 
 
 @pytest.mark.parametrize(
     ("sequences", "kv_heads", "row_bytes", "limit", "cut"),
     [
-        (1, 8, 256, 4096, (64, 32)),
-        (2, 8, 256, 4096, (64, 32)),
-        (4, 8, 256, 4096, (128, 8)),
-        (16, 8, 256, 4096, (128, 2)),
-        (24, 8, 256, 4096, (128, 1)),
-        (16, 8, 256, 131_072, (64, 16)),
-        (16, 8, 512, 4096, (64, 16)),
-        (64, 8, 256, 8192, (128, 1)),
-        (64, 8, 256, 8193, (64, 4)),
-        (64, 8, 256, 0, (64, 4)),
-        (64, 8, 512, 4096, (64, 4)),
-        (128, 8, 256, 4096, (64, 1)),
-        (128, 8, 256, 131_072, (64, 2)),
-        (256, 4, 512, 4096, (64, 1)),
+        (1, 8, 256, 4096, (64, 32, 64)),
+        (1, 8, 256, 512, (64, 8, 64)),
+        (4, 8, 256, 4096, (128, 16, 256)),
+        (16, 8, 256, 4096, (128, 8, 512)),
+        (16, 8, 256, 131_072, (128, 32, 512)),
+        (16, 8, 512, 4096, (64, 8, 512)),
+        (64, 8, 256, 8192, (128, 16, 512)),
+        (64, 8, 256, 0, (128, 32, 512)),
+        (128, 8, 256, 8192, (64, 4, 1024)),
+        (256, 8, 256, 131_072, (64, 4, 1024)),
+        (512, 8, 256, 8192, (64, 1, 0)),
     ],
 )
 def test_how_the_work_is_cut(
-    sequences: int, kv_heads: int, row_bytes: int, limit: int, cut: tuple[int, int],
+    sequences: int, kv_heads: int, row_bytes: int, limit: int, cut: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(decode_cut, "PROGRAMS", PROGRAMS)
+    monkeypatch.setattr(decode_cut, "MAX_SPLITS", MAX_SPLITS)
     assert decode_cut.choose_cut(sequences, kv_heads, row_bytes, limit) == cut
 
 
