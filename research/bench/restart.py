@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import random
 import statistics
 import sys
@@ -86,11 +87,14 @@ class Load:
 
 
 def device_bytes() -> list[int]:
-    """Bytes in use on each device by all processes, by NVML. Empty where there is none."""
+    """Bytes in use on each visible device by all processes, by NVML. Empty where there is none."""
     found = []
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # others of the host may be busy
+        for index in (
+            map(int, visible.split(",")) if visible else range(pynvml.nvmlDeviceGetCount())
+        ):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
     return found
