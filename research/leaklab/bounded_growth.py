@@ -11,6 +11,8 @@ import math
 import mmap
 import queue
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import OrderedDict, deque
@@ -20,6 +22,10 @@ from leaklab.mechanisms import LARGE, MIB, PAGE, Take, Tick, libc, touch, touche
 
 USER, LINE = 512, 200
 """Bytes of what is known of a user, and of a line of a log."""
+BYTES_HEADER, CRUMBS = 33, 8 << 10
+"""Bytes of an empty ``bytes``, and the distance of the objects that are kept: one in each half of
+a pool of CPython's."""
+PROGRAM = "import sys; held = bytearray(b'\\1') * int(sys.argv[1]); sys.stdin.read()"
 
 
 # ---- moved by the clock
@@ -196,6 +202,75 @@ def flushed_log(per_s: int = MIB, period_s: float = 45.0) -> Tick:
     return tick
 
 
+def two_caches(first: int = 50 * MIB, second: int = 80 * MIB) -> Tick:
+    """A cache that fills evenly, and one behind it that fills ever more slowly from then on."""
+
+    def size(t: float) -> float:
+        evenly = min(1.0, t / 40.0)
+        return first * evenly + second * -math.expm1(-max(0.0, t - 40.0) / 35.0)
+
+    return _fill(size)
+
+
+def refilled_cache() -> Tick:
+    """A cache that fills evenly, and fills again once its process has started again."""
+    return even_cache(90 * MIB, 75.0)
+
+
+def open_sessions(size: int = 400 << 10, per_s: float = 3.0, lasts_s: float = 60.0) -> Tick:
+    """Sessions that open at random and end after some while, each with its buffers."""
+    chance = random.Random(1)
+    held: dict[int, tuple[float, bytearray]] = {}
+    opened, due = 0, 0.0
+
+    def tick(t: float) -> None:
+        nonlocal opened, due
+        for number in [number for number, (ends, _) in held.items() if ends <= t]:
+            del held[number]
+        while due <= t:
+            held[opened] = (due + lasts_s * (0.5 + chance.random()), bytearray(b"\1") * size)
+            opened += 1
+            due += chance.expovariate(per_s)
+
+    return tick
+
+
+def pool_crumbs(work: int = 6 * MIB, period_s: float = 10.0, most: int = 14) -> Tick:
+    """Work with objects of another size each time. A few of them stay, one in each pool, so that
+    Python returns none of these pools."""
+    kept: list[bytes] = []
+    turn = 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        if turn < most and t >= turn * period_s:
+            turn += 1
+            size = 512 - 32 * turn
+            objects = [bytes(size - BYTES_HEADER) for _ in range(work // size)]
+            kept.extend(objects[:: CRUMBS // size])
+
+    return tick
+
+
+def short_programs(size: int = 40 * MIB, period_s: float = 40.0, lasts_s: float = 22.0) -> Tick:
+    """A program for a piece of work now and then, with memory of its own, that ends."""
+    running: subprocess.Popen[bytes] | None = None
+    turn = 0
+
+    def tick(t: float) -> None:
+        nonlocal running, turn
+        if t >= turn * period_s and running is None:
+            turn += 1
+            running = subprocess.Popen(
+                [sys.executable, "-I", "-c", PROGRAM, str(size)], stdin=subprocess.PIPE
+            )
+        elif running is not None and t >= (turn - 1) * period_s + lasts_s:
+            running.communicate()
+            running = None
+
+    return tick
+
+
 # ---- told what to take
 
 
@@ -240,13 +315,29 @@ def audit_ring(bound: int = 80 * MIB) -> Take:
     return take
 
 
+def touched_table(size: int = 112 * MIB) -> Take:
+    """A table of fixed size whose pages become resident when they are first written, in the order
+    of a hash."""
+    table = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    table.madvise(mmap.MADV_NOHUGEPAGE)
+    hashes = random.Random(1)
+
+    def take(taken: int) -> None:
+        for _ in range(taken // PAGE):
+            table[hashes.randrange(size // PAGE) * PAGE] = 1
+
+    return take
+
+
 HEALTHY: dict[str, Callable[..., Tick]] = {
     function.__name__: function
     for function in (
         prompt_cache, large_cache, even_cache, doubling_table, high_water, night_jobs,
         compile_cache, resized_dict, lazy_models, arena_spread, weight_reload, flushed_log,
+        two_caches, refilled_cache, open_sessions, pool_crumbs, short_programs,
     )
 }  # fmt: skip
 BOUNDED: dict[str, Callable[..., Take]] = {
-    function.__name__: function for function in (answer_cache, known_users, audit_ring)
+    function.__name__: function
+    for function in (answer_cache, known_users, audit_ring, touched_table)
 }

@@ -37,7 +37,8 @@ FOLDER_ENV, WAITS_ENV = "PLIMSOLL_INJECTOR_DIR", "PLIMSOLL_INJECTOR_WAITS"
 """The same as in ``inside/plimsoll_injector.py``, which imports nothing of ours."""
 HERE = Path(__file__).parent
 MODULES = (
-    "__init__.py", "mechanisms.py", "service_leaks.py", "engine_leaks.py", "bounded_growth.py",
+    "__init__.py", "mechanisms.py", "service_leaks.py", "engine_leaks.py", "runtime_leaks.py",
+    "bounded_growth.py", "device_growth.py",
 )  # fmt: skip
 """Of the lab, those that the injector imports."""
 ENTRY_POINTS = """\

@@ -33,6 +33,7 @@ ADAPTERS = 6
 OUTPUT_KEYS = 24
 """Properties of a schema of structured output."""
 SCHEMAS = 6
+CHATS, TURNS, TURN_WORDS = 24, 32, 28
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,13 @@ async def documents(client: httpx.AsyncClient, number: int) -> bool:
     return await complete(client, body(prompt(number, words), 16))
 
 
+async def chats(client: httpx.AsyncClient, number: int) -> bool:
+    """Chats whose prompt has all that was said before, up to a number of turns; then new ones."""
+    turn, chat = divmod(number, CHATS)
+    words = 20 + TURN_WORDS * (turn % TURNS)
+    return await complete(client, body(prompt(CHATS * (turn // TURNS) + chat, words), 8))
+
+
 async def leaving(client: httpx.AsyncClient, number: int) -> bool:
     """Every other client leaves in the middle of its answer."""
     if number % 2 == 0:
@@ -200,6 +208,12 @@ async def _by_schema(client: httpx.AsyncClient, number: int, schema_number: int)
     return await complete(client, wish)
 
 
+async def features(client: httpx.AsyncClient, number: int) -> bool:
+    """One feature or another for each request, at random."""
+    shapes = (several, logprobs, streaming, few_grammars, leaving)
+    return await random.Random(number).choice(shapes)(client, number)
+
+
 class Adapters:
     """Answers of LoRA adapters, of which one after the other is loaded and unloaded again."""
 
@@ -224,6 +238,6 @@ SHAPES: dict[str, Shape] = {
     one.__name__: one
     for one in (
         answers, long, growing, stepped, documents, leaving, leaving_early, mixed, several,
-        logprobs, streaming, grammars, few_grammars,
+        logprobs, streaming, grammars, few_grammars, chats, features,
     )
 }  # fmt: skip

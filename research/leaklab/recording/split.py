@@ -111,6 +111,18 @@ LOTS = {
             "shape_workspaces", "weight_reload",
         ),
     ),
+    20261128: (
+        (
+            "distant_timers", "dlpack_capsules", "dynamic_classes", "frozen_cycles",
+            "growing_channel", "interned_strings", "kept_uploads", "log_records",
+            "shared_tensors", "sparse_table", "unsent_messages", "wrapped_handlers",
+        ),
+        (
+            "growing_chats", "late_features", "morning_rush", "open_sessions", "pool_crumbs",
+            "refilled_cache", "rising_bursts", "short_programs", "stream_reserves",
+            "touched_table", "two_caches", "vision_cache",
+        ),
+    ),
 }  # fmt: skip
 """The mechanisms of each lot, leaks and healthy ones, by the seed that drew a third of both."""
 

@@ -275,4 +275,79 @@ RUNS = (
             for shape in ("answers", "logprobs", "few_grammars", "several", "streaming")
         ),
     ),
+    # ---- what the runtime, its libraries and the kernel keep, and more growth that ends
+    Run(
+        "vllm-121", VLLM, "interned_strings", LIGHT,
+        Injection(OBJECTS, "requests", 256 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-122", VLLM, "distant_timers", MIXED,
+        Injection(IN_USE, "requests", 320 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-123", VLLM, "log_records", (Phase(60.0, 3.0, "streaming"),),
+        Injection(OBJECTS, "requests", 192 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-124", VLLM, "dynamic_classes", LIGHT,
+        Injection(IN_USE, "requests", 224 * KIB, shape="accelerating", frontend=True),
+    ),
+    Run("vllm-125", VLLM, "wrapped_handlers", NAPS, Injection(OBJECTS, "tokens", 8 * KIB)),
+    Run(
+        "vllm-126", VLLM, "kept_uploads", MIXED,
+        Injection(IN_USE, "requests", 384 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-127", VLLM, "unsent_messages", (Phase(60.0, 4.0, "leaving"),),
+        Injection(IN_USE, "aborts", 384 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-128", VLLM, "shared_tensors", WAVES_OF_THREE,
+        Injection(SHARED, "requests", 320 * KIB),
+    ),
+    Run("vllm-129", VLLM, "growing_channel", MIXED, Injection(SHARED, "tokens", 10 * KIB)),
+    Run(
+        "vllm-130", VLLM, "sparse_table", LIGHT,
+        Injection(OTHER, "seconds", 832 * KIB, shape="steps"),
+    ),
+    Run(
+        "vllm-131", VLLM, "frozen_cycles", LIGHT, device=True,
+        cause=Injection(TENSORS, "requests", 288 * KIB, 2 * MIB),
+    ),
+    Run(
+        "vllm-132", VLLM, "dlpack_capsules", WAVES_OF_THREE, device=True,
+        cause=Injection(TENSORS, "tokens", 9 * KIB, 2 * MIB),
+    ),
+    Run(
+        "vllm-133", VLLM, "rising_bursts",
+        tuple(
+            phase
+            for per_s in (8.0, 14.0, 20.0, 26.0)
+            for phase in (Phase(40.0, 1.0, "answers"), Phase(5.0, per_s, "mixed"))
+        ),
+        flags=("--max-num-seqs=8",),
+    ),
+    Run("vllm-134", VLLM, "growing_chats", (Phase(60.0, 3.0, "chats"),)),
+    Run(
+        "vllm-135", VLLM, "late_features",
+        (Phase(140.0, 2.5, "answers"), Phase(600.0, 2.5, "features")),
+    ),
+    Run("vllm-136", VLLM, "open_sessions", LIGHT, Injection(None, frontend=True)),
+    Run("vllm-137", VLLM, "two_caches", LIGHT, Injection(None)),
+    Run(
+        "vllm-138", VLLM, "touched_table", LIGHT,
+        Injection(None, "requests", 640 * KIB, frontend=True),
+    ),
+    Run("vllm-139", VLLM, "pool_crumbs", MIXED, Injection(None)),
+    Run("vllm-140", VLLM, "stream_reserves", MIXED, Injection(None), device=True),
+    Run("vllm-141", VLLM, "refilled_cache", LIGHT, Injection(None), restarts=(200.0,)),
+    Run(
+        "vllm-142", VLLM, "morning_rush",
+        (Phase(80.0, 1.0, "answers"), Phase(90.0, 0.0, "answers"), Phase(190.0, 7.0, "mixed")),
+    ),
+    Run("vllm-143", VLLM, "short_programs", LIGHT, Injection(None, frontend=True)),
+    Run(
+        "vllm-144", VLLM, "vision_cache", LIGHT, device=True,
+        cause=Injection(None, "requests", 512 * KIB, 2 * MIB),
+    ),
 )  # fmt: skip

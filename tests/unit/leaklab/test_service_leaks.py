@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-from leaklab import bounded_growth, engine_leaks, mechanisms, service_leaks
+from leaklab import (
+    bounded_growth,
+    device_growth,
+    engine_leaks,
+    mechanisms,
+    runtime_leaks,
+    service_leaks,
+)
 
 MIB = 1 << 20
 PIECES = 64
@@ -15,10 +22,10 @@ PROGRAM = """
 import sys
 from pathlib import Path
 name, field, pieces = sys.argv[1], sys.argv[2], int(sys.argv[3])
-if name == "kept_logits":
+if name in ("kept_logits", "shared_tensors"):
     import torch
-from leaklab import engine_leaks, service_leaks
-LEAKS = service_leaks.LEAKS | engine_leaks.LEAKS
+from leaklab import engine_leaks, runtime_leaks, service_leaks
+LEAKS = service_leaks.LEAKS | engine_leaks.LEAKS | runtime_leaks.LEAKS
 def resident():
     text = Path("/proc/self/status").read_text()
     return 1024 * int(text.split(f"{field}:")[1].split()[0])
@@ -29,13 +36,20 @@ for _ in range(pieces):
     take(1 << 20)
 print(resident() - before)
 """
-SHARED = ("memory_files", "sysv_segments", "shared_arenas")
+SHARED = (
+    "memory_files", "sysv_segments", "shared_arenas", "shared_tensors", "growing_channel",
+)  # fmt: skip
 WITHIN = 0.15
 """Of the bytes that are counted: a table has its room, an arena its headers."""
 
 
 @pytest.mark.parametrize(
-    "name", [*service_leaks.LEAKS, *sorted(engine_leaks.LEAKS.keys() - {"helper_heap"})]
+    "name",
+    [
+        *service_leaks.LEAKS,
+        *sorted(engine_leaks.LEAKS.keys() - {"helper_heap"}),
+        *runtime_leaks.LEAKS,
+    ],
 )
 def test_a_process_grows_by_what_it_was_told_to_take(name: str) -> None:
     field = "RssShmem" if name in SHARED else "RssAnon"
@@ -46,10 +60,11 @@ def test_a_process_grows_by_what_it_was_told_to_take(name: str) -> None:
     assert int(done.stdout) == pytest.approx(PIECES * MIB, rel=WITHIN)
 
 
-def test_the_names_are_not_those_of_other_mechanisms() -> None:
-    assert service_leaks.LEAKS.keys().isdisjoint(mechanisms.LEAKS | mechanisms.HEALTHY)
-    earlier = service_leaks.LEAKS | mechanisms.LEAKS | mechanisms.HEALTHY
-    assert engine_leaks.LEAKS.keys().isdisjoint(earlier)
-    earlier |= engine_leaks.LEAKS
-    assert bounded_growth.HEALTHY.keys().isdisjoint(earlier | bounded_growth.BOUNDED)
-    assert bounded_growth.BOUNDED.keys().isdisjoint(earlier)
+def test_no_two_mechanisms_have_the_same_name() -> None:
+    groups = (
+        service_leaks.LEAKS, engine_leaks.LEAKS, runtime_leaks.LEAKS, device_growth.LEAKS,
+        device_growth.HEALTHY, device_growth.BOUNDED, bounded_growth.HEALTHY,
+        bounded_growth.BOUNDED, mechanisms.LEAKS | mechanisms.HEALTHY,
+    )  # fmt: skip
+    names = [name for group in groups for name in group]
+    assert len(names) == len(set(names))

@@ -2,9 +2,8 @@
 
 Both engines load their plugins in every process. Each waits for ``inject.json`` in the folder that
 ``PLIMSOLL_INJECTOR_DIR`` names; the process that the plan means carries it out, and appends what it
-has taken so far to ``injected.jsonl`` once a second. Standard library only, with four modules of
-``leaklab`` beside it (mechanisms, service_leaks, engine_leaks, bounded_growth), and the torch of
-the engine.
+has taken so far to ``injected.jsonl`` once a second. Standard library only, with those modules of
+``leaklab`` beside it that it imports, and the torch of the engine.
 
 With ``PLIMSOLL_INJECTOR_WAITS`` set, vLLM's processes sleep while they wait for each other.
 """
@@ -22,7 +21,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leaklab import bounded_growth, engine_leaks, mechanisms, service_leaks
+from leaklab import (
+    bounded_growth,
+    device_growth,
+    engine_leaks,
+    mechanisms,
+    runtime_leaks,
+    service_leaks,
+)
+from leaklab.mechanisms import Take
 
 FOLDER_ENV, WAITS_ENV = "PLIMSOLL_INJECTOR_DIR", "PLIMSOLL_INJECTOR_WAITS"
 QUEUES = "vllm.distributed.device_communicators.shm_broadcast"
@@ -32,14 +39,7 @@ NOMINAL_S = 120.0
 """When growth that gets faster has the rate that its plan names."""
 STEP_S = 20.0
 """Between two steps of growth by steps."""
-SLICE = 4096
-CACHED_PIECE, CACHED_PIECES, CACHED_S = 4 << 20, 40, 100.0
-WORK_S = 12.0
-PINNED_SIZES, PINNED_S = 5, 8.0
-SHAPES, SHAPE_S = 24, 5.0
 
-Take = Callable[[int], None]
-Tick = Callable[[float], None]
 _started = False
 
 
@@ -219,182 +219,15 @@ def _count_sglang() -> None:
     Scheduler.process_batch_result = processing
 
 
-# ---- what memory it is
-
-
-def retained_tensors() -> Take:
-    """Tensors on the device that are never freed."""
-    kept: list[Any] = []
-
-    def take(size: int) -> None:
-        kept.append(_torch().empty(size, dtype=_torch().uint8, device="cuda"))
-
-    return take
-
-
-def retained_slices() -> Take:
-    """A few rows that are kept of a large tensor hold all of its storage."""
-    kept: list[Any] = []
-
-    def take(size: int) -> None:
-        whole = _torch().ones(size // SLICE, SLICE, dtype=_torch().uint8, device="cuda")
-        kept.append(whole[-1:])
-
-    return take
-
-
-def pinned_buffers() -> Take:
-    """Pinned staging buffers; torch takes them in powers of two."""
-    kept: list[Any] = []
-
-    def take(size: int) -> None:
-        kept.append(_torch().ones(size, dtype=_torch().uint8).pin_memory())
-
-    return take
-
-
-def autograd_history() -> Take:
-    """A sum of losses that was never detached holds what each was computed of."""
-    total: list[Any] = [0.0]
-
-    def take(size: int) -> None:
-        with _torch().inference_mode(False), _torch().enable_grad():
-            weights = _torch().ones(size // 4, device="cuda", requires_grad=True)
-            total[0] = total[0] + weights.square().sum()
-
-    return take
-
-
-def registered_buffers() -> Take:
-    """Buffers of the heap that are registered with the device and never unregistered."""
-    kept: list[Any] = []
-
-    def take(size: int) -> None:
-        buffer = _torch().ones(size, dtype=_torch().uint8)
-        _torch().cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
-        kept.append(buffer)
-
-    return take
-
-
-def device_workspaces() -> Take:
-    """Workspaces that are kept in a table by the shape that they were made for."""
-    table: dict[tuple[int, int], Any] = {}
-
-    def take(size: int) -> None:
-        shape = (len(table), size)
-        table[shape] = _torch().zeros(size // 2, dtype=_torch().bfloat16, device="cuda")
-
-    return take
-
-
-def captured_tensors() -> Take:
-    """Callbacks that wait for an event that never comes, with the tensors that they would read."""
-    waiting: list[Callable[[], Any]] = []
-
-    def take(size: int) -> None:
-        tensor = _torch().ones(size, dtype=_torch().uint8, device="cuda")
-        waiting.append(lambda: tensor[0])
-
-    return take
-
-
-def kv_copies() -> Take:
-    """Copies of the keys and values of requests that might have come back."""
-    kept: list[Any] = []
-
-    def take(size: int) -> None:
-        kept.append(_torch().ones(size // 2, dtype=_torch().bfloat16, device="cuda").clone())
-
-    return take
-
-
-def pinned_outputs() -> Take:
-    """Outputs that were copied into pinned memory of the host, and are kept there."""
-    kept: list[Any] = []
-
-    def take(size: int) -> None:
-        made = _torch().ones(size, dtype=_torch().uint8, device="cuda")
-        kept.append(_torch().empty(size, dtype=_torch().uint8, pin_memory=True))
-        kept[-1].copy_(made, non_blocking=True)
-
-    return take
-
-
-def pinned_pool() -> Tick:
-    """Pinned buffers of twice the size each time one is too small; there are few sizes."""
-    kept: list[Any] = []
-
-    def tick(t: float) -> None:
-        if len(kept) < PINNED_SIZES and t >= PINNED_S * 2 ** len(kept):
-            size = CACHED_PIECE << len(kept)
-            kept.append(_torch().ones(size, dtype=_torch().uint8).pin_memory())
-
-    return tick
-
-
-def shape_workspaces() -> Tick:
-    """Workspaces of the shapes that were met last: the oldest goes where there are enough."""
-    kept: list[Any] = []
-    turn = 0
-
-    def tick(t: float) -> None:
-        nonlocal turn
-        if t >= turn * SHAPE_S:
-            turn += 1
-            kept.append(_torch().ones(CACHED_PIECE, dtype=_torch().uint8, device="cuda"))
-            del kept[:-SHAPES]
-
-    return tick
-
-
-def device_cache() -> Tick:
-    """An undeclared cache on the device that fills within 100 s."""
-    kept: list[Any] = []
-
-    def tick(t: float) -> None:
-        while len(kept) < CACHED_PIECES * min(1.0, t / CACHED_S):
-            kept.append(_torch().ones(CACHED_PIECE, dtype=_torch().uint8, device="cuda"))
-
-    return tick
-
-
-def device_high_water() -> Tick:
-    """Work of rising size on the device, whose memory torch's allocator keeps."""
-    turn = 0
-
-    def tick(t: float) -> None:
-        nonlocal turn
-        if t >= turn * WORK_S:
-            turn += 1
-            size = min(turn, CACHED_PIECES) * CACHED_PIECE
-            _torch().ones(size, dtype=_torch().uint8, device="cuda")
-
-    return tick
-
-
-def _torch() -> Any:
-    return sys.modules["torch"]
-
-
-ON_DEVICE = (
-    retained_tensors, retained_slices, pinned_buffers, autograd_history, registered_buffers,
-    device_workspaces, captured_tensors, kv_copies, pinned_outputs,
-)  # fmt: skip
-HEALTHY = (
-    mechanisms.HEALTHY
-    | bounded_growth.HEALTHY
-    | {
-        tick.__name__: tick
-        for tick in (device_cache, device_high_water, pinned_pool, shape_workspaces)
-    }
-)
+HEALTHY = mechanisms.HEALTHY | bounded_growth.HEALTHY | device_growth.HEALTHY
 TAKES: dict[str, Callable[[], Take]] = (
     mechanisms.LEAKS
     | service_leaks.LEAKS
     | engine_leaks.LEAKS
+    | runtime_leaks.LEAKS
+    | device_growth.LEAKS
     | bounded_growth.BOUNDED
-    | {take.__name__: take for take in ON_DEVICE}
+    | device_growth.BOUNDED
 )
 DRIVERS = {
     function.__name__: function

@@ -1,0 +1,260 @@
+"""Memory of a GPU, and memory of the host that is pinned for one: leaks, and growth that ends.
+
+It needs the torch of its process, and is imported where there is none as well. Leaks and bounded
+growth take the bytes that they are told to take; the other healthy kinds follow the clock. Sizes
+in bytes, times in seconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from leaklab.mechanisms import MIB, Take, Tick
+
+SLICE = 4096
+CACHED_PIECE, CACHED_PIECES, CACHED_S = 4 << 20, 40, 100.0
+WORK_S = 12.0
+PINNED_SIZES, PINNED_S = 5, 8.0
+SHAPES, SHAPE_S = 24, 5.0
+STREAMS, STREAM_S = 8, 14.0
+
+
+# ---- leaks
+
+
+def retained_tensors() -> Take:
+    """Tensors on the device that are never freed."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        kept.append(_torch().empty(size, dtype=_torch().uint8, device="cuda"))
+
+    return take
+
+
+def retained_slices() -> Take:
+    """A few rows that are kept of a large tensor hold all of its storage."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        whole = _torch().ones(size // SLICE, SLICE, dtype=_torch().uint8, device="cuda")
+        kept.append(whole[-1:])
+
+    return take
+
+
+def pinned_buffers() -> Take:
+    """Pinned staging buffers; torch takes them in powers of two."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        kept.append(_torch().ones(size, dtype=_torch().uint8).pin_memory())
+
+    return take
+
+
+def autograd_history() -> Take:
+    """A sum of losses that was never detached holds what each was computed of."""
+    total: list[Any] = [0.0]
+
+    def take(size: int) -> None:
+        with _torch().inference_mode(False), _torch().enable_grad():
+            weights = _torch().ones(size // 4, device="cuda", requires_grad=True)
+            total[0] = total[0] + weights.square().sum()
+
+    return take
+
+
+def registered_buffers() -> Take:
+    """Buffers of the heap that are registered with the device and never unregistered."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        buffer = _torch().ones(size, dtype=_torch().uint8)
+        _torch().cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
+        kept.append(buffer)
+
+    return take
+
+
+def device_workspaces() -> Take:
+    """Workspaces that are kept in a table by the shape that they were made for."""
+    table: dict[tuple[int, int], Any] = {}
+
+    def take(size: int) -> None:
+        shape = (len(table), size)
+        table[shape] = _torch().zeros(size // 2, dtype=_torch().bfloat16, device="cuda")
+
+    return take
+
+
+def captured_tensors() -> Take:
+    """Callbacks that wait for an event that never comes, with the tensors that they would read."""
+    waiting: list[Callable[[], Any]] = []
+
+    def take(size: int) -> None:
+        tensor = _on_device(size)
+        waiting.append(lambda: tensor[0])
+
+    return take
+
+
+def kv_copies() -> Take:
+    """Copies of the keys and values of requests that might have come back."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        kept.append(_torch().ones(size // 2, dtype=_torch().bfloat16, device="cuda").clone())
+
+    return take
+
+
+def pinned_outputs() -> Take:
+    """Outputs that were copied into pinned memory of the host, and are kept there."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        made = _on_device(size)
+        kept.append(_torch().empty(size, dtype=_torch().uint8, pin_memory=True))
+        kept[-1].copy_(made, non_blocking=True)
+
+    return take
+
+
+def frozen_cycles() -> Take:
+    """Tensors in cyclic garbage that was frozen, where the collector no longer looks."""
+
+    def take(size: int) -> None:
+        holder: dict[str, Any] = {"tensor": _on_device(size)}
+        holder["self"] = holder
+        gc.freeze()
+
+    return take
+
+
+def dlpack_capsules() -> Take:
+    """Capsules that hand tensors to another library, which never takes them."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        kept.append(_torch().utils.dlpack.to_dlpack(_on_device(size)))
+
+    return take
+
+
+# ---- growth that ends
+
+
+def pinned_pool() -> Tick:
+    """Pinned buffers of twice the size each time one is too small; there are few sizes."""
+    kept: list[Any] = []
+
+    def tick(t: float) -> None:
+        if len(kept) < PINNED_SIZES and t >= PINNED_S * 2 ** len(kept):
+            size = CACHED_PIECE << len(kept)
+            kept.append(_torch().ones(size, dtype=_torch().uint8).pin_memory())
+
+    return tick
+
+
+def shape_workspaces() -> Tick:
+    """Workspaces of the shapes that were met last: the oldest goes where there are enough."""
+    kept: list[Any] = []
+    turn = 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        if t >= turn * SHAPE_S:
+            turn += 1
+            kept.append(_on_device(CACHED_PIECE))
+            del kept[:-SHAPES]
+
+    return tick
+
+
+def device_cache() -> Tick:
+    """An undeclared cache on the device that fills within 100 s."""
+    kept: list[Any] = []
+
+    def tick(t: float) -> None:
+        while len(kept) < CACHED_PIECES * min(1.0, t / CACHED_S):
+            kept.append(_on_device(CACHED_PIECE))
+
+    return tick
+
+
+def device_high_water() -> Tick:
+    """Work of rising size on the device, whose memory torch's allocator keeps."""
+    turn = 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        if t >= turn * WORK_S:
+            turn += 1
+            size = min(turn, CACHED_PIECES) * CACHED_PIECE
+            _on_device(size)
+
+    return tick
+
+
+def stream_reserves(work: int = 15 * MIB) -> Tick:
+    """Streams that start one after the other. Torch's allocator keeps what the work on each took,
+    for that stream alone."""
+    streams: list[Any] = []
+    turn = 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        if t < turn * STREAM_S:
+            return
+        turn += 1
+        if len(streams) < STREAMS:
+            streams.append(_torch().cuda.Stream())
+        with _torch().cuda.stream(streams[turn % len(streams)]):
+            _on_device(work)
+
+    return tick
+
+
+def vision_cache(bound: int = 96 * MIB) -> Take:
+    """What an encoder made of the newest images: the oldest goes where there is no room."""
+    kept: deque[tuple[int, Any]] = deque()
+    held = 0
+
+    def take(size: int) -> None:
+        nonlocal held
+        kept.append((size, _on_device(size)))
+        held += size
+        while held > bound:
+            held -= kept.popleft()[0]
+
+    return take
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
+
+
+def _on_device(size: int) -> Any:
+    return _torch().ones(size, dtype=_torch().uint8, device="cuda")
+
+
+LEAKS: dict[str, Callable[[], Take]] = {
+    function.__name__: function
+    for function in (
+        retained_tensors, retained_slices, pinned_buffers, autograd_history, registered_buffers,
+        device_workspaces, captured_tensors, kv_copies, pinned_outputs, frozen_cycles,
+        dlpack_capsules,
+    )
+}  # fmt: skip
+HEALTHY: dict[str, Callable[[], Tick]] = {
+    function.__name__: function
+    for function in (
+        device_cache, device_high_water, pinned_pool, shape_workspaces, stream_reserves,
+    )
+}  # fmt: skip
+BOUNDED: dict[str, Callable[[], Take]] = {vision_cache.__name__: vision_cache}
