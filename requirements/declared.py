@@ -61,7 +61,8 @@ IGNORED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "sidecar": {},
     # Every part has it; the download uses what plimsoll_api makes of it.
     "download": {"DEP002": ("msgspec",)},
-    "engine": {"DEP002": (FORMS,)},
+    # Only the supervisor's image downloads from buckets.
+    "engine": {"DEP001": ("obstore",), "DEP002": (FORMS,), "DEP003": ("obstore",)},
     # The demo's picture: with the engine and its faults, only a checkout has it.
     "cli": {"DEP001": ("matplotlib",), "DEP003": ("matplotlib",)},
     # vLLM loads the plugins of the conformance tests; its environment is not ours, and neither are

@@ -124,8 +124,8 @@ class ModelSource(ResourceModel):
         description="Secret with the credentials for an `s3://` model. Its keys are "
         "the environment variables of the AWS tools: AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY, and optionally AWS_SESSION_TOKEN and AWS_REGION. For a "
-        "store other than AWS, also set AWS_ENDPOINT_URL_S3. If unset, the bucket must be a "
-        "public AWS bucket.",
+        "store other than AWS, also set AWS_ENDPOINT_URL_S3. If unset, the pod's own identity "
+        "(AWS web identity, EKS Pod Identity) is used, and without one the bucket must be public.",
     )
     cache: ModelCache | None = Field(
         default=None,

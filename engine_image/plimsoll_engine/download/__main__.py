@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.s3:
             from plimsoll_engine.download import s3
 
-            version = s3.download(given.s3, given.to, os.environ)
+            version = s3.download(given.s3, given.to)
         else:
             from plimsoll_engine.download import hub
 

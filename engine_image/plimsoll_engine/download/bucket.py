@@ -1,27 +1,49 @@
 """Client of an S3-compatible bucket: lists objects, and reads one from an offset.
 
-A download needs only these two requests, so there is no SDK, which would be larger than the rest of
-the frontend. Settings come from the variables that AWS's tools read.
+obstore signs, retries, and reads the variables of AWS's tools: keys, session tokens, web identity,
+region, endpoint and path style.
 """
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
-import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import timedelta
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from plimsoll_engine.download.sigv4 import Credentials, encode_path, encode_query, sign
+from obstore.exceptions import BaseError, InvalidPathError
+from obstore.store import S3Store
+
 from plimsoll_engine.download.target import DownloadError
 
-TIMEOUT_S = 60.0
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+READ_TIMEOUT = timedelta(seconds=60)
 """Time without a byte after which a connection counts as dead."""
+REQUEST_TIMEOUT = timedelta(hours=1)
+"""Limit of one request: a part takes an hour at 19 kB/s."""
+RETRIES = 8
+"""Retries of one request. With obstore's pauses, a store may be away for about 25 s."""
+PART = 64 << 20
+"""Bytes of one request. Each has its own retries, however long the whole object takes."""
 BLOCK = 1 << 20
+MAX_OBJECTS = 10_000
+"""Objects below one prefix. The largest checkpoints have some hundred files."""
+MAX_REASON = 300
+"""Characters of a store's own words in a message."""
 SECRET = "spec.model.credentialsSecretRef"
+SOURCES = (
+    "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)  # fmt: skip
+"""Variables that name credentials. Without them, requests are anonymous, as for public buckets."""
+_STATUS = re.compile(r"status code: (\d{3})[^:]*(?:: (.*))?", re.DOTALL)
+_PAGE = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"|InvalidCertificate\(\s*(\w+)')
 
 
 class Unreachable(Exception):
@@ -33,153 +55,126 @@ class Changed(DownloadError):
 
 
 @dataclass(frozen=True)
-class BucketSettings:
-    """Access to a bucket. ``endpoint`` is the URL of a store other than AWS's, else empty.
-
-    Without ``credentials``, requests are anonymous, which public buckets accept.
-    """
-
-    region: str = "us-east-1"
-    endpoint: str = ""
-    credentials: Credentials | None = None
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> BucketSettings:
-        """Read the variables of AWS's tools.
-
-        Raises :class:`DownloadError` for an incomplete key.
-        """
-        key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
-        if bool(key) != bool(secret):
-            raise DownloadError(
-                f"set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: the Secret of {SECRET} "
-                "has only one of them"
-            )
-        token = environ.get("AWS_SESSION_TOKEN", "")
-        region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or ""
-        if endpoint and urlsplit(endpoint).scheme not in ("http", "https"):
-            raise DownloadError(f"AWS_ENDPOINT_URL_S3 must be a URL with http or https: {endpoint}")
-        return cls(
-            region=region or "us-east-1",
-            endpoint=endpoint.rstrip("/"),
-            credentials=Credentials(key, secret, token) if key and secret else None,
-        )
-
-
-@dataclass(frozen=True)
 class Item:
-    """Object in a bucket. ``etag`` changes with its content."""
+    """Object below the bucket's prefix. ``etag`` changes with its content."""
 
-    key: str
+    path: str
     size: int
     etag: str
 
 
 class Bucket:
-    """Reader of one bucket.
+    """Reader of the objects below ``s3://NAME/PREFIX``.
 
     Every call raises :class:`Unreachable`, or :class:`DownloadError` if a retry would not help.
     """
 
-    def __init__(self, name: str, settings: BucketSettings) -> None:
-        self._name, self._settings = name, settings
-        if settings.endpoint:
-            self._root, self._path = settings.endpoint, f"/{name}"
-        elif "." in name:  # no certificate fits NAME.s3.REGION.amazonaws.com
-            self._root = f"https://s3.{settings.region}.amazonaws.com"
-            self._path = f"/{name}"
-        else:
-            self._root = f"https://{name}.s3.{settings.region}.amazonaws.com"
-            self._path = ""
+    def __init__(self, uri: str, retries: int = RETRIES) -> None:
+        _check_environment()
+        self._uri, self._anonymous = uri, not any(name in os.environ for name in SOURCES)
+        name, _, prefix = uri.removeprefix("s3://").partition("/")
+        try:
+            self._store = S3Store(
+                name,
+                prefix=prefix.strip("/") or None,
+                config={"skip_signature": True} if self._anonymous else {},
+                client_options={
+                    "allow_http": True,
+                    "read_timeout": READ_TIMEOUT,
+                    "timeout": REQUEST_TIMEOUT,
+                },
+                retry_config={"max_retries": retries},
+            )
+        except BaseError as error:
+            raise self._error_for(error) from None
 
-    def list(self, prefix: str) -> list[Item]:
-        """Return all objects below ``prefix``, sorted by key (ListObjectsV2)."""
+    def list(self) -> list[Item]:
+        """Return all objects."""
         found: list[Item] = []
-        query = {"list-type": "2", "prefix": prefix}
-        while True:
-            with self._get("/", query, {}) as answer:
-                page = _parse(answer.read())
-            for one in page.findall("{*}Contents"):
-                text = {part.tag.rpartition("}")[2]: part.text or "" for part in one}
-                found.append(Item(text["Key"], int(text["Size"]), text["ETag"].strip('"')))
-            token = page.findtext("{*}NextContinuationToken")
-            if not token:
-                return sorted(found, key=lambda one: one.key)
-            query["continuation-token"] = token
+        try:
+            for page in self._store.list():
+                found += (
+                    Item(one["path"], one["size"], (one["e_tag"] or "").strip('"')) for one in page
+                )
+                if len(found) > MAX_OBJECTS:
+                    raise DownloadError(
+                        f"{self._uri} has more than {MAX_OBJECTS} objects: set spec.model.uri to "
+                        "the prefix of one checkpoint"
+                    )
+        except BaseError as error:
+            raise self._error_for(error) from None
+        return found
 
     def read(self, item: Item, offset: int) -> Iterator[bytes]:
         """Yield the object's bytes from ``offset`` on.
 
         Raises :class:`Changed` if the object has changed since it was listed.
         """
-        headers = {"If-Match": f'"{item.etag}"'}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
-        with self._get(f"/{item.key}", {}, headers) as answer:
-            if offset and answer.status != 206:
-                raise DownloadError(f"{self._root} does not support range requests")
+        for start in range(offset, item.size, PART):
+            options: GetOptions = {
+                "if_match": f'"{item.etag}"',
+                "range": (start, min(start + PART, item.size)),
+            }
             try:
-                while block := answer.read(BLOCK):
-                    yield block
-            except (OSError, http.client.HTTPException) as error:
-                raise Unreachable(f"{item.key}: {str(error) or repr(error)}") from error
+                yield from self._store.get(item.path, options=options).stream(BLOCK)
+            except (BaseError, FileNotFoundError) as error:
+                raise self._error_for(error) from None
 
-    def _get(
-        self, path: str, query: Mapping[str, str], headers: Mapping[str, str]
-    ) -> http.client.HTTPResponse:
-        path = self._path + path
-        sent = dict(headers)
-        if self._settings.credentials:
-            host = urlsplit(self._root).netloc
-            now = datetime.now(UTC)
-            credentials, region = self._settings.credentials, self._settings.region
-            sent = sign(host, path, query, sent, credentials, region, now)
-        url = f"{self._root}{encode_path(path)}" + (f"?{encode_query(query)}" if query else "")
-        request = urllib.request.Request(url, headers=sent)  # noqa: S310 - BucketSettings.of checks the scheme
-        try:
-            answer: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310
-                request, timeout=TIMEOUT_S
-            )
-        except urllib.error.HTTPError as error:
-            raise self._error_for(error) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"{self._root}: {error}") from error
-        return answer
+    def _error_for(self, error: BaseError | FileNotFoundError) -> Exception:
+        """Return the exception for a refusal, with what the manifest's author can do.
 
-    def _error_for(self, error: urllib.error.HTTPError) -> Exception:
-        """Return the exception for an HTTP error, with what the manifest's author can do."""
-        where = f"s3://{self._name}"
-        region = error.headers.get("x-amz-bucket-region")
-        if error.code in (301, 307, 400) and region and region != self._settings.region:
+        obstore's exceptions have no fields: the status and the page are in their text.
+        """
+        text, _, details = str(error).partition("\n\nDebug source:")
+        if isinstance(error, InvalidPathError):
+            return DownloadError(f"{self._uri}: {text}: rename the object")
+        if "redirect without LOCATION" in text or "AuthorizationHeaderMalformed" in text:
             return DownloadError(
-                f"{where} is in {region}: set AWS_REGION in the Secret of {SECRET}"
+                f"{self._uri} is in another region: set AWS_REGION in the Secret of {SECRET}"
             )
-        match error.code:
+        if (answer := _STATUS.search(text)) is None:
+            causes = [found[0] or found[1] for found in _CAUSE.findall(details)]
+            reason = causes[-1] if causes else text.rpartition(" - ")[2]
+            return Unreachable(f"{self._uri}: {reason[:MAX_REASON]}")
+        page = _PAGE.search(answer[2] or "")
+        reason = (f"{page[1]}: {page[2]}" if page else answer[2] or answer[0])[:MAX_REASON]
+        match int(answer[1]):
             case 404:
-                return DownloadError(f"{where} does not exist at {self._root}")
+                return DownloadError(f"{self._uri} does not exist")
             case 412:
-                return Changed(f"{where} changed while it was read; the next start reads it again")
-            case 401 | 403:
-                who = "the credentials of" if self._settings.credentials else "no credentials in"
-                return DownloadError(
-                    f"{where} may not be read: {who} {SECRET}: {_error_text(error)}"
+                return Changed(
+                    f"{self._uri} changed while it was read; the next start reads it again"
                 )
+            case 401 | 403:
+                who = "no credentials in" if self._anonymous else "the credentials of"
+                return DownloadError(f"{self._uri} may not be read: {who} {SECRET}: {reason}")
             case 429 | 500 | 502 | 503 | 504:
-                return Unreachable(f"{where}: {error.code} {_error_text(error)}")
-        return DownloadError(f"{where}: {error.code} {_error_text(error)}")
+                return Unreachable(f"{self._uri}: {answer[1]} {reason}")
+        return DownloadError(f"{self._uri}: {answer[1]} {reason}")
 
 
-def _error_text(error: urllib.error.HTTPError) -> str:
+def _check_environment() -> None:
+    """Check the variables of AWS's tools and remove empty ones, which count as unset.
+
+    Raises :class:`DownloadError` for an incomplete key or an endpoint that is not a URL.
+    """
+    for name in [name for name in os.environ if name.startswith("AWS_") and not os.environ[name]]:
+        del os.environ[name]
+    if ("AWS_ACCESS_KEY_ID" in os.environ) != ("AWS_SECRET_ACCESS_KEY" in os.environ):
+        raise DownloadError(
+            f"set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: the Secret of {SECRET} "
+            "has only one of them"
+        )
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if (endpoint := os.environ.get(name)) is not None and not _is_url(endpoint):
+            raise DownloadError(f"{name} must be a URL with http or https: {endpoint}")
+
+
+def _is_url(text: str) -> bool:
     try:
-        page = _parse(error.read())
-    except (DownloadError, OSError, http.client.HTTPException):
-        return str(error.reason)
-    return f"{page.findtext('{*}Code')}: {page.findtext('{*}Message')}"
-
-
-def _parse(data: bytes) -> ET.Element:
-    try:
-        return ET.fromstring(data)  # noqa: S314 - expat bounds the growth of entities since 2.4.1
-    except ET.ParseError as error:
-        raise DownloadError(f"not an S3 response: {error}: {data[:80]!r}") from None
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    host = re.fullmatch(r"[\w.-]+|[0-9a-f:.]+", parts.hostname or "", re.ASCII)
+    return parts.scheme in ("http", "https") and host is not None and port != 0

@@ -12,15 +12,12 @@ import hashlib
 import json
 import logging
 import os
-import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
-from plimsoll_engine.download.bucket import Bucket, BucketSettings, Changed, Item, Unreachable
+from plimsoll_engine.download.bucket import Bucket, Changed, Item, Unreachable
 from plimsoll_engine.download.target import (
     DownloadError,
     Progress,
@@ -34,34 +31,29 @@ from plimsoll_engine.download.target import (
 )
 
 log = logging.getLogger("download")
-T = TypeVar("T")
 
 INDEX = ".plimsoll-objects.json"
 """Index of complete files: etag by name."""
 LOCK = ".plimsoll-lock"
 AT_ONCE = 4
-TRIES = 6
-FIRST_PAUSE_S = 0.5
 
 
-def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
+def download(uri: str, target: Path) -> str:
     """Download ``uri`` to ``target`` and return its version, a hash of the bucket's contents.
 
     Raises :class:`DownloadError`.
     """
-    name, _, prefix = uri.removeprefix("s3://").partition("/")
-    prefix = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
-    bucket = Bucket(name, BucketSettings.from_environ(environ))
     there = complete(target)
+    # Do not retry the listing if the checkpoint is already here.
+    bucket = Bucket(uri) if there is None else Bucket(uri, retries=0)
     try:
-        # Do not retry if the checkpoint is already here.
-        listed = _retry(lambda: bucket.list(prefix), TRIES if there is None else 1)
+        listed = bucket.list()
     except Unreachable as error:
         if there is None:
-            raise DownloadError(f"{uri} cannot be reached: {error}") from None
-        log.warning("cannot reach %s (%s): using the cached files", uri, error)
+            raise DownloadError(f"cannot be reached: {error}") from None
+        log.warning("cannot reach %s: using the cached files", error)
         return there
-    wanted = _select(listed, prefix)
+    wanted = _select(listed)
     if not wanted:
         raise DownloadError(f"{uri} has no objects")
     listing = "".join(f"{n}\0{one.etag}\0{one.size}\n" for n, one in sorted(wanted.items()))
@@ -71,21 +63,23 @@ def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
     target.mkdir(parents=True, exist_ok=True)
     with _exclusive(target):
         if complete(target) != version:
-            _fetch_all(bucket, wanted, target)
+            _fetch_all(Bucket(uri), wanted, target)
             finish(target, version)
     return version
 
 
-def _select(items: list[Item], prefix: str) -> dict[str, Item]:
+def _select(items: list[Item]) -> dict[str, Item]:
     """Return the objects to download by their paths relative to the target."""
+    paths = {PurePosixPath(item.path): item for item in items}
+    folders = {parent for path in paths for parent in path.parents}
     found = {}
-    for item in items:
-        name = item.key.removeprefix(prefix)
-        if not name or name.endswith("/") or is_ignored(name):
-            continue
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or path.parts[0].startswith(".plimsoll"):
-            raise DownloadError(f"the object {item.key!r} has a name that is not a valid file name")
+    for path, item in paths.items():
+        if (path in folders and not item.size) or is_ignored(str(path)):
+            continue  # an empty object marks a folder
+        if ".." in path.parts or path.parts[0].startswith(".plimsoll"):
+            raise DownloadError(
+                f"the object {item.path!r} has a name that is not a valid file name"
+            )
         found[str(path)] = item
     return found
 
@@ -113,7 +107,7 @@ def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
     guard = threading.Lock()
 
     def fetch(name: str, item: Item) -> None:
-        _retry(lambda: _fetch(bucket, item, target / name))
+        _fetch(bucket, item, target / name)
         with guard:
             index[name] = item.etag
             _write(target / INDEX, json.dumps(index, sort_keys=True))
@@ -156,20 +150,8 @@ def _fetch(bucket: Bucket, item: Item, path: Path) -> None:
         os.fsync(file.fileno())
         came = os.fstat(file.fileno()).st_size
     if came != item.size:
-        raise Unreachable(f"{item.key}: received {came} of {item.size} bytes")
+        raise Unreachable(f"{item.path}: received {came} of {item.size} bytes")
     part.replace(path)
-
-
-def _retry(call: Callable[[], T], tries: int = TRIES) -> T:
-    """Return the result of ``call``; retry with growing pauses while the store is unreachable."""
-    for failures in range(1, tries):
-        try:
-            return call()
-        except Unreachable as error:
-            pause = FIRST_PAUSE_S * 2.0**failures * random.uniform(0.5, 1.0)
-            log.warning("%s; retrying in %.1f s", error, pause)
-            time.sleep(pause)
-    return call()
 
 
 def _index(target: Path) -> dict[str, str]:

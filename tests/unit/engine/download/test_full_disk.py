@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +31,7 @@ def test_a_target_that_cannot_be_written_is_one_line(
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / "model"  # below a file no folder can be made
 
-    def download(uri: str, into: Path, environ: Any) -> str:
+    def download(uri: str, into: Path) -> str:
         into.mkdir(parents=True, exist_ok=True)
         return "version"
 
