@@ -10,8 +10,9 @@ Each labelled run of ``leaklab`` goes through the sidecar's detector and governo
 ``Recover``, by the code of ``plimsoll replay``, and through the rules of ``baselines.py``. A leak
 is found when an incident of its kind is confirmed after it began; a confirmation of anything else
 is false. Time is virtual. The figures are those of the test split only, but for the calibration:
-that is of all splits together (``calibration.py``). A sample of all splits takes minutes instead of
-hours, and is judged without the other rules: ``detection-sample.json``.
+that is of all splits together (``calibration.py``). Those of the earlier test splits are published
+beside them as ``detection-seen.json``. A sample of all splits takes minutes instead of hours, and
+is judged without the other rules: ``detection-sample.json``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from bench.calibration import Stated
 from bench.detection_figures import all_stated, report, summary
 from bench.detection_run import Run
 from bench.detection_score import Verdict, f1, figures
+from bench.earlier_splits import seen_figures
 from bench.result import publish
 from leaklab import recorded
 from leaklab.bursts import bursts
@@ -230,8 +232,9 @@ def main() -> None:
     report(results, choice)
     if options.quick or options.alone or options.split is not Split.TEST:
         return
-    others = [case for s in Split if s is not options.split for case in cases_of(s, False)]
-    stated = all_stated([*results, *examine_all(Job(others, alone=True), options.jobs)])
+    others = [*cases_of(Split.SEEN, False), *cases_of(Split.DEVELOPMENT, False)]
+    told_of_others = examine_all(Job(others, alone=True), options.jobs)
+    stated = all_stated([*results, *told_of_others])
     publish(
         "detection",
         summary(results, choice) | calibration.figures(stated),
@@ -243,6 +246,10 @@ def main() -> None:
             "calibration": calibration.table(stated),
         },
     )
+    # These are the first of a split's cases.
+    growth = [*leaks(Split.SEEN, 1), *negatives(Split.SEEN, 6)]
+    of_seen = [told.verdict for told, _ in told_of_others[: len(cases_of(Split.SEEN, False))]]
+    publish("detection-seen", *seen_figures(growth, of_seen))
     # matplotlib is slow to import, and nothing else needs it.
     from bench import calibration_plot, detection_plot
 

@@ -1,24 +1,18 @@
 """How does the detector do on the test splits that have been seen? None of them may get worse.
 
-    python -m bench.earlier_splits            # half an hour on two cores
-    python -m bench.earlier_splits --quick    # a smoke test of a minute, nothing is written
-
-The runs are those of ``bench/detection.py --split seen``, without the other rules. The first eight
-splits are one edition of the leak lab, and count together. Writes ``detection-seen.json``: the
-figures of all runs together, and under ``samples`` those of each split.
+The first eight splits are one edition of the leak lab, and count together. Pure: ``detection.py``
+judges the runs and publishes the figures as ``detection-seen.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-from bench.detection import Job, examine_all
 from bench.detection_score import Verdict, figures
-from bench.result import publish
 from leaklab import splits
-from leaklab.cases import Case, leaks, negatives, stalls
+from leaklab.cases import Case
 from leaklab.editions import Watched
 from leaklab.splits import EDITIONS, Split
 
@@ -39,18 +33,15 @@ def split_of(case: Case) -> str:
     return SPLITS[next(of, EARLIEST).name]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few cases, nothing is written")
-    parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
-    options = parser.parse_args()
-    growth = [*leaks(Split.SEEN, 1), *negatives(Split.SEEN, 6)]
-    hangs = stalls(Split.SEEN)
-    if options.quick:
-        growth, hangs = growth[::150], hangs[:1]
-    results = examine_all(Job([*growth, *hangs], alone=True), options.jobs)
-    verdicts = [told.verdict for told, _ in results]
-    judged, hung = verdicts[: len(growth)], verdicts[len(growth) :]
+def seen_figures(
+    growth: Sequence[Case], verdicts: Sequence[Verdict]
+) -> tuple[dict[str, float | int | None], list[dict[str, Any]]]:
+    """The figures of all runs together, and those of each split.
+
+    ``verdicts`` are of the runs of ``growth`` first; those on stalls are counted wherever they are.
+    """
+    judged = verdicts[: len(growth)]
+    hung = [verdict for verdict in verdicts if verdict.family.startswith("stall ")]
     by_split: dict[str, list[Verdict]] = defaultdict(list)
     for case, verdict in zip(growth, judged, strict=True):
         by_split[split_of(case)].append(verdict)
@@ -63,12 +54,4 @@ def main() -> None:
         {"split": name, "leaks_count": sum(v.leak for v in of), **figures(of)}
         for name, of in by_split.items()
     ]
-    for row in rows:
-        print(row, flush=True)
-    print(whole)
-    if not options.quick:
-        publish("detection-seen", whole, rows)
-
-
-if __name__ == "__main__":
-    main()
+    return whole, rows
