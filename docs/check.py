@@ -41,7 +41,7 @@ def rules() -> Iterator[str]:
         ["test", "rules", str(tests)],
     ):
         command = [promtool, *arguments]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
         if done.returncode:
             yield f"promtool {' '.join(arguments)}: {done.stdout}{done.stderr}".strip()
 
