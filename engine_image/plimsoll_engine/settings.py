@@ -54,87 +54,44 @@ class StandbyPolicy(StrEnum):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the engine. Times are in seconds. If a size is None, the worker chooses it.
+    """Settings of the engine. Times are in seconds.
 
     ``max_queued`` limits unanswered requests, including running ones. A request may have a priority
     in ``priority_range``, or 0. If ``priority_keys`` is not None, only the API keys with these
-    numbers may set a priority. ``max_loras`` is 0 without ``--enable-lora``. ``lora_modules`` are
-    the adapters to load at startup, by name.
+    numbers may set a priority. ``lora_modules`` are the adapters to load at startup, by name.
     """
 
-    model: Path
+    worker: WorkerConfig
     served_model_name: str
-    run_dir: Path
     host: str = EVERY_ADDRESS
     port: int = 8000
     admin_port: int = ADMIN_PORT
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    device: str = "auto"
-    max_num_seqs: int | None = None
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
-    block_size: int | None = None
-    num_blocks: int | None = None
-    kv_offload_bytes: int = 0
     max_queued: int = 1024
     priority_range: tuple[int, int] = PRIORITY_RANGE
     priority_keys: list[int] | None = None
     api_key_file: Path | None = None
     startup_timeout_s: float = 600.0
     shutdown_timeout_s: float = 30.0
-    inject: str = ""
-    encoder_cache_tokens: int | None = None
-    media_cache_bytes: int = MEDIA_CACHE_BYTES
-    tensor_parallel_size: int = 1
     reasoning_parser: str | None = None
-    max_loras: int = 0
-    max_lora_rank: int = 0
     standby_worker: StandbyPolicy = StandbyPolicy.NEVER
-    speculative: Speculative | None = None
     lora_modules: dict[str, LoraModule] = {}
     http: HttpSettings = HttpSettings()
     api: ApiSettings = ApiSettings()
 
     @property
-    def socket(self) -> Path:
-        """Unix socket on which the frontend accepts workers."""
-        return self.run_dir / WORKER_SOCKET
+    def model(self) -> Path:
+        """Folder of the checkpoint."""
+        return Path(self.worker.model)
 
     @property
-    def weights_socket(self) -> Path:
-        """Unix socket of the weight server."""
-        return self.run_dir / WEIGHTS_SOCKET
+    def run_dir(self) -> Path:
+        """Folder of sockets, and of files for other processes of the pod."""
+        return Path(self.worker.run_dir)
 
     @property
     def token_file(self) -> Path:
         """File with the admin token, which the supervisor writes before the engine starts."""
         return self.run_dir / TOKEN_FILE
-
-    def worker_config(self) -> WorkerConfig:
-        """Return the settings that the worker's processes need."""
-        return WorkerConfig(
-            model=str(self.model),
-            run_dir=str(self.run_dir),
-            socket=str(self.socket),
-            dtype=self.dtype,
-            device=self.device,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=self.max_model_len,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-            kv_offload_bytes=self.kv_offload_bytes,
-            inject=self.inject,
-            encoder_cache_tokens=self.encoder_cache_tokens,
-            media_cache_bytes=self.media_cache_bytes,
-            weights=str(self.weights_socket),
-            tensor_parallel_size=self.tensor_parallel_size,
-            max_loras=self.max_loras,
-            max_lora_rank=self.max_lora_rank,
-            kv_cache_dtype=self.kv_cache_dtype,
-            speculative=self.speculative,
-        )
 
 
 def port(text: str) -> int:
@@ -340,13 +297,11 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         raise UsageError(f"--model {flags.model}: {error}") from None
     _check_checkpoint(model)
     modules = _lora_modules(flags, name)
-    return Settings(
-        model=model,
-        served_model_name=name,
-        run_dir=run_dir,
-        host=flags.host,
-        port=flags.port,
-        admin_port=flags.admin_port,
+    worker = WorkerConfig(
+        model=str(model),
+        run_dir=str(run_dir),
+        socket=str(run_dir / WORKER_SOCKET),
+        weights=str(run_dir / WEIGHTS_SOCKET),
         dtype=flags.dtype,
         kv_cache_dtype=flags.kv_cache_dtype,
         device=flags.device,
@@ -356,22 +311,29 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         block_size=flags.block_size,
         num_blocks=flags.num_blocks,
         kv_offload_bytes=flags.kv_offload_bytes,
+        inject=inject,
+        encoder_cache_tokens=flags.encoder_cache_tokens,
+        media_cache_bytes=flags.media_cache_mib << 20,
+        tensor_parallel_size=flags.tensor_parallel_size,
+        max_loras=flags.max_loras if flags.enable_lora else 0,
+        max_lora_rank=flags.max_lora_rank,
+        speculative=_speculative(flags, model),
+    )
+    return Settings(
+        worker=worker,
+        served_model_name=name,
+        host=flags.host,
+        port=flags.port,
+        admin_port=flags.admin_port,
         max_queued=flags.max_queued,
         priority_range=flags.priority_range,
         priority_keys=_priority_keys(flags),
         api_key_file=flags.api_key_file,
         startup_timeout_s=flags.startup_timeout,
         shutdown_timeout_s=flags.shutdown_timeout,
-        inject=inject,
-        encoder_cache_tokens=flags.encoder_cache_tokens,
-        media_cache_bytes=flags.media_cache_mib << 20,
-        tensor_parallel_size=flags.tensor_parallel_size,
         reasoning_parser=flags.reasoning_parser,
-        max_loras=flags.max_loras if flags.enable_lora else 0,
-        max_lora_rank=flags.max_lora_rank,
         lora_modules=modules,
         standby_worker=StandbyPolicy(flags.standby_worker),
-        speculative=_speculative(flags, model),
         http=http_settings.from_flags(flags),
         api=api_flags.from_flags(flags),
     )

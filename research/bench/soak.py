@@ -39,9 +39,10 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.speculative import Speculative
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.collector import FullCollections
 from plimsoll_engine.process.host_memory import PythonObjects, malloc
-from plimsoll_engine.settings import Settings, StandbyPolicy
+from plimsoll_engine.settings import WEIGHTS_SOCKET, WORKER_SOCKET, Settings, StandbyPolicy
 
 MEDIA_CACHE_BYTES = 1 << 20
 """Of the processor cache and of the receiver cache: 28 images or 65 sounds, so that both evict."""
@@ -153,13 +154,12 @@ def make_models(folder: Path, kind: str) -> None:
 
 
 def own_settings(kind: str, model: Path) -> dict[str, Any]:
-    """Those of one model of ``kind`` beside the common ones."""
+    """Those of one model's worker beside the common ones."""
     if kind == "media":
         return {"media_cache_bytes": MEDIA_CACHE_BYTES, "encoder_cache_tokens": ENCODER_TOKENS}
     drafts = Speculative("draft_model", 4, model=str(model.parent / "draft"))
     return {
         "kv_cache_dtype": "fp8",
-        "standby_worker": StandbyPolicy.ALWAYS,
         "speculative": Speculative("ngram", 4, 4, 1) if model.name == "experts" else drafts,
     }
 
@@ -168,18 +168,24 @@ def settings(kind: str, model: Path, concurrency: int, inject: str) -> Settings:
     """Those of the engine that serves the checkpoint in ``model``."""
     run_dir = model.parent / f"run-{model.name}"
     run_dir.mkdir()
-    return Settings(
-        model=model,
-        served_model_name=model.name,
-        run_dir=run_dir,
+    worker = WorkerConfig(
+        model=str(model),
+        run_dir=str(run_dir),
+        socket=str(run_dir / WORKER_SOCKET),
+        weights=str(run_dir / WEIGHTS_SOCKET),
         dtype="float32",
         device="cpu",
         max_num_seqs=concurrency,
         max_model_len=128,
         num_blocks=16 * concurrency,
-        max_queued=2 * concurrency,
         inject=inject,
         **own_settings(kind, model),
+    )
+    return Settings(
+        worker=worker,
+        served_model_name=model.name,
+        max_queued=2 * concurrency,
+        standby_worker=StandbyPolicy.ALWAYS if kind == "text" else StandbyPolicy.NEVER,
     )
 
 

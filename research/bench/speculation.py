@@ -77,9 +77,9 @@ def made(model: Decoder, seqs: int, method: str) -> EngineCore:
     guesses = drafting.create_speculation(CONFIG, seqs, draft) if method != "plain" else None
     engine = EngineCore(runner, Scheduler(pool, seqs, BUDGET, LENGTH), speculation=guesses)
     warm_up(engine)
-    runner.capture_graphs(engine.max_rows, LENGTH // BLOCK)
+    runner.capture_graphs(engine.max_decode_rows, LENGTH // BLOCK)
     if draft is not None:
-        draft.forward.capture_graphs(engine.max_rows, LENGTH // BLOCK)
+        draft.forward.capture_graphs(engine.max_decode_rows, LENGTH // BLOCK)
     while engine.capture_more():
         pass
     return engine

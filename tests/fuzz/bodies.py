@@ -21,6 +21,7 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.http.budget import BodyBudget
 from plimsoll_engine.http.limits import HttpLimits
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.settings import Settings
 from tests.fuzz.targets import make_models
 from tests.fuzz.watched import Target
@@ -114,10 +115,11 @@ def make(name: str, folder: Path) -> Target:
 async def _apps(folder: Path, model: str) -> tuple[Any, Any]:
     run_dir = folder / "run"
     run_dir.mkdir(exist_ok=True)
-    settings = Settings(
-        model=folder / model, served_model_name="m", run_dir=run_dir, device="cpu",
+    worker = WorkerConfig(
+        str(folder / model), str(run_dir), str(run_dir / "w.sock"), device="cpu",
         max_model_len=512, max_loras=2, max_lora_rank=8,
     )  # fmt: skip
+    settings = Settings(worker=worker, served_model_name="m")
     engine = AsyncEngine(settings, Tokenizer(settings.model))
     sizes = BodySizes(
         accepts_images=engine.media.processors.image is not None,

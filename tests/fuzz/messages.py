@@ -14,6 +14,7 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages import worker_ipc, zygote_ipc
 from plimsoll_engine.messages.framing import FrameReader
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.settings import Settings
 from tests.fuzz.targets import make_models
 from tests.fuzz.watched import Target
@@ -80,10 +81,11 @@ def _frontend(folder: Path) -> Callable[[bytes], None]:
 
     async def make_engine() -> AsyncEngine:
         (folder / "run").mkdir(exist_ok=True)
-        settings = Settings(
-            model=folder / "tiny", served_model_name="m", run_dir=folder / "run", device="cpu",
-            max_model_len=512,
+        worker = WorkerConfig(
+            str(folder / "tiny"), str(folder / "run"), str(folder / "run" / "w.sock"),
+            device="cpu", max_model_len=512,
         )  # fmt: skip
+        settings = Settings(worker=worker, served_model_name="m")
         return AsyncEngine(settings, Tokenizer(settings.model))
 
     loop = asyncio.new_event_loop()

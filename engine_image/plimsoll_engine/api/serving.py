@@ -68,7 +68,7 @@ def create_app(
     _add_tokenization(api, engine, bodies, sizes, preparer)
     _add_models(api, engine)
     _add_pooling(api)
-    if engine.settings.max_loras:
+    if engine.settings.worker.max_loras:
         _add_adapters(api, engine, bodies)
     _add_probes(api, engine)
     _add_error_handlers(api)

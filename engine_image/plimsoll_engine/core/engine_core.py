@@ -126,7 +126,7 @@ class EngineCore:
         return self.scheduler.pool
 
     @property
-    def max_rows(self) -> int:
+    def max_decode_rows(self) -> int:
         """Maximum number of rows in a step that has no prompts."""
         if self.speculation is None:
             return self.scheduler.max_num_seqs

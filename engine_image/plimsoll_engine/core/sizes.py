@@ -164,7 +164,7 @@ def _choose_max_batched_tokens(requested: WorkerConfig, device: torch.device) ->
     return requested.max_num_batched_tokens or (8192 if device.type == "cuda" else 1024)
 
 
-def compute_max_rows(requested: WorkerConfig, device: torch.device) -> int:
+def compute_max_step_rows(requested: WorkerConfig, device: torch.device) -> int:
     """Return the maximum number of rows of a step without drafts."""
     return max(
         _choose_max_num_seqs(requested, device), _choose_max_batched_tokens(requested, device)

@@ -67,7 +67,7 @@ class AsyncEngine:
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
-        self.hooks = frontend_hooks(settings.inject)
+        self.hooks = frontend_hooks(settings.worker.inject)
         self.tokenizer = tokenizer = self.hooks.tokenizer(tokenizer)
         self.started_at = time.monotonic()
         self.epochs = Epochs()
@@ -75,13 +75,13 @@ class AsyncEngine:
         self._on_draining: Callable[[], None] = lambda: None
         self.requests = self.hooks.request_log(RequestLog(settings.max_queued))
         self.failures = Failures()
-        self.adapters = AdapterRegistry(settings.max_loras, settings.lora_modules)
+        self.adapters = AdapterRegistry(settings.worker.max_loras, settings.lora_modules)
         self.adapter_changes = asyncio.Lock()
         self.operations = Operations(self.epochs)
         self.media = media_reader.create_reader(settings)
         self.ledger = FrontendLedger(self.requests, tokenizer, self.media.cache)
         self.workers = WorkerProcesses(
-            settings.worker_config(), self.epochs, self.failures, self._handle, self._on_worker_lost
+            settings.worker, self.epochs, self.failures, self._handle, self._on_worker_lost
         )
         self.manager = WorkerManager(
             self.workers,
@@ -257,7 +257,7 @@ class AsyncEngine:
         )
 
     def _create_epoch_counts(self) -> load.EpochCounts:
-        return load.EpochCounts(adapters=0 if self.settings.max_loras else None)
+        return load.EpochCounts(adapters=0 if self.settings.worker.max_loras else None)
 
     def on_epoch_ended(self) -> None:
         """Stop submitting requests. They wait in the request log."""
@@ -416,7 +416,7 @@ class AsyncEngine:
         """Return the names of the injected faults, even before the worker reports them."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
-        parts = (part.partition(":")[0].strip() for part in self.settings.inject.split(";"))
+        parts = (part.partition(":")[0].strip() for part in self.settings.worker.inject.split(";"))
         return [name for name in parts if name]
 
     @property
@@ -427,7 +427,9 @@ class AsyncEngine:
     @property
     def max_model_len(self) -> int | None:
         """Maximum tokens of prompt and output together; None until a worker reports it."""
-        return self.settings.max_model_len if self.ready is None else self.ready.max_model_len
+        return (
+            self.settings.worker.max_model_len if self.ready is None else self.ready.max_model_len
+        )
 
     async def start(self) -> None:
         """Start the first worker. Return once it serves, or no worker will.

@@ -138,7 +138,7 @@ class CoreLifecycle:
                     self.member.meet()
                 with self._time_stage("process_group"):
                     columns = loader.text_config(self._model_config).hidden_size
-                    rows = sizes.compute_max_rows(self.config, device)
+                    rows = sizes.compute_max_step_rows(self.config, device)
                     self.member.form(device, SumShape(rows, columns, dtype))
             with self._time_stage("weights"):
                 model = self.weights.open(
@@ -179,7 +179,7 @@ class CoreLifecycle:
                 longest = min(limits.max_num_batched_tokens, limits.max_model_len)
                 for forward in (runner, draft):
                     if forward is not None:
-                        forward.capture_graphs(engine.max_rows, blocks, quick, longest)
+                        forward.capture_graphs(engine.max_decode_rows, blocks, quick, longest)
             with self._time_stage("freeze"):
                 self.freeze()
                 self.member.frozen()

@@ -68,6 +68,6 @@ def create_reader(settings: Settings) -> MediaReader:
     Raises UsageError that names the wrong file.
     """
     try:
-        return MediaReader(load_processors(settings.model), settings.media_cache_bytes)
+        return MediaReader(load_processors(settings.model), settings.worker.media_cache_bytes)
     except UnsupportedError as error:
         raise UsageError(f"--model {settings.model}: {error}") from None

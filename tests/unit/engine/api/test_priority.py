@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from plimsoll_engine.api import priority
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.settings import Settings
+
+WORKER = WorkerConfig(model="m", run_dir="r", socket="s")
 
 
 def settings(lowest: int, highest: int, keys: list[int] | None = None) -> Settings:
     return Settings(
-        model=Path("m"), served_model_name="m", run_dir=Path("r"),
+        worker=WORKER, served_model_name="m",
         priority_range=(lowest, highest), priority_keys=keys,
     )  # fmt: skip
 
 
 def test_by_default_a_request_may_step_back_and_not_ahead() -> None:
-    by_default = Settings(model=Path("m"), served_model_name="m", run_dir=Path("r"))
+    by_default = Settings(worker=WORKER, served_model_name="m")
     assert priority.check_priority(by_default, 7, "") == 7
     with pytest.raises(ApiError, match="--priority-range") as refused:
         priority.check_priority(by_default, -1, "")

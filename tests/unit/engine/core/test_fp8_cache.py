@@ -314,4 +314,4 @@ def test_the_flag(tiny_checkpoint: Path, tmp_path: Path) -> None:
     common = ["--model", str(tiny_checkpoint), "--run-dir", str(tmp_path)]
     for flags, expected in (([], "auto"), (["--kv-cache-dtype", "fp8"], "fp8")):
         found = settings.from_flags(parser.parse_args([*common, *flags]), {})
-        assert found.worker_config().kv_cache_dtype == expected
+        assert found.worker.kv_cache_dtype == expected

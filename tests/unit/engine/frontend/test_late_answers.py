@@ -22,6 +22,7 @@ from plimsoll_engine.messages.worker_ipc import (
     Token,
     Tokens,
 )
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.settings import Settings
 from plimsoll_faults.models import tiny
 from tests.byte_text import bytes_text
@@ -31,7 +32,8 @@ def resubmitted(folder: Path, *answers: FromWorker) -> Generation:
     """Return a request that was parked and submitted again, after the worker's ``answers``."""
     tiny.write_checkpoint(folder)
     (folder / "run").mkdir()
-    settings = Settings(model=folder, served_model_name="m", run_dir=folder / "run", device="cpu")
+    worker = WorkerConfig(str(folder), str(folder / "run"), str(folder / "w.sock"), device="cpu")
+    settings = Settings(worker=worker, served_model_name="m")
     request = Generation("a", [1, 2], Sampling(max_tokens=9), bytes_text())
 
     async def answered() -> None:

@@ -30,8 +30,7 @@ def settings(tmp_path: Path, *flags: str) -> Settings:
 
 def test_adapters_are_off_by_default(tmp_path: Path) -> None:
     found = settings(tmp_path)
-    assert (found.max_loras, found.lora_modules) == (0, {})
-    assert found.worker_config().max_loras == 0
+    assert (found.worker.max_loras, found.lora_modules) == (0, {})
 
 
 def test_flags_reach_the_worker(tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ def test_flags_reach_the_worker(tmp_path: Path) -> None:
         "two": LoraModule("two", path),
         "=": LoraModule("=", path, "base"),
     }
-    config = found.worker_config()
+    config = found.worker
     assert (config.max_loras, config.max_lora_rank) == (4, 16)
 
 

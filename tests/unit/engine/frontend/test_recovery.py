@@ -21,7 +21,7 @@ from plimsoll_engine.frontend.workers.failures import WorkerLost
 from plimsoll_engine.frontend.workers.worker_handle import StopOutcome, WorkerHandle
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Prepared, Ready, Sampling, Submit, ToWorker
-from plimsoll_engine.messages.zygote_ipc import Exited
+from plimsoll_engine.messages.zygote_ipc import Exited, WorkerConfig
 from plimsoll_engine.settings import Settings, StandbyPolicy
 from plimsoll_faults.models import tiny
 from tests.byte_text import bytes_text
@@ -106,7 +106,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(checkpoint: Path, tmp_path: Path) -> Settings:
-    return Settings(model=checkpoint, served_model_name="m", run_dir=tmp_path, device="cpu")
+    worker = WorkerConfig(str(checkpoint), str(tmp_path), str(tmp_path / "w.sock"), device="cpu")
+    return Settings(worker=worker, served_model_name="m")
 
 
 async def engine_of(settings: Settings, *dies: int) -> tuple[AsyncEngine, Workers, Generation]:

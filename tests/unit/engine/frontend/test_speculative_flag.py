@@ -30,7 +30,7 @@ def settings(tmp_path: Path, *flags: str, tokenizer: str = "{}") -> Settings:
 
 
 def test_drafts_are_off_by_default(tmp_path: Path) -> None:
-    assert settings(tmp_path).worker_config().speculative is None
+    assert settings(tmp_path).worker.speculative is None
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_prompt_lookup_reaches_the_worker(
     tmp_path: Path, fields: str, lookup: tuple[int, int]
 ) -> None:
     text = '{"method": "ngram", "num_speculative_tokens": 4' + fields + "}"
-    found = settings(tmp_path, "--speculative-config", text).worker_config().speculative
+    found = settings(tmp_path, "--speculative-config", text).worker.speculative
     assert isinstance(found, Speculative)
     assert (found.num_speculative_tokens, found.lookup) == (4, lookup)
 
@@ -62,7 +62,7 @@ def test_a_draft_model_reaches_the_worker(tmp_path: Path) -> None:
     """Its tokenizer.json may say other things that number no token."""
     draft = checkpoint(tmp_path / "draft", TOKENS.replace("}, ", '}, "version": "1.0", ', 1))
     found = settings(tmp_path, "--speculative-config", drafts(draft), tokenizer=TOKENS)
-    config = found.worker_config()
+    config = found.worker
     assert config.draft_model == str(draft)
     assert config.speculative == Speculative("draft_model", 3, model=str(draft))
 
