@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -51,6 +52,8 @@ PORT_PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4
 """Programs that listen on a container's published port."""
 ASK_S = 10.0
 ANSWER_S = 3.0
+AT_ONCE = 16
+"""Ports that are tried at a time."""
 MAX_ANSWER = 4 << 20
 KNOWN = (EngineType.VLLM, EngineType.SGLANG)
 
@@ -148,9 +151,10 @@ def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundE
         urls = [url for url in urls if urlsplit(url).port is not None]
     else:
         urls = [f"http://{LOOPBACK}:{one}" for one in ports]
-    url, kind = _find_serving_url(urls, kind)
+    expected = _port_of_command(read_command_line(main.pid), kind)
+    url, kind = _find_serving_url(urls, kind, expected)
     if not url and kind is not EngineType.CUSTOM:  # still starting
-        url = f"http://{LOOPBACK}:{_port_of_command(read_command_line(main.pid), kind)}"
+        url = f"http://{LOOPBACK}:{expected}"
     endpoint = EngineEndpoint(
         kind, url, url, serves=bool(url), process=MainProcess(main.pid, main.started)
     )
@@ -177,15 +181,23 @@ def _find_main_process(pid: int) -> ProcessId:
     return found
 
 
-def _find_serving_url(urls: Sequence[str], kind: EngineType) -> tuple[str, EngineType]:
+def _find_serving_url(
+    urls: Sequence[str], kind: EngineType, expected: int | None
+) -> tuple[str, EngineType]:
     """Return the first URL that answers, and the engine's type.
 
-    URLs of a known engine type come first. The URL is empty if none answers.
+    The ``expected`` port is tried first, and then all others at once: a port of another protocol,
+    such as PyTorch's for its ranks, accepts a request and never answers. URLs of a known engine
+    type come first. The URL is empty if none answers.
     """
-    found = [(url, seen) for url in urls if (seen := _type_of_server(url)) is not None]
-    known = [one for one in found if one[1] in KNOWN]
-    if known:
-        return known[0]
+    first = [url for url in urls if urlsplit(url).port == expected]
+    found: list[tuple[str, EngineType]] = []
+    for group in (first, [url for url in urls if url not in first]):
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            types = zip(group, pool.map(_type_of_server, group), strict=True)
+            found += [(url, seen) for url, seen in types if seen is not None]
+        if known := [one for one in found if one[1] in KNOWN]:
+            return known[0]
     return (found[0][0], kind) if found else ("", kind)
 
 

@@ -5,9 +5,13 @@ Tests ``local/watch.py`` and ``local/endpoint.py``; with real engines: tests/int
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,20 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import CONTAINER_ENV, ServiceRef, SupervisorConfig
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, watch
+
+
+class Vllm(BaseHTTPRequestHandler):
+    """A metrics page of vLLM."""
+
+    def do_GET(self) -> None:
+        body = b"vllm:num_requests_running 0\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 def free_port() -> int:
@@ -74,6 +92,22 @@ def test_what_cannot_be_watched_is_told_with_what_to_do(
     target = target.replace("FREE", str(free_port())).replace("OWN", str(os.getpid()))
     with pytest.raises(error, match=text):
         endpoint.find_engine(target)
+
+
+def test_ports_that_never_answer_do_not_delay_the_engine() -> None:
+    """As those of PyTorch's ranks in vLLM, which accept a request and wait."""
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
+        urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in silent]
+        server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Vllm))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        serving = f"http://127.0.0.1:{server.server_port}"
+        for expected, limit_s in ((server.server_port, 5.0), (8000, 15.0)):
+            begun = time.monotonic()
+            found = endpoint._find_serving_url([*urls, serving], EngineType.CUSTOM, expected)
+            assert found == (serving, EngineType.VLLM)
+            assert time.monotonic() - begun < limit_s
 
 
 def test_a_runtime_tells_published_ports_and_addresses() -> None:
