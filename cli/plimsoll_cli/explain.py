@@ -62,6 +62,8 @@ NEXT = {
     " kubectl delete pod {pod}",
     "PartlyReturned": "look for memory outside the engine (segments shared and orphan).",
     "SlotTimeout": "see who holds the slot: kubectl get leases -l {slots}",
+    "PartnerLost": "restart the pods of the other role, too: they may hold connections to the"
+    " engine that has ended.",
     "Refused": "the engine's log says why it refused: kubectl logs {pod} -c {container}",
     "EffectUnknown": "compare the engine's epoch with the incident's: plimsoll doctor",
 }

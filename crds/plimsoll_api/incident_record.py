@@ -31,6 +31,7 @@ class Reason(OpenEnum):
     PARTLY_RETURNED = "PartlyReturned"
     SLOT_TIMEOUT = "SlotTimeout"
     REFUSED = "Refused"
+    PARTNER_LOST = "PartnerLost"
     EFFECT_UNKNOWN = "EffectUnknown"
     FAILED = "Failed"
     CONTAINER_RESTARTED = "ContainerRestarted"

@@ -25,6 +25,7 @@ from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
 from plimsoll_sidecar.act.lease_counts import read_pod_uid
+from plimsoll_sidecar.act.partner import create_partner
 from plimsoll_sidecar.act.service_exit import ServiceExit, create_service_exit
 from plimsoll_sidecar.act.slots import LeaseSlots, Slots
 from plimsoll_sidecar.ask_server import AskServer
@@ -102,7 +103,7 @@ def build_supervisor(
     publisher: Publisher | None = None
     group: GroupMembers | None = None
     endpoints = ServiceExit() if os.environ.get("POD_NAME") else None
-    slots = Slots()
+    slots, partner = Slots(), None
     group_serves: Callable[[], bool] | None = None
     if kube is not None and current.service.uid:
         container = current.engine.container or ENGINE_CONTAINER
@@ -111,6 +112,7 @@ def build_supervisor(
         if current.slots:
             uid = read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
             slots = leases = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
+            partner = create_partner(current, leases, EndpointSlices(kube, namespace))
         member, workload = current.service.group, current.service.workload
         kind = workload.kind if workload is not None else ""
         endpoints = create_service_exit(
@@ -130,7 +132,9 @@ def build_supervisor(
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = DiagnosticsWriter(engine, state_dir, run_dir, frontend)
         policy = current.supervision.restart_budget
-        return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
+        return Actuator(
+            engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend, partner
+        )
 
     mine = PodContainer.from_environment(current.engine.container)
     source = Sampler(

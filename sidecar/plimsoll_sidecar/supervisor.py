@@ -256,6 +256,8 @@ class Supervisor:
             replaceable=self._publisher is not None,
             abrupt=self.service.kind == POLICY_KIND,
             manually_drained=readiness.MANUAL in out_of_service,
+            meets_partner=self._actuator.meets_partner,
+            tied=self._actuator.tied,
             idle=None if status is None else _is_idle(status.load),
             processes=_list_processes(status),
         )

@@ -20,6 +20,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
+from plimsoll_sidecar.act.partner import Meeting, Partner
 from plimsoll_sidecar.act.service_exit import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
@@ -28,6 +29,7 @@ from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
+from plimsoll_sidecar.govern.state import MEETING_S
 from plimsoll_sidecar.signals.process_table import ProcessId
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,8 @@ class Actuator:
 
     ``frontend`` returns the last known frontend process, for an engine that does not answer.
     ``may_end_leftovers`` allows the actuator to end processes that an earlier engine left behind;
-    the owner of the configuration sets it.
+    the owner of the configuration sets it. ``partner`` is the engine with which this one exchanges
+    KV blocks.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class Actuator:
         state_dir: Path,
         policy: RestartBudget,
         frontend: Callable[[], ProcessId | None],
+        partner: Partner | None = None,
     ) -> None:
+        self._partner = partner
         self._engine, self._slots, self._endpoints = engine, slots, endpoints
         self._diagnose, self._folder, self._frontend = diagnose, str(state_dir), frontend
         self.standby = StandbyLease(engine)
@@ -82,6 +87,16 @@ class Actuator:
         )
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
         self._has_loaded = self._is_merged = False
+
+    @property
+    def meets_partner(self) -> bool:
+        """Whether a restarted engine can be tried together with its partner."""
+        return self._partner is not None and self._engine.can_meet_partner
+
+    @property
+    def tied(self) -> str | None:
+        """Reason why a restart of the engine would break its partners; None if it would not."""
+        return self._engine.tied_restart
 
     def start(self) -> None:
         """Start the threads that execute commands and hold the slot."""
@@ -261,6 +276,8 @@ class Actuator:
                 return self._run_with_slot(command, self._engine.restart_worker)
             case Verb.RESTART_ENGINE:
                 return self._run_with_slot(command, self._restart_engine)
+            case Verb.MEET_PARTNER:
+                return self._meet_partner(command)
 
     def _acquire_slot(self, command: Command) -> Refusal | None:
         """Acquire a restart slot. Return None, or the reason why no slot was acquired."""
@@ -308,7 +325,21 @@ class Actuator:
         return result
 
     def _restart_engine(self, command: Command) -> Result:
-        return readiness.run_unready(self._folder, lambda: self._terminate_engine(command))
+        kept_s = readiness.KUBELET_LAG_S
+        if command.meets_partner:
+            kept_s = readiness.MAX_RESTART_S + MEETING_S
+        return readiness.run_unready(self._folder, lambda: self._terminate_engine(command), kept_s)
+
+    def _meet_partner(self, command: Command) -> Result:
+        """Return the pod to its Services once a request went through the engine and its partner."""
+        found = Meeting(Outcome.UNKNOWN, "this engine has no partner any more")
+        try:
+            if self._partner is not None:
+                found = self._partner.meet()
+        finally:
+            if found.outcome is Outcome.SUCCEEDED or command.gives_up:
+                readiness.clear_reasons(self._folder, readiness.RESTART)
+        return command.make_result(*found)
 
     def _terminate_engine(self, command: Command) -> Result:
         try:

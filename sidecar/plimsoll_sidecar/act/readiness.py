@@ -110,12 +110,12 @@ def is_ready(state_dir: str) -> bool:
     return not read_active_reasons(state_dir)
 
 
-def run_unready(state_dir: str, end: Callable[[], Result]) -> Result:
+def run_unready(state_dir: str, end: Callable[[], Result], kept_s: float = KUBELET_LAG_S) -> Result:
     """Call ``end``, which ends the engine, while the pod is unready, and return its result.
 
     No request then arrives at a port without a listener. If the engine ends, the pod stays unready
-    for :data:`KUBELET_LAG_S` more. If it does not end, neither the restart nor a drain before it
-    keeps the pod unready.
+    for ``kept_s`` more; afterwards, the probe of the next engine decides. If it does not end,
+    neither the restart nor a drain before it keeps the pod unready.
     """
     from plimsoll_sidecar.govern.command import Outcome  # the launcher does not need it
 
@@ -126,9 +126,7 @@ def run_unready(state_dir: str, end: Callable[[], Result]) -> Result:
         ended = result.outcome is Outcome.SUCCEEDED
     finally:
         if ended:
-            set_unready(
-                state_dir, RESTART, KUBELET_LAG_S
-            )  # afterwards, the probe of the next engine decides
+            set_unready(state_dir, RESTART, kept_s)
             clear_reasons(state_dir, DRAIN)
         else:
             clear_reasons(state_dir, RESTART)

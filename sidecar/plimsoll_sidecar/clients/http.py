@@ -222,7 +222,8 @@ class HttpClient:
     that the server closes between two requests would appear as a failure.
 
     Certificates of ``https`` URLs are not verified: the server is on the pod's own loopback
-    interface, its certificate names the Service, and no secret is sent.
+    interface, or gets a request without content. Its certificate names the Service, and no secret
+    is sent.
     """
 
     def __init__(self, url: str) -> None:

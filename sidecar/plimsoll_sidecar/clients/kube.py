@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -357,6 +357,15 @@ class EndpointSlices:
                 one.target is not None and one.target.name == pod for one in piece.endpoints or ()
             )
         } - {""}
+
+    def find_ready_addresses(self, pods: Collection[str]) -> dict[str, str]:
+        """Return the address of each of ``pods`` that is ready in some Service, by name."""
+        return {
+            found.pod: found.address
+            for piece in self._iterate_slices()
+            for one in piece.endpoints or ()
+            if (found := _make_endpoint(piece.service, one)).pod in pods and found.ready
+        }
 
     def _iterate_slices(self, **query: str) -> Iterator[_Slice]:
         return self._kube.list_items(self._path, _Slice, **query)

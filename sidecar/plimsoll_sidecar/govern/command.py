@@ -23,6 +23,7 @@ class Verb(StrEnum):
     DRAIN = "drain"
     RESTART_WORKER = "restart-worker"
     RESTART_ENGINE = "restart-engine"
+    MEET_PARTNER = "meet-partner"
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -32,7 +33,10 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     the engine serves no requests: waiting for other replicas or for a drain gains nothing.
     ``leaves`` states that the slot is for an action that takes the pod out of service, which the
     last ready replica must not do. ``planned`` states that nothing is wrong, so that the restart
-    can wait for another ready replica. ``process`` is the suspected process, as incidents name it.
+    can wait for another ready replica. ``meets_partner`` states that the pod stays out of its
+    Services after the restart until a request went through the engine and its partner.
+    ``gives_up`` states that it returns to them whatever this last try finds. ``process`` is the
+    suspected process, as incidents name it.
     ``at`` is the time under which a restart for this slot is counted.
     """
 
@@ -43,6 +47,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stalled: bool = False
     leaves: bool = False
     planned: bool = False
+    meets_partner: bool = False
+    gives_up: bool = False
     process: str | None = None
     mode: DrainMode = DrainMode.FINISH
     deadline_s: float = 0.0
@@ -116,9 +122,11 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ``epoch`` is None while the engine does not answer. ``capabilities`` are the last known.
     ``replaceable`` states that the pod can be replaced on request, and ``abrupt`` that requests
     then still reach it until it has left its Services. ``manually_drained`` states that a person
-    has taken the pod out of service and not resumed it. ``idle`` states that the engine has no
-    request; None if that is unknown. ``processes`` are those that the engine reports, the main
-    process first; none if it does not answer.
+    has taken the pod out of service and not resumed it. ``meets_partner`` states that the engine
+    serves together with another one, and that the supervisor can send a request through both.
+    ``tied`` is why a restart without that other engine would break it; None if it would not.
+    ``idle`` states that the engine has no request; None if that is unknown. ``processes`` are those
+    that the engine reports, the main process first; none if it does not answer.
     """
 
     epoch: str | None
@@ -127,6 +135,8 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     replaceable: bool = False
     abrupt: bool = False
     manually_drained: bool = False
+    meets_partner: bool = False
+    tied: str | None = None
     idle: bool | None = None
     processes: tuple[EngineProcess, ...] = ()
 

@@ -70,7 +70,9 @@ class TurnContext:
         cleared = reason is Reason.CLEARED
         self.emit_event(EventType.CLEARED if cleared else EventType.ENDED, incident)
 
-    def set_pending_command(self, incident: Incident, verb: Verb, name: str) -> Command:
+    def set_pending_command(
+        self, incident: Incident, verb: Verb, name: str, gives_up: bool = False
+    ) -> Command:
         """Return the new pending command. Its operation ID stays the same if it is sent again."""
         carry = verb is Verb.RESTART_WORKER
         mode = self.policy.drain.mode
@@ -89,6 +91,8 @@ class TurnContext:
             and not stalled
             and not self.does_memory_end_before_drain(incident),
             planned=incident.kind is IncidentKind.RECYCLE,
+            meets_partner=verb is Verb.RESTART_ENGINE and self.engine.meets_partner,
+            gives_up=gives_up,
             process=self._find_diagnosed_process(incident) if verb is Verb.DIAGNOSE else None,
             mode=mode,
             deadline_s=min(deadline_s, STALLED_DRAIN_S) if stalled else deadline_s,

@@ -58,6 +58,9 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     least_bytes: int | None = None
     retry_at: float = 0.0
     slot_at: float | None = None
+    meets_partner: bool = False
+    met_since: float | None = None
+    partner_lost: str = ""
     refusals: int = 0
     sent: int = 0
 

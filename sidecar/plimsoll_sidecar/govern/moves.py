@@ -11,7 +11,11 @@ from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.context import EXHAUSTED_MESSAGE, TurnContext
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
-from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_RETRY_S
+from plimsoll_sidecar.govern.state import (
+    MAX_REFUSALS,
+    MIN_TRIMMED_SHARE,
+    SLOT_RETRY_S,
+)
 from plimsoll_sidecar.govern.verification import CURED_SHARE
 
 WITHIN_BUDGET_MESSAGE = (
@@ -265,7 +269,7 @@ def apply_result(
                 step.after_bytes = context.read_current_bytes(incident)
     incident.diagnostics.extend(result.diagnostics)
     ok = result.outcome is Outcome.SUCCEEDED
-    if command.verb is not Verb.TAKE_SLOT:
+    if command.verb not in (Verb.TAKE_SLOT, Verb.MEET_PARTNER):
         context.emit_event(EventType.ADVANCED, incident)
     match command.verb:
         case Verb.DIAGNOSE:
@@ -278,6 +282,8 @@ def apply_result(
             apply_slot_result(context, incident, command, result)
         case Verb.LEAVE | Verb.DRAIN | Verb.RESTART_WORKER | Verb.RESTART_ENGINE:
             apply_restart_result(context, incident, command, result)
+        case Verb.MEET_PARTNER:
+            apply_meeting_result(context, incident, command, result)
 
 
 def apply_slot_result(
@@ -288,16 +294,36 @@ def apply_slot_result(
     Repeated refusals for the same reason become one step, because attempts may last half an hour.
     """
     incident.retry_at = context.now + SLOT_RETRY_S
-    if len({_make_step_key(step) for step in incident.timeline[-2:]}) == len(
-        incident.timeline[-2:]
-    ):
-        context.emit_event(EventType.ADVANCED, incident)
-    else:
-        newest = incident.timeline.pop()
-        incident.timeline[-1].finished_at = newest.finished_at
+    merge_repeated_step(context, incident)
     incident.waits, incident.message = result.waits, result.message
     if result.outcome in (Outcome.SUCCEEDED, Outcome.UNKNOWN):
         context.state.slot_holder, incident.slot_at = incident.name, command.at
+
+
+def apply_meeting_result(
+    context: TurnContext, incident: Incident, command: Command, result: Result
+) -> None:
+    """Apply the result of a request through the restarted engine and its partner.
+
+    A result that says nothing about the pair, for example because no partner is ready, never counts
+    against the restart.
+    """
+    merge_repeated_step(context, incident)
+    incident.retry_at = context.now + SLOT_RETRY_S
+    if result.outcome is Outcome.SUCCEEDED or command.gives_up:
+        incident.meets_partner = False
+    if command.gives_up and result.outcome is Outcome.FAILED:
+        incident.partner_lost = result.message
+
+
+def merge_repeated_step(context: TurnContext, incident: Incident) -> None:
+    """Merge the newest step with the one before if both say the same."""
+    newest = incident.timeline[-2:]
+    if len({_make_step_key(step) for step in newest}) == len(newest):
+        context.emit_event(EventType.ADVANCED, incident)
+    else:
+        merged = incident.timeline.pop()
+        incident.timeline[-1].finished_at = merged.finished_at
 
 
 def apply_restart_result(
@@ -306,6 +332,8 @@ def apply_restart_result(
     """Apply the result of a drain or restart: verify it after success, or else escalate."""
     if incident.phase is IncidentPhase.VERIFYING:
         return
+    if context.state.epoch != command.epoch or result.outcome is Outcome.SUCCEEDED:
+        incident.meets_partner = command.meets_partner
     if context.state.epoch != command.epoch:
         # The fenced epoch has ended, whatever the result is.
         context.enter_phase(incident, IncidentPhase.VERIFYING)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plimsoll_api.admin import Capability
+from plimsoll_api.admin import Capability, EngineState
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode
@@ -42,14 +42,14 @@ from plimsoll_sidecar.govern.moves import (
     waits_for_window,
 )
 from plimsoll_sidecar.govern.restart_budget import Restart
-from plimsoll_sidecar.govern.state import CONFIRM_S, SLOT_WAIT_S
-from plimsoll_sidecar.govern.verification import Verdict, judge_restart
+from plimsoll_sidecar.govern.state import CONFIRM_S, MEETING_S, SLOT_WAIT_S
+from plimsoll_sidecar.govern.verification import MAX_START_S, Verdict, judge_restart
 
 RESTART_VERBS = {
     Action.WORKER_RESTART: Verb.RESTART_WORKER,
     Action.ENGINE_RESTART: Verb.RESTART_ENGINE,
 }
-TAKE_SLOT_STEP = "TakeSlot"
+TAKE_SLOT_STEP, MEETING_STEP = "TakeSlot", "MeetPartner"
 UNTRIMMED = (IncidentKind.STALL, IncidentKind.RECYCLE)
 """Kinds that a trim cannot cure, and that need no second look."""
 
@@ -132,7 +132,7 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
     elif (observes := context.explain_observe_only(incident)) is not None:
         incident.add_step(context.make_step(rung.value, StepOutcome.WOULD, observes))
         context.end_incident(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
-    elif defer_to_person(context, incident):
+    elif defer_to_person(context, incident) or refuses_restart_alone(context, incident):
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
@@ -142,6 +142,17 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
         incident.rung, incident.message = rung, ""
         context.enter_phase(incident, IncidentPhase.AWAITING_SLOT)
         on_awaiting_slot(context, incident)
+
+
+def refuses_restart_alone(context: TurnContext, incident: Incident) -> bool:
+    """End the incident if a restart would break the engine's partner. Return whether it ended.
+
+    A stalled engine serves its partner nothing, so that its restart can only help.
+    """
+    if context.engine.tied is None or incident.kind is IncidentKind.STALL:
+        return False
+    context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.REFUSED, context.engine.tied)
+    return True
 
 
 def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
@@ -185,6 +196,7 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
     assert incident.rung is not None
     assert context.state.epoch is not None
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
+    incident.meets_partner, incident.met_since, incident.partner_lost = False, None, ""
     if not incident.escalated:
         incident.before_bytes = context.read_current_bytes(incident) or incident.before_bytes
     serves = (
@@ -247,7 +259,12 @@ def await_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def on_verifying(context: TurnContext, incident: Incident) -> None:
-    """Judge the restart once the new epoch is warm: resolve, choose the next rung, or wait."""
+    """Judge the restart once the new epoch is warm: resolve, choose the next rung, or wait.
+
+    An engine that serves only together with another one must be able to do that first.
+    """
+    if waits_for_partner(context, incident):
+        return
     starts, warmup_s = context.state.starts, context.memory.warmup_s
     answer = judge_restart(
         incident, context.assessment, context.engine, starts, warmup_s, context.now
@@ -261,13 +278,41 @@ def on_verifying(context: TurnContext, incident: Incident) -> None:
             # The process that was restarted has ended. This is the memory of its successor.
             step.after_bytes = incident.least_bytes
             break
-    if answer is Verdict.CURED:
+    if answer is not Verdict.USELESS and incident.partner_lost:
+        lost = incident.partner_lost
+        context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.PARTNER_LOST, lost)
+    elif answer is Verdict.CURED:
         cause = Reason(incident.rung.value) if incident.rung else Reason.NEW_EPOCH
         context.end_incident(incident, IncidentPhase.RESOLVED, cause)
     elif answer is Verdict.PARTLY or incident.rung is None:
         context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.PARTLY_RETURNED)
     else:
         escalate(context, incident, "the restart freed less than half of the growth")
+
+
+def waits_for_partner(context: TurnContext, incident: Incident) -> bool:
+    """Report whether the restarted engine has yet to serve a request together with its partner.
+
+    Try that for :data:`MEETING_S` from when the engine serves. An engine that does not start in
+    time is judged without it.
+    """
+    if not incident.meets_partner:
+        return False
+    longest_s = MAX_START_S + context.memory.warmup_s + MEETING_S
+    if context.now - incident.phase_since > longest_s:
+        incident.meets_partner, context.turn.changed = False, True
+        return False
+    engine = context.engine
+    renewed = engine.answers and engine.epoch != incident.fenced_epoch
+    if not renewed or engine.state is not EngineState.SERVING:
+        return True
+    if incident.met_since is None:
+        incident.met_since, incident.retry_at = context.now, context.now
+        context.turn.changed = True
+    if context.is_free and context.hold is None and context.now >= incident.retry_at:
+        late = context.now - incident.met_since >= MEETING_S
+        context.set_pending_command(incident, Verb.MEET_PARTNER, MEETING_STEP, gives_up=late)
+    return True
 
 
 PHASE_HANDLERS: dict[IncidentPhase, Callable[[TurnContext, Incident], None]] = {

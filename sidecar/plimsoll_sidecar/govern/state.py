@@ -16,6 +16,11 @@ CONFIRM_S = 2 * ROUND_S
 """Seconds for which a suspicion must persist after the trim to be confirmed."""
 SLOT_RETRY_S = 5.0
 """Seconds between two attempts to take a restart slot. Slots are held for about a minute."""
+MEETING_S = 180.0
+"""Seconds for which a restarted engine is tried with its partner, every :data:`SLOT_RETRY_S`.
+
+Then the pod returns to its Services anyway, because its partners may be the ones that fail.
+"""
 SLOT_WAIT_S = 1800.0
 """Longest wait in seconds for a slot.
 
@@ -91,6 +96,8 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
         for incident in self.incidents:
             incident.phase_since = min(incident.phase_since, now)
             incident.retry_at = min(incident.retry_at, now + SLOT_RETRY_S)
+            if incident.met_since is not None:
+                incident.met_since = min(incident.met_since, now)
             if incident.warm_at is not None:
                 incident.warm_at = min(incident.warm_at, now)
         if self.epoch_at is not None:

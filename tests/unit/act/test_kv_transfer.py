@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.engines import EngineType
-from plimsoll_sidecar.act.adapters.kv_transfer import MAX_LEASE_S, read_lease_s
+from plimsoll_sidecar.act.adapters.kv_transfer import (
+    MAX_LEASE_S,
+    can_meet,
+    explain_tied_restart,
+    read_connector,
+    read_lease_s,
+)
 
 VLLM, SGLANG = EngineType.VLLM, EngineType.SGLANG
 
@@ -107,3 +113,36 @@ def test_no_argument_is_an_error(config: object, variable: str) -> None:
     assert found is None or 0 < found <= MAX_LEASE_S
     found = read_lease_s(VLLM, ["--kv-transfer-config", variable], lambda name: variable)
     assert found is None or 0 < found <= MAX_LEASE_S
+
+
+@pytest.mark.parametrize(
+    ("version", "tied"),
+    [
+        ("0.24.0", True), ("0.26.1rc1.dev77+g6f91edf96", True), ("0.27.0", False),
+        ("0.32.0", False), ("1.0", False), ("", False), ("dev", False), ("9" * 64, False),
+    ],
+)  # fmt: skip
+def test_versions_that_do_not_connect_again_are_not_restarted_alone(
+    version: str, tied: bool
+) -> None:
+    found = explain_tied_restart("NixlConnector", version)
+    assert (found is not None) is tied
+    assert found is None or ("together" in found and version in found)
+    assert explain_tied_restart("MooncakeConnector", version) is None, "nothing is known of it"
+    assert explain_tied_restart("", version) is None
+
+
+def test_the_connector_that_uses_nixl_is_found_among_others() -> None:
+    nested = [{"kv_connector": "OffloadingConnector"}, {"kv_connector": "NixlPullConnector"}]
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": nested},
+    }
+    for config, name in (
+        (several, "NixlPullConnector"),
+        ({"kv_connector": "MooncakeConnector"}, "MooncakeConnector"),
+    ):
+        words = ["vllm", "serve", f"--kv-transfer-config={json.dumps(config)}"]
+        assert read_connector(VLLM, words) == name
+        assert can_meet(name) is name.startswith("Nixl")
+    assert read_connector(VLLM, ["vllm", "serve"]) == read_connector(SGLANG, words) == ""

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll_api.names import SERVICE_RESTARTS
+from plimsoll_api.names import SERVICE_RESTARTS, SLOT_REPLICAS, SLOT_ROLES
+from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, SlotLostError
@@ -190,3 +191,18 @@ def test_a_node_whose_clock_is_wrong_drops_no_count(
     )
     refusal = slots(kube, "pod-3").acquire("pod-3-1", POLICY, kube.time + ahead_s)
     assert refusal is not None, "the service's budget is spent, whatever the clock"
+
+
+def test_only_pods_of_the_same_role_replace_each_other_whatever_shares_the_slot() -> None:
+    kube = Kube()
+    kube.lease["metadata"]["annotations"] = {
+        SLOT_REPLICAS: "d-0 p-0,p-0-1 p-1", SLOT_ROLES: "Decode=d-0 Prefill=p-0,p-1",
+    }  # fmt: skip
+    found = LeaseSlots(cast(KubeClient, kube), "n", ("slot-0",), "p-0")
+    assert found.list_replicas() == [("p-0", "p-0-1"), ("p-1",)]
+    assert found.list_partners(PodRole.PREFILL) == ("d-0",)
+    assert found.list_partners(PodRole.DECODE) == ("p-0", "p-1")
+    assert found.list_partners(PodRole.BOTH) == found.list_partners(None) == ()
+    del kube.lease["metadata"]["annotations"][SLOT_ROLES]
+    assert len(found.list_replicas()) == 3
+    assert found.list_partners(PodRole.PREFILL) == ()

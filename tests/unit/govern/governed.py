@@ -56,6 +56,8 @@ class World:
         self.replaceable = True
         self.abrupt = False
         self.manually_drained = False
+        self.meets_partner = False
+        self.tied: str | None = None
         self.idle: bool | None = None
         self.rate: float | None = None
         self.exhaustion_s: float | None = None
@@ -107,6 +109,8 @@ class World:
             replaceable=self.replaceable,
             abrupt=self.abrupt,
             manually_drained=self.manually_drained,
+            meets_partner=self.meets_partner,
+            tied=self.tied,
             idle=self.idle,
         )
         turn = self.governor.advance(assessment, engine, self.now, results, self.hold)

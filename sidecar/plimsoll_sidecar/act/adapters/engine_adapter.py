@@ -31,6 +31,17 @@ class EngineAdapter(Protocol):
     def has_status_port(self) -> bool:
         """Whether the status comes from a port other than the serving port."""
 
+    @property
+    def can_meet_partner(self) -> bool:
+        """Whether a request can be sent through the engine and its partner.
+
+        A partner is an engine with which it exchanges KV blocks.
+        """
+
+    @property
+    def tied_restart(self) -> str | None:
+        """Reason why a restart of this engine alone would break its partners; None if none."""
+
     def status(self) -> Status:
         """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
 

@@ -31,6 +31,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
+from plimsoll_sidecar.act.adapters.kv_transfer import can_meet, explain_tied_restart
 from plimsoll_sidecar.act.adapters.processes import (
     TERM_GRACE_S,
     OwnedEngine,
@@ -139,6 +140,16 @@ class ExternalEngine(OwnedEngine):
             parts = find_parts(seen.processes, self._endpoint.type)
             self._newest = msgspec.structs.replace(seen, parts=parts)
             return self._newest
+
+    @property
+    def can_meet_partner(self) -> bool:
+        """Whether the requests through the engine and its partner are known."""
+        return can_meet(self._info.connector)
+
+    @property
+    def tied_restart(self) -> str | None:
+        """Reason why a restart would break the partners; None if it would not."""
+        return explain_tied_restart(self._info.connector, self._info.version)
 
     def metrics_page_signal(self) -> Signal | None:
         """Return whether the newest metrics page is usable; None if the engine has none."""

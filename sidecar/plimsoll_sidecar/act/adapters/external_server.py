@@ -19,7 +19,7 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES, EngineProfile
-from plimsoll_sidecar.act.adapters.kv_transfer import read_lease_s
+from plimsoll_sidecar.act.adapters.kv_transfer import read_connector, read_lease_s
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.engine_processes import is_engine
@@ -39,7 +39,7 @@ class ServerInfo:
     """The routes of the profile that the server has, and the version that it reports.
 
     ``kv_lease_s`` is the longest time in seconds that the server holds KV blocks for another
-    engine.
+    engine, and ``connector`` the part of the server that exchanges them; empty without one.
     """
 
     def __init__(self, endpoint: EngineEndpoint, server: HttpClient, owned: OwnedProcesses) -> None:
@@ -56,13 +56,14 @@ class ServerInfo:
         """
         self.routes: frozenset[str] = frozenset()
         self.kv_lease_s: float | None = None
+        self.connector = ""
         self._has_routes, self._next_version_at = False, 0.0
 
     def update(self) -> None:
         """Query the routes and the version of a serving engine."""
         if not self._has_routes:
             self.routes, self._has_routes = self._discover_routes(), True
-            self.kv_lease_s = self._read_kv_lease_s()
+            self._read_transfer_arguments()
         self._update_version()
 
     @property
@@ -117,14 +118,15 @@ class ServerInfo:
         self.version = found or self.version
         self._next_version_at = math.inf if found else now + VERSION_RETRY_S
 
-    def _read_kv_lease_s(self) -> float | None:
+    def _read_transfer_arguments(self) -> None:
+        """Read how the server exchanges KV blocks from its main process."""
         members = self._owned.find_or_none()
         if members is None or members.main is None:
-            return None
-        pid = members.main.pid
-        return read_lease_s(
-            self._endpoint.type, read_command_line(pid), lambda name: environment(pid, name)
-        )
+            return
+        pid, kind = members.main.pid, self._endpoint.type
+        words = read_command_line(pid)
+        self.connector = read_connector(kind, words)
+        self.kv_lease_s = read_lease_s(kind, words, lambda name: environment(pid, name))
 
     def _discover_routes(self) -> frozenset[str]:
         paths = [*self._profile.trim_paths, self._profile.pause_path, self._profile.resume_path]

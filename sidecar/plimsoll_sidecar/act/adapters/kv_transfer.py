@@ -9,6 +9,7 @@ The timeout comes from the arguments and environment of the engine's main proces
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from plimsoll_api.engines import EngineType
@@ -38,6 +39,16 @@ SGLANG_LEASE_S = 300.0
 """SGLang: the default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT``."""
 UNKNOWN_CONNECTOR_LEASE_S = 480.0
 """Assumed lease of a producer whose connector is not in this table."""
+NIXL = "Nixl"
+"""Prefix of the names of vLLM's connectors that use NIXL."""
+LAST_TIED_VERSIONS = {NIXL: (0, 26)}
+"""The last version of vLLM, by connector, whose engines cannot connect to a restarted partner.
+
+vLLM up to 0.26 installs NIXL up to 1.3.2. With it, decode engines crash, or transfers fail, once
+the other side has restarted (vllm-project/vllm#49238). The conformance suite restarts either side
+of a later version.
+"""
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
 MAX_CONNECTORS = 16
 """Maximum number of connectors that are read from a ``MultiConnector``."""
@@ -62,6 +73,38 @@ def read_lease_s(
         return None
     leases = [_connector_lease_s(one, environment) for one in _iterate_connectors(config)]
     return max((lease for lease in leases if lease is not None), default=None)
+
+
+def read_connector(kind: EngineType, words: Sequence[str]) -> str:
+    """Return vLLM's name of the connector in a command line; empty without one.
+
+    The one that uses NIXL comes before others, because it decides how engines connect.
+    """
+    config = transfer_config(words) if kind is EngineType.VLLM else None
+    names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
+    return next((name for name in names if name.startswith(NIXL)), names[0] if names else "")
+
+
+def can_meet(connector: str) -> bool:
+    """Report whether the two requests, to a prefill and to a decode engine, are known."""
+    return connector.startswith(NIXL)
+
+
+def explain_tied_restart(connector: str, version: str) -> str | None:
+    """Return why an engine must restart together with its partners; None if it need not.
+
+    ``version`` is vLLM's. An unknown version may restart, and is tried with its partner afterwards.
+    """
+    tied = (last for prefix, last in LAST_TIED_VERSIONS.items() if connector.startswith(prefix))
+    last = next(tied, None)
+    found = _VERSION.match(version)
+    if last is None or found is None or tuple(map(int, found.groups())) > last:
+        return None
+    return (
+        f"vLLM {version} with {connector} breaks the engines that it exchanges KV blocks with if "
+        f"only one of them restarts: restart the prefill and decode pods together, or upgrade vLLM "
+        f"beyond {last[0]}.{last[1]}"
+    )
 
 
 def _iterate_connectors(config: TransferConfig) -> Iterator[TransferConfig]:

@@ -220,6 +220,16 @@ class OwnedEngine:
     def __init__(self, endpoint: EngineEndpoint) -> None:
         self._owned = OwnedProcesses(endpoint)
 
+    @property
+    def can_meet_partner(self) -> bool:
+        """False, because this engine exchanges no KV blocks with another one."""
+        return False
+
+    @property
+    def tied_restart(self) -> str | None:
+        """None, because a restart of this engine breaks no other one."""
+        return None
+
     def processes(self) -> list[ProcessMemory]:
         """Return the running processes of the engine; empty if there are none."""
         return self._owned.list_all()

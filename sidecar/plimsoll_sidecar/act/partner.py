@@ -1,0 +1,177 @@
+"""Try a restarted engine together with the engines that it exchanges KV blocks with.
+
+A prefill engine answers with one token and with where its KV blocks are. The decode engine reads
+them from there, and goes on. The first request after a restart makes both sides connect again, so
+a failure would be a client's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.names import POLICY_KIND
+from plimsoll_api.roles import PodRole
+from plimsoll_api.supervisor_config import EngineEndpoint, SupervisorConfig
+from plimsoll_api.workloads import PARTNERS
+from plimsoll_sidecar.act.slots import LeaseSlots
+from plimsoll_sidecar.clients.http import EngineError, HttpClient
+from plimsoll_sidecar.clients.kube import EndpointSlices, KubeError
+from plimsoll_sidecar.govern.command import Outcome
+
+log = logging.getLogger(__name__)
+
+MAX_PARTNERS = 4
+"""Maximum number of partners that a restarted engine is tried with."""
+REQUEST_TIMEOUT_S = 20.0
+"""Seconds for one request. The first one after a restart connects the two engines."""
+MEETING_TIMEOUT_S = 60.0
+"""Seconds after which no further partner is tried."""
+PROMPT_TOKENS = 128
+"""Length of the prompt: several KV blocks, because only whole blocks are transferred."""
+MAX_TOKEN_ID = 250
+"""Token IDs that each tokenizer has."""
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+
+
+class Meeting(NamedTuple):
+    """The result of a try. ``Unknown`` says nothing about the engines."""
+
+    outcome: Outcome
+    message: str
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str = ""
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+class Partner:
+    """The engines that this one exchanges KV blocks with.
+
+    ``role`` is this engine's. ``find_partners`` returns the addresses of the ready partners by
+    pod; it may raise KubeError. They listen at the port of this engine.
+    """
+
+    def __init__(
+        self,
+        endpoint: EngineEndpoint,
+        role: PodRole,
+        find_partners: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._endpoint, self._role, self._find_partners = endpoint, role, find_partners
+
+    def meet(self) -> Meeting:
+        """Send a request through this engine and each of its ready partners."""
+        try:
+            partners = sorted(self._find_partners().items())
+        except KubeError as error:
+            return Meeting(Outcome.UNKNOWN, f"cannot find the partners: {error}")
+        wanted = PARTNERS[self._role].lower()
+        if not partners:
+            return Meeting(Outcome.UNKNOWN, f"no {wanted} pod is ready")
+        chosen = random.sample(partners, min(MAX_PARTNERS, len(partners)))
+        deadline, met = time.monotonic() + MEETING_TIMEOUT_S, 0
+        for pod, address in chosen:
+            if met and time.monotonic() > deadline:
+                break
+            found = self._meet_one(pod, address)
+            if found.outcome is not Outcome.SUCCEEDED:
+                return found
+            met += 1
+        many = f"{met} {wanted} pod{'s' if met > 1 else ''}"
+        return Meeting(Outcome.SUCCEEDED, f"a request went through this engine and {many}")
+
+    def _meet_one(self, pod: str, address: str) -> Meeting:
+        url = urlsplit(self._endpoint.serving_url)
+        host = f"[{address}]" if ":" in address else address
+        own = HttpClient(self._endpoint.serving_url)
+        other = HttpClient(f"{url.scheme}://{host}:{url.port or 80}")
+        prefills = self._role is PodRole.PREFILL
+        source, sink = (own, other) if prefills else (other, own)
+        names = ("this engine", f"pod {pod}")
+        source_name, sink_name = names if prefills else names[::-1]
+        # Blocks that the decode engine already has would not be transferred.
+        prompt = [random.randrange(MAX_TOKEN_ID) for _ in range(PROMPT_TOKENS)]
+        first, trouble = self._complete(source, source_name, prompt, {"do_remote_decode": True})
+        if first is None:
+            return trouble
+        if first.kv_transfer_params is None:
+            return Meeting(Outcome.UNKNOWN, f"{source_name} answers without kv_transfer_params")
+        second, trouble = self._complete(sink, sink_name, prompt, first.kv_transfer_params)
+        return trouble if second is None else Meeting(Outcome.SUCCEEDED, "")
+
+    def _complete(
+        self, server: HttpClient, name: str, prompt: Sequence[int], params: object
+    ) -> tuple[_Completion | None, Meeting]:
+        """Return the answer, or None and what that says about the engines.
+
+        A server that cannot be reached, or that refuses the request itself, says nothing.
+        """
+        body = {
+            "prompt": prompt,
+            "max_tokens": 1,
+            "temperature": 0,
+            "kv_transfer_params": params,
+        }
+        try:
+            model = self._endpoint.model or _read_model(server)
+            data = json.dumps(body | {"model": model}).encode()
+        except (EngineError, Malformed) as error:
+            return None, Meeting(Outcome.UNKNOWN, f"{name} does not answer: {error}")
+        try:
+            status, answer = server.call("POST", COMPLETIONS, REQUEST_TIMEOUT_S, data)
+            found = decode(answer, _Completion) if status == 200 else None
+        except (EngineError, Malformed) as error:
+            return None, Meeting(Outcome.FAILED, f"the request to {name} failed: {error}")
+        if found is None:
+            outcome = Outcome.FAILED if status >= 500 else Outcome.UNKNOWN
+            return None, Meeting(outcome, f"the request to {name} failed: HTTP {status}")
+        if any(one.finish_reason == "error" for one in found.choices):
+            return None, Meeting(Outcome.FAILED, f"the request to {name} ended with an error")
+        return found, Meeting(Outcome.SUCCEEDED, "")
+
+
+def _read_model(server: HttpClient) -> str:
+    """Return the name of the first model that the server has. Raises EngineError and Malformed."""
+    status, body = server.call("GET", MODELS, REQUEST_TIMEOUT_S)
+    models = decode(body, _Models).data if status == 200 else []
+    if not models:
+        raise EngineError(f"GET {MODELS}: HTTP {status}, without a model")
+    return models[0].id
+
+
+def create_partner(
+    config: SupervisorConfig, leases: LeaseSlots, slices: EndpointSlices
+) -> Partner | None:
+    """Return the partner of a policy's pod; None if its role has none."""
+    role = config.service.role
+    if config.service.kind != POLICY_KIND or role not in PARTNERS or config.service.is_worker:
+        return None
+    assert role is not None
+    known: PodRole = role
+    return Partner(
+        config.engine,
+        known,
+        lambda: slices.find_ready_addresses(leases.list_partners(known)),
+    )
