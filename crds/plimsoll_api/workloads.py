@@ -237,6 +237,14 @@ def ray_service_name(policy: str, cluster: str) -> str:
     return "-".join(("plimsoll", *_name_parts(cluster, f"{policy}/{cluster}")))
 
 
+def members_service_name(policy: str) -> str:
+    """Return the name of the headless Service of all supervised pods of a policy: a DNS label.
+
+    It shows which of them are ready, also those that only an InferencePool sends requests to.
+    """
+    return "-".join(("plimsoll", *_name_parts(policy, policy)))
+
+
 def _name_parts(name: str, whole: str) -> list[str]:
     """Return parts of an object's name: ``name`` in safe characters, and a digest of ``whole``.
 

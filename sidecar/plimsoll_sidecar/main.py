@@ -24,7 +24,7 @@ from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
-from plimsoll_sidecar.act.lease_counts import read_pod_uid
+from plimsoll_sidecar.act.lease_counts import read_pod_uid, replica_key
 from plimsoll_sidecar.act.partner import create_partner
 from plimsoll_sidecar.act.service_exit import ServiceExit, create_service_exit
 from plimsoll_sidecar.act.slots import LeaseSlots, Slots
@@ -110,7 +110,8 @@ def build_supervisor(
         publisher = Publisher(kube, current.service, pod, container)
         leases: LeaseSlots | None = None
         if current.slots:
-            uid = read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
+            own = read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
+            uid = replica_key(current.service.group, own)
             slots = leases = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
             partner = create_partner(current, leases, EndpointSlices(kube, namespace))
         member, workload = current.service.group, current.service.workload

@@ -274,7 +274,8 @@ def _resume(
     try:
         if kube is None:
             raise KubeError(0, "the replica is not a pod of a cluster")
-        uid = lease_counts.read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
+        own = lease_counts.read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
+        uid = lease_counts.replica_key(config.service.group, own)
         done.append(lease_counts.reset_counts(kube, config, pod, uid, arguments.service))
     except KubeError as error:
         done.append(f"cannot clear the slot Leases: {error}: run plimsoll resume again")

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import urllib3
 
+from plimsoll_api.roles import PodRole
+from plimsoll_sidecar.act.partner import Partner
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from tests.conformance import table
 from tests.conformance.peers import NIXL, PEERS
@@ -33,6 +35,9 @@ HOLD_S = 20.0
 """Twice the time after which blocks of an idle engine count as lost, and less than the lease."""
 LEASE_S = 90.0
 """Longer than all prefills and :data:`HOLD_S` take on a busy machine."""
+HEALTHY_S = float(os.environ.get("PLIMSOLL_PAIR_S", "120"))
+"""Time under load in which nothing may be suspected."""
+CLIENTS = 2
 STOPPED_S = 60.0
 """Longer than a stall takes to be confirmed."""
 ASKS_FOR_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -124,6 +129,67 @@ def test_a_drain_waits_for_blocks_that_the_decode_engine_has_yet_to_read(
     source.adapter.resume(command.epoch)
     told = f"{HELD:.1%} of the pool or more held for {HOLD_S:.0f} s: no incident; a drain waited"
     record("pair: blocks held for a decode engine", round(seconds, 1), told)
+
+
+def test_a_healthy_pair_under_load_is_not_suspected(pair: tuple[Rig, Rig]) -> None:
+    """Each client is a small proxy: it asks the prefill engine, then the decode engine."""
+    source, sink = pair
+    ending, answers, failures = threading.Event(), [], []
+
+    def client(number: int) -> None:
+        while not ending.is_set():
+            try:
+                params = prefill(source, number)
+                ending.wait(1.0)  # the blocks are held meanwhile
+                answers.append(complete(sink, number, 8, params))
+            except (AssertionError, urllib3.exceptions.HTTPError) as error:
+                failures.append(error)
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    most, suspected = 0.0, []
+    for one in clients:
+        one.start()
+    begin = time.monotonic()
+    while time.monotonic() - begin < HEALTHY_S:
+        most = max(most, held(source))
+        suspected += [*source.incidents(), *sink.incidents()]
+        time.sleep(1.0)
+    ending.set()
+    for one in clients:
+        one.join(120)
+    assert (failures, suspected) == ([], []), source.log() + sink.log()
+    assert most > 0, "leases were in flight"
+    assert len(answers) > 2 * CLIENTS
+    told = (
+        f"{len(answers)} requests through both in {HEALTHY_S:.0f} s, 0 failed; at most"
+        f" {most:.2%} of the pool held: 0 suspicions"
+    )
+    record("pair: healthy under load", None, told)
+
+
+@pytest.mark.parametrize("role", [PodRole.PREFILL, PodRole.DECODE])
+def test_a_restarted_engine_serves_together_with_its_partner(
+    pair: tuple[Rig, Rig], role: PodRole
+) -> None:
+    """What the table of versions says of this one: the other engine connects to the new one."""
+    rig, other = pair if role is PodRole.PREFILL else pair[::-1]
+    partner = Partner(rig.endpoint, role, lambda: {"other": other.url})
+    assert partner.meet().outcome is Outcome.SUCCEEDED
+    assert (rig.adapter.can_meet_partner, rig.adapter.tied_restart) == (True, None)
+    kept, before = other.part("core"), rig.status().epoch
+    command = Command(
+        verb=Verb.RESTART_ENGINE, operation_id="restart", incident="person", epoch=before
+    )
+    assert rig.adapter.restart_engine(command).outcome is Outcome.SUCCEEDED
+    begin = time.monotonic()
+    until(lambda: rig.serving() and rig.status().epoch != before, START_S, "a new engine")
+    started_s = time.monotonic() - begin
+    met = partner.meet()
+    assert met.outcome is Outcome.SUCCEEDED, met.message + other.log("engine")
+    assert other.part("core") == kept, "the other engine runs on"
+    assert complete(pair[1], 0, 4, prefill(pair[0], 0))["usage"]["completion_tokens"] == 4
+    told = f"to a new engine; a request through both at the first try: {met.message}"
+    record(f"pair: {role.lower()} restarts alone", round(started_s, 1), told)
 
 
 def test_a_decode_engine_that_waits_for_a_stopped_prefill_engine_is_no_stall(

@@ -50,6 +50,10 @@ spec:
       deadline: 10s
     stall:
       timeout: {stall}
+{more}"""
+RECYCLE = """\
+    restartBudget: {count: 3, window: 20s}
+    recycle: {maxAge: 25s, whenIdleFor: 4s}
 """
 LEAK = '[{name: PLIMSOLL_INJECT, value: "request_cycle:payload_bytes=2Mi"}]'
 
@@ -72,14 +76,20 @@ class Local:
     """``plimsoll run --local`` as a person starts it."""
 
     def __init__(
-        self, folder: Path, model: Path, name: str, env: str = "[]", stall: str = "2m"
+        self,
+        folder: Path,
+        model: Path,
+        name: str,
+        env: str = "[]",
+        stall: str = "2m",
+        more: str = "",
     ) -> None:
         self.root = folder / name
         manifest = folder / f"{name}.yaml"
         # Of its own, so that nothing else on this machine can take it while the engine starts.
         (port,) = free_ports([None])
         manifest.write_text(
-            MANIFEST.format(name=name, model=model, env=env, port=port, stall=stall)
+            MANIFEST.format(name=name, model=model, env=env, port=port, stall=stall, more=more)
         )
         self.name = name
         self.output = folder / f"{name}.out"
@@ -298,6 +308,27 @@ def test_a_restart_by_hand_is_recorded_and_is_no_crash(local: Local) -> None:
     assert (listed["status"]["phase"], listed["spec"]["epoch"]) == ("Resolved", str(before))
     metrics = httpx.get(f"{local.supervisor_url}/metrics").text
     assert 'plimsoll_incidents_total{kind="ManualAction"} 1.0' in metrics
+
+
+def test_an_old_engine_is_recycled_when_nobody_asks_it(tmp_path: Path, tiny: Path) -> None:
+    local = Local(tmp_path, tiny, "old", more=RECYCLE)
+    try:
+        before = local.epoch()
+        wait_for("the supervisor sees it", local.seen_serving(str(before)), 30)
+        begin = time.monotonic()
+        with Load(local) as load:
+            wait_for("its age", lambda: time.monotonic() - begin > 25 + 10, 60)
+            assert local.epoch() == before, "a busy engine is not recycled"
+        load.check()
+        ended = wait_for("its end", lambda: _ended(local.state(), "WorkerRestart"), BACK_S)
+        assert local.epoch() == Epoch(before.boot_id, before.number + 1)
+        with Load(local, max_tokens=8) as after:
+            wait_for("texts after it", after.more(), BACK_S)
+        after.check()
+    finally:
+        local.kill()
+    assert (ended["kind"], ended["phase"]) == ("Recycle", "Resolved")
+    assert "whenIdleFor" in str(ended["attribution"])
 
 
 @pytest.mark.long

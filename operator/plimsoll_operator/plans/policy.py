@@ -1,7 +1,7 @@
 """The plan for a policy: from its spec and the observed objects to what is applied and removed.
 
 Pure, like the plan for a service: no cluster, no clock. A policy has the configuration and the
-permissions of its supervisors, their slots, and a Service for each RayCluster.
+permissions of its supervisors, their slots, and headless Services of its pods.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from plimsoll_api.workloads import (
     RAY_CLUSTER,
     SlotOwner,
     WorkloadRef,
+    members_service_name,
     ray_service_name,
     slot_names,
 )
@@ -237,7 +238,10 @@ def render(
     rights = [role(policy, (*slots, *sorted(set(held) - set(slots))))]
     if accounts:
         rights.append(supervisor_binding(name, sorted(accounts), policy.metadata.namespace))
-    services = [_service(policy, ray) for one in workloads if (ray := one.ray_cluster)]
+    services = [_ray_service(policy, ray) for one in workloads if (ray := one.ray_cluster)]
+    if accounts:
+        labels = {POLICY_LABEL: policy.metadata.name}
+        services.append(_service(members_service_name(policy.metadata.name), labels))
     return [
         owned(item, POLICY_KIND, policy.metadata, _labels(policy))
         for item in (config, *leases, *rights, *services)
@@ -270,21 +274,26 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     ]
 
 
-def _service(policy: SupervisionPolicy, cluster: str) -> Object:
-    """Build a Service that lists the supervised pods of a RayCluster, ready or not.
+def _ray_service(policy: SupervisionPolicy, cluster: str) -> Object:
+    """Build a Service that lists the supervised pods of a RayCluster.
 
     The head's supervisor finds the addresses of its workers there. KubeRay creates a Service for
     the head only.
     """
     name = policy.metadata.name
+    return _service(ray_service_name(name, cluster), {POLICY_LABEL: name, RAY_CLUSTER: cluster})
+
+
+def _service(name: str, labels: Object) -> Object:
+    """Build a headless Service that lists the pods with ``labels``, ready or not."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": ray_service_name(name, cluster)},
+        "metadata": {"name": name},
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {POLICY_LABEL: name, RAY_CLUSTER: cluster},
+            "selector": labels,
             "ports": [{"name": "metrics", "port": METRICS_PORT, "protocol": "TCP"}],
         },
     }

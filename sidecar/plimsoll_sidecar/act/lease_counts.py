@@ -1,9 +1,10 @@
 """Read and write the restart counts in the annotations of slot Leases.
 
 ``plimsoll.dev/restarts`` counts the restarts of all replicas of the service.
-``plimsoll.dev/replica-restarts`` stores the restart count of each replica's journal by pod UID. It
-outlives the journal and ends with the pod. Any client that may update the Lease can write both.
-Their size is therefore limited, and an unreadable count is an exhausted budget, never zero.
+``plimsoll.dev/replica-restarts`` stores the restart count of each replica's journal by pod UID, or
+by multi-node group. It outlives the journal and ends with the pod or the group. Any client that may
+update the Lease can write both. Their size is therefore limited, and an unreadable count is an
+exhausted budget, never zero.
 
 ``estimate_server_time`` is always the API server's time, which also dates the restarts of the
 service. The restarts of a replica carry the time of its node, which may be wrong.
@@ -21,7 +22,7 @@ import msgspec
 
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
-from plimsoll_api.supervisor_config import SupervisorConfig
+from plimsoll_api.supervisor_config import GroupMember, SupervisorConfig
 from plimsoll_sidecar.clients.kube import Conflict, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
@@ -160,6 +161,14 @@ def _write_annotation(lease: Object, name: str, value: object) -> None:
 MAX_ATTEMPTS = 5
 """Maximum number of attempts to update a Lease that others update at the same time."""
 RETRY_PAUSE_S = 0.1
+
+
+def replica_key(group: GroupMember | None, uid: str) -> str:
+    """Return the name under which a replica's restarts are stored: its pod's UID, or its group.
+
+    A restart of a group may replace its pods, and must not give the group its budget back.
+    """
+    return uid if group is None or not group.key else f"group {group.key}"
 
 
 def read_pod_uid(token_file: Path) -> str:

@@ -69,8 +69,8 @@ class _Models(msgspec.Struct):
 class Partner:
     """The engines that this one exchanges KV blocks with.
 
-    ``role`` is this engine's. ``find_partners`` returns the addresses of the ready partners by
-    pod; it may raise KubeError. They listen at the port of this engine.
+    ``role`` is this engine's. ``find_partners`` returns the URLs of the ready partners by pod; it
+    may raise KubeError.
     """
 
     def __init__(
@@ -92,21 +92,18 @@ class Partner:
             return Meeting(Outcome.UNKNOWN, f"no {wanted} pod is ready")
         chosen = random.sample(partners, min(MAX_PARTNERS, len(partners)))
         deadline, met = time.monotonic() + MEETING_TIMEOUT_S, 0
-        for pod, address in chosen:
+        for pod, url in chosen:
             if met and time.monotonic() > deadline:
                 break
-            found = self._meet_one(pod, address)
+            found = self._meet_one(pod, url)
             if found.outcome is not Outcome.SUCCEEDED:
                 return found
             met += 1
         many = f"{met} {wanted} pod{'s' if met > 1 else ''}"
         return Meeting(Outcome.SUCCEEDED, f"a request went through this engine and {many}")
 
-    def _meet_one(self, pod: str, address: str) -> Meeting:
-        url = urlsplit(self._endpoint.serving_url)
-        host = f"[{address}]" if ":" in address else address
-        own = HttpClient(self._endpoint.serving_url)
-        other = HttpClient(f"{url.scheme}://{host}:{url.port or 80}")
+    def _meet_one(self, pod: str, url: str) -> Meeting:
+        own, other = HttpClient(self._endpoint.serving_url), HttpClient(url)
         prefills = self._role is PodRole.PREFILL
         source, sink = (own, other) if prefills else (other, own)
         names = ("this engine", f"pod {pod}")
@@ -164,14 +161,21 @@ def _read_model(server: HttpClient) -> str:
 def create_partner(
     config: SupervisorConfig, leases: LeaseSlots, slices: EndpointSlices
 ) -> Partner | None:
-    """Return the partner of a policy's pod; None if its role has none."""
+    """Return the partner of a policy's pod; None if its role has none.
+
+    All engines of a graph listen at the same port.
+    """
     role = config.service.role
     if config.service.kind != POLICY_KIND or role not in PARTNERS or config.service.is_worker:
         return None
     assert role is not None
-    known: PodRole = role
-    return Partner(
-        config.engine,
-        known,
-        lambda: slices.find_ready_addresses(leases.list_partners(known)),
-    )
+    known, own = role, urlsplit(config.engine.serving_url)
+
+    def find_partners() -> dict[str, str]:
+        found = slices.find_ready_addresses(leases.list_partners(known))
+        return {
+            pod: f"{own.scheme}://{f'[{one}]' if ':' in one else one}:{own.port or 80}"
+            for pod, one in found.items()
+        }
+
+    return Partner(config.engine, known, find_partners)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.workloads import RAY_KIND
+from plimsoll_api.workloads import RAY_KIND, members_service_name
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,9 @@ class PodServices(ServiceExit):
     """Services that route to a pod, as its EndpointSlices show.
 
     ``service`` is the name of its Service, or None for a pod of a SupervisionPolicy, whose Services
-    are looked up. ``replicas`` returns the pods of its workload, grouped by replica. ``unused`` is
-    the name of a Service that routes no requests; empty if there is none. The methods raise
+    are looked up. ``replicas`` returns the pods of its workload, grouped by replica. ``unused``
+    names Services that route no requests. ``members`` is one of these that lists all pods of the
+    policy; empty if there is none. The methods raise
     :class:`~plimsoll_sidecar.clients.kube.KubeError`.
     """
 
@@ -56,10 +57,12 @@ class PodServices(ServiceExit):
         pod: str,
         service: str | None = None,
         replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
-        unused: str = "",
+        unused: Collection[str] = (),
+        members: str = "",
     ) -> None:
         self._slices, self._pod, self._service = slices, pod, service
-        self._replicas, self._apart = replicas, unused
+        self._replicas, self._members = replicas, members
+        self._unused = {*unused, members}
 
     def read_readiness_by_service(self) -> list[dict[str, bool]]:
         """Return the readiness of each pod by name, for each Service that routes to this pod."""
@@ -68,7 +71,7 @@ class PodServices(ServiceExit):
     def _find_service_names(self) -> set[str]:
         if self._service is not None:
             return {self._service}
-        return self._slices.find_services(self._pod) - {self._apart}
+        return self._slices.find_services(self._pod) - self._unused
 
     def _read_readiness(self, names: set[str]) -> list[dict[str, bool]]:
         found: dict[str, dict[str, bool]] = {name: {} for name in names}
@@ -81,19 +84,31 @@ class PodServices(ServiceExit):
         """Report whether other replicas exist and none is ready, in any Service of the pod.
 
         The pod's workload within a Service is also checked on its own, because other workloads may
-        serve another model. The pods of one replica restart together, so they do not replace each
+        serve another model. Without a Service, for example in an InferencePool, the workload is
+        checked alone. The pods of one replica restart together, so they do not replace each
         other. The only replica of a service may restart, because no other could ever take over. A
         ``planned`` restart needs a Service, and another ready replica in each.
         """
         replicas = self._replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
         siblings = {name for pods in replicas for name in pods}
-        services = self.read_readiness_by_service()
+        services = self.read_readiness_by_service() or self._read_members(siblings)
         for pods in services:
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
             if _is_no_other_ready(pods, own, planned) or _is_no_other_ready(of_workload, own):
                 return True
         return planned and not services
+
+    def _read_members(self, siblings: set[str]) -> list[dict[str, bool]]:
+        """Return the readiness of ``siblings`` as the policy's own Service shows it, as one item.
+
+        Empty if that is unknown.
+        """
+        if not self._members:
+            return []
+        (found,) = self._read_readiness({self._members})
+        own = {name: ok for name, ok in found.items() if name in siblings}
+        return [own] if own else []
 
     def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
         """Wait until the pod is not ready in any Service; return False on timeout.
@@ -140,8 +155,9 @@ def create_service_exit(
     member, workload = service.group, service.workload
     # No client uses the Service that the operator created for a RayCluster.
     of_ray = workload is not None and workload.kind == RAY_KIND
-    unused = member.subdomain if member is not None and of_ray else ""
-    return PodServices(slices, pod, replicas=replicas, unused=unused)
+    unused = (member.subdomain,) if member is not None and of_ray else ()
+    members = members_service_name(service.name)
+    return PodServices(slices, pod, replicas=replicas, unused=unused, members=members)
 
 
 def _is_no_other_ready(pods: dict[str, bool], own: set[str], planned: bool = False) -> bool:

@@ -83,7 +83,8 @@ def pair(
         for address in addresses.values() if other is not None else ():
             servers.enter_context(server(address, port, cast(Reply, other), asked))
         url = f"http://127.0.0.1:{port}"
-        yield Partner(EngineEndpoint(EngineType.VLLM, url, url), role, lambda: addresses), asked
+        urls = {pod: f"http://{address}:{port}" for pod, address in addresses.items()}
+        yield Partner(EngineEndpoint(EngineType.VLLM, url, url), role, lambda: urls), asked
 
 
 @pytest.mark.parametrize("role", [PodRole.PREFILL, PodRole.DECODE])

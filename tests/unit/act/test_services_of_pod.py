@@ -15,7 +15,7 @@ def test_a_service_without_clients_says_nothing_of_who_is_left(api: ApiServer) -
     api.add("front", [endpoint(HEAD)])
     api.add("group", [endpoint(HEAD), endpoint("stranger", serving=False)])
     assert PodServices(api.endpoint_slices, HEAD).is_last_ready()
-    apart = PodServices(api.endpoint_slices, HEAD, unused="group")
+    apart = PodServices(api.endpoint_slices, HEAD, unused=["group"])
     assert apart.read_readiness_by_service() == [{HEAD: True}]
     assert not apart.is_last_ready()
 
@@ -46,3 +46,24 @@ def test_a_wait_reads_the_namespace_once_and_then_the_pods_services_alone(api: A
     assert all(int(query["limit"]) <= 64 for query in api.queries)
     selected = {query["labelSelector"] for query in api.queries if query not in whole}
     assert selected == {"kubernetes.io/service-name in (front)"}
+
+
+def test_the_pods_of_an_inference_pool_need_no_service(api: ApiServer) -> None:
+    """Nothing but the policy's own Service shows them, and no request comes through that one."""
+    replicas = [(HEAD, "llm-worker"), ("other",)]
+    mine = PodServices(api.endpoint_slices, HEAD, replicas=lambda: replicas, members="members")
+    assert mine.is_last_ready(planned=True), "the Service is not there yet"
+    assert not mine.is_last_ready()
+    api.add("members", [endpoint(HEAD), endpoint("other", serving=False), endpoint("decode")])
+    assert mine.is_last_ready(), "the decode engine is no replica of this one"
+    api.add("members", [endpoint(HEAD), endpoint("other"), endpoint("llm-worker", serving=False)])
+    assert not mine.is_last_ready(planned=True)
+    assert mine.read_readiness_by_service() == [], "nobody's requests go through it"
+    api.add("front", [endpoint(HEAD), endpoint("other", serving=False)])
+    assert mine.is_last_ready(), "a Service with clients decides"
+
+
+def test_only_partners_that_are_ready_are_asked(api: ApiServer) -> None:
+    api.add("members", [endpoint("d-0"), endpoint("d-1", serving=False), endpoint(HEAD)])
+    found = api.endpoint_slices.find_ready_addresses(("d-0", "d-1", "d-2"))
+    assert list(found) == ["d-0"]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
+from plimsoll_api.supervisor_config import GroupMember
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.lease_counts import (
     MAX_REPLICAS,
@@ -103,3 +104,15 @@ def test_a_count_that_is_too_long_is_not_read() -> None:
     one = lease(replicas="{" + " " * lease_counts.MAX_ANNOTATION_BYTES + "}")
     with pytest.raises(UnreadableCountError, match=r"128 KiB.*plimsoll resume POD --service"):
         lease_counts.read_replica_restarts(one, "uid-1")
+
+
+@pytest.mark.parametrize(
+    ("group", "kept"), [(None, False), (GroupMember(""), False), (GroupMember("4a"), True)]
+)
+def test_new_pods_of_a_group_find_the_groups_count(group: GroupMember | None, kept: bool) -> None:
+    """A restart of the group recreates its leader, which is another pod."""
+    one = lease()
+    before, after = (lease_counts.replica_key(group, uid) for uid in ("uid-1", "uid-2"))
+    lease_counts.store_replica_restarts(one, before, ReplicaRestarts((NOW,)), WINDOW_S, NOW)
+    assert bool(lease_counts.read_replica_restarts(one, after).at) is kept
+    assert lease_counts.read_replica_restarts(one, "group 5b") == NO_RESTARTS

@@ -20,6 +20,7 @@ from plimsoll_api.workloads import (
     SlotOwner,
     WorkloadRef,
     format_replicas,
+    members_service_name,
     parse_replicas,
     parse_roles,
     ray_service_name,
@@ -69,7 +70,12 @@ def leases(*workloads: Workload, **supervision: Any) -> dict[str, dict[str, Any]
 
 
 def services(*found: Workload) -> list[dict[str, Any]]:
-    return [one for one in render(policy(), ["default"], found) if one["kind"] == "Service"]
+    """The Services of RayClusters, without the one that lists all pods of the policy."""
+    made = [one for one in render(policy(), ["default"], found) if one["kind"] == "Service"]
+    (members,) = [one for one in made if len(one["spec"]["selector"]) == 1]
+    assert members["metadata"]["name"] == members_service_name("engines")
+    assert members["spec"]["clusterIP"] == "None"
+    return [one for one in made if one is not members]
 
 
 def ray(*names: str, cluster: str = "llm", holds: bool = True) -> list[SelectedPod]:
