@@ -339,6 +339,8 @@ class Actuator:
         finally:
             if found.outcome is Outcome.SUCCEEDED or command.gives_up:
                 readiness.clear_reasons(self._folder, readiness.RESTART)
+            else:  # a supervisor that died during the restart did not keep the pod out
+                readiness.set_unready(self._folder, readiness.RESTART, MEETING_S)
         return command.make_result(*found)
 
     def _terminate_engine(self, command: Command) -> Result:

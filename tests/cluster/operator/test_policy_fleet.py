@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.workloads import SlotOwner, WorkloadRef, slot_names
+from plimsoll_api.roles import PodRole
+from plimsoll_api.workloads import (
+    SlotOwner,
+    WorkloadRef,
+    members_service_name,
+    parse_roles,
+    slot_names,
+)
 from tests.cluster.operator.test_adopt import DEPLOYMENT, LISTED_S
 from tests.cluster.operator.test_fleet_safety import OPENED, ROOT, incident
 
@@ -126,6 +133,50 @@ def test_each_workload_has_slots_and_its_turn(
     eventually(lambda: kubectl.get("lease", llama) is None, LISTED_S)
     assert kubectl.get("lease", vllm)
     assert kubectl.get("lease", "engines.policy-restart-0"), "the policy's own"
+
+
+def child(role: str, revision: str) -> dict[str, Any]:
+    """A role of a DisaggregatedSet: its controller names it by the revision."""
+    made = workload(f"llama-{revision}-{role}", 1, "StatefulSet")
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    del labels["llm-d.ai/role"]
+    prefix = "disaggregatedset.x-k8s.io"
+    labels |= {f"{prefix}/name": "llama", f"{prefix}/role": role, f"{prefix}/revision": revision}
+    return made
+
+
+@pytest.mark.usefixtures("slots_of_own_pod")
+def test_a_rollout_of_a_graph_keeps_the_slots_and_budgets_of_its_roles(
+    kubectl: Any, start: Callable[..., Any], eventually: Any
+) -> None:
+    graph, counted = WorkloadRef("DisaggregatedSet", "llama"), "plimsoll.dev/restarts"
+    (prefill,), (decode,), (both,) = (
+        slot_names("engines", SlotOwner(graph, role), 1)
+        for role in (PodRole.PREFILL, PodRole.DECODE, None)
+    )
+    start()
+    kubectl.apply(policy(), child("prefill", "r1"), child("decode", "r1"))
+    eventually(lambda: replicas(kubectl, prefill) == ["llama-r1-prefill-0"], LISTED_S)
+    eventually(lambda: replicas(kubectl, decode) == ["llama-r1-decode-0"], LISTED_S)
+    restarts = {counted: '[{"at": 1, "incident": "x"}]'}
+    kubectl.patch("lease", prefill, {"metadata": {"annotations": restarts}})
+
+    kubectl.apply(child("prefill", "r2"))
+    kubectl("delete", "statefulset/llama-r1-prefill", "--wait=false")
+    eventually(lambda: replicas(kubectl, prefill) == ["llama-r2-prefill-0"], LISTED_S)
+    annotations = kubectl.get("lease", prefill)["metadata"]["annotations"]
+    assert annotations[counted] == restarts[counted], "the next revision has the same budget"
+    roles = parse_roles(annotations["plimsoll.dev/roles"])
+    assert roles[PodRole.PREFILL] == ("llama-r2-prefill-0",)
+    assert roles[PodRole.DECODE] == ("llama-r1-decode-0",), "with whom it exchanges KV blocks"
+    eventually(lambda: of_workload(kubectl, "llama")["supervised"] == 2, LISTED_S)
+    assert of_workload(kubectl, "llama")["kind"] == "DisaggregatedSet"
+
+    kubectl.apply(policy(scope="Graph"))
+    shared = ["llama-r1-decode-0", "llama-r2-prefill-0"]
+    eventually(lambda: replicas(kubectl, both) == shared, LISTED_S)
+    service = kubectl.get("service", members_service_name("engines"))
+    assert service["spec"]["selector"] == {"plimsoll.dev/policy": "engines"}
 
 
 def test_a_leak_in_most_replicas_of_a_revision_is_told(

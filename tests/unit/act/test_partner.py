@@ -167,17 +167,19 @@ class Fixed(Partner):
         return self.found
 
 
+@pytest.mark.parametrize("kept_out", [False, True])
 @pytest.mark.parametrize("gives_up", [False, True])
 @pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED, Outcome.UNKNOWN])
 def test_the_pod_returns_when_the_pair_serves_or_the_tries_end(
-    tmp_path: Path, outcome: Outcome, gives_up: bool
+    tmp_path: Path, outcome: Outcome, gives_up: bool, kept_out: bool
 ) -> None:
     partner = Fixed(Meeting(outcome, "told"))
     made = Actuator(
         cast(EngineAdapter, None), Slots(), None, lambda command: (), tmp_path, RestartBudget(),
         lambda: None, partner,
     )  # fmt: skip
-    readiness.set_unready(str(tmp_path), readiness.RESTART, 900.0)
+    if kept_out:
+        readiness.set_unready(str(tmp_path), readiness.RESTART, 900.0)
     command = Command(
         verb=Verb.MEET_PARTNER, operation_id="x-1", incident="x", epoch="b:2", gives_up=gives_up
     )

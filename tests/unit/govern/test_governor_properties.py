@@ -62,6 +62,8 @@ class GovernorMachine(RuleBasedStateMachine):
         replaceable=st.booleans(),
         window=st.sampled_from([None, MaintenanceWindow(start_s=12_000.0, duration_s=300.0)]),
         recycle=st.sampled_from([None, Recycle(600.0), Recycle(900.0, when_idle_for_s=20.0)]),
+        meets_partner=st.booleans(),
+        tied=st.sampled_from([None, None, "restart both"]),
     )
     def start(
         self,
@@ -72,7 +74,10 @@ class GovernorMachine(RuleBasedStateMachine):
         replaceable: bool,
         window: MaintenanceWindow | None,
         recycle: Recycle | None,
+        meets_partner: bool,
+        tied: str | None,
     ) -> None:
+        self.meets_partner, self.tied = meets_partner, tied
         restarts = count and rungs - {Action.TRIM}
         self.policy = Supervision(
             mode=mode,
@@ -152,6 +157,8 @@ class GovernorMachine(RuleBasedStateMachine):
             capabilities=self.capabilities,
             replaceable=self.replaceable,
             idle=self.idle,
+            meets_partner=self.meets_partner,
+            tied=self.tied,
         )
         if self.answers and self.number != self.epoch:
             self.epoch, self.epoch_at = self.number, self.now
@@ -173,6 +180,11 @@ class GovernorMachine(RuleBasedStateMachine):
             stalls = IncidentKind.STALL in self.suspected
             assert self.in_flight is None or (given_up and stalls), "two commands at once"
             self.in_flight = turn.command
+            if turn.command.verb is Verb.MEET_PARTNER:
+                assert self.answers
+                assert turn.command.epoch == view.epoch, "a new engine, and the one that serves"
+            if self.tied is not None and turn.command.verb in INTERRUPTING:
+                assert turn.command.stalled, "nothing but a stall restarts it alone"
             if turn.command.verb in INTERRUPTING:
                 assert self.policy.mode is Mode.RECOVER
                 first = turn.command.epoch not in {epoch for _, epoch in self.begun}
