@@ -21,7 +21,7 @@ from plimsoll_api.supervisor_config import (
     SupervisorConfig,
     of_pod,
 )
-from plimsoll_api.workloads import WorkloadRef
+from plimsoll_api.workloads import WorkloadRef, members_service_name
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.selected_pods import (
@@ -94,13 +94,14 @@ def test_the_objects_of_a_policy() -> None:
         ("Lease", "engines.policy-restart-1"),
         ("Role", "engines.policy"),
         ("RoleBinding", "engines.policy"),
+        ("Service", members_service_name("engines")),
     ]
     assert made == render(policy(supervision={"maxUnavailable": 2}), ["default", "vllm"])
     for one in made:
         assert key_of(one) == Key("ml", "engines", "SupervisionPolicy")
         (owner,) = one["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == ("uid-engines", True)
-    subjects = made[-1]["subjects"]
+    subjects = made[-2]["subjects"]
     assert [one["name"] for one in subjects] == ["default", "vllm"]
     assert {one["namespace"] for one in subjects} == {"ml"}
     config = config_of(made)
