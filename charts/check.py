@@ -110,8 +110,8 @@ def _collect(schema: Any, definitions: dict[str, Schema], into: dict[str, Schema
 
 def custom(files: list[Path]) -> Iterator[tuple[str, Schema]]:
     """Yield name and schema of each version of custom resources."""
-    for file in files:
-        definition = yaml.safe_load(file.read_text())["spec"]
+    found = (one["spec"] for file in files for one in yaml.safe_load_all(file.read_text()) if one)
+    for definition in found:
         for version in definition["versions"]:
             schema = strict(version["schema"]["openAPIV3Schema"])
             schema["properties"]["metadata"] = {"type": "object"}
@@ -137,6 +137,8 @@ def main() -> int:
     module = json.loads(run(go, "mod", "download", "-json", release, cwd=binaries.MODULE))
     _, definitions = binaries.leader_worker_set()
     theirs = sorted((definitions / "crd" / "bases").glob("*.yaml"))
+    for other in (binaries.ARGO_ROLLOUTS, binaries.FLAGGER):
+        theirs += binaries.module(other).glob(binaries.DEFINITIONS[other])
     ours = sorted((ROOT / "crds").glob("*.plimsoll.dev.yaml"))
     manifests = [
         run(helm, "template", "plimsoll", CHART),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -99,22 +101,32 @@ def first_incident(kube: Kube, page: str, word: str) -> str:
                 if one.run == "tests/node/test_lab_by_hand.py" and word in one.text]  # fmt: skip
     cause, _, told = block.partition("plimsoll incidents\n")
     before = {one["metadata"]["name"] for one in kube.list("leakincidents")}
-    shell(kube, cause)
+    with shell(kube, f"{cause}wait") as load:
 
-    def opened() -> set[str]:
-        return {one["metadata"]["name"] for one in kube.list("leakincidents")} - before
+        def opened() -> set[str]:
+            assert load.poll() in (None, 0), load.communicate()
+            return {one["metadata"]["name"] for one in kube.list("leakincidents")} - before
 
-    (name, *_) = sorted(eventually(opened, "an incident", 120))
-    return shell(kube, "plimsoll incidents\n" + told.replace("INCIDENT", name))
+        (name, *_) = sorted(eventually(opened, "an incident", 180))
+        with shell(kube, "plimsoll incidents\n" + told.replace("INCIDENT", name)) as telling:
+            story, _ = telling.communicate(timeout=120)
+        assert telling.returncode == 0, story
+    return story
 
 
-def shell(kube: Kube, script: str) -> str:
-    """Run commands as a person does, and return what they printed."""
+@contextlib.contextmanager
+def shell(kube: Kube, script: str) -> Iterator[subprocess.Popen[str]]:
+    """Run commands as a person does; what still runs of them in the end is ended."""
     folders = (Path(sys.executable).parent, Path(kube.kubectl[0]).parent)
     path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", script], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"KUBECONFIG": str(kube.kubeconfig), "PATH": path}, timeout=300,
+    process = subprocess.Popen(
+        ["bash", "-eo", "pipefail", "-c", script], cwd=ROOT, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=os.environ | {"KUBECONFIG": str(kube.kubeconfig), "PATH": path},
     )  # fmt: skip
-    assert done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
-    return done.stdout
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
