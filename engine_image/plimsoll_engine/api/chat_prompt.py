@@ -3,9 +3,11 @@
 Messages and tools reach the template as the client sent them, without nulls. If the template
 rejects or drops something, an equivalent form is tried:
 
-- Content parts are joined to one text, or a text becomes a part. - The role ``developer`` becomes
-``system``. - Instructions are merged into one system message at the front. - Missing content
-becomes an empty text. - Arguments that are not JSON become an object.
+- Content parts are joined to one text, or a text becomes a part.
+- The role ``developer`` becomes ``system``.
+- Instructions are merged into one system message at the front.
+- Missing content becomes an empty text.
+- Arguments that are not JSON become an object.
 """
 
 from __future__ import annotations

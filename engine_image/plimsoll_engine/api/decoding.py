@@ -85,16 +85,72 @@ IGNORED_FIELDS = frozenset(
     }
 )  # fmt: skip
 """Fields of other APIs that do not affect the text. They are ignored without a warning."""
-REFUSED_FIELDS = frozenset(
-    {
-        "audio", "chat_template", "dry_multiplier", "ebnf", "function_call", "functions", "grammar",
-        "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema",
-        "kv_transfer_params", "logits_processors", "mirostat", "prompt_embeds", "regex",
-        "structural_tag", "thinking", "thinking_token_budget", "top_a", "typical_p",
-        "web_search_options",
-    }
-)  # fmt: skip
-"""Fields of other engines and of OpenAI that would change the answer. They are refused."""
+_UNSUPPORTED = {
+    "omit it": (
+        "audio", "chat_template", "custom_logit_processor", "custom_params", "dry_multiplier",
+        "dynatemp_range", "early_stopping", "ec_transfer_params", "enable_search",
+        "guided_whitespace_pattern", "input_embeds", "kv_transfer_params", "logit_bias_type",
+        "logits_processors", "max_dynamic_patch", "media_io_kwargs", "min_dynamic_patch",
+        "mirostat", "mirostat_mode", "mm_payload", "mm_processor_kwargs", "num_beams", "options",
+        "parse_tool_calls", "plugins", "prompt_embeds", "prompt_mode", "reasoning_format",
+        "repetition_detection", "safe_prompt", "samplers", "separate_reasoning", "session_params",
+        "stop_regex", "structural_tag", "tfs_z", "thinking_budget", "thinking_token_budget",
+        "tool_prompt", "top_a", "top_n_sigma", "transforms", "typical_p", "vllm_xargs",
+        "watermark", "watermarking", "web_search_options", "xtc_probability",
+    ),
+    "put it into chat_template_kwargs": ("enable_thinking",),
+    "put its fields into the body": ("extra_body",),
+    "send a message of role system": ("system",),
+    "send a text as the prompt": ("input_ids",),
+    "use an adapter's name as the model": ("lora_path",),
+    "use include_stop_str_in_output": ("no_stop_trim",),
+    "use max_tokens": ("max_new_tokens", "max_tokens_to_sample", "n_predict", "num_predict"),
+    "use reasoning_effort": ("think", "thinking"),
+    "use repetition_penalty": ("repeat_penalty",),
+    "use response_format": ("format", "json_schema"),
+    "use seed": ("random_seed",),
+    "use stop": ("stop_sequences",),
+    "use structured_outputs": (
+        "ebnf", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+        "regex",
+    ),
+    "use temperature": ("do_sample",),
+    "use tool_choice": ("function_call",),
+    "use tools": ("functions",),
+    "use top_logprobs": ("top_n_tokens",),
+}  # fmt: skip
+REFUSED_FIELDS = {name: instead for instead, names in _UNSUPPORTED.items() for name in names}
+"""Fields of other engines and of OpenAI that would change the answer, and what to do instead."""
+_OTHER_PATHS = {
+    "use /v1/chat/completions": ("messages", "tools"),
+    "use /v1/completions or /v1/chat/completions": (
+        "allowed_token_ids", "bad_words", "best_of", "frequency_penalty", "logit_bias",
+        "min_tokens", "n", "presence_penalty", "prompt", "stop_token_ids", "structured_outputs",
+        "suffix",
+    ),
+    "use /v1/responses": (
+        "background", "conversation", "input", "instructions", "max_tool_calls",
+        "previous_response_id", "truncation",
+    ),
+    "use max_tokens, or max_output_tokens in /v1/responses": (
+        "max_completion_tokens", "max_output_tokens", "max_tokens",
+    ),
+    "use reasoning_effort in a chat, or reasoning in /v1/responses": (
+        "reasoning", "reasoning_effort",
+    ),
+    "use response_format, or text in /v1/responses": ("response_format", "text"),
+}  # fmt: skip
+FIELDS_OF_OTHER_PATHS = {name: path for path, names in _OTHER_PATHS.items() for name in names}
+"""Fields that would change the answer on another path that generates, and what to do instead."""
+_OFF = (b"false", b"0", b"0.0", b'""', b"[]")
+_NO_EFFECT = {
+    **dict.fromkeys(("best_of", "n", "num_beams", "repeat_penalty"), (b"1", b"1.0")),
+    **dict.fromkeys(("tfs_z", "typical_p"), (b"1", b"1.0")),
+    **dict.fromkeys(("do_sample", "parse_tool_calls", "separate_reasoning"), (b"true",)),
+    **dict.fromkeys(("enable_thinking", "think"), ()),
+    "function_call": (b'"none"',),
+}
+"""JSON values of refused fields that change nothing, where these are not the usual ones."""
 LENIENT_OBJECTS = ("stream_options", "text", "reasoning")
 """Object fields in which unknown fields are also ignored."""
 
@@ -107,10 +163,15 @@ def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str =
         if bytes(memoryview(value)[:8]).strip() == b"null":
             del given[name]
         elif name not in fields:
-            if name in REFUSED_FIELDS or (name == "modalities" and b"audio" in bytes(value)):
-                message = f"{name} is not supported by this engine: omit it"
-                raise ApiError(400, message, param=inner + name, code="unsupported_value")
-            if name not in IGNORED_FIELDS and name != "modalities":
+            if name == "modalities" and b"audio" in bytes(value):
+                raise _refusal(inner + name, "omit it")
+            instead = REFUSED_FIELDS.get(name)
+            if instead is None and "stream" in fields:
+                instead = FIELDS_OF_OTHER_PATHS.get(name)
+            if instead is not None and not inner:
+                if bytes(memoryview(value)[:8]).strip() not in _NO_EFFECT.get(name, _OFF):
+                    raise _refusal(name, instead)
+            elif name not in IGNORED_FIELDS and name != "modalities":
                 unknown.append(inner + name)
             del given[name]
         elif name in LENIENT_OBJECTS and (struct := _struct(fields[name].type)) is not None:
@@ -121,6 +182,11 @@ def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str =
             unknown += _remove_unknown(parts, struct, f"{name}.")
             given[name] = msgspec.Raw(msgspec.json.encode(parts))
     return unknown
+
+
+def _refusal(name: str, instead: str) -> ApiError:
+    message = f"{name} is not supported here: {instead}"
+    return ApiError(400, message, param=name, code="unsupported_value")
 
 
 @cache

@@ -6,13 +6,20 @@ Tests ``api/decoding.py`` and ``api/protocol.py``.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
 
-from plimsoll_engine.api.decoding import decode
+from plimsoll_engine.api.decoding import FIELDS_OF_OTHER_PATHS, REFUSED_FIELDS, decode
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.protocol import BatchChatRequest, ChatRequest, CompletionRequest
+from plimsoll_engine.api.protocol import (
+    BatchChatRequest,
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+)
+from plimsoll_engine.api.responses_request import ResponsesRequest
 
 
 @pytest.mark.parametrize(
@@ -148,15 +155,52 @@ def test_unknown_fields_are_named_and_null_is_a_default() -> None:
     assert warnings == ["unknown fields are ignored: wings, ?, stream_options.sails"]
 
 
-@pytest.mark.parametrize(
-    "field", ["guided_json", "functions", "kv_transfer_params", "chat_template", "thinking"]
-)
+@pytest.mark.parametrize("field", REFUSED_FIELDS)
 def test_what_would_change_the_answer_is_refused(field: str) -> None:
     body = {"model": "m", "prompt": "a", field: {}}
     with pytest.raises(ApiError) as raised:
         decode(json.dumps(body).encode(), CompletionRequest)
     assert (raised.value.status, raised.value.param) == (400, field)
+    assert str(raised.value).endswith(f": {REFUSED_FIELDS[field]}")
     decode(json.dumps(body | {field: None}).encode(), CompletionRequest)
+
+
+@pytest.mark.parametrize("field", FIELDS_OF_OTHER_PATHS)
+def test_a_field_of_another_path_is_refused_and_a_value_without_effect_is_not(field: str) -> None:
+    least: dict[type[msgspec.Struct], dict[str, Any]] = {
+        CompletionRequest: {"prompt": "a"}, ResponsesRequest: {"input": "a"},
+        ChatRequest: {"messages": [{"role": "user", "content": "a"}]},
+    }  # fmt: skip
+    refused = []
+    for kind, body in least.items():
+        if field not in {one.encode_name for one in msgspec.structs.fields(kind)}:
+            refused.append(kind)
+            with pytest.raises(ApiError) as raised:
+                decode(json.dumps(body | {field: {"a": 1}}).encode(), kind)
+            assert (raised.value.status, raised.value.param) == (400, field)
+            neutral = 1 if field in ("n", "best_of") else False
+            decode(json.dumps(body | {field: neutral}).encode(), kind)
+    assert 1 <= len(refused) <= 2
+    if field not in ("messages", "prompt", "tools"):
+        decode(json.dumps({"prompt": "a", field: 7}).encode(), TokenizeRequest)
+
+
+@pytest.mark.parametrize(
+    ("field", "taken", "refused"),
+    [
+        ("mirostat_mode", 0, 2), ("dry_multiplier", 0.0, 0.8), ("repeat_penalty", 1.0, 1.1),
+        ("typical_p", 1, 0.9), ("do_sample", True, False), ("enable_thinking", None, False),
+        ("stop_sequences", [], ["a"]), ("functions", [], [{"name": "f"}]),
+        ("system", "", "Be brief"), ("function_call", "none", "auto"),
+    ],
+)  # fmt: skip
+def test_a_value_that_changes_nothing_is_taken(field: str, taken: object, refused: object) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    warnings: list[str] = []
+    decode(json.dumps(body | {field: taken}).encode(), ChatRequest, True, warnings)
+    assert warnings == []
+    with pytest.raises(ApiError, match=field):
+        decode(json.dumps(body | {field: refused}).encode(), ChatRequest)
 
 
 def test_messages_keep_the_fields_of_their_template() -> None:
