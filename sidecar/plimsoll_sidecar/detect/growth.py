@@ -52,12 +52,15 @@ production containers: restarting for memory that no longer grows gains nothing.
 BEGIN_SHARE, HALF, STEP_SHARE = 0.1, 0.5, 0.4
 """Growth begins at this share of what it is now. Its later half must bring at least half of what
 the earlier one did, and the last seconds half of the mean pace. No step may bring more than the
-last share, because the newest step of a table that doubles is half of all. On 110 recordings of
-real engines, 0.4 and 0.6 instead of the half change one verdict each."""
-SUSTAINED_S = 110.0
-"""Growth must last for this long before it is confirmed. A leak that spends its budget in ten
-minutes is to be confirmed within two, and its first tenth is not seen. Each third of a minute less
-confirms two or three more of the caches in these recordings."""
+last share, because the newest step of a table that doubles is half of all."""
+FLOOR_S = 5.0
+"""Growth is measured at the lowest size of so many seconds, and so it is seen that much later."""
+CONFIRM_S = 120.0
+"""A steady leak that spends its budget in ten minutes is to be confirmed within this time."""
+SUSTAINED_S = (1 - BEGIN_SHARE) * (CONFIRM_S - FLOOR_S)
+"""Growth must last for this long before it is confirmed: as long as :data:`CONFIRM_S` allows,
+because longer growth excludes more of the caches that fill evenly. Each third of a minute less
+confirms two or three more of those in the recordings."""
 MUCH, HASTY_S, STEADY_SHARE = 0.8, 30.0, 0.9
 """Growth that would take the first share of its budget within that time need not last for longer
 than a restart takes. But its later half must bring the other share of the earlier one: a cache that
@@ -321,8 +324,9 @@ class Course:
         """Return whether the growth has lasted, still goes on, and neither fades nor is a step.
 
         It begins where it last was a tenth of what it is now. Caches that fill, tables that double
-        and jobs at night resemble a leak until they end. Growth that would spend the ``budget``,
-        in bytes, or most of it before it has lasted is not waited for, but must have kept its pace.
+        and jobs at night resemble a leak until they end. Growth that fades must still spend the
+        ``budget``, in bytes, if each further half brings less by the same ratio. Growth that would
+        spend most of it before it has lasted is not waited for, but must have kept its pace.
         """
         points = self._since(BEGIN_SHARE)
         (begin, low, served), (now, high, served_now) = points[0], points[-1]
@@ -338,11 +342,16 @@ class Course:
         steps = (later[1] - earlier[1] for earlier, later in pairwise(points))
         if max(steps) > STEP_SHARE * rise:
             return False
-        halves = [[p[1] for p in points if p[0] <= (begin + now) / 2]]
+        middles = [[p[1] for p in points if p[0] <= (begin + now) / 2][-1]]
         if served_now - served >= MIN_POINTS:
-            halves.append([p[1] for p in points if not p[2] > (served + served_now) / 2])
-        share = STEADY_SHARE if hasty else HALF
-        return any(high - half[-1] >= share * (half[-1] - low) for half in halves)
+            middles.append([p[1] for p in points if not p[2] > (served + served_now) / 2][-1])
+        halves = [(middle - low, high - middle) for middle in middles]
+        if hasty:
+            return any(later >= STEADY_SHARE * earlier for earlier, later in halves)
+        return any(
+            later >= earlier or (later >= HALF * earlier and high + _rest(earlier, later) >= budget)
+            for earlier, later in halves
+        )
 
     def _since(self, share: float) -> list[tuple[float, float, float]]:
         rows, points = self._rows, []
@@ -360,6 +369,11 @@ class Course:
             if t - kept[-3] > (now - t) / COURSE_RESOLUTION:
                 kept.extend(self._rows[number : number + 3])
         self._rows = kept
+
+
+def _rest(earlier: float, later: float) -> float:
+    """Return what is still to come of a geometric series of which these are the last two terms."""
+    return later * later / (earlier - later)
 
 
 class SegmentGrowth:

@@ -25,6 +25,7 @@ from plimsoll_sidecar.detect.attribution import (
 )
 from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
 from plimsoll_sidecar.detect.growth import (
+    FLOOR_S,
     Course,
     LatestGrowth,
     Point,
@@ -44,7 +45,6 @@ from plimsoll_sidecar.detect.slow_leak import (
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_RISE_BYTES = 2 << 20
-FLOOR_S = 5.0
 MAX_RECENT = 64
 RESUMED_S = 60.0
 """A resumed detector is warm after this time: until then, a trend could not have shown again."""

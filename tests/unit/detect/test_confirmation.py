@@ -156,6 +156,8 @@ GROWN: dict[str, tuple[Callable[[float], float], bool]] = {
     "by steps of 20 s": (lambda t: 20 * (t // 20), True),
     "ever faster": (lambda t: t * t / 200, True),
     "ever more slowly": (lambda t: -200 * math.expm1(-t / 40), False),
+    "to half of the budget, in minutes": (lambda t: -128 * math.expm1(-t / 130), False),
+    "beyond its budget, in minutes": (lambda t: -300 * math.expm1(-t / 160), True),
     "evenly, until it is full": (lambda t: min(t, 95.0), False),
     "a table that doubles": (lambda t: 8 * 2 ** int(math.log2(t / 9 + 1)), False),
     "a job": (lambda t: t if t < 60 else 0.0, False),
