@@ -23,6 +23,7 @@ from plimsoll_api import names
 from plimsoll_api.cel import rule, validations
 from plimsoll_api.inferenceservice import MAX_NAME, NAME_PATTERN, InferenceService
 from plimsoll_api.leakincident import LeakIncident
+from plimsoll_api.parallelism import NAME_RULE
 from plimsoll_api.schema import STRUCTURAL
 from plimsoll_api.structural import structural
 from plimsoll_api.supervision_policy import SupervisionPolicy
@@ -142,12 +143,10 @@ def _condition(field: str) -> str:
     return f'.status.conditions[?(@.type=="Ready")].{field}'
 
 
-_NAME_RULES = validations(
-    rule(
-        f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('{NAME_PATTERN}')",
-        f"metadata.name must be at most {MAX_NAME} lower-case letters, digits and dashes, and "
-        "begin with a letter",
-    )
+_NAME_RULE = rule(
+    f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('{NAME_PATTERN}')",
+    f"metadata.name must be at most {MAX_NAME} lower-case letters, digits and dashes, and "
+    "begin with a letter",
 )
 
 
@@ -177,7 +176,7 @@ def inference_service() -> dict[str, Any]:
                 "labelSelectorPath": ".status.selector",
             },
         },
-        _NAME_RULES,
+        validations(_NAME_RULE, NAME_RULE),
     )
 
 
@@ -200,7 +199,7 @@ def supervision_policy() -> dict[str, Any]:
             _column("Age", ".metadata.creationTimestamp", "date"),
         ],
         {"status": {}},
-        _NAME_RULES,
+        validations(_NAME_RULE),
     )
 
 

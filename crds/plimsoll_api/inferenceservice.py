@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from plimsoll_api import parallelism as groups
 from plimsoll_api.cel import rule, validations
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice_status import InferenceServiceStatus
@@ -28,6 +29,7 @@ from plimsoll_api.operation import (
     Rollout,
     ServiceOptions,
 )
+from plimsoll_api.parallelism import Parallelism
 from plimsoll_api.probe import SPEC_RULES as PROBE_RULES
 from plimsoll_api.probe import Probe, refusal
 from plimsoll_api.schema import FromStruct, PreservedObject, ResourceModel
@@ -77,6 +79,12 @@ class InferenceServiceSpec(ResourceModel):
         default_factory=Engine,
         description="Engine that serves the model.",
         json_schema_extra=ENGINE_RULES,
+    )
+    parallelism: Parallelism | None = Field(
+        default=None,
+        description="How a `vllm` or `sglang` engine shares the model among devices. If they are "
+        "on several nodes, each replica is a group of pods, and the operator creates a "
+        "LeaderWorkerSet. If unset, `engine.args` decides, and each replica is one pod.",
     )
     memory: Annotated[MemoryPolicy, FromStruct(MemoryPolicy)] = Field(
         default_factory=MemoryPolicy, description="Memory budgets of each replica."
@@ -149,6 +157,17 @@ class InferenceServiceSpec(ResourceModel):
             raise ValueError(refused)
         return self
 
+    @model_validator(mode="after")
+    def _parallelism_fits_its_engine(self) -> Self:
+        if (refused := groups.refusal(self.parallelism, self.engine)) is not None:
+            raise ValueError(refused)
+        return self
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes, and so of pods, of each replica."""
+        return groups.count_nodes(self.parallelism, self.engine)
+
 
 class ObjectMeta(ResourceModel):
     """The metadata of an object that is used here; other fields are ignored."""
@@ -195,11 +214,18 @@ class InferenceService(ResourceModel):
                 fieldPath=".supervision.startGate",
             ),
             *PROBE_RULES,
+            *groups.SPEC_RULES,
         ),
     )
     status: InferenceServiceStatus | None = Field(
         default=None, description="Observed state, written by the operator. Read-only."
     )
+
+    @model_validator(mode="after")
+    def _name_fits_its_groups(self) -> Self:
+        if self.spec.parallelism is not None and len(self.metadata.name) > groups.MAX_GROUP_NAME:
+            raise ValueError(groups.NAME_MESSAGE)
+        return self
 
     @property
     def served_name(self) -> str:

@@ -35,6 +35,10 @@ POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
 :class:`PodEngine` as JSON. All pods of the policy share one configuration; this is the part that
 differs."""
 
+GROUP_ENV = "PLIMSOLL_GROUP"
+"""Environment variable of the supervisor's container in a pod of an InferenceService whose replicas
+are groups: a :class:`GroupMember` as JSON."""
+
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
 """Environment variable of both containers: the folder for the sockets of the probes in the
 engine."""
@@ -162,17 +166,36 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     supervision = replace(config.supervision, ladder=ladder, recycle=recycle, start_gate=None)
     service = replace(config.service, workload=pod.workload, group=pod.group, role=pod.role)
     owner = slot_owner(supervision.scope, pod.workload, pod.graph, pod.role)
-    slots = slot_names(config.service.name, owner, len(config.slots))
-    if service.is_worker:
-        supervision, slots = replace(supervision, mode=Mode.OBSERVE, recycle=None), ()
-    return replace(
-        config,
-        service=service,
-        engine=pod.engine,
-        memory=replace(memory, host=host, shared_device=shared),
-        supervision=supervision,
-        slots=slots,
+    return _restrict_worker(
+        replace(
+            config,
+            service=service,
+            engine=pod.engine,
+            memory=replace(memory, host=host, shared_device=shared),
+            supervision=supervision,
+            slots=slot_names(config.service.name, owner, len(config.slots)),
+        )
     )
+
+
+def of_member(config: SupervisorConfig, member: GroupMember) -> SupervisorConfig:
+    """Combine a service's configuration with the place of one of its pods in a group."""
+    role = PodRole.WORKER if member.worker else PodRole.LEADER
+    return _restrict_worker(
+        replace(
+            config,
+            service=replace(config.service, group=member, role=role),
+            engine=replace(config.engine, serves=not member.worker),
+        )
+    )
+
+
+def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
+    """Return ``config``, which only observes if the pod is a worker: its leader acts."""
+    if not config.service.is_worker:
+        return config
+    supervision = replace(config.supervision, mode=Mode.OBSERVE, recycle=None)
+    return replace(config, supervision=supervision, slots=())
 
 
 def decode(data: bytes) -> SupervisorConfig:

@@ -33,8 +33,9 @@ FINE = frozenset(
 
 WHAT: dict[str, tuple[str, str]] = {
     "APINotInstalled": (
-        "The service asks for an object whose kind the cluster does not have.",
-        "Install the Prometheus operator, or disable the object in `spec.observability`.",
+        "The service asks for an object whose kind the cluster does not have. As the reason of"
+        " `Ready`, it is a LeaderWorkerSet, and nothing was changed.",
+        "Install the controller that the message names, or remove the field that asks for it.",
     ),
     "ApplyFailed": (
         "The API server refused an object, or did not answer. The message has its words.",

@@ -19,6 +19,7 @@ from plimsoll_api.names import (
     SERVICE_LABEL,
     SERVICE_PLURAL,
 )
+from plimsoll_api.workloads import LWS_API, LWS_KIND
 from plimsoll_operator.render.names import OWNED_SELECTOR, slots
 
 Object = dict[str, Any]
@@ -113,6 +114,7 @@ OWNED = (
     Kind("Service", "", "v1", "services"),
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions"),
     Kind("Deployment", "apps", "v1", "deployments"),
+    Kind(LWS_KIND, LWS_API, "v1", "leaderworkersets", watched=False),
     Kind("HorizontalPodAutoscaler", "autoscaling", "v2", "horizontalpodautoscalers"),
     Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors", watched=False),
     Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules", watched=False),
@@ -137,6 +139,7 @@ OWNED = (
 """The kinds that the renderer creates. The operator reverts changes to these objects, and deletes
 those that are no longer needed."""  # fmt: skip
 
+LWS = next(kind for kind in OWNED if kind.kind == LWS_KIND)
 OPTIONAL = tuple(kind for kind in OWNED if not kind.watched)
 WATCHED = (SERVICE, POLICY, INCIDENT, POD, *(kind for kind in OWNED if kind.watched))
 BY_KIND = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL)}
@@ -178,7 +181,18 @@ def key_of(item: Object) -> Key | None:
 
 
 class InvalidSpec(ValueError):
-    """A spec that cannot be rendered. The message names each field."""
+    """A spec that cannot be rendered. The message names each field.
+
+    ``reason`` is the reason of the conditions, in CamelCase.
+    """
+
+    reason = "InvalidSpec"
+
+
+class MissingApi(InvalidSpec):
+    """A spec that needs a kind which the cluster does not have."""
+
+    reason = "APINotInstalled"
 
 
 def read(model: type[_Model], item: Object) -> _Model:

@@ -31,6 +31,7 @@ from plimsoll_operator.runtime.election import Election, LeadershipLost
 from plimsoll_operator.runtime.queue import RateLimit, WorkQueue
 from plimsoll_operator.runtime.resync import Resync
 from plimsoll_operator.runtime.watches import (
+    GroupWatch,
     PolicyWatch,
     Watches,
     login_in_pod,
@@ -79,6 +80,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     watches = Watches(store, queue)
     policy_watch = PolicyWatch(api, store, watches, config.namespaces)
     resync = Resync(api, store, watches, queue.add, config.namespaces, config.clocks)
+    groups = GroupWatch(api, watches, config.namespaces, resync.groups)
     controller = InferenceServiceController(
         api, store, scraper, config, resync.served, queue.add_later
     )
@@ -160,6 +162,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             keep("breaker", breaker.run, needed=False),
             canary(),
             keep("resync", partial(resync.run, config.resync_s)),
+            keep("groups", groups.run, needed=False),
             *(one() for one in renewal),
             _run_kopf(watches, config, stop),
         )

@@ -2,8 +2,8 @@
 
 The kubelet updates a ConfigMap volume with an atomic rename of a directory, so the file is always
 complete. If a new file is invalid, the previous configuration stays in force. Without a file, for
-example after the deletion of a policy, the supervisor only observes. All pods of a
-SupervisionPolicy have the same file; their differences are in the environment.
+example after the deletion of a policy, the supervisor only observes. All pods of a service or a
+policy have the same file; their differences are in the environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from plimsoll_api import supervisor_config
@@ -20,15 +22,19 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import (
+    GROUP_ENV,
     POD_ENGINE_ENV,
     EngineEndpoint,
+    GroupMember,
     PodEngine,
     ServiceRef,
     SupervisorConfig,
+    of_member,
     of_pod,
 )
 
 log = logging.getLogger(__name__)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
 """URL of an engine that neither a file nor the environment describes.
@@ -108,24 +114,25 @@ def _read(path: Path) -> SupervisorConfig:
         config = supervisor_config.decode(data)
     except Malformed as error:
         raise ConfigError(f"configuration {path}: {error}") from error
-    own = _read_pod_engine() if config.service.kind == POLICY_KIND else None
-    return of_pod(config, own) if own is not None else config
+    if config.service.kind == POLICY_KIND:
+        own = _read_variable(POD_ENGINE_ENV, PodEngine)
+        return of_pod(config, own) if own is not None else config
+    member = _read_variable(GROUP_ENV, GroupMember)
+    return of_member(config, member) if member is not None else config
 
 
-def _read_pod_engine() -> PodEngine | None:
-    """Return the description of the engine that the webhook gave this pod; None without it.
+def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
+    """Return what the operator wrote about this pod alone; None without the variable ``name``.
 
     Raises ConfigError.
     """
-    own = os.environ.get(POD_ENGINE_ENV)
-    if not own:
+    text = os.environ.get(name)
+    if not text:
         return None
     try:
-        return decode(os.fsencode(own), PodEngine)
+        return decode(os.fsencode(text), kind)
     except Malformed as error:
-        raise ConfigError(
-            f"cannot read the environment variable {POD_ENGINE_ENV}: {error}"
-        ) from error
+        raise ConfigError(f"cannot read the environment variable {name}: {error}") from error
 
 
 def _make_default_config(pod: str) -> SupervisorConfig:
@@ -134,7 +141,7 @@ def _make_default_config(pod: str) -> SupervisorConfig:
     The service has no UID, so nothing is published and no restart slot is taken.
     """
     try:
-        own = _read_pod_engine()
+        own = _read_variable(POD_ENGINE_ENV, PodEngine)
     except ConfigError:
         own = None
     if own is None:

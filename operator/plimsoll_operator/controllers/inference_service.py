@@ -16,9 +16,19 @@ from plimsoll_operator.fleet.figures import list_service_peers
 from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.verdict import needs_time
-from plimsoll_operator.kinds import BY_KIND, OPTIONAL, SERVICE, Key, Object, Ref, ref
+from plimsoll_operator.kinds import (
+    BY_KIND,
+    OPTIONAL,
+    SERVICE,
+    Key,
+    MissingApi,
+    Object,
+    Ref,
+    ref,
+)
 from plimsoll_operator.plans.service import Failure, Plan, claims_of, parse, reconcile
-from plimsoll_operator.render.compare import missing_fields
+from plimsoll_operator.render.compare import WORKLOAD_KINDS, missing_fields
+from plimsoll_operator.render.groups import workload_of
 from plimsoll_operator.render.names import supervisor as supervisor_object
 from plimsoll_operator.render.objects import first_replicas
 from plimsoll_operator.runtime.cache import Store
@@ -28,6 +38,12 @@ from plimsoll_operator.status.notices import Notice, rollout_finished, rollout_s
 from plimsoll_operator.status.service import status
 
 log = logging.getLogger(__name__)
+
+NO_GROUPS = (
+    "spec.parallelism: a replica needs {} nodes, and the cluster has no LeaderWorkerSet"
+    " (leaderworkerset.x-k8s.io/v1): install LeaderWorkerSet, or give a pod more devices; nothing"
+    " was changed, and the operator checks again at each resync"
+)
 
 
 @dataclass
@@ -102,13 +118,16 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._files(key, peers, service.spec.memory, published),
             [one for one in claims_of(service) if await self._claims.is_shared(key.namespace, one)],
         )
+        kind, _ = workload = workload_of(service)
+        if not self._available(kind):
+            raise MissingApi(NO_GROUPS.format(service.spec.nodes))
         uid, replicas = service.metadata.uid, first_replicas(service)
         for desired in plan.desired:
             if not self._available(desired["kind"]):
                 continue
             live = self._store.get(key, ref(desired))
             written = await self._owned.apply(key, uid, desired, replicas)
-            if written and desired["kind"] == "Deployment":
+            if written and ref(desired) == workload:
                 await self._recorder.write(item, rollout_started(live, desired, plan.decision))
         await self._owned.remove(key, plan.surplus)
         lacking = []
@@ -117,6 +136,13 @@ class InferenceServiceController(Reconciler[_Observation]):
             fields = missing_fields(live, desired) if live is not None else []
             lacking += [f"{' '.join(ref(desired))}: {', '.join(fields)}"] if fields else []
         return replace(plan, absent=tuple(lacking))
+
+    def _find_workload(self, key: Key, service: InferenceService | None) -> Object | None:
+        """Return the object that makes the service's pods; for an invalid spec, any that exists."""
+        if service is not None:
+            return self._store.get(key, Ref(*workload_of(service)))
+        found = self._store.children(key, set(WORKLOAD_KINDS))
+        return found[0] if found else None
 
     def _available(self, kind: str) -> bool:
         also = BY_KIND[kind].also
@@ -131,7 +157,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         wanted = status(
             item,
             observed.service,
-            self._store.get(key, Ref("Deployment", key.name)),
+            self._find_workload(key, observed.service),
             observed.pods,
             self._list_incidents(key),
             self._scraper.published(key),

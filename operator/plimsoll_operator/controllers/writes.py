@@ -158,7 +158,7 @@ class FailureCounter:
         then retried at once, and the status does not flicker.
         """
         if isinstance(problem, InvalidSpec):
-            return Failure("InvalidSpec", str(problem), is_lasting=True), None
+            return Failure(problem.reason, str(problem), is_lasting=True), None
         if isinstance(problem, NameConflictError):
             return Failure("NameConflict", str(problem), is_lasting=True), problem
         self._failures[key] += 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from plimsoll_api.names import REVISION_LABEL
 from plimsoll_api.times import unix_seconds
+from plimsoll_api.workloads import lws_group
 from plimsoll_operator.kinds import Object
 
 BACKOFF_RESET_S = 600.0
@@ -172,7 +173,8 @@ class Container:
 class PodView:
     """Parsed status of a pod.
 
-    ``placed`` is when it was scheduled, and ``unscheduled`` why it was not.
+    ``placed`` is when it was scheduled, and ``unscheduled`` why it was not. ``group`` is the group
+    of a LeaderWorkerSet that it belongs to; empty for a replica by itself.
     """
 
     name: str
@@ -185,6 +187,7 @@ class PodView:
     unscheduled: Cause | None
     inits: tuple[Container, ...]
     mains: tuple[Container, ...]
+    group: str = ""
 
     @classmethod
     def parse(cls, pod: Object) -> PodView:
@@ -199,6 +202,7 @@ class PodView:
                     unscheduled = Cause(
                         reason, make_printable_line(str(one.get("message") or reason))
                     )
+        labels = meta.get("labels") or {}
         specs = {
             one["name"]: one
             for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
@@ -207,13 +211,14 @@ class PodView:
             name=str(meta["name"]),
             uid=str(meta.get("uid") or ""),
             created=str(meta.get("creationTimestamp") or ""),
-            revision=str((meta.get("labels") or {}).get(REVISION_LABEL, "")),
+            revision=str(labels.get(REVISION_LABEL, "")),
             terminating=bool(meta.get("deletionTimestamp")),
             over=status.get("phase") in ENDED_PHASES,
             placed=placed,
             unscheduled=unscheduled,
             inits=_parse_containers(status.get("initContainerStatuses"), specs),
             mains=_parse_containers(status.get("containerStatuses"), specs),
+            group=lws_group(labels),
         )
 
     @classmethod

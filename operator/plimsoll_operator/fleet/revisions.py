@@ -66,7 +66,12 @@ class ReplicaPod(NamedTuple):
 
 def make_replica_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
     """Return the pods of an InferenceService as evidence."""
-    return [ReplicaPod(pod.name, pod.revision, pod.name) for pod in pods]
+    return [
+        ReplicaPod(pod.name, pod.revision, pod.group, in_replica_set=False, created=pod.created)
+        if pod.group
+        else ReplicaPod(pod.name, pod.revision, pod.name)
+        for pod in pods
+    ]
 
 
 def find_suspect(

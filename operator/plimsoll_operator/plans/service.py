@@ -28,6 +28,7 @@ from plimsoll_operator.injection.first_process import find_dependency
 from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
 from plimsoll_operator.render import Images, model, names, render
 from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.groups import workload_of
 from plimsoll_operator.render.pod import pod_template, rendered_template
 from plimsoll_operator.render.standard import NotAllowed, check
 
@@ -113,7 +114,9 @@ def reconcile(
     pinned = templates.get(update)
     try:
         if restricted and service.spec.pod_template is not None:
-            check(service, pod_template(service, images), rendered_template(service, images))
+            for worker in {False, service.spec.nodes > 1}:
+                template = pod_template(service, images, worker)
+                check(service, template, rendered_template(service, images, worker))
         if pinned is None and (found := find_dependency(pod_template(service, images)["spec"])):
             # A revision that runs already may continue.
             raise InvalidSpec(
@@ -176,16 +179,22 @@ def claims_of(service: InferenceService) -> list[str]:
 
 
 def _pinned_templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
+    """Return the templates by revision, those of the kind of workload that the service has now.
+
+    The template of a Deployment is a pod's, and that of a LeaderWorkerSet is a group's.
+    """
     prefix = names.revision(service.metadata.name, "")
     return {
         where.name.removeprefix(prefix): item["data"]
         for where, item in owned.items()
-        if where.kind == "ControllerRevision" and owner_uid(item) == service.metadata.uid
+        if where.kind == "ControllerRevision"
+        and owner_uid(item) == service.metadata.uid
+        and ("leaderTemplate" in item["data"]) == (service.spec.nodes > 1)
     }
 
 
 def _running_revision(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
-    live = owned.get(Ref("Deployment", service.metadata.name)) or {"metadata": {}}
+    live = owned.get(Ref(*workload_of(service))) or {"metadata": {}}
     return str((live["metadata"].get("annotations") or {}).get(POD_HASH, ""))
 
 

@@ -15,6 +15,7 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.deployment import deployment, pod_hash, revision
 from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, process_env
+from plimsoll_operator.render.groups import leader_worker_set
 from plimsoll_operator.render.monitoring import pod_monitor, prometheus_rule
 from plimsoll_operator.render.names import owned
 from plimsoll_operator.render.objects import (
@@ -30,7 +31,7 @@ from plimsoll_operator.render.objects import (
     slot_leases,
 )
 from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod, model_dir
-from plimsoll_operator.render.pod import pod_template
+from plimsoll_operator.render.pod import revision_template
 from plimsoll_operator.render.supervisor import config_map, supervisor_args, supervisor_config
 
 __all__ = [
@@ -62,13 +63,14 @@ def render(
 ) -> list[dict[str, Any]]:
     """Return all objects of ``service``, in the order of application.
 
-    ``pinned`` is the pod template of the spec's revision, if one exists already. ``held`` names
+    ``pinned`` is the template of the spec's revision, if one exists already. ``held`` names
     slot Leases that supervisors hold. ``instead`` is another revision that runs in place of the
     spec's, by its hash and template. ``paused`` pauses a rollout. ``beside`` has the files
     beside the supervisors' configuration, by name. ``shared`` names claims that pods on several
     nodes may mount. ``hold_scale_in`` keeps an autoscaler from removing replicas.
     """
-    template = pinned or pod_template(service, images)
+    template = pinned or revision_template(service, images)
+    workload = deployment if service.spec.nodes == 1 else leader_worker_set
     of, running = instead or (pod_hash(service), template)
     objects = [
         service_account(service),
@@ -81,7 +83,7 @@ def render(
         service_object(service),
         *headless_service(service),
         revision(service, template),
-        deployment(service, running, of, paused, shared),
+        workload(service, running, of, paused, shared),
         *autoscaler(service, hold_scale_in),
         *gateway_objects(service),
         *pod_monitor(service),

@@ -17,6 +17,7 @@ from typing import Any
 
 from plimsoll_api.names import APPLIED_HASH
 from plimsoll_api.units import quantity
+from plimsoll_api.workloads import LWS_KIND
 from plimsoll_operator.render.names import OWNED_FIELDS
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
@@ -92,6 +93,8 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
     return merged
 
 
+WORKLOAD_KINDS = ("Deployment", LWS_KIND)
+"""Kinds that make a service's pods. A service has one of them, by its number of nodes."""
 MAX_ABSENT = 8
 """Maximum number of missing fields to name per object."""
 _TEXTS = frozenset({"annotations", "args", "command", "data", "labels", "matchLabels", "value"})
@@ -116,7 +119,7 @@ def needs_apply(
 def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
     """Return the hash of the fields of ``live`` that are ours; None if it is unknown.
 
-    The replicas of a Deployment count if ``desired`` has them.
+    The replicas of a workload count if ``desired`` has them.
     """
     found: str | None = live["metadata"].get(OWNED_FIELDS)
     if found is None or "replicas" in (desired.get("spec") or {}):
@@ -158,13 +161,13 @@ def _missing(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
 def with_replicas(
     desired: dict[str, Any], live: dict[str, Any] | None, first: int
 ) -> dict[str, Any]:
-    """Prepare a Deployment under an autoscaler for an apply, with its present replicas.
+    """Prepare a workload under an autoscaler for an apply, with its present replicas.
 
     Server-side apply removes a field that its owner omits, and the default would be one replica.
-    With the resource version, the server refuses (409) if the autoscaler changed the Deployment
+    With the resource version, the server refuses (409) if the autoscaler changed the workload
     meanwhile.
     """
-    if desired["kind"] != "Deployment" or "replicas" in desired["spec"]:
+    if desired["kind"] not in WORKLOAD_KINDS or "replicas" in desired["spec"]:
         return desired
     if live is None:
         return desired | {"spec": desired["spec"] | {"replicas": first}}

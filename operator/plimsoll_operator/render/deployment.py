@@ -34,13 +34,16 @@ def pod_hash(service: InferenceService) -> str:
     }
     drain_s = service.spec.supervision.drain.deadline_s
     drain = None if drain_s == Drain().deadline_s else format_duration(drain_s)
-    return digest({"drainDeadline": drain, **concerns, **_probe_parts(service)})
+    return digest({"drainDeadline": drain, **concerns, **_later_parts(service)})
 
 
-def _probe_parts(service: InferenceService) -> dict[str, Any]:
-    """Return the probe for the hash; nothing if it is off, because old hashes have no probe."""
-    probe = service.spec.probe
-    return {"probe": {"image": probe.image}} if probe.enabled else {}
+def _later_parts(service: InferenceService) -> dict[str, Any]:
+    """Return the probe and the parallelism for the hash, if set: old hashes have neither."""
+    probe, parallelism = service.spec.probe, service.spec.parallelism
+    parts: dict[str, Any] = {"probe": {"image": probe.image}} if probe.enabled else {}
+    if parallelism is not None:
+        parts["parallelism"] = parallelism.model_dump(by_alias=True, exclude_none=True)
+    return parts
 
 
 def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def deployment(
         "kind": "Deployment",
         "metadata": {
             "name": service.metadata.name,
-            "annotations": {POD_HASH: of, **_restart_annotation(service)},
+            "annotations": {POD_HASH: of, **restart_annotation(service)},
         },
         "spec": {
             # An autoscaler owns the replicas: see compare.with_replicas.
@@ -82,14 +85,14 @@ def deployment(
             "selector": {"matchLabels": names.selector(service.metadata.name)},
             "strategy": {
                 "type": "RollingUpdate",
-                "rollingUpdate": _rolling_update(service, template, shared),
+                "rollingUpdate": rolling_update(service, template["spec"], shared),
             },
             "template": template,
         },
     }
 
 
-def _restart_annotation(service: InferenceService) -> dict[str, str]:
+def restart_annotation(service: InferenceService) -> dict[str, str]:
     """Return the annotation of ``restart.id``, which pods do not need: their hash contains it."""
     restart_id = service.spec.restart.id
     return {RESTART_ID: restart_id} if restart_id else {}
@@ -102,12 +105,15 @@ def _deadline(service: InferenceService) -> int:
     return int(parse_duration(service.spec.engine.startup_timeout)) + PULL_MARGIN_S
 
 
-def _rolling_update(
-    service: InferenceService, template: dict[str, Any], shared: Collection[str]
+def rolling_update(
+    service: InferenceService, spec: dict[str, Any], shared: Collection[str]
 ) -> dict[str, Any]:
-    """Return the rolling-update limits; a pod goes first if the next one needs what it holds."""
+    """Return the rolling-update limits; a pod goes first if the next one needs what it holds.
+
+    ``spec`` is the pod's.
+    """
     wanted = service.spec.rollout
-    holds = _is_exclusive(template["spec"], shared)
+    holds = _is_exclusive(spec, shared)
     surge = "0" if holds else "1"
     missing = "1" if holds else "0"
     if wanted.max_surge is not None:

@@ -24,6 +24,7 @@ from plimsoll_operator.render.containers import (
     resources,
     restricted,
 )
+from plimsoll_operator.render.groups import parallel_args
 from plimsoll_operator.render.paths import KEYS_DIR, KEYS_FILE, Places, in_pod
 
 KEYS_VOLUME = "api-keys"
@@ -116,27 +117,18 @@ ENDPOINTS_S = 5
 """Seconds for which an external engine serves on before SIGTERM, while endpoints remove its pod."""
 
 
-def engine_container(service: InferenceService, images: Images) -> dict[str, Any]:
-    """Build the container that is named ``engine``."""
+def engine_container(
+    service: InferenceService, images: Images, worker: bool = False
+) -> dict[str, Any]:
+    """Build the container that is named ``engine``; that of a ``worker`` serves nothing."""
     engine = service.spec.engine
-    plimsoll = engine.type is EngineType.PLIMSOLL
-    ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
-    budget_s = parse_duration(engine.startup_timeout) + STARTUP_MARGIN_S
-    scheme = engines.scheme(engine.type, engine.args).upper()
     return {
         "name": names.ENGINE,
         "image": engine.image or images.engine,
-        **_command(service, images.host),
+        **_command(service, images.host, worker),
         "env": _environment(service),
-        "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
         "resources": resources(engine.resources),
-        "startupProbe": probe(ready, engine.port, scheme)
-        | {"failureThreshold": math.ceil(budget_s / PROBE_PERIOD_S)},
-        "readinessProbe": probe(ready, engine.port, scheme) | {"failureThreshold": 2},
-        # Liveness means that the frontend answers. A stalled worker is the supervisor's business:
-        # the kubelet would restart it outside of slot, budget and journal.
-        "livenessProbe": probe(engine.probes.liveness or "/health", engine.port, scheme)
-        | {"periodSeconds": 10, "failureThreshold": 6},
+        **({} if worker else _server(service)),
         "lifecycle": {"preStop": _pre_stop_hook(service)},
         **LOG_ON_ERROR,
         "securityContext": restricted(),
@@ -151,6 +143,25 @@ def engine_container(service: InferenceService, images: Images) -> dict[str, Any
     }
 
 
+def _server(service: InferenceService) -> dict[str, Any]:
+    """Return the port of the OpenAI API, and the probes that ask it."""
+    engine = service.spec.engine
+    plimsoll = engine.type is EngineType.PLIMSOLL
+    ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
+    budget_s = parse_duration(engine.startup_timeout) + STARTUP_MARGIN_S
+    scheme = engines.scheme(engine.type, engine.args).upper()
+    return {
+        "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
+        "startupProbe": probe(ready, engine.port, scheme)
+        | {"failureThreshold": math.ceil(budget_s / PROBE_PERIOD_S)},
+        "readinessProbe": probe(ready, engine.port, scheme) | {"failureThreshold": 2},
+        # Liveness means that the frontend answers. A stalled worker is the supervisor's business:
+        # the kubelet would restart it outside of slot, budget and journal.
+        "livenessProbe": probe(engine.probes.liveness or "/health", engine.port, scheme)
+        | {"periodSeconds": 10, "failureThreshold": 6},
+    }
+
+
 def _environment(service: InferenceService) -> list[dict[str, Any]]:
     """Return the environment without duplicates; of two, the manifest's variable is kept."""
     variables = [
@@ -159,12 +170,13 @@ def _environment(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "TRITON_CACHE_DIR", "value": f"{paths.CACHE_DIR}/triton"},
         {"name": CONTAINER_ENV, "value": names.ENGINE},
         *_custom_engine_env(service),
+        *_group_env(service),
         *engine_env(service),
     ]
     return list({one["name"]: one for one in variables}.values())
 
 
-def _command(service: InferenceService, host: str) -> dict[str, Any]:
+def _command(service: InferenceService, host: str, worker: bool) -> dict[str, Any]:
     """Return command and arguments; the manifest's arguments follow those of a known engine."""
     engine = service.spec.engine
     at = in_pod(service)
@@ -179,7 +191,16 @@ def _command(service: InferenceService, host: str) -> dict[str, Any]:
             return {"args": list(engine.args)}
     address = [f"--host={host}", f"--port={at.port}"]
     named = f"--served-model-name={service.served_name}"
-    return {"command": [*command, named, *address, *engine.args]}
+    ranks = parallel_args(service, worker)
+    return {"command": [*command, named, *address, *ranks, *engine.args]}
+
+
+def _group_env(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the variable from which vLLM takes the pod's address on the group's network."""
+    if service.spec.engine.type is not EngineType.VLLM or service.spec.nodes == 1:
+        return []
+    field = {"apiVersion": "v1", "fieldPath": "status.podIP"}
+    return [{"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": field}}]
 
 
 def _custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from plimsoll_api.inferenceservice import ObjectMeta
+from plimsoll_api.inferenceservice import InferenceService, ObjectMeta
 from plimsoll_api.names import (
     API_VERSION,
     APPLIED_HASH,
@@ -15,6 +15,7 @@ from plimsoll_api.names import (
     SERVICE_LABEL,
     SUPERVISOR_CONTAINER,
 )
+from plimsoll_api.workloads import LWS_WORKER
 
 MANAGER = OPERATOR
 """Field manager of every write, and value of the managed-by label."""
@@ -35,6 +36,12 @@ def selector(service: str) -> dict[str, str]:
     return {SERVICE_LABEL: service}
 
 
+def serving(service: InferenceService) -> dict[str, str]:
+    """Return the labels that select the pods that serve: the leaders of groups."""
+    leaders = {LWS_WORKER: "0"} if service.spec.nodes > 1 else {}
+    return selector(service.metadata.name) | leaders
+
+
 def labels(service: str) -> dict[str, str]:
     """Return the labels of all objects that belong to ``service``."""
     return selector(service) | {
@@ -52,6 +59,11 @@ def supervisor(service: str) -> str:
 def replicas(service: str) -> str:
     """Return the name of the headless Service."""
     return f"{service}-replicas"
+
+
+def group_set(service: InferenceService) -> str:
+    """Return the name of the LeaderWorkerSet, whose own headless Service has the same name."""
+    return f"{service.metadata.name}-lws"
 
 
 def slot(service: str, index: int) -> str:

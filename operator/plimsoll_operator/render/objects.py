@@ -10,6 +10,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_GROUP, INCIDENT_PLURAL, METRICS_PORT, PROBE_PORT
 from plimsoll_api.operation import Autoscaling, count
 from plimsoll_api.units import parse_duration
+from plimsoll_api.workloads import LWS_API, LWS_KIND
 from plimsoll_operator.render import names
 
 PORT = 80
@@ -23,7 +24,7 @@ def service_object(service: InferenceService) -> dict[str, Any]:
         "metadata": {"name": service.metadata.name},
         "spec": {
             "type": "ClusterIP",
-            "selector": names.selector(service.metadata.name),
+            "selector": names.serving(service),
             "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}],
         },
     }
@@ -53,20 +54,27 @@ def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     if not wanted.enabled:
         return []
     own = wanted.max_unavailable
+    missing = service.spec.supervision.max_unavailable if own is None else count(own)
     return [
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": {"name": service.metadata.name},
             "spec": {
-                "maxUnavailable": service.spec.supervision.max_unavailable
-                if own is None
-                else count(own),
+                "maxUnavailable": _count_pods(missing, service.spec.nodes),
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
                 "selector": {"matchLabels": names.selector(service.metadata.name)},
             },
         }
     ]
+
+
+def _count_pods(replicas: int | str, nodes: int) -> int | str:
+    """Return the pods that are missing when the eviction of one of ``replicas`` groups begins.
+
+    The first eviction ends all pods of its group, before another group's may follow.
+    """
+    return (replicas - 1) * nodes + 1 if isinstance(replicas, int) and replicas else replicas
 
 
 def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
@@ -107,6 +115,7 @@ def network_policy(service: InferenceService) -> list[dict[str, Any]]:
                     _ingress_rule(wanted.clients, port),
                     _ingress_rule(wanted.monitoring, *scraped),
                     *([_ingress_rule(wanted.probes, PROBE_PORT)] if wanted.probes else []),
+                    *_within_groups(service),
                 ],
             },
         }
@@ -117,6 +126,13 @@ def _ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
     """Build an ingress rule; without ``peers`` it admits everyone."""
     rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return rule | ({"from": peers} if peers else {})
+
+
+def _within_groups(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the rule for the traffic between the nodes of an engine, which may use any port."""
+    if service.spec.nodes == 1:
+        return []
+    return [{"from": [{"podSelector": {"matchLabels": names.selector(service.metadata.name)}}]}]
 
 
 def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, Any]]:
@@ -149,7 +165,7 @@ def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, 
             "kind": "HorizontalPodAutoscaler",
             "metadata": {"name": name},
             "spec": {
-                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+                "scaleTargetRef": _scaled(service),
                 "minReplicas": wanted.min_replicas,
                 "maxReplicas": wanted.max_replicas,
                 "metrics": [metric],
@@ -157,6 +173,14 @@ def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, 
             },
         }
     ]
+
+
+def _scaled(service: InferenceService) -> dict[str, Any]:
+    """Return the reference to the object whose replicas an autoscaler sets."""
+    if service.spec.nodes > 1:
+        name = names.group_set(service)
+        return {"apiVersion": f"{LWS_API}/v1", "kind": LWS_KIND, "name": name}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.metadata.name}
 
 
 PAUSED_SCALE_IN = "autoscaling.keda.sh/paused-scale-in"
@@ -175,7 +199,7 @@ def _scaled_object(service: InferenceService, wanted: Autoscaling, hold: bool) -
             "annotations": {PAUSED_SCALE_IN: "true"} if hold else {},
         },
         "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "scaleTargetRef": _scaled(service),
             "minReplicaCount": wanted.min_replicas,
             "maxReplicaCount": wanted.max_replicas,
             "cooldownPeriod": math.ceil(parse_duration(wanted.cooldown)),
@@ -200,7 +224,7 @@ def gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
             "kind": "InferencePool",
             "metadata": {"name": name},
             "spec": {
-                "selector": {"matchLabels": names.selector(name)},
+                "selector": {"matchLabels": names.serving(service)},
                 "targetPorts": [{"number": service.spec.engine.port}],
                 "endpointPickerRef": {
                     "name": picker.name,

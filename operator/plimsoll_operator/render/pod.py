@@ -24,6 +24,7 @@ from plimsoll_operator.render.containers import (
 )
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.engine import engine_container, key_volumes
+from plimsoll_operator.render.groups import RESTART_POLICY, member_env
 from plimsoll_operator.render.paths import SUPERVISED
 from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import supervisor_args
@@ -39,9 +40,24 @@ journal."""
 TOKEN_LIFETIME_S = 3600
 
 
-def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
-    """Build the pod template of ``service``, with its ``podTemplate`` merged over it."""
-    template = rendered_template(service, images)
+def revision_template(service: InferenceService, images: Images) -> dict[str, Any]:
+    """Build the template of a revision: of a pod, or of a group of pods if there are more nodes."""
+    if service.spec.nodes == 1:
+        return pod_template(service, images)
+    return {
+        "size": service.spec.nodes,
+        "restartPolicy": RESTART_POLICY,
+        "leaderTemplate": pod_template(service, images),
+        "workerTemplate": pod_template(service, images, worker=True),
+    }
+
+
+def pod_template(service: InferenceService, images: Images, worker: bool = False) -> dict[str, Any]:
+    """Build the pod template of ``service``, with its ``podTemplate`` merged over it.
+
+    ``worker`` says that the pod does not lead its group.
+    """
+    template = rendered_template(service, images, worker)
     if service.spec.pod_template:
         template = merge_template(template, service.spec.pod_template)
     # A merge must not remove the labels that the Service, watches and supervisor rely on.
@@ -50,7 +66,9 @@ def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
     return template
 
 
-def rendered_template(service: InferenceService, images: Images) -> dict[str, Any]:
+def rendered_template(
+    service: InferenceService, images: Images, worker: bool = False
+) -> dict[str, Any]:
     """Build the operator's own part of the pod template."""
     meta = service.metadata
     return {
@@ -71,16 +89,18 @@ def rendered_template(service: InferenceService, images: Images) -> dict[str, An
                 "seccompProfile": {"type": "RuntimeDefault"},
                 **_group(service),
             },
-            **_containers(service, images),
+            **_containers(service, images, worker),
         },
     }
 
 
-def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
-    engine, wanted = engine_container(service, images), service.spec.supervisor
+def _containers(service: InferenceService, images: Images, worker: bool) -> dict[str, Any]:
+    engine, wanted = engine_container(service, images, worker), service.spec.supervisor
     supervisor = supervisor_container(
         wanted, wanted.image or images.supervisor, images.resources, [engine]
     )
+    if service.spec.nodes > 1:
+        supervisor["env"] += member_env(service, worker)
     downloads = model.download(service, images)
     pod = {
         # Downloads come first, so that the supervisor does not wait for them.

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Container, Sequence
 
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
-from plimsoll_operator.kinds import OPTIONAL, WATCHED, Key, Kind
+from plimsoll_operator.kinds import LWS, OPTIONAL, WATCHED, Key, Kind
 from plimsoll_operator.runtime.cache import OWNERS, Listed, Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.watches import Watches
@@ -27,7 +27,8 @@ forever."""
 class Resync:
     """Loop that lists every kind, compares the list with the cache, and queues every service.
 
-    ``served`` has the optional kinds that the cluster served at the last list.
+    ``served`` has the optional kinds that the cluster served at the last list. ``groups`` is set
+    once LeaderWorkerSets were among them.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Resync:
         self._namespaces = namespaces
         self._first = True
         self.served: set[str] = set()
+        self.groups = asyncio.Event()
 
     async def run(self, every_s: float) -> None:
         """List every ``every_s`` seconds, and soon after a watch restarted or went stale."""
@@ -71,6 +73,8 @@ class Resync:
         optional = [kind for kind in OPTIONAL if await self._api.serves(kind)]
         self.served.clear()
         self.served.update(kind.kind for kind in optional)
+        if LWS in optional:
+            self.groups.set()
         owners: set[Key] = set()
         lists = []
         for kind in (*WATCHED, *optional):  # services and policies come first

@@ -18,7 +18,7 @@ from typing import Any
 
 import kopf
 
-from plimsoll_operator.kinds import POLICY, WATCHED, Key, Kind, Object, Ref, key_of
+from plimsoll_operator.kinds import LWS, POLICY, WATCHED, Key, Kind, Object, Ref, key_of
 from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, with_owned_fields
@@ -117,7 +117,8 @@ class Watches:
         An event without a type is from the list that starts a watch. A version that is already
         stored needs no reconcile: the operator wrote it itself, or a repeated list has it.
         """
-        self._last[kind.kind] = time.monotonic()
+        if kind.watched:
+            self._last[kind.kind] = time.monotonic()
         self.events += 1
         if event is None:
             self.listing.set()
@@ -171,6 +172,36 @@ class PolicyWatch:
     def _on_event(self, item: Object, gone: bool) -> None:
         self._watches.handle_event(POLICY, "DELETED" if gone else "MODIFIED", item)
         self.on_change(item, gone)
+
+
+class GroupWatch:
+    """Watch on the LeaderWorkerSets of services, from the time when the cluster serves their kind.
+
+    A resync sets ``served`` then, and also finds the objects that were deleted.
+    """
+
+    def __init__(
+        self, api: Api, watches: Watches, namespaces: Sequence[str], served: asyncio.Event
+    ) -> None:
+        self._watches, self._served = watches, served
+        self._reflectors = [
+            Reflector(api, LWS, one, self._on_list, self._on_event, whole=True)
+            for one in namespaces or (None,)
+        ]
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        await self._served.wait()
+        async with asyncio.TaskGroup() as group:
+            for one in self._reflectors:
+                group.create_task(one.run())
+
+    def _on_list(self, items: list[Object]) -> None:
+        for item in items:
+            self._on_event(item, gone=False)
+
+    def _on_event(self, item: Object, gone: bool) -> None:
+        self._watches.handle_event(LWS, "DELETED" if gone else "MODIFIED", item)
 
 
 class Login(kopf.ConnectionInfo):

@@ -141,4 +141,6 @@ def _restart_id(item: Object | None) -> str:
 
 
 def _paused(item: Object) -> bool:
-    return bool((item.get("spec") or {}).get("paused"))
+    spec = item.get("spec") or {}
+    rolling = (spec.get("rolloutStrategy") or {}).get("rollingUpdateConfiguration") or {}
+    return bool(spec.get("paused") or rolling.get("partition"))

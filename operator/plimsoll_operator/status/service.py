@@ -27,6 +27,7 @@ from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
 from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.names import serving
 from plimsoll_operator.render.objects import first_replicas, url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
@@ -40,7 +41,7 @@ RETIRED_TYPES = frozenset({"OutOfMemoryKilled"})
 def status(
     item: Object,
     service: InferenceService | None,
-    deployment: Object | None,
+    workload: Object | None,
     pods: Sequence[PodView],
     incidents: list[Object],
     figures: Mapping[str, SupervisorFigures] | None,
@@ -53,11 +54,11 @@ def status(
 ) -> Object:
     """Return the status that ``item`` should have.
 
-    ``service`` is None if the spec is invalid. ``figures`` is None until the supervisors were first
-    scraped: the last status's memory facts then stay. ``now`` is RFC 3339. ``missing`` names kinds
-    that the cluster does not have. ``plan`` is None if there is none. ``events`` are the Events of
-    pods whose containers are not created, by the pod's name. ``latest`` are the figures of the
-    last scrape.
+    ``service`` is None if the spec is invalid. ``workload`` makes the pods. ``figures`` is None
+    until the supervisors were first scraped: the last status's memory facts then stay. ``now`` is
+    RFC 3339. ``missing`` names kinds that the cluster does not have. ``plan`` is None if there is
+    none. ``events`` are the Events of pods whose containers are not created, by the pod's name.
+    ``latest`` are the figures of the last scrape.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -66,8 +67,8 @@ def status(
     ) + conditions.termination_conditions(pods, now)
     if failure is None and service is not None:
         verdicts += conditions.rollout_conditions(
-            deployment,
-            _wanted_replicas(service, deployment),
+            workload,
+            _wanted_replicas(service, workload),
             service.spec.supervision.max_unavailable,
             verdicts[0],
             list_drained_pods(figures or {}),
@@ -91,20 +92,20 @@ def status(
         conditions.leak_free(ConditionType.LEAK_FREE, [("", one) for one in judged[:1]])
     )
     verdicts.append(conditions.reconciling(verdicts))
-    seen = (deployment or {}).get("status") or {}
+    seen = (workload or {}).get("status") or {}
     after: Object = {
         "observedGeneration": generation,
         "replicas": seen.get("replicas", 0),
         "readyReplicas": seen.get("readyReplicas", 0),
         "desiredReplicas": before.get("desiredReplicas", 0)
         if service is None
-        else _wanted_replicas(service, deployment),
-        "selector": f"{SERVICE_LABEL}={item['metadata']['name']}",
+        else _wanted_replicas(service, workload),
+        "selector": _selector(item, service),
         "conditions": merge_conditions(before, verdicts, generation, now),
         **_incidents(incidents),
     }
     after |= {"verdicts": judged} if judged else {}
-    after |= _revisions(before, deployment, verdicts, plan, service)
+    after |= _revisions(before, workload, verdicts, plan, service)
     if service is not None:
         after["url"] = url(service)
     elif "url" in before:
@@ -124,6 +125,12 @@ def status(
     return after | figure_fields(before, figures) | ({"recommendation": said} if said else {})
 
 
+def _selector(item: Object, service: InferenceService | None) -> str:
+    """Return the selector of one pod for each replica."""
+    labels = {SERVICE_LABEL: item["metadata"]["name"]} if service is None else serving(service)
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
 def figure_fields(before: Object, figures: Mapping[str, SupervisorFigures] | None) -> Object:
     """Return ``memory`` and ``drained`` from the figures; without figures, the previous values."""
     if figures is None:
@@ -134,7 +141,7 @@ def figure_fields(before: Object, figures: Mapping[str, SupervisorFigures] | Non
 
 def _revisions(
     before: Object,
-    deployment: Object | None,
+    workload: Object | None,
     verdicts: list[Verdict],
     plan: Plan | None,
     service: InferenceService | None,
@@ -144,9 +151,9 @@ def _revisions(
         kept = ("revisions", "suspectRevision")
         return {key: before[key] for key in kept if key in before}
     update = pod_hash(service)
-    annotations = ((deployment or {}).get("metadata") or {}).get("annotations") or {}
+    annotations = ((workload or {}).get("metadata") or {}).get("annotations") or {}
     # Without a replica, a rollout is complete but proves nothing.
-    proven = _wanted_replicas(service, deployment) and any(
+    proven = _wanted_replicas(service, workload) and any(
         one.reason == "RolloutComplete" for one in verdicts
     )
     done = str(annotations.get(POD_HASH, "")) if proven else ""
@@ -158,11 +165,11 @@ def _revisions(
     return found | ({"suspectRevision": suspect} if suspect else {})
 
 
-def _wanted_replicas(service: InferenceService, deployment: Object | None) -> int:
-    """Return the wanted number of replicas; an autoscaler sets it in the Deployment."""
+def _wanted_replicas(service: InferenceService, workload: Object | None) -> int:
+    """Return the wanted number of replicas; an autoscaler sets it in the workload."""
     if service.spec.autoscaling is None:
         return service.spec.replicas
-    spec = (deployment or {}).get("spec") or {}
+    spec = (workload or {}).get("spec") or {}
     return int(spec.get("replicas", first_replicas(service)))
 
 
