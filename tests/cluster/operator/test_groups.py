@@ -1,6 +1,7 @@
-"""A service on several nodes: the operator, the real controller of LeaderWorkerSets, and no kubelet.
+"""A service on several nodes, with the real controller of LeaderWorkerSets.
 
-The test writes the status of the pods. The example is the one in ``examples/integrations``.
+No kubelet runs: the tests write the status of the pods. The service is the one in
+``examples/integrations``.
 """
 
 from __future__ import annotations
@@ -136,13 +137,13 @@ def test_a_service_on_two_nodes_over_its_life(
     eventually(lambda: pods(kubectl) == {}, 60)
 
 
-def test_a_leak_in_most_groups_holds_a_rollout(
+def test_leaks_are_counted_by_group(
     kubectl: Any,
     groups: LeaderWorkerSets,
     start: Callable[..., Any],
     eventually: Callable[..., Any],
 ) -> None:
-    """Replicas are counted by group: the leaks of two leaders are those of two replicas of three."""
+    """Replicas are counted by group: two leaders that leak are two replicas of three."""
     groups.start()
     start("--resync", "2")
     wanted = service()

@@ -69,7 +69,10 @@ def test_an_object_whose_parts_have_defaults_has_one_itself() -> None:
         for name, child in node.get("properties", {}).items():
             filled = any("default" in part for part in child.get("properties", {}).values())
             required = name in node.get("required", ())
-            optional = ("host", "device", "autoscaling", "maintenanceWindow", "window", "startGate")
+            optional = (
+                *("host", "device", "autoscaling", "maintenanceWindow", "window", "startGate"),
+                "parallelism",
+            )
             absent_means_none = name in optional or name.endswith("Ref")
             if filled and not required and not absent_means_none:
                 assert "default" in child, f"{path}.{name}"
