@@ -69,7 +69,7 @@ NAME_MESSAGE = (
 
 
 class Parallelism(ResourceModel):
-    """How the ranks of one replica share the model."""
+    """Numbers of ranks of one replica, by what they share."""
 
     tensor: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="Number of ranks that share each layer. Defaults to 1."
@@ -80,7 +80,7 @@ class Parallelism(ResourceModel):
     data: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1,
         description="Number of copies of the attention layers within a replica, for models with "
-        "experts. Only for `vllm`. For independent copies, set `spec.replicas`. Defaults to 1.",
+        "experts. Only for `vllm`. Defaults to 1.",
     )
     devices_per_node: Annotated[int, Field(ge=1, le=64)] | None = Field(
         default=None,
