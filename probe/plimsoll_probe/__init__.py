@@ -1,33 +1,33 @@
-"""Reports the memory of an engine's process to the supervisor beside it.
+"""Probe that reports the memory of an engine's processes to the supervisor in the same pod.
 
-The package is copied into the engine's container and loaded in every Python process there. The
-plugin entry points of the engine load it (``vllm.general_plugins``, ``sglang.srt.plugins``), and so
-does ``sitecustomize``. Each process listens on a Unix socket and does nothing until it is queried;
-see :mod:`plimsoll_probe.listener`. It needs only the standard library of Python 3.10.
+An init container copies the package into the engine's container. The engine's plugin entry points
+(``vllm.general_plugins``, ``sglang.srt.plugins``) and ``sitecustomize`` load it in every Python
+process there. Each process listens on a Unix socket and does nothing until it is queried; see
+:mod:`plimsoll_probe.listener`. The package needs only the standard library of Python 3.10.
 
-``PLIMSOLL_PROBE_DIR`` is the folder of the sockets. Without it, or with ``PLIMSOLL_PROBE=off``,
-nothing starts.
+``PLIMSOLL_PROBE_DIR`` is the folder of the sockets. The probe does not start without it, or with
+``PLIMSOLL_PROBE=off``.
 """
 
 import os
 import threading
 
-SWITCH = "PLIMSOLL_PROBE"
+SWITCH_ENV = "PLIMSOLL_PROBE"
 """Environment variable that disables the probe."""
-DIRECTORY = "PLIMSOLL_PROBE_DIR"
+DIRECTORY_ENV = "PLIMSOLL_PROBE_DIR"
 """Environment variable with the folder of the sockets."""
-OFF = frozenset({"off", "0", "false", "no"})
+OFF_VALUES = frozenset({"off", "0", "false", "no"})
 
 _lock = threading.Lock()
 _started = False
 
 
 def start() -> None:
-    """Start listening in this process and its forks. Never raises; further calls do nothing."""
+    """Listen in this process and its forked children. Never raises; later calls do nothing."""
     global _started
     try:
-        folder = os.environ.get(DIRECTORY, "")
-        if not folder or os.environ.get(SWITCH, "").lower() in OFF:
+        folder = os.environ.get(DIRECTORY_ENV, "")
+        if not folder or os.environ.get(SWITCH_ENV, "").lower() in OFF_VALUES:
             return
         with _lock:
             if _started:

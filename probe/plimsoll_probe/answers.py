@@ -1,87 +1,97 @@
-"""Answers each request; nothing is computed before a request arrives."""
+"""Answers to requests: reports, diagnostics and trims. Nothing runs before a request arrives."""
 
 import os
 import time
 from typing import Any, Callable, Dict, Optional
 
-from plimsoll_probe import texts
-from plimsoll_probe.engines import Engine
-from plimsoll_probe.memory import Allocators, collections, devices, host_pinned
-from plimsoll_probe.trim import trim
+from plimsoll_probe import diagnostics
+from plimsoll_probe.allocation_tracing import ALLOCATION_TRACER
+from plimsoll_probe.engines import EngineReader
+from plimsoll_probe.memory import (
+    Allocators,
+    read_collections,
+    read_devices,
+    read_pinned_bytes,
+)
+from plimsoll_probe.trim import trim_memory
 
 VERSION = 1
 """Version of the report format."""
 MAX_CPU_SHARE = 0.002
-"""Maximum share of one CPU for reports: an expensive report is reused for longer. The cheaper of
-the last two counts, because the first one searches for the engine's objects and takes many times as
-long."""
+"""Maximum share of one CPU for reports; an expensive report is reused for longer.
+
+The lower cost of the last two reports counts, because the first one also searches for the engine's
+objects."""
 
 
 class Reports:
-    """Creator of reports that reuses each one until its cost is within :data:`MAX_CPU_SHARE`.
+    """Cache of the newest report, which limits the CPU time to :data:`MAX_CPU_SHARE`.
 
-    In a report, ``cost_s`` is its CPU time and ``age_s`` its age.
+    In a report, ``cost_s`` is its CPU time and ``age_s`` its age, in seconds.
     """
 
     def __init__(self) -> None:
         self._allocators: Optional[Allocators] = None
-        self._engine = Engine()
+        self._engine = EngineReader()
         self._newest: Dict[str, Any] = {}
-        self._made = 0.0
-        self._pause_s = 0.0
+        self._report_time_s = 0.0
+        self._max_age_s = 0.0
 
-    def report(self) -> Dict[str, Any]:
-        """Return a report, which is at most one pause old."""
+    def get_report(self) -> Dict[str, Any]:
+        """Return the newest report, or a new one if that is too old."""
         now = time.monotonic()
-        # After a fork, this is still the report of the parent.
+        # A forked child inherits the parent's report.
         forked = self._newest.get("pid") != os.getpid()
-        if forked or now - self._made > self._pause_s:
-            before_s = 0.0 if forked else self._newest["cost_s"]
-            self._newest, self._made = self._make(), now
-            self._pause_s = min(before_s, self._newest["cost_s"]) / MAX_CPU_SHARE
-        return {**self._newest, "age_s": now - self._made}
+        if forked or now - self._report_time_s > self._max_age_s:
+            cost_before_s = 0.0 if forked else self._newest["cost_s"]
+            self._newest, self._report_time_s = self._create(), now
+            self._max_age_s = min(cost_before_s, self._newest["cost_s"]) / MAX_CPU_SHARE
+        return {**self._newest, "age_s": now - self._report_time_s}
 
-    def _make(self) -> Dict[str, Any]:
+    def _create(self) -> Dict[str, Any]:
         if self._allocators is None:
             self._allocators = Allocators()
-        begin = time.thread_time()
-        made: Dict[str, Any] = {"version": VERSION, "pid": os.getpid()}
-        made.update(self._allocators.read())
-        made["gc"] = collections()
-        parts: Dict[str, Callable[[], Any]] = {
-            "devices": devices,
-            "host_pinned": host_pinned,
+        start_s = time.thread_time()
+        report: Dict[str, Any] = {"version": VERSION, "pid": os.getpid()}
+        report.update(self._allocators.read())
+        report["gc"] = read_collections()
+        readers: Dict[str, Callable[[], Any]] = {
+            "devices": read_devices,
+            "host_pinned": read_pinned_bytes,
             "engine": self._engine.read,
-            "diagnostics": lambda: {"bytes": texts.held_bytes(), "bound": texts.MAX_HELD_BYTES},
+            "diagnostics": lambda: {
+                "bytes": diagnostics.held_bytes() + ALLOCATION_TRACER.held_bytes(),
+                "bound": diagnostics.MAX_HELD_BYTES,
+            },
         }
-        for name, part in parts.items():
+        for name, read in readers.items():
             try:
-                found = part()
+                value = read()
             except Exception:  # noqa: BLE001 - the value is unknown
-                found = None
-            if found is not None:
-                made[name] = found
-        made["cost_s"] = time.thread_time() - begin
-        return made
+                value = None
+            if value is not None:
+                report[name] = value
+        report["cost_s"] = time.thread_time() - start_s
+        return report
 
 
 REPORTS = Reports()
 ANSWERS: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
-    "report": lambda request: REPORTS.report(),
-    "stacks": lambda request: {"text": texts.stacks()},
-    "gc": lambda request: {"text": texts.gc_objects()},
-    "torch": lambda request: {"text": texts.torch_memory()},
+    "report": lambda request: REPORTS.get_report(),
+    "stacks": lambda request: {"text": diagnostics.format_stacks()},
+    "gc": lambda request: {"text": diagnostics.format_gc_objects()},
+    "torch": lambda request: {"text": diagnostics.format_torch_memory()},
     "tracemalloc": lambda request: {
-        "text": texts.ALLOCATIONS.run_step(str(request.get("step", "")))
+        "text": ALLOCATION_TRACER.run_step(str(request.get("step", "")))
     },
-    "trim": lambda request: trim(idle=request.get("idle") is True),
+    "trim": lambda request: trim_memory(idle=request.get("idle") is True),
 }
-"""The function for each request."""
+"""The function that answers each request, by the value of ``do``."""
 
 
-def answer(request: Dict[str, Any]) -> Dict[str, Any]:
+def answer_request(request: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to ``request``; ``{"error": …}`` if it is unknown."""
-    made = ANSWERS.get(str(request.get("do", "")))
-    if made is None:
-        return {"error": f"unknown request; known are {', '.join(ANSWERS)}"}
-    return made(request)
+    function = ANSWERS.get(str(request.get("do", "")))
+    if function is None:
+        return {"error": f'unknown request: set "do" to one of {", ".join(ANSWERS)}'}
+    return function(request)

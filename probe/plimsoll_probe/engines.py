@@ -1,8 +1,8 @@
 """Reads the engine's own objects: role, KV cache, steps, and caches with their bounds.
 
-vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread, whose ``self`` owns everything
-else. It is found on the stack of that thread, so no code of the engine is changed. Any attribute
-may be missing in another version; its figure is then unknown.
+vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. Its ``self``, which owns all other
+objects, is found on the stack of that thread, so the engine's code stays unchanged. An attribute
+that another version lacks makes its value unknown.
 """
 
 import sys
@@ -10,29 +10,29 @@ import threading
 import weakref
 from typing import Any, Dict, List, NamedTuple, Optional
 
-LOOPS = {
+ROLES = {
     "run_busy_loop": "EngineCore",
     "worker_busy_loop": "Worker",
     "event_loop_normal": "Scheduler",
     "event_loop_overlap": "Scheduler",
     "event_loop": "Detokenizer",
 }
-"""The role of a process by the name of the function with its loop."""
+"""The role of a process, by the name of the function that runs its loop."""
 OWNER_CLASSES = ("EngineCoreProc", "WorkerProc", "Scheduler", "DetokenizerManager")
-"""Classes of the owner, or base classes of them."""
+"""Classes, or base classes, of the object that runs the loop."""
 MAX_FRAMES = 200
 MAX_TENSORS = 100_000
 
 
 class Owner(NamedTuple):
-    """The object whose loop runs in the main thread, and its role."""
+    """The object that runs the loop of the main thread, and its role."""
 
     role: str
     instance: Any
 
 
-class Engine:
-    """Weak reference to the owner, with a cache of sizes that do not change."""
+class EngineReader:
+    """Reader of the engine's objects, which caches the sizes that do not change."""
 
     def __init__(self) -> None:
         self._role = ""
@@ -40,10 +40,10 @@ class Engine:
         self._fixed: Dict[str, Dict[str, Any]] = {}
 
     def read(self) -> Dict[str, Any]:
-        """Return the known figures; empty if this is not a process of a known engine."""
+        """Return the known values; empty if no known engine runs in this process."""
         owner = self._owner() if self._owner is not None else None
         if owner is None:
-            found = find_owner(threading.main_thread().ident)
+            found = _find_owner(threading.main_thread().ident)
             if found is None:
                 return {}
             self._role, owner = found
@@ -52,47 +52,47 @@ class Engine:
                 self._owner = weakref.ref(owner)
             except TypeError:
                 self._owner = None
-        read: Dict[str, Any] = {"role": self._role}
-        for part in (_vllm_scheduler, _sglang_scheduler):
+        values: Dict[str, Any] = {"role": self._role}
+        for read in (_read_vllm_scheduler, _read_sglang_scheduler):
             try:
-                read.update(part(owner))
+                values.update(read(owner))
             except Exception:  # noqa: BLE001, S112 - another version's attributes
                 continue
-        read["ledger"] = self._ledger(owner)
-        return read
+        values["ledger"] = self._read_ledger(owner)
+        return values
 
-    def _ledger(self, owner: Any) -> List[Dict[str, Any]]:
-        lines: List[Dict[str, Any]] = []
-        for source in (_multimodal, _grammars, _encoder_outputs):
+    def _read_ledger(self, owner: Any) -> List[Dict[str, Any]]:
+        entries: List[Dict[str, Any]] = []
+        for read in (_read_multimodal_cache, _read_grammar_cache, _read_encoder_cache):
             try:
-                line = source(owner)
+                entry = read(owner)
             except Exception:  # noqa: BLE001 - another version's attributes
-                line = None
-            if line is not None:
-                lines.append(line)
-        for name, fixed in (("weights", _weights), ("kv_cache", _kv_tensors)):
+                entry = None
+            if entry is not None:
+                entries.append(entry)
+        for name, read in (("weights", _read_weights), ("kv_cache", _read_kv_cache)):
             if name not in self._fixed:
                 try:
-                    line = fixed(owner)
+                    entry = read(owner)
                 except Exception:  # noqa: BLE001 - not there yet, or another version's
-                    line = None
-                if line is not None:
-                    self._fixed[name] = line
-        return lines + list(self._fixed.values())
+                    entry = None
+                if entry is not None:
+                    self._fixed[name] = entry
+        return entries + list(self._fixed.values())
 
 
-def find_owner(thread: Optional[int]) -> Optional[Owner]:
-    """Return the owner on the stack of ``thread``; None if no known loop is running."""
+def _find_owner(thread: Optional[int]) -> Optional[Owner]:
+    """Return the owner from the stack of ``thread``; None if it runs no known loop."""
     frame = sys._current_frames().get(thread or 0)
     for _ in range(MAX_FRAMES):
         if frame is None:
             return None
-        role = LOOPS.get(frame.f_code.co_name)
+        role = ROLES.get(frame.f_code.co_name)
         if role is not None and frame.f_code.co_varnames[:1] == ("self",):
             variables = frame.f_locals
             itself = variables.get("self")
-            # Before Python 3.13, the frame keeps this copy. It would hold a batch and its tensors
-            # for as long as the loop runs.
+            # Before Python 3.13, the frame keeps this copy, and with it a batch and its tensors,
+            # while the loop runs.
             if type(variables) is dict:
                 variables.clear()
             if any(base.__name__ in OWNER_CLASSES for base in type(itself).__mro__):
@@ -101,8 +101,8 @@ def find_owner(thread: Optional[int]) -> Optional[Owner]:
     return None
 
 
-def get_path(start: Any, path: str) -> Any:
-    """Return the attribute at a dotted path; None if a part of it is missing."""
+def _get_path(start: Any, path: str) -> Any:
+    """Return the attribute at a dotted path; None if it is missing."""
     for name in path.split("."):
         start = getattr(start, name, None)
         if start is None:
@@ -110,9 +110,9 @@ def get_path(start: Any, path: str) -> Any:
     return start
 
 
-def _vllm_scheduler(core: Any) -> Dict[str, Any]:
+def _read_vllm_scheduler(core: Any) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
-    pool = get_path(core, "scheduler.kv_cache_manager.block_pool")
+    pool = _get_path(core, "scheduler.kv_cache_manager.block_pool")
     if pool is not None:
         found["kv_usage_ratio"] = float(pool.get_usage())
         cached = pool.cached_block_hash_to_block
@@ -124,7 +124,7 @@ def _vllm_scheduler(core: Any) -> Dict[str, Any]:
     return found
 
 
-def _sglang_scheduler(scheduler: Any) -> Dict[str, Any]:
+def _read_sglang_scheduler(scheduler: Any) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     steps = getattr(scheduler, "forward_ct", None)
     if isinstance(steps, int):
@@ -139,30 +139,30 @@ def _sglang_scheduler(scheduler: Any) -> Dict[str, Any]:
     return found
 
 
-def _ledger_entry(owner: str, kind: str, size: Any, bound: Any = None) -> Dict[str, Any]:
-    line: Dict[str, Any] = {"owner": owner, "kind": kind, "bytes": int(size)}
+def _make_ledger_entry(owner: str, kind: str, size: Any, bound: Any = None) -> Dict[str, Any]:
+    entry: Dict[str, Any] = {"owner": owner, "kind": kind, "bytes": int(size)}
     if bound is not None:
-        line["bound"] = int(bound)
-    return line
+        entry["bound"] = int(bound)
+    return entry
 
 
-def _multimodal(core: Any) -> Optional[Dict[str, Any]]:
-    cache = get_path(core, "mm_receiver_cache._cache")
+def _read_multimodal_cache(core: Any) -> Optional[Dict[str, Any]]:
+    cache = _get_path(core, "mm_receiver_cache._cache")
     if cache is None:
         return None
-    return _ledger_entry("multimodal_cache", "host", cache.currsize, cache.maxsize)
+    return _make_ledger_entry("multimodal_cache", "host", cache.currsize, cache.maxsize)
 
 
-def _grammars(core: Any) -> Optional[Dict[str, Any]]:
-    compiler = get_path(core, "structured_output_manager.backend.compiler")
+def _read_grammar_cache(core: Any) -> Optional[Dict[str, Any]]:
+    compiler = _get_path(core, "structured_output_manager.backend.compiler")
     if compiler is None:
         return None
     limit = int(compiler.cache_limit_bytes)
     bound = limit if limit >= 0 else None
-    return _ledger_entry("grammar_cache", "host", compiler.get_cache_size_bytes(), bound)
+    return _make_ledger_entry("grammar_cache", "host", compiler.get_cache_size_bytes(), bound)
 
 
-def _runner(owner: Any) -> Any:
+def _find_model_runner(owner: Any) -> Any:
     """Return the object that runs the model; None if it is not in this process."""
     for path in (
         "worker.worker.model_runner",
@@ -170,57 +170,59 @@ def _runner(owner: Any) -> Any:
         "model_executor.driver_worker.worker.model_runner",
         "tp_worker.model_runner",
     ):
-        found = get_path(owner, path)
+        found = _get_path(owner, path)
         if found is not None:
             return found
     return None
 
 
-def _encoder_outputs(owner: Any) -> Optional[Dict[str, Any]]:
-    runner = _runner(owner)
+def _read_encoder_cache(owner: Any) -> Optional[Dict[str, Any]]:
+    runner = _find_model_runner(owner)
     cache = getattr(runner, "encoder_cache", None)
     if not isinstance(cache, dict):
         return None
     tensors = list(cache.values())[:MAX_TENSORS]
     bound = None
-    tokens = get_path(runner, "scheduler_config.encoder_cache_size")
+    tokens = _get_path(runner, "scheduler_config.encoder_cache_size")
     width = getattr(runner, "inputs_embeds_size", None)
-    item = get_path(runner, "dtype.itemsize")
+    item = _get_path(runner, "dtype.itemsize")
     if tokens is not None and width is not None and item is not None:
         bound = int(tokens) * int(width) * int(item)
-    return _ledger_entry(
-        "encoder_cache", _kind(tensors), sum(int(t.nbytes) for t in tensors), bound
+    return _make_ledger_entry(
+        "encoder_cache", _find_memory_kind(tensors), sum(int(t.nbytes) for t in tensors), bound
     )
 
 
-def _weights(owner: Any) -> Optional[Dict[str, Any]]:
-    model = getattr(_runner(owner), "model", None)
+def _read_weights(owner: Any) -> Optional[Dict[str, Any]]:
+    model = getattr(_find_model_runner(owner), "model", None)
     if model is None:
         return None
-    return _tensor_entry("weights", [*model.parameters(), *model.buffers()])
+    return _make_tensor_entry("weights", [*model.parameters(), *model.buffers()])
 
 
-def _kv_tensors(owner: Any) -> Optional[Dict[str, Any]]:
-    runner = _runner(owner)
+def _read_kv_cache(owner: Any) -> Optional[Dict[str, Any]]:
+    runner = _find_model_runner(owner)
     pool = getattr(runner, "token_to_kv_pool", None)
     if pool is not None:
         keys, values = pool.get_kv_size_bytes()
-        return _ledger_entry("kv_cache", _kind(pool.k_buffer), keys + values, keys + values)
+        return _make_ledger_entry(
+            "kv_cache", _find_memory_kind(pool.k_buffer), keys + values, keys + values
+        )
     tensors = getattr(runner, "kv_caches", None)
-    return _tensor_entry("kv_cache", tensors) if isinstance(tensors, (list, tuple)) else None
+    return _make_tensor_entry("kv_cache", tensors) if isinstance(tensors, (list, tuple)) else None
 
 
-def _tensor_entry(owner: str, tensors: Any) -> Optional[Dict[str, Any]]:
-    """Return the ledger entry of these tensors; a storage that layers share counts once."""
+def _make_tensor_entry(owner: str, tensors: Any) -> Optional[Dict[str, Any]]:
+    """Return the ledger entry for ``tensors``; a storage that layers share counts once."""
     storages = {}
     for tensor in list(tensors)[:MAX_TENSORS]:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = int(storage.nbytes())
     size = sum(storages.values())
-    return _ledger_entry(owner, _kind(tensors), size, size) if size else None
+    return _make_ledger_entry(owner, _find_memory_kind(tensors), size, size) if size else None
 
 
-def _kind(tensors: Any) -> str:
+def _find_memory_kind(tensors: Any) -> str:
     for tensor in tensors:
         return "host" if tensor.device.type == "cpu" else "device"
     return "device"

@@ -1,8 +1,8 @@
-"""Writes the stacks of a process that cannot answer, because it hangs with the GIL.
+"""Writes the stacks of a process that cannot answer because a hanging call holds the GIL.
 
-On a signal, ``faulthandler`` writes them: its handler is in C and needs no lock. They are appended
-to ``PID.stacks`` next to the socket. The existence of this file shows that the signal is handled.
-It is a real-time signal that engines do not use. If another handler is installed, it stays.
+On a signal, ``faulthandler`` appends them to ``PID.stacks`` next to the socket. Its handler is in C
+and needs no lock. The file exists only if the signal is handled. Engines do not use this real-time
+signal. A handler that other code installed stays.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ SIGNAL = 43
 
 
 class StackFile:
-    """The file for the stacks of one process; a forked child opens its own."""
+    """File for the stacks of this process; a forked child opens its own."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class StackFile:
         inherited = self._file
         self._path = os.path.join(self._folder, f"{os.getpid()}.stacks")
         with contextlib.suppress(OSError):
-            os.unlink(self._path)  # from an earlier process with this PID
+            os.unlink(self._path)  # of an earlier process with this PID
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._file = open(os.open(self._path, flags, 0o600), "wb", buffering=0)  # noqa: SIM115
         faulthandler.register(SIGNAL, file=self._file, all_threads=True, chain=False)

@@ -1,9 +1,9 @@
-"""Copies the probe into a folder on the PYTHONPATH of an engine.
+"""Install the probe in a folder on the PYTHONPATH of an engine.
 
     python -m plimsoll_probe.install /plimsoll/probe
 
-The folder gets the package, the entry points through which vLLM and SGLang load it, and a
-``sitecustomize`` for all other Python processes.
+The folder gets the package, the entry points that vLLM and SGLang load it by, and a
+``sitecustomize`` that loads it in all other Python processes.
 """
 
 import shutil
@@ -23,7 +23,7 @@ PACKAGE_VERSION = "1"
 
 
 def install(folder: Path) -> None:
-    """Write all files, and replace those from an earlier start of the pod."""
+    """Write all files to ``folder``, and replace existing ones. Raises OSError."""
     here = Path(__file__).resolve().parent
     shutil.rmtree(folder / "plimsoll_probe", ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "install.py", "sitecustomize.py")
@@ -36,14 +36,14 @@ def install(folder: Path) -> None:
 
 
 def main(arguments: List[str]) -> int:
-    """Copy the probe into the folder in the arguments; return the exit status."""
+    """Install the probe in the folder that the arguments name; return the exit status."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m plimsoll_probe.install FOLDER\n")
         return 2
     try:
         install(Path(arguments[0]))
     except OSError as error:
-        sys.stderr.write(f"cannot copy the probe to {arguments[0]}: {error}\n")
+        sys.stderr.write(f"cannot install the probe in {arguments[0]}: {error}\n")
         return 1
     return 0
 

@@ -1,9 +1,9 @@
-"""The socket of one process, with one daemon thread that waits in ``accept``.
+"""Socket of this process, with one daemon thread that waits in ``accept``.
 
-A request is one line of JSON, ``{"do": WHAT}``. The answer is one JSON object, after which the
-connection is closed. WHAT is one of :data:`plimsoll_probe.answers.ANSWERS`. Only the same user and
-root get an answer. The socket is ``PID.sock`` in the folder. A fork listens on its own socket, and
-a child that executes another Python starts the probe again.
+A request is one line of JSON, ``{"do": NAME}``, with a name from
+:data:`plimsoll_probe.answers.ANSWERS`. The answer is one JSON object; then the connection is
+closed. Only the same user and root get an answer. The socket is ``PID.sock`` in the folder. A
+forked child listens on its own socket, and a child that executes Python starts its own probe.
 """
 
 import atexit
@@ -16,16 +16,16 @@ import threading
 import time
 from typing import Any, Optional
 
-from plimsoll_probe.answers import answer
+from plimsoll_probe.answers import answer_request
 from plimsoll_probe.hung import StackFile
 
 MAX_REQUEST_BYTES = 4096
 PEER_TIMEOUT_S = 2.0
-"""Seconds until a peer that sends or reads nothing is disconnected."""
+"""Seconds after which a peer that neither sends nor reads is disconnected."""
 ACCEPT_PAUSE_S = 1.0
-"""Pause in seconds after a failed accept, for example without file descriptors."""
+"""Pause in seconds after a failed accept, for example if no file descriptor is left."""
 FORK_WAIT_S = 0.05
-"""Longest time in seconds that a fork waits for an answer to be completed. A report takes a
+"""Maximum delay of a fork in seconds, until the current answer is complete. A report takes a
 millisecond. A diagnosis takes seconds, but holds no lock of the engine."""
 BACKLOG = 4
 
@@ -35,12 +35,12 @@ class _Listener:
         self._folder = folder
         self._path = ""
         self._socket: Optional[socket.socket] = None
-        self._busy = threading.Lock()
-        self._held = False
+        self._answer_lock = threading.Lock()
+        self._holds_lock = False
         self._stacks = StackFile(folder)
 
     def open(self) -> None:
-        _remove_ended(self._folder)
+        _remove_stale_files(self._folder)
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             self._stacks.open()
         self._path = os.path.join(self._folder, f"{os.getpid()}.sock")
@@ -59,19 +59,19 @@ class _Listener:
                 os.unlink(self._path)
         self._stacks.close()
 
-    def before_fork(self) -> None:
-        """Wait for the current answer: it may hold a lock that the child would wait for."""
-        self._held = self._busy.acquire(timeout=FORK_WAIT_S)
+    def lock_before_fork(self) -> None:
+        """Wait until the current answer is complete: the child would inherit its locks."""
+        self._holds_lock = self._answer_lock.acquire(timeout=FORK_WAIT_S)
 
-    def after_fork_in_parent(self) -> None:
-        if self._held:
-            self._held = False
-            self._busy.release()
+    def unlock_after_fork(self) -> None:
+        if self._holds_lock:
+            self._holds_lock = False
+            self._answer_lock.release()
 
-    def after_fork_in_child(self) -> None:
+    def reopen_in_child(self) -> None:
         """Close the parent's socket and listen on a new one."""
         try:
-            self._held, self._busy = False, threading.Lock()
+            self._holds_lock, self._answer_lock = False, threading.Lock()
             inherited, self._socket = self._socket, None
             if inherited is not None:
                 inherited.close()
@@ -88,7 +88,7 @@ class _Listener:
                 time.sleep(ACCEPT_PAUSE_S)
                 continue
             try:
-                with peer, self._busy:
+                with peer, self._answer_lock:
                     _serve_one(peer)
             except Exception:  # noqa: BLE001 - errors of the peer must not end the thread
                 time.sleep(0.01)
@@ -106,7 +106,7 @@ def _serve_one(peer: socket.socket) -> None:
 
 
 def _read_line(peer: socket.socket) -> Optional[bytes]:
-    """Return the request; None if it is too long or too slow."""
+    """Return the request line; None if it is too long or arrives too slowly."""
     deadline = time.monotonic() + PEER_TIMEOUT_S
     data = b""
     while not data.endswith(b"\n"):
@@ -121,14 +121,14 @@ def _answer_line(line: bytes) -> "dict[str, Any]":
     try:
         request = json.loads(line)
         if not isinstance(request, dict):
-            return {"error": "a request is a JSON object"}
-        return answer(request)
+            return {"error": "the request is not a JSON object"}
+        return answer_request(request)
     except Exception as error:  # noqa: BLE001 - the peer gets the error
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
-def _remove_ended(folder: str) -> None:
-    """Remove the files of processes that were killed."""
+def _remove_stale_files(folder: str) -> None:
+    """Remove the files of processes that no longer exist."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             pid, _, ending = name.partition(".")
@@ -142,12 +142,12 @@ def _remove_ended(folder: str) -> None:
 
 
 def listen(folder: str) -> None:
-    """Listen until this process ends. Raises OSError if the folder is not usable."""
+    """Listen until this process ends. Raises OSError if ``folder`` is unusable."""
     listener = _Listener(folder)
     listener.open()
     atexit.register(listener.close)
     os.register_at_fork(
-        before=listener.before_fork,
-        after_in_parent=listener.after_fork_in_parent,
-        after_in_child=listener.after_fork_in_child,
+        before=listener.lock_before_fork,
+        after_in_parent=listener.unlock_after_fork,
+        after_in_child=listener.reopen_in_child,
     )

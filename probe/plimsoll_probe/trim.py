@@ -1,28 +1,27 @@
-"""Frees memory that can be freed without affecting requests."""
+"""Frees memory without affecting requests."""
 
 import gc
 from typing import Any, Dict, List
 
 from plimsoll_probe.memory import (
-    cuda,
+    get_cuda,
     has_few_objects,
     has_few_young_objects,
-    malloc_trim,
-    status_bytes,
+    read_status_bytes,
+    trim_malloc,
 )
 
 
-def trim(idle: bool) -> Dict[str, Any]:
-    """Free memory; return what was done, with sizes in bytes.
+def trim_memory(idle: bool) -> Dict[str, Any]:
+    """Free memory, and return the steps and the sizes before and after them, in bytes.
 
-    A collection stops the engine's threads. So all generations are collected only in a process with
-    few objects, or else the young ones; the engine's own collector does the rest. The cached blocks
-    of PyTorch are freed only in an idle engine, because that waits for the device. ``before`` and
-    ``after`` are anonymous memory; ``device_before`` and ``device_after`` are what torch has
-    reserved.
+    A garbage collection stops the engine's threads. With many objects, only the young generations
+    are collected. PyTorch's cached blocks are freed only if the engine is ``idle``, because that
+    waits for the device. ``before`` and ``after`` are anonymous memory, ``device_before`` and
+    ``device_after`` the memory that PyTorch has reserved.
     """
     steps: List[str] = []
-    result: Dict[str, Any] = {"before": status_bytes("RssAnon"), "steps": steps}
+    result: Dict[str, Any] = {"before": read_status_bytes("RssAnon"), "steps": steps}
     if has_few_objects():
         result["collected"] = gc.collect()
         steps.append("gc.collect")
@@ -31,17 +30,17 @@ def trim(idle: bool) -> Dict[str, Any]:
         steps.append("gc.collect(1): too many objects for all generations")
     else:
         steps.append("no gc.collect: too many objects")
-    module = cuda() if idle else None
+    module = get_cuda() if idle else None
     if module is not None:
-        result["device_before"] = _reserved(module)
+        result["device_before"] = _sum_reserved_bytes(module)
         module.empty_cache()
         steps.append("empty_cache")
-        result["device_after"] = _reserved(module)
-    if malloc_trim():
+        result["device_after"] = _sum_reserved_bytes(module)
+    if trim_malloc():
         steps.append("malloc_trim")
-    result["after"] = status_bytes("RssAnon")
+    result["after"] = read_status_bytes("RssAnon")
     return result
 
 
-def _reserved(module: Any) -> int:
+def _sum_reserved_bytes(module: Any) -> int:
     return sum(int(module.memory_reserved(index)) for index in range(module.device_count()))

@@ -16,7 +16,9 @@ MIB = 1 << 20
 
 def test_devices_say_what_torch_holds_on_them() -> None:
     held = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
-    (device,) = [one for one in memory.devices() if one["index"] == torch.cuda.current_device()]
+    (device,) = [
+        one for one in memory.read_devices() if one["index"] == torch.cuda.current_device()
+    ]
     assert device["allocated"] == torch.cuda.memory_allocated()
     assert device["reserved"] == torch.cuda.memory_reserved()
     assert device["allocated"] >= held.nbytes
@@ -25,6 +27,6 @@ def test_devices_say_what_torch_holds_on_them() -> None:
 
 def test_pinned_memory_of_the_host_is_known() -> None:
     held = torch.empty(32 * MIB, dtype=torch.uint8, pin_memory=True)
-    pinned = memory.host_pinned()
+    pinned = memory.read_pinned_bytes()
     assert pinned is not None
     assert pinned >= held.nbytes

@@ -70,7 +70,7 @@ def within(loop: Callable[[Callable[[], None]], None]) -> dict[str, Any]:
     read: list[dict[str, Any]] = []
 
     def ask() -> None:
-        asking = threading.Thread(target=lambda: read.append(engines.Engine().read()))
+        asking = threading.Thread(target=lambda: read.append(engines.EngineReader().read()))
         asking.start()
         asking.join()
 
@@ -106,7 +106,7 @@ def test_what_another_version_has_not_is_unknown() -> None:
 
 
 def test_a_process_without_a_known_loop_says_nothing() -> None:
-    assert engines.Engine().read() == {}
+    assert engines.EngineReader().read() == {}
 
 
 def test_looking_keeps_nothing_of_the_loop_alive() -> None:

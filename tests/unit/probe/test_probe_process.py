@@ -1,6 +1,6 @@
 """The probe in processes of its own: what it answers, to whom, and that it stays out of the way.
 
-Tests ``plimsoll_probe/install.py``.
+Tests ``plimsoll_probe/install.py`` and ``plimsoll_probe/allocation_tracing.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 import plimsoll_probe
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
-from plimsoll_probe import texts
+from plimsoll_probe import diagnostics
 from plimsoll_probe.install import install
 
 PACKAGE = Path(plimsoll_probe.__file__).parent
@@ -112,7 +112,7 @@ def test_diagnostics_and_trim(library: Path) -> None:
         assert trimmed["steps"][0] == "gc.collect"
         assert "empty_cache" not in trimmed["steps"], "torch is not loaded and must not be"
         assert trimmed["before"] > 0
-        assert ask(path, do="tracemalloc", step="diff")["text"].startswith("not tracing")
+        assert ask(path, do="tracemalloc", step="diff")["text"].startswith("no trace")
         assert ask(path, do="tracemalloc", step="start")["text"] == "started"
         assert "already" in ask(path, do="tracemalloc", step="start")["text"]
         assert "grown" in ask(path, do="tracemalloc", step="diff")["text"]
@@ -124,7 +124,7 @@ def test_diagnostics_and_trim(library: Path) -> None:
     [
         (b"\n", "JSONDecodeError"),
         (b"\xff\xfe\n", "UnicodeDecodeError"),
-        (b"[1]\n", "a request is a JSON object"),
+        (b"[1]\n", "the request is not a JSON object"),
         (b'{"do": "reboot"}\n', "unknown request"),
         (b'{"do": ["report"]}\n', "unknown request"),
         (b"[" * 4000 + b"\n", "RecursionError"),
@@ -261,45 +261,48 @@ def test_it_needs_python_3_10_and_the_standard_library_alone() -> None:
 
 
 def test_both_sides_name_the_same_folder() -> None:
-    assert plimsoll_probe.DIRECTORY == PROBE_DIR_ENV
+    assert plimsoll_probe.DIRECTORY_ENV == PROBE_DIR_ENV
 
 
 MANY = """
 import json, sys, threading, time
-from plimsoll_probe import texts
+from plimsoll_probe import diagnostics
+from plimsoll_probe.allocation_tracing import ALLOCATION_TRACER
 heap = [[number] for number in range(2_000_000)]
 stretches, held, begun = [], [], 0.0
+def held_bytes():
+    return diagnostics.held_bytes() + ALLOCATION_TRACER.held_bytes()
 def rest(seconds):
     global begun
     stretches.append(time.thread_time() - begun)
-    held.append(texts.held_bytes())
+    held.append(held_bytes())
     sleep(min(seconds, .001))
     begun = time.thread_time()
-sleep, texts.time.sleep = time.sleep, rest
+sleep, diagnostics.time.sleep = time.sleep, rest
 def measured(work):
     global begun
     begun = time.thread_time()
     text = work()
     stretches.append(time.thread_time() - begun)
     return text
-many = measured(texts.gc_objects)
+many = measured(diagnostics.format_gc_objects)
 del heap[50_000:]
-few = measured(texts.gc_objects)
+few = measured(diagnostics.format_gc_objects)
 for attempt in range(20):  # on a busy machine, the time to trace may pass without any of it
-    texts.time.sleep = sleep
-    measured(lambda: texts.ALLOCATIONS.run_step("start"))
+    diagnostics.time.sleep = sleep
+    measured(lambda: ALLOCATION_TRACER.run_step("start"))
     leak = []
-    while texts.ALLOCATIONS.traces:
+    while ALLOCATION_TRACER.is_running:
         leak.append({"leaked": str(len(leak))})
         if not len(leak) % 1000:
-            held.append(texts.held_bytes())
+            held.append(held_bytes())
             sleep(.001)
-    texts.time.sleep = rest
-    found = measured(lambda: texts.ALLOCATIONS.run_step("diff"))
+    diagnostics.time.sleep = rest
+    found = measured(lambda: ALLOCATION_TRACER.run_step("diff"))
     if "<string>:" in found:
         break
-texts.ALLOCATIONS.run_step("stop")
-print(json.dumps([many, few, found, max(stretches), max(held), texts.held_bytes()]), flush=True)
+ALLOCATION_TRACER.run_step("stop")
+print(json.dumps([many, few, found, max(stretches), max(held), held_bytes()]), flush=True)
 """
 
 
@@ -312,7 +315,7 @@ def test_diagnostics_of_a_large_heap_leave_the_interpreter_to_the_engine(library
     assert "builtins.list" in few
     assert "<string>:" in traced, traced
     assert stretch_s <= 0.02
-    assert 1 << 18 <= most <= texts.MAX_HELD_BYTES, "it is in the ledger"
+    assert 1 << 18 <= most <= diagnostics.MAX_HELD_BYTES, "it is in the ledger"
     assert left == 0
 
 

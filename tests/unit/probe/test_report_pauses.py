@@ -27,7 +27,7 @@ def costing(monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> list[float]:
     def make(_: Reports) -> dict[str, Any]:
         return {"pid": os.getpid(), "cost_s": costs.pop(0)}
 
-    monkeypatch.setattr(Reports, "_make", make)
+    monkeypatch.setattr(Reports, "_create", make)
     return costs
 
 
@@ -36,14 +36,14 @@ def test_the_first_report_does_not_delay_the_next(
 ) -> None:
     left = costing(monkeypatch, [0.3, 0.004, 0.004])
     reports = Reports()
-    reports.report()
+    reports.get_report()
     clock[0] += 1.0
-    assert reports.report()["cost_s"] == 0.004
+    assert reports.get_report()["cost_s"] == 0.004
     clock[0] += 0.004 / MAX_CPU_SHARE - 0.1
-    assert reports.report()["age_s"] == pytest.approx(0.004 / MAX_CPU_SHARE - 0.1)
+    assert reports.get_report()["age_s"] == pytest.approx(0.004 / MAX_CPU_SHARE - 0.1)
     assert len(left) == 1
     clock[0] += 0.2
-    assert reports.report()["age_s"] == 0.0
+    assert reports.get_report()["age_s"] == 0.0
     assert left == []
 
 
@@ -53,7 +53,7 @@ def test_reports_that_are_always_dear_keep_to_their_share(
     left = costing(monkeypatch, [0.02] * 1000)
     reports = Reports()
     for _ in range(600):
-        reports.report()
+        reports.get_report()
         clock[0] += 1.0
     assert (1000 - len(left)) * 0.02 <= 600 * MAX_CPU_SHARE + 2 * 0.02
 
@@ -65,6 +65,6 @@ def test_one_dear_report_among_cheap_ones_sets_no_pause(
     reports = Reports()
     costs = []
     for _ in range(4):
-        costs.append(reports.report()["cost_s"])
+        costs.append(reports.get_report()["cost_s"])
         clock[0] += 1.0
     assert costs == [0.001, 0.001, 0.5, 0.001]

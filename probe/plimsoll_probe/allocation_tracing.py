@@ -1,0 +1,125 @@
+"""Tracing of Python's allocations with tracemalloc, within limits of time, CPU and memory."""
+
+import threading
+import time
+import tracemalloc
+from typing import Dict, List, Tuple
+
+from plimsoll_probe.diagnostics import MAX_ROWS, MAX_TEXT_CHARS, PAUSE_S
+
+MAX_S = 60.0
+"""Maximum duration of a trace in seconds."""
+MAX_CPU_S = 0.025
+"""Maximum CPU time of the process during a trace, in seconds. Python code that only allocates runs
+six times slower while it is traced (3.11), so a request is delayed by less than this."""
+MAX_BYTES = 512 << 10
+"""Maximum size of tracemalloc's own tables. They then have 8,192 entries, which Python copies in
+one call of two milliseconds."""
+CHECK_INTERVAL_S = 0.005
+TRACES_PER_BATCH = 500
+
+
+class AllocationTracer:
+    """Tracer of allocations by source line.
+
+    Tracing slows Python down, so it stops at :data:`MAX_CPU_S` or :data:`MAX_BYTES`. ``diff`` then
+    returns the allocations until that time.
+    """
+
+    def __init__(self) -> None:
+        self._is_owner = False
+        self._deadline_s = 0.0
+        self._start_s = self._cpu_deadline_s = 0.0
+        self._sizes: Dict[Tuple[str, int], List[int]] = {}
+        self._duration_s = 0.0
+        self._snapshot_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this tracer, and not other code, is tracing."""
+        return self._is_owner and tracemalloc.is_tracing()
+
+    def held_bytes(self) -> int:
+        """Return the current size of the tables, in bytes."""
+        tables = tracemalloc.get_tracemalloc_memory() if self.is_running else 0
+        return tables + self._snapshot_bytes
+
+    def run_step(self, step: str) -> str:
+        """Run ``start``, ``diff`` or ``stop``. ``diff`` returns the growth by source line."""
+        steps = {"start": self._start, "diff": self._diff, "stop": self._stop}
+        return (
+            steps[step]()
+            if step in steps
+            else f"unknown step {step[:40]!r}: use start, diff or stop"
+        )
+
+    def _start(self) -> str:
+        with self._lock:
+            if tracemalloc.is_tracing():
+                return "not started: this process already traces allocations with tracemalloc"
+            tracemalloc.start()
+            self._is_owner, self._sizes, self._duration_s = True, {}, 0.0
+            self._start_s = time.monotonic()
+            self._deadline_s = self._start_s + MAX_S
+            self._cpu_deadline_s = time.process_time() + MAX_CPU_S
+        threading.Thread(target=self._stop_at_limit, name="plimsoll-trace", daemon=True).start()
+        return "started"
+
+    def _stop_at_limit(self) -> None:
+        while self.is_running:
+            full = (
+                tracemalloc.get_tracemalloc_memory() > MAX_BYTES
+                or time.process_time() > self._cpu_deadline_s
+            )
+            if full or time.monotonic() > self._deadline_s:
+                self._finish(keep=full)
+                return
+            time.sleep(CHECK_INTERVAL_S)
+
+    def _diff(self) -> str:
+        if self.is_running:
+            self._finish(keep=True)
+        if not self._duration_s:
+            return f"no trace: start one, and read it within {MAX_S:.0f} s"
+        lines = [f"-- grown in {self._duration_s:.1f} s"]
+        most = sorted(self._sizes.items(), key=lambda one: one[1][0], reverse=True)
+        for (name, line), (size, count) in most[:MAX_ROWS]:
+            lines.append(f"{name}:{line}: size=+{size} B, count=+{count}")
+        return "\n".join(lines)[:MAX_TEXT_CHARS]
+
+    def _finish(self, keep: bool) -> None:
+        """Stop tracing; with ``keep``, sum the allocations by source line."""
+        with self._lock:
+            if not self.is_running:
+                return
+            self._duration_s = time.monotonic() - self._start_s
+            tables = tracemalloc.get_tracemalloc_memory()
+            snapshot = tracemalloc.take_snapshot() if keep else None
+            tracemalloc.stop()
+            self._is_owner = False
+            if snapshot is not None:
+                self._snapshot_bytes = 2 * tables  # a tuple of the snapshot is twice a table entry
+                self._sum_by_line(snapshot)
+                self._snapshot_bytes = 0
+
+    def _sum_by_line(self, snapshot: tracemalloc.Snapshot) -> None:
+        for number, trace in enumerate(snapshot.traces):
+            if number % TRACES_PER_BATCH == TRACES_PER_BATCH - 1:
+                time.sleep(PAUSE_S)
+            frame = trace.traceback[0]
+            if frame.filename not in OWN_FILES:
+                found = self._sizes.setdefault((frame.filename, frame.lineno), [0, 0])
+                found[0] += trace.size
+                found[1] += 1
+
+    def _stop(self) -> str:
+        """Stop tracing, unless other code started it, and forget the sums."""
+        self._finish(keep=False)
+        with self._lock:
+            self._sizes, self._duration_s = {}, 0.0
+        return "stopped"
+
+
+OWN_FILES = (tracemalloc.__file__, __file__)
+ALLOCATION_TRACER = AllocationTracer()

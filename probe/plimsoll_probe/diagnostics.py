@@ -1,0 +1,89 @@
+"""Diagnostics of this process as text of limited size: stacks, objects and PyTorch's memory."""
+
+import collections
+import gc
+import sys
+import threading
+import time
+from typing import Any, List
+
+from plimsoll_probe.memory import get_cuda, get_young_objects, has_few_objects
+
+MAX_THREADS = 256
+MAX_FRAMES = 64
+MAX_TEXT_CHARS = 1 << 20
+MAX_ROWS = 40
+"""Maximum number of types or source lines in a text."""
+OBJECTS_PER_BATCH = 10_000
+PAUSE_S = 0.05
+"""Pause in seconds between two batches, each of which takes the GIL for a millisecond or less."""
+MAX_HELD_BYTES = 8 << 20
+"""Maximum size of the lists and tables of all diagnostics together."""
+_object_list_bytes = 0
+
+
+def held_bytes() -> int:
+    """Return the current size of the list of objects, in bytes."""
+    return _object_list_bytes
+
+
+def format_stacks() -> str:
+    """Return the stacks of all threads, innermost call first, in the format of ``faulthandler``."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines: List[str] = []
+    for ident, top in list(sys._current_frames().items())[:MAX_THREADS]:
+        lines.append(f"Thread {ident} [{names.get(ident, '?')}] (most recent call first):")
+        frame, depth = top, 0
+        while frame is not None and depth < MAX_FRAMES:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+            frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+        if frame is not None:
+            lines.append("  ...")
+        lines.append("")
+    return "\n".join(lines)[:MAX_TEXT_CHARS]
+
+
+def format_gc_objects() -> str:
+    """Return the garbage collector's statistics and the most frequent types that it tracks.
+
+    ``gc.get_objects`` holds the GIL. In a process with too many objects, only the young generations
+    are counted.
+    """
+    lines = [f"-- collections {gc.get_stats()}"]
+    counted: "collections.Counter[type]" = collections.Counter()
+    if has_few_objects():
+        lines.append(f"-- {_count_types(gc.get_objects(), counted)} tracked objects")
+    elif (found := get_young_objects()) is None:
+        lines.append(
+            "-- too many objects to list: the garbage collector is disabled or rarely runs"
+        )
+    else:
+        recent, blocks = _count_types(found, counted), sys.getallocatedblocks()
+        lines.append(f"-- {recent} tracked objects made recently, of about {blocks} objects in all")
+    for kind, count in counted.most_common(MAX_ROWS):
+        lines.append(f"{count:>10} {kind.__module__}.{kind.__qualname__}")
+    return "\n".join(lines)[:MAX_TEXT_CHARS]
+
+
+def _count_types(objects: List[Any], counted: "collections.Counter[type]") -> int:
+    """Add the types of ``objects`` to ``counted``, and return their number; empty the list."""
+    global _object_list_bytes
+    size = len(objects)
+    while objects:
+        _object_list_bytes = sys.getsizeof(objects)
+        counted.update(map(type, objects[-OBJECTS_PER_BATCH:]))
+        del objects[-OBJECTS_PER_BATCH:]
+        time.sleep(PAUSE_S)
+    _object_list_bytes = 0
+    return size
+
+
+def format_torch_memory() -> str:
+    """Return PyTorch's memory summary of each device."""
+    module = get_cuda()
+    if module is None:
+        return "CUDA is not initialized in this process"
+    return "\n".join(module.memory_summary(i) for i in range(module.device_count()))[
+        :MAX_TEXT_CHARS
+    ]
