@@ -1,1 +1,1 @@
-"""The command line: ``plimsoll``, also found by kubectl as ``kubectl plimsoll``."""
+"""The command-line program ``plimsoll``, which is also the kubectl plugin ``kubectl plimsoll``."""

@@ -1,4 +1,4 @@
-"""Actions on a replica: confirmation by a person, then a fenced call to its supervisor."""
+"""Actions on a replica: ask a person to confirm, then send the action to the supervisor."""
 
 from __future__ import annotations
 
@@ -10,74 +10,78 @@ from plimsoll_api.admin import Capability
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import action_limit_s
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.output import spinner
+from plimsoll_cli.output import show_spinner
 
 Confirm = Callable[[str], bool]
 """Function that asks a person a question and returns whether the answer is yes."""
 CallSupervisor = Callable[[list[str], float], tuple[int, str, str]]
-"""Function that runs the supervisor's ``ask`` program in a replica, with arguments and a timeout in
-seconds. Returns exit status, standard output and standard error."""
+"""Function that runs the supervisor's ``ask`` program in a replica.
+
+It takes arguments and a timeout in seconds, and returns exit status, standard output and standard
+error.
+"""
 
 EFFECTS = {
-    "trim": "returns cached memory to the system; caches are cold afterwards",
-    "drain": "takes the replica out of service and lets running requests finish",
-    "restart": "ends its engine, and its container starts again; requests that do not end in time"
-    " are lost",
+    "trim": "frees its cached memory; its caches are cold afterwards",
+    "drain": "takes it out of service and lets its running requests finish",
+    "restart": "restarts its container; requests that do not finish in time are lost",
     "resume": "puts it back into service and resets its restart budget",
 }
 WORKER_RESTART_EFFECT = "replaces its worker; running requests pause, then continue"
-"""Effect of ``restart`` on an engine that can restart only its worker."""
+"""Effect of ``restart`` if the engine can restart its worker alone."""
 STATUS_S = 30.0
 EXEC_S = 30.0
-"""Time to start the program in the pod, added to the timeout of the action."""
+"""Maximum time to start the program in the pod, in addition to the timeout of the action."""
 
 
-def act(
+def run_action(
     call: CallSupervisor, action: str, pod: str, yes: bool, deadline_s: float, confirm: Confirm,
     whole_service: bool = False,
 ) -> ActionAnswer:  # fmt: skip
-    """Run an action through a replica's supervisor and return its answer.
+    """Run an action through a replica's supervisor and return the answer.
 
-    A person first sees the replica and confirms; the action is then fenced by the epoch that was
-    shown. With ``yes``, the supervisor uses the current epoch. Raises RunError if the supervisor
-    refuses or does not answer, and UsageError without a terminal.
+    Without ``yes``, a person must confirm, and the supervisor refuses the action if the engine's
+    epoch has changed since the question. Raises RunError if the supervisor refuses or does not
+    answer, and UsageError if there is no terminal for the question.
     """
     epoch = CURRENT
     if not yes:
-        current = status(call, pod)
+        current = get_status(call, pod)
         if current.epoch is None:
             raise RunError(f"{pod}: {current.message}")
         epoch = current.epoch
         effect = describe_effect(action, current)
         question = f"{action} {pod} (epoch {epoch}, {current.state}): {effect}. Continue?"
         if not sys.stdin.isatty():
-            raise UsageError(f"{question}\nThere is no terminal to confirm on: add --yes")
+            raise UsageError(f"{question}\nThere is no terminal to ask on: add --yes")
         if not confirm(question):
-            raise RunError("canceled: nothing has changed")
+            raise RunError(f"{action} {pod}: canceled; nothing has changed")
     arguments = [action, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
     arguments += ["--service"] if whole_service else []
-    with spinner(f"{action} {pod}"):
-        answer = _answer(call, pod, arguments, action_limit_s(deadline_s) + EXEC_S)
+    with show_spinner(f"{action} {pod}"):
+        answer = _call_supervisor(call, pod, arguments, action_limit_s(deadline_s) + EXEC_S)
     if answer.outcome != "Succeeded":
         raise RunError(f"{action} {pod}: {answer.outcome}: {answer.message}")
     return answer
 
 
 def describe_effect(action: str, current: ActionAnswer) -> str:
-    """Return the effect of the action on the engine."""
+    """Return what the action does to the replica, as text for a person."""
     restarts_worker = (
         action == "restart" and Capability.RESTART_WORKER.value in current.capabilities
     )
     return WORKER_RESTART_EFFECT if restarts_worker else EFFECTS[action]
 
 
-def status(call: CallSupervisor, pod: str) -> ActionAnswer:
-    """Return the supervisor's view of its engine. Raises RunError."""
-    with spinner(f"asking {pod}"):
-        return _answer(call, pod, ["status"], STATUS_S)
+def get_status(call: CallSupervisor, pod: str) -> ActionAnswer:
+    """Return the status of a replica's engine from its supervisor. Raises RunError."""
+    with show_spinner(f"asking {pod}"):
+        return _call_supervisor(call, pod, ["status"], STATUS_S)
 
 
-def _answer(call: CallSupervisor, pod: str, arguments: list[str], limit_s: float) -> ActionAnswer:
+def _call_supervisor(
+    call: CallSupervisor, pod: str, arguments: list[str], limit_s: float
+) -> ActionAnswer:
     code, out, error = call(arguments, limit_s)
     try:
         return decode(out.strip().splitlines()[-1].encode(), ActionAnswer)

@@ -1,4 +1,4 @@
-"""``plimsoll bench``: load on an OpenAI endpoint, measured by its clients."""
+"""``plimsoll bench``: sends requests to an OpenAI endpoint and measures latency and throughput."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from plimsoll_cli.errors import RunError
-from plimsoll_cli.figures import percentile
+from plimsoll_cli.figures import find_percentile
 
 REQUEST_S = 600.0
 PROMPT = "Write a short story about a ship that carries more than its mark allows. "
@@ -20,7 +20,7 @@ PROMPT = "Write a short story about a ship that carries more than its mark allow
 
 @dataclass
 class RequestTiming:
-    """Timing of a request, in seconds of the client's clock; None if nothing arrived."""
+    """Timing of one request, in seconds of a monotonic clock."""
 
     sent: float
     chunks: list[float] = field(default_factory=list)
@@ -29,7 +29,7 @@ class RequestTiming:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token in seconds, or None."""
+        """Time to first token in seconds; None if no chunk arrived."""
         return self.chunks[0] - self.sent if self.chunks else None
 
     @property
@@ -50,10 +50,12 @@ class LoadProfile:
     api_key: str | None = None
 
 
-async def run(load: LoadProfile, done: Callable[[], None]) -> tuple[list[RequestTiming], float]:
-    """Send all requests; return their timings and the total seconds.
+async def run_load(
+    load: LoadProfile, done: Callable[[], None]
+) -> tuple[list[RequestTiming], float]:
+    """Send all requests; return their timings and the total duration in seconds.
 
-    Calls ``done`` after each request. Raises RunError if all fail.
+    Calls ``done`` after each request. Raises RunError if every request fails.
     """
     limit = asyncio.Semaphore(load.concurrency)
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
@@ -70,12 +72,12 @@ async def run(load: LoadProfile, done: Callable[[], None]) -> tuple[list[Request
         found = await asyncio.gather(*(one(number) for number in range(load.count)))
         total_s = time.perf_counter() - begin
     if all(timing.error for timing in found):
-        raise RunError(f"{load.url}: no request succeeded: {found[0].error}")
+        raise RunError(f"{load.url}: all requests failed; the first error: {found[0].error}")
     return list(found), total_s
 
 
 async def _send(client: httpx.AsyncClient, load: LoadProfile, number: int) -> RequestTiming:
-    # The first token differs, so that the prefix cache has no hits.
+    # Different first tokens avoid hits in the prefix cache.
     body = {
         "model": load.model, "prompt": f"{number}: {PROMPT}", "max_tokens": load.max_tokens,
         "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
@@ -103,8 +105,8 @@ def _record_chunk(timing: RequestTiming, chunk: dict[str, Any]) -> None:
         timing.tokens = chunk["usage"].get("completion_tokens")
 
 
-def figures(found: list[RequestTiming], took_s: float) -> dict[str, float | int | None]:
-    """Return the figures by name and unit; None if not measured."""
+def summarize_timings(found: list[RequestTiming], took_s: float) -> dict[str, float | int | None]:
+    """Return the results by name with unit; None if not measured."""
     good = [timing for timing in found if timing.error is None]
     ttft = [timing.ttft_s for timing in good if timing.ttft_s is not None]
     gaps = [gap for timing in good for gap in timing.gaps_s]
@@ -119,5 +121,5 @@ def figures(found: list[RequestTiming], took_s: float) -> dict[str, float | int 
     }
     for name, series in (("ttft", ttft), ("itl", gaps), ("latency", whole)):
         for share in (0.5, 0.9, 0.99):
-            values[f"{name}_p{share * 100:.0f}_s"] = percentile(series, share)
+            values[f"{name}_p{share * 100:.0f}_s"] = find_percentile(series, share)
     return values

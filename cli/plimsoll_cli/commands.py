@@ -1,4 +1,4 @@
-"""Commands about a cluster, or with ``--local`` about this machine."""
+"""Commands that use a cluster or, with ``--local``, this machine."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def top(
     output: options.Form = Output.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
-    """Watch the leak budgets of all services and policies, worst first."""
+    """Watch the leak budgets of all services and policies, the most consumed first."""
     from plimsoll_cli.cluster import top as showing
 
-    showing.run(options.connect(kubeconfig, context, namespace, all_namespaces), output, once)
+    showing.show_rows(options.connect(kubeconfig, context, namespace, all_namespaces), output, once)
 
 
 def incidents(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="Show only incidents of this service, workload or policy: its name, or KIND/NAME."
+            help="Show only incidents of this service, workload or policy: NAME or KIND/NAME."
         ),
     ] = None,
     local: options.Local = False,
@@ -50,7 +50,7 @@ def incidents(
     ] = None,
     open_only: Annotated[bool, typer.Option("--open", help="Show only open incidents.")] = False,
     limit: Annotated[
-        int, typer.Option(min=1, help="Maximum number of incidents, newest first.")
+        int, typer.Option(min=1, help="Maximum number of incidents; the newest are shown.")
     ] = 100,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Print each change until Ctrl-C.")
@@ -60,7 +60,7 @@ def incidents(
     """List incidents, newest first."""
     from plimsoll_cli import incidents as listing
     from plimsoll_cli.incident_view import IncidentView
-    from plimsoll_cli.output import spinner
+    from plimsoll_cli.output import show_spinner
 
     wanted = listing.Filter(target, phase, kind, open_only)
     wanted.check()
@@ -69,21 +69,21 @@ def incidents(
         def read() -> list[IncidentView]:
             return listing.read_local(target, run_dir)
 
-        # A run directory has the incidents of one service.
+        # A run directory belongs to one service.
         wanted = listing.Filter(None, phase, kind, open_only)
     else:
         cluster = options.connect(kubeconfig, context, namespace, all_namespaces)
 
         def read() -> list[IncidentView]:
-            with spinner("reading incidents") as show:
-                return listing.list_incidents(cluster, target, show)
+            with show_spinner("reading incidents") as update:
+                return listing.list_incidents(cluster, target, update)
 
     if watch:
-        listing.watch(read, wanted, output)
+        listing.print_changes(read, wanted, output)
         return
     found = read()
-    shown = listing.select(found, wanted, limit)
-    listing.print_list(shown, output, len(listing.select(found, wanted, None)) - len(shown))
+    shown = listing.select_newest(found, wanted, limit)
+    listing.print_list(shown, output, len(listing.select_newest(found, wanted, None)) - len(shown))
 
 
 def explain(
@@ -95,30 +95,31 @@ def explain(
     namespace: options.Namespace = None,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Explain an incident: what grew, what was tried, how much memory returned, what to do next."""
+    """Explain an incident: what grew, what was tried, how much memory was freed, what to do."""
     from plimsoll_cli import explain as explaining
     from plimsoll_cli import incidents as listing
-    from plimsoll_cli.output import console, plain, write
+    from plimsoll_cli.output import make_console, plain, print_value
 
     if local or run_dir is not None:
         found = [one for one in listing.read_local(None, run_dir) if one.name == incident]
         if not found:
             raise UsageError(
-                f"{incident}: no local journal has this incident; see: plimsoll incidents --local"
+                f"{incident}: no incident on this machine has this name; see: plimsoll incidents "
+                "--local"
             )
         shown = found[0]
     else:
         shown = listing.get_incident(options.connect(kubeconfig, context, namespace), incident)
     if output.for_people:
-        out = console()
-        explaining.show(shown, out, plain(out))
+        out = make_console()
+        explaining.print_story(shown, out, plain(out))
     else:
-        write(listing.to_object(shown) | {"next": explaining.next_step(shown)}, output)
+        print_value(listing.to_object(shown) | {"next": explaining.choose_next_step(shown)}, output)
 
 
 def doctor(
     service: Annotated[
-        str | None, typer.Option(help="Check only replicas of this service.")
+        str | None, typer.Option(help="Check only the replicas of this service.")
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="Check only this SupervisionPolicy and its pods.")
@@ -133,12 +134,12 @@ def doctor(
     from dataclasses import asdict
 
     from plimsoll_cli.cluster import doctor as checking
-    from plimsoll_cli.output import console, write
+    from plimsoll_cli.output import make_console, print_value
 
     checks = []
-    out = console()
+    out = make_console()
     cluster = options.connect(kubeconfig, context, namespace, all_namespaces, check_namespace=False)
-    for check in checking.run(cluster, service, policy):
+    for check in checking.run_checks(cluster, service, policy):
         checks.append(check)
         if output.for_people:
             mark = {True: "ok", False: "BAD", None: "?"}[check.ok]
@@ -146,17 +147,17 @@ def doctor(
             out.print(f"[{style}]{mark:<4}[/] ", end="")
             out.print(f"{check.name}: {check.text}", markup=False, soft_wrap=True)
     if not output.for_people:
-        write([asdict(check) for check in checks], output)
+        print_value([asdict(check) for check in checks], output)
     if any(check.ok is False for check in checks):
         raise typer.Exit(1)
 
 
 def verdict(
-    revision: Annotated[str, typer.Argument(help="Revision: a hash in status.verdicts.")],
+    revision: Annotated[str, typer.Argument(help="Revision, as in status.verdicts.")],
     wait: Annotated[
         float,
         typer.Option(
-            parser=options.duration, metavar="TIME", help="Maximum time to wait for a Yes or No."
+            parser=options.duration, metavar="TIME", help="Maximum time to wait for Yes or No."
         ),
     ] = "0s",  # type: ignore[assignment]
     kubeconfig: options.Kubeconfig = None,
@@ -165,52 +166,56 @@ def verdict(
     all_namespaces: options.AllNamespaces = False,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Show whether a revision leaks. The exit status is 0 for No, 1 for Yes, 3 for Unknown."""
+    """Show whether a revision leaks. The exit status is 0 for No, 1 for Yes and 3 for Unknown."""
     from plimsoll_cli.cluster import verdict as judging
 
     cluster = options.connect(kubeconfig, context, namespace, all_namespaces)
-    raise typer.Exit(judging.run(cluster, revision, wait, output))
+    raise typer.Exit(judging.show_verdicts(cluster, revision, wait, output))
 
 
 TargetName = Annotated[
     str,
     typer.Argument(
-        help="A pod, or KIND/NAME for all its supervised pods, for example deployment/vllm. With"
-        " --local: name of the service.",
+        help="A pod, or KIND/NAME for all its supervised pods, for example deployment/vllm. With "
+        "--local: the name of the service.",
     ),
 ]
 Deadline = Annotated[
-    float, typer.Option(parser=options.duration, metavar="TIME", help="Maximum time to drain.")
+    float,
+    typer.Option(parser=options.duration, metavar="TIME", help="Maximum duration of the drain."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Drain also the last ready pod of a Service.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Drain the pod even if it is the last ready pod of a Service."),
+]
 Service = Annotated[
     bool,
     typer.Option(
         "--service",
-        help="Also clear the count of restarts of the whole service or workload.",
+        help="Also reset the restart count of the whole service or workload.",
     ),
 ]
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def _make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 COMMON = (
-    _parameter("target", TargetName, inspect.Parameter.empty),
-    _parameter("local", options.Local, False),
-    _parameter("run_dir", options.RunDir, None),
-    _parameter("kubeconfig", options.Kubeconfig, None),
-    _parameter("context", options.Context, None),
-    _parameter("namespace", options.Namespace, None),
-    _parameter("yes", options.Yes, False),
+    _make_parameter("target", TargetName, inspect.Parameter.empty),
+    _make_parameter("local", options.Local, False),
+    _make_parameter("run_dir", options.RunDir, None),
+    _make_parameter("kubeconfig", options.Kubeconfig, None),
+    _make_parameter("context", options.Context, None),
+    _make_parameter("namespace", options.Namespace, None),
+    _make_parameter("yes", options.Yes, False),
 )
-DEADLINE = _parameter("deadline", Deadline, f"{DRAIN_S:.0f}s")
-SERVICE = _parameter("service", Service, False)
-FORCE = _parameter("force", Force, False)
+DEADLINE = _make_parameter("deadline", Deadline, f"{DRAIN_S:.0f}s")
+SERVICE = _make_parameter("service", Service, False)
+FORCE = _make_parameter("force", Force, False)
 ACTIONS = {
-    "trim": ("Return a replica's cached memory to the system.", ()),
+    "trim": ("Free a replica's cached memory.", ()),
     "drain": ("Take a replica out of service and let running requests finish.", (DEADLINE, FORCE)),
     "restart": (
         "Restart a replica's engine. Running requests continue if the engine can carry them over.",
@@ -218,11 +223,11 @@ ACTIONS = {
     ),
     "resume": ("Put a replica back into service and reset its restart budget.", (SERVICE,)),
 }
-"""Help of each action, and its additional options."""
+"""Help text of each action, and its additional options."""
 
 
-def _command(action: str, options_of_action: tuple[inspect.Parameter, ...]) -> Any:
-    """Return a command whose signature defines the options of one action for typer."""
+def _make_command(action: str, options_of_action: tuple[inspect.Parameter, ...]) -> Any:
+    """Return a typer command; its signature defines the options of the action."""
 
     def command(**given: Any) -> None:
         _run_action(action, **given)
@@ -246,7 +251,7 @@ def _run_action(
     service: bool = False,
     force: bool = False,
 ) -> None:
-    from plimsoll_cli.actions import act
+    from plimsoll_cli.actions import run_action
 
     def print_answer(pod: str, answer: ActionAnswer) -> None:
         typer.echo(f"{action} {pod}: {answer.message or 'done'}")
@@ -254,13 +259,15 @@ def _run_action(
     if local or run_dir is not None:
         from plimsoll_cli.local import run_dir as folders
 
-        reach = folders.supervisor_caller(run_dir or folders.service_dir(target))
-        print_answer(target, act(reach, action, target, yes, deadline, typer.confirm, service))
+        reach = folders.make_supervisor_caller(run_dir or folders.get_service_dir(target))
+        print_answer(
+            target, run_action(reach, action, target, yes, deadline, typer.confirm, service)
+        )
         return
-    from plimsoll_cli.cluster.actions import act_on_all, check_not_last, supervisor_caller
-    from plimsoll_cli.targets import parse
+    from plimsoll_cli.cluster.actions import act_on_all, check_not_last, make_supervisor_caller
+    from plimsoll_cli.targets import parse_target
 
-    found, cluster = parse(target), options.connect(kubeconfig, context, namespace)
+    found, cluster = parse_target(target), options.connect(kubeconfig, context, namespace)
     if not found.is_pod:
         act_on_all(cluster, action, found, yes, deadline, typer.confirm, service, print_answer)
         return
@@ -269,13 +276,15 @@ def _run_action(
         check_not_last(cluster, pod)
     print_answer(
         pod,
-        act(supervisor_caller(cluster, pod), action, pod, yes, deadline, typer.confirm, service),
+        run_action(
+            make_supervisor_caller(cluster, pod), action, pod, yes, deadline, typer.confirm, service
+        ),
     )
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the program."""
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this module to ``app``."""
     for command in (top, incidents, explain, doctor, verdict):
         app.command()(command)
     for action, (text, options_of_action) in ACTIONS.items():
-        app.command(action, help=text)(_command(action, options_of_action))
+        app.command(action, help=text)(_make_command(action, options_of_action))

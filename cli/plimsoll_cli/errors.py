@@ -11,4 +11,4 @@ class UsageError(Exception):
 
 
 class RunError(Exception):
-    """Failure of a valid command; the exit status is 1."""
+    """A valid command failed; the exit status is 1."""

@@ -10,108 +10,108 @@ from rich.text import Text
 from plimsoll_api.incident_story import Story
 from plimsoll_api.names import POLICY_LABEL, SERVICE_LABEL
 from plimsoll_api.units import format_bytes, format_span
-from plimsoll_cli.incident_view import IncidentView, state_text, step_line, target, truncate
-from plimsoll_cli.output import plot
+from plimsoll_cli.incident_view import IncidentView, format_state, format_step, target, truncate
+from plimsoll_cli.output import draw_area_chart
 
 WHAT = {
-    "HostGrowth": "host memory grew beyond what the engine's ledger explains",
-    "DeviceGrowth": "device memory grew beyond what the engine's ledger explains",
-    "OrphanDeviceMemory": "device memory is held by no known process",
+    "HostGrowth": "host memory grew more than the engine's ledger explains",
+    "DeviceGrowth": "device memory grew more than the engine's ledger explains",
+    "OrphanDeviceMemory": "no known process holds some of the device memory",
     "Stall": "requests waited, but the engine completed no step",
     "OutOfMemoryKill": "the kernel killed the engine because it ran out of memory",
     "CapacityLoss": "KV blocks or encoder cache space belonged to no request",
     "EngineCrash": "the engine or its worker ended unexpectedly and was restarted",
     "CrashLoop": "a container keeps crashing",
-    "Recycle": "the healthy engine has reached the age at which you want it restarted",
+    "Recycle": "the healthy engine reached its maximum age",
     "ManualAction": "a person ran an action on the replica",
 }
 LABEL_WIDTH, MAX_WIDTH, HEIGHT = 9, 64, 5
-"""Width of the axis labels, maximum width, and height of the chart."""
+"""Width of the axis labels, and maximum width and height of the chart, in characters."""
 REPORT = "report the leak with the saved diagnostics: a restart only removes its effect."
 NEXT = {
     "Open": "wait: the supervisor first checks that the growth continues.",
-    "Trimming": "wait: the supervisor first returns cached memory.",
-    "Confirmed": "wait: the supervisor takes no disruptive action before the budget is spent.",
-    "AwaitingSlot": "wait: the supervisor is taking the service's restart slot.",
-    "Draining": "wait: the engine drains its requests before the restart.",
-    "Restarting": "wait: streams pause until the new worker is ready, or until the operator has"
-    " replaced the pod.",
+    "Trimming": "wait: the supervisor first frees cached memory.",
+    "Confirmed": "wait: the supervisor does nothing disruptive until the leak budget is spent.",
+    "AwaitingSlot": "wait: the supervisor is waiting for the service's restart slot.",
+    "Draining": "wait: the engine finishes its running requests before the restart.",
+    "Restarting": "wait: streams pause until the new worker is ready, or until the operator has "
+    "replaced the pod.",
     "Verifying": "wait: after warm-up, the supervisor compares memory with the baseline.",
-    "Cleared": "nothing: the symptom disappeared by itself.",
-    "Trim": "nothing at once. If it comes back, the growth was fragmentation: see docs/tuning.md.",
+    "Cleared": "nothing: the problem disappeared by itself.",
+    "Trim": "nothing now. If memory grows again, the growth was fragmentation: see docs/tuning.md.",
     "WorkerRestart": REPORT,
     "EngineRestart": REPORT,
-    "PodReplaced": "nothing at once: a new pod took over. " + REPORT,
-    "ContainerRestarted": "find out how it ended: kubectl logs {pod} -c {container} --previous, and"
-    " Last State in kubectl describe pod {pod}",
-    "WorkerRestarted": "find out how it ended: kubectl logs {pod} -c {container}",
-    "Recovered": "nothing at once: the container is ready again. Its last log may say more:"
-    " kubectl logs {pod} -c {container} --previous",
+    "PodReplaced": "nothing now: a new pod took over. " + REPORT,
+    "ContainerRestarted": "find out why it ended: kubectl logs {pod} -c {container} --previous, "
+    "and Last State in kubectl describe pod {pod}",
+    "WorkerRestarted": "find out why it ended: kubectl logs {pod} -c {container}",
+    "Recovered": "nothing now: the container is ready again. Its previous log may explain the "
+    "crash: kubectl logs {pod} -c {container} --previous",
     "PodGone": "nothing: someone else deleted or replaced the pod.",
     "ManualTrim": "nothing.",
-    "ManualDrain": "put it back into service when you are done: plimsoll resume {replica}",
+    "ManualDrain": "when you are done, put it back into service: plimsoll resume {replica}",
     "ManualRestart": "nothing: the restart counts against the replica's restart budget.",
     "ManualResume": "nothing.",
-    "Failed": "the message above says why; the engine's log may say more: kubectl logs {pod}"
-    " -c {container}",
+    "Failed": "read the message above and the engine's log: kubectl logs {pod} -c {container}",
     "NewEpoch": "nothing: someone else restarted the engine.",
-    "Observed": "set spec.supervision.mode: Recover to let the supervisor act, or act manually:"
-    " plimsoll restart {replica}",
+    "Observed": "set spec.supervision.mode: Recover to let the supervisor act, or act yourself: "
+    "plimsoll restart {replica}",
     "RestartBudgetExhausted": "find the cause, then: plimsoll resume {replica}",
-    "LadderExhausted": "allow more in spec.supervision.ladder, or replace the pod:"
-    " kubectl delete pod {pod}",
-    "PartlyReturned": "look for memory outside the engine (segments shared and orphan).",
-    "SlotTimeout": "see who holds the slot: kubectl get leases -l {slots}",
+    "LadderExhausted": "allow more actions in spec.supervision.ladder, or replace the pod: "
+    "kubectl delete pod {pod}",
+    "PartlyReturned": "look for memory outside the engine: the segments shared and shared_orphan.",
+    "SlotTimeout": "find out who holds the slot: kubectl get leases -l {slots}",
     "PartnerLost": "restart the pods of the other role, too: they may hold connections to the"
     " engine that has ended.",
-    "Refused": "the engine's log says why it refused: kubectl logs {pod} -c {container}",
+    "Refused": "find out why the engine refused: kubectl logs {pod} -c {container}",
     "EffectUnknown": "compare the engine's epoch with the incident's: plimsoll doctor",
 }
 WAITS = {
-    "ServiceRestartBudgetExhausted": "find the cause. Restarts resume as the window passes, or"
-    " after: plimsoll resume {replica} --service",
+    "ServiceRestartBudgetExhausted": "find the cause. Restarts are possible again when the "
+    "window has passed, or after: plimsoll resume {replica} "
+    "--service",
     "ReplicaRestartBudgetExhausted": "find the cause, then: plimsoll resume {replica}",
-    "SlotHeld": "wait: another replica of the service restarts. To see which one:"
-    " kubectl get leases -l {slots}",
+    "SlotHeld": "wait: another replica of the service restarts. To see which one: kubectl get "
+    "leases -l {slots}",
     "SlotConflict": "wait: another replica took the slot at the same moment.",
-    "NoSlot": "wait until the operator has created the slot Leases. Check that it runs.",
-    "CircuitBreaker": "wait: the number of services that restart has reached the operator's"
-    " --max-disruptions.",
+    "NoSlot": "wait until the operator has created the slot Leases. Check that the operator runs.",
+    "CircuitBreaker": "wait: as many services as the operator's --max-disruptions allows are "
+    "restarting.",
     "LastReadyReplica": "wait until another replica is ready, or add one.",
-    "MaintenanceWindow": "wait: it restarts in spec.supervision.maintenanceWindow, or earlier if"
-    " memory would run out before.",
+    "MaintenanceWindow": "wait: the restart happens in spec.supervision.maintenanceWindow, or "
+    "earlier if memory would run out.",
     "ManuallyDrained": "end your maintenance, then: plimsoll resume {replica}",
-    "Subsided": "nothing now: the growth looks less like a leak than when it was confirmed. The"
-    " incident ends with the growth. It acts if the odds rise again.",
+    "Subsided": "nothing now: the growth looks less like a leak than before. The supervisor acts "
+    "if the evidence grows again.",
     "APIServerUnreachable": "check that the pod can reach the API server: kubectl logs {pod}"
     " -c supervisor",
-    "RestartCountUnreadable": "someone else edited the slot Lease. Clear its counts:"
-    " plimsoll resume {replica} --service",
+    "RestartCountUnreadable": "someone else edited the slot Lease. Reset its counts: plimsoll "
+    "resume {replica} --service",
 }
 NEXT_BY_KIND = {
-    "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before:"
-    " plimsoll incidents {target}",
-    "CrashLoop": "its last log says why: kubectl logs {pod} -c {container} --previous",
-    "Recycle": "nothing: spec.supervision.recycle asks for it. It waits until a slot is free and"
-    " another replica is ready.",
+    "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before: "
+    "plimsoll incidents {target}",
+    "CrashLoop": "find out why it crashes: kubectl logs {pod} -c {container} --previous",
+    "Recycle": "nothing: spec.supervision.recycle requests it. It waits until a slot is free and "
+    "another replica is ready.",
 }
 """Next steps for kinds that no action of the supervisor fixes, in any phase."""
-LOCAL_LOG = "the engine's output says more."
+LOCAL_LOG = "read the engine's output."
 NEXT_LOCAL = {
-    "Observed": "let the supervisor act: plimsoll watch --recover -- COMMAND, or"
-    " spec.supervision.mode: Recover in the service's manifest.",
-    "LadderExhausted": "restart the engine yourself, or allow more in spec.supervision.ladder of"
-    " its manifest.",
+    "Observed": "let the supervisor act: plimsoll watch --recover -- COMMAND, or "
+    "spec.supervision.mode: Recover in the service's manifest.",
+    "LadderExhausted": "restart the engine yourself, or allow more actions in "
+    "spec.supervision.ladder of its manifest.",
     "ContainerRestarted": LOCAL_LOG,
     "WorkerRestarted": LOCAL_LOG,
-    "Recovered": "nothing at once: the engine is ready again. " + LOCAL_LOG,
-    "Failed": "the message above says why. " + LOCAL_LOG,
+    "Recovered": "nothing now: the engine is ready again. " + LOCAL_LOG,
+    "Failed": "read the message above. " + LOCAL_LOG,
     "Refused": LOCAL_LOG,
 }
-"""Next steps that replace :data:`NEXT` for an engine on this machine, which has no pod."""
+"""Next steps that replace those in :data:`NEXT` for an engine on this machine, which has no pod."""
 
 
-def next_step(incident: IncidentView) -> str:
+def choose_next_step(incident: IncidentView) -> str:
     """Return what a person should do next."""
     spec, status = incident.spec, incident.status
     key, here = status.outcome or incident.story.phase, not incident.namespace
@@ -134,23 +134,23 @@ def next_step(incident: IncidentView) -> str:
     )
 
 
-def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
-    """Yield the lines of the story. Only sentences may exceed ``width`` columns."""
+def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
+    """Yield the lines of the story; only sentences may be wider than ``width`` columns."""
     spec, story = incident.spec, incident.story
-    yield Text.assemble((incident.name, "bold"), "  ", state_text(story))
-    yield Text(f"{story.kind}: {WHAT.get(spec.kind, 'something went wrong')}.")
+    yield Text.assemble((incident.name, "bold"), "  ", format_state(story))
+    yield Text(f"{story.kind}: {WHAT.get(spec.kind, 'a problem')}.")
     role = f" ({spec.target.role})" if spec.target is not None else ""
-    yield Text(f"{_owner(incident)}, pod {spec.pod}{role}, epoch {spec.epoch}.")
+    yield Text(f"{_format_owner(incident)}, pod {spec.pod}{role}, epoch {spec.epoch}.")
     lasted = ""
     if story.ended_at is not None:
         span = format_span(story.ended_at - story.opened_at)
         lasted = f", ended {incident.status.ended_at} after {span}"
     yield Text(f"Opened {spec.opened_at}{lasted}.")
-    yield from _evidence_lines(story)
-    yield from _chart_lines(story, width, plain)
-    yield from _action_lines(story, width, plain)
+    yield from _format_evidence(story)
+    yield from _format_chart(story, width, plain)
+    yield from _format_actions(story, width, plain)
     if story.returned_bytes is not None:
-        yield Text(f"\nCame back: {format_bytes(story.returned_bytes)}.", style="bold")
+        yield Text(f"\nFreed: {format_bytes(story.returned_bytes)}.", style="bold")
     if story.message:
         yield Text(f"{'Result' if story.ended else 'Now'}: {story.message}")
     folders: dict[str, list[str]] = {}
@@ -159,10 +159,10 @@ def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[T
         folders.setdefault(folder, []).append(name)
     for folder, names in folders.items():
         yield Text(f"Saved in {folder or '.'}: {', '.join(names)}")
-    yield Text.assemble(("\nWhat next: ", "bold"), next_step(incident))
+    yield Text.assemble(("\nWhat next: ", "bold"), choose_next_step(incident))
 
 
-def _owner(incident: IncidentView) -> str:
+def _format_owner(incident: IncidentView) -> str:
     """Return the service, or a policy's workload: ``Deployment ml/vllm (SupervisionPolicy x)``."""
     spec, space = incident.spec, f"{incident.namespace}/" if incident.namespace else ""
     workload = spec.workload_ref
@@ -173,13 +173,13 @@ def _owner(incident: IncidentView) -> str:
     return f"{workload.kind} {space}{workload.name}{group} ({policy})"
 
 
-def show(incident: IncidentView, out: Console, plain: bool) -> None:
+def print_story(incident: IncidentView, out: Console, plain: bool) -> None:
     """Print the story of an incident."""
-    for line in lines(incident, out.width, plain):
+    for line in format_lines(incident, out.width, plain):
         out.print(line, soft_wrap=True)
 
 
-def _evidence_lines(story: Story) -> Iterator[Text]:
+def _format_evidence(story: Story) -> Iterator[Text]:
     seen = story.seen
     if seen.bytes and seen.bytes > 0:
         grew = ", ".join([f"{format_bytes(seen.bytes)}{story.where}", *story.rates])
@@ -192,11 +192,11 @@ def _evidence_lines(story: Story) -> Iterator[Text]:
         yield Text(f"Evidence: {sentence}")
 
 
-def _chart_lines(story: Story, width: int, plain: bool) -> Iterator[Text]:
+def _format_chart(story: Story, width: int, plain: bool) -> Iterator[Text]:
     points = story.memory
     if len(points) < 2:
         return
-    drawn = plot(points, max(8, min(MAX_WIDTH, width - LABEL_WIDTH - 4)), HEIGHT, plain)
+    drawn = draw_area_chart(points, max(8, min(MAX_WIDTH, width - LABEL_WIDTH - 4)), HEIGHT, plain)
     if not drawn:
         return
     sizes = [size for _, size in points]
@@ -210,11 +210,11 @@ def _chart_lines(story: Story, width: int, plain: bool) -> Iterator[Text]:
     yield Text(f"{'':>{LABEL_WIDTH}}  {ends[0]}{' ' * gap}{ends[1]}", style="dim")
 
 
-def _action_lines(story: Story, width: int, plain: bool) -> Iterator[Text]:
+def _format_actions(story: Story, width: int, plain: bool) -> Iterator[Text]:
     if not story.steps:
         yield Text("\nNo action has been tried yet.")
         return
     yield Text("\nWhat was tried:", style="bold")
     for step in story.steps:
         start = f"+{format_span(step.at - story.opened_at):<7} {step.name:<14} "
-        yield truncate(step_line(start, step, width=10), width, plain)
+        yield truncate(format_step(start, step, width=10), width, plain)

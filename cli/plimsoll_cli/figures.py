@@ -1,7 +1,7 @@
-"""Result of a measurement: a JSON object with figures, machine and command.
+"""Results of a measurement as a JSON object with values, machine and command.
 
-Names of figures are snake_case and end with the unit; ``_low`` and ``_high`` after it are the ends
-of an interval. A figure that could not be measured is absent, never zero.
+The names of values are in snake_case and end with the unit; the suffixes ``_low`` and ``_high``
+denote the ends of an interval. A value that could not be measured is absent, never zero.
 """
 
 from __future__ import annotations
@@ -23,29 +23,32 @@ UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request", "
 _KEY = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNITS)})(_low|_high)?$")
 
 
-def result(
+def make_result(
     name: str,
     figures: Mapping[str, float | int | None],
     command: Sequence[str],
     samples: Any = None,
 ) -> dict[str, Any]:
-    """Return the object to print. Raises ValueError for a figure without a unit."""
+    """Return the JSON object. Raises ValueError for a name without a unit."""
     for key in figures:
         if not _KEY.match(key):
-            raise ValueError(f"figure {key!r}: snake_case with its unit last, one of {UNITS}")
+            raise ValueError(
+                f"figure {key!r}: write the name in snake_case, and end it with a unit: "
+                f"{', '.join(UNITS)}"
+            )
     return {
         "name": name,
         "date": rfc3339(time.time()),
-        "machine": machine(),
-        "commit": commit(),
+        "machine": describe_machine(),
+        "commit": find_commit(),
         "command": shlex.join(command),
-        "figures": {k: _rounded(v) for k, v in figures.items() if v is not None},
+        "figures": {k: _round(v) for k, v in figures.items() if v is not None},
         "samples": samples,
     }
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the nearest-rank percentile (``share`` .99 for p99), or None without values."""
+def find_percentile(values: Sequence[float], share: float) -> float | None:
+    """Return the nearest-rank percentile (p99 is ``share`` .99); None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -54,34 +57,34 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     ]
 
 
-def machine() -> dict[str, Any]:
-    """Return processor, memory, accelerators and versions, as far as they are known."""
+def describe_machine() -> dict[str, Any]:
+    """Return the machine's processor, memory, accelerators and software versions, where known."""
     facts: dict[str, Any] = {
         "system": platform.platform(),
         "python": platform.python_version(),
-        "cpu": _cpu_model(),
+        "cpu": _read_cpu_model(),
         "cpu_count": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "devices": _devices() or None,
+        "devices": _list_devices() or None,
     }
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def commit(here: Path = HERE) -> str | None:
-    """Return the commit of the source tree around ``here``, with ``-dirty``, or None.
+def find_commit(here: Path = HERE) -> str | None:
+    """Return the commit of the source tree around ``here``; None if it is not a git repository.
 
-    Changed results do not make it dirty, because a benchmark may have written some.
+    The suffix ``-dirty`` marks uncommitted changes, except those of results.
     """
     sources = (":/", ":(top,exclude)research/bench/results")
     try:
-        head = _git(here, "rev-parse", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", *sources)
+        head = _run_git(here, "rev-parse", "HEAD")
+        changed = _run_git(here, "status", "--porcelain", "--untracked-files=no", "--", *sources)
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}-dirty" if changed else head
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def _run_git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         ["git", "-C", str(folder), *arguments],
         capture_output=True, text=True, check=True, timeout=10,
@@ -89,7 +92,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _cpu_model() -> str | None:
+def _read_cpu_model() -> str | None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -99,7 +102,7 @@ def _cpu_model() -> str | None:
     )
 
 
-def _devices() -> list[str]:
+def _list_devices() -> list[str]:
     try:
         import pynvml
 
@@ -114,5 +117,5 @@ def _devices() -> list[str]:
         pynvml.nvmlShutdown()
 
 
-def _rounded(value: float | int) -> float | int:
+def _round(value: float | int) -> float | int:
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""View of an incident for all commands, from a LeakIncident or a journal."""
+"""One representation of incidents for all commands, from a LeakIncident or a journal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from plimsoll_api.leakincident import LeakIncidentSpec, LeakIncidentStatus
 from plimsoll_api.names import POLICY_KIND, SERVICE_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import clock_time
-from plimsoll_cli.targets import parse
+from plimsoll_cli.targets import parse_target
 
 
 class IncidentView(msgspec.Struct, kw_only=True):
-    """Content of a LeakIncident. Times are RFC 3339."""
+    """Incident with the content of a LeakIncident. Times are in RFC 3339."""
 
     name: str
     namespace: str
@@ -27,16 +27,16 @@ class IncidentView(msgspec.Struct, kw_only=True):
 
     @property
     def story(self) -> Story:
-        """The incident as ordered facts."""
+        """The incident's story as a list of facts."""
         return story_of_object(self.name, self.spec, self.status)
 
 
 class UnreadableError(ValueError):
-    """The object is not a LeakIncident of this version. The message names it."""
+    """Error for an object that is not a valid LeakIncident. The message names the object."""
 
 
 def from_object(item: dict[str, Any]) -> IncidentView:
-    """Return the view of a LeakIncident. Raises UnreadableError."""
+    """Return the view of a LeakIncident object. Raises UnreadableError."""
     meta = item.get("metadata") or {}
     name = str(meta.get("name", "?"))
     try:
@@ -51,7 +51,7 @@ def from_object(item: dict[str, Any]) -> IncidentView:
 
 
 def from_journal(incident: IncidentRecord) -> IncidentView:
-    """Return the view of a local replica's incident; service and replica have the same name."""
+    """Return the view of an incident in a local journal; the replica has the service's name."""
     service = incident.name.rpartition("-")[0]
     return IncidentView(
         name=incident.name,
@@ -62,18 +62,18 @@ def from_journal(incident: IncidentRecord) -> IncidentView:
 
 
 def target(incident: IncidentView) -> str:
-    """Return the service's name or KIND/NAME, as other commands accept it."""
+    """Return the service's name, or KIND/NAME, in the form that commands accept."""
     found = incident.spec.workload_ref
     return found.name if found.kind == SERVICE_KIND else f"{found.kind.lower()}/{found.name}"
 
 
 def matches_target(incident: IncidentView, name: str) -> bool:
-    """Return whether ``name`` is the incident's service, workload or policy, or its KIND/NAME."""
+    """Report whether ``name`` is the incident's service, workload or policy, or its KIND/NAME."""
     spec = incident.spec
     policy = spec.policy_ref.name if spec.policy_ref else None
     if "/" not in name:
         return name in (spec.workload_ref.name, policy)
-    wanted = parse(name)
+    wanted = parse_target(name)
     if wanted.kind == POLICY_KIND:
         return wanted.name == policy
     if wanted.is_pod:
@@ -87,38 +87,38 @@ STYLE = {
     "Requested": "yellow",
     "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
 }  # fmt: skip
-"""Styles of phases and of step outcomes."""
+"""Styles of phases and of step results."""
 OPEN_STYLE = "bold yellow"
 
 
-def state_text(story: Story) -> Text:
-    """Return the incident's state with its colour."""
+def format_state(story: Story) -> Text:
+    """Return the incident's state as coloured text."""
     text = Text(story.phase, style=STYLE.get(story.phase, OPEN_STYLE))
     return text.append(story.state.removeprefix(story.phase), style="default")
 
 
 def truncate(line: Text, width: int, plain: bool) -> Text:
-    """Truncate a line to ``width`` columns; ``plain`` marks it in ASCII."""
+    """Truncate a line to ``width`` columns; ``plain`` uses an ASCII ellipsis."""
     if line.cell_len > width:
         line.truncate(width - 3 if plain else width, overflow="crop" if plain else "ellipsis")
         line.append("..." if plain else "")
     return line
 
 
-def incident_lines(story: Story, width: int, plain: bool = False) -> list[Text]:
-    """Return the headline and the newest steps, truncated to ``width`` columns."""
+def format_incident(story: Story, width: int, plain: bool = False) -> list[Text]:
+    """Return the headline and the newest steps as lines of at most ``width`` columns."""
     head = Text.assemble(
-        f"{clock_time(story.opened_at)} ", (story.name, "bold"), " ", state_text(story), ": ",
+        f"{clock_time(story.opened_at)} ", (story.name, "bold"), " ", format_state(story), ": ",
         story.headline,
     )  # fmt: skip
     steps = (
-        step_line(f"{clock_time(step.at)} {step.name} ", step)
+        format_step(f"{clock_time(step.at)} {step.name} ", step)
         for step in story.steps[-SHOWN_STEPS:]
     )
     return [truncate(line, width, plain) for line in (head, *steps)]
 
 
-def step_line(start: str, step: StoryStep, width: int = 0) -> Text:
-    """Return ``start``, the step's outcome padded to ``width``, and its text."""
+def format_step(start: str, step: StoryStep, width: int = 0) -> Text:
+    """Return a line with ``start``, the step's result padded to ``width``, and its text."""
     outcome = (f"{step.outcome:<{width}}", STYLE.get(step.outcome, ""))
     return Text.assemble("  ", start, outcome, "  " if step.text else "", step.text)

@@ -1,4 +1,4 @@
-"""``plimsoll incidents``: incidents of a cluster or of local journals."""
+"""``plimsoll incidents``: lists the incidents of a cluster or of this machine."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from plimsoll_cli.incident_view import (
     target,
 )
 from plimsoll_cli.local import run_dir as folders
-from plimsoll_cli.output import Cell, Output, console, fit_columns, show, write
-from plimsoll_cli.targets import parse
+from plimsoll_cli.output import Cell, Output, fit_columns, make_console, print_table, print_value
+from plimsoll_cli.targets import parse_target
 
 if TYPE_CHECKING:
     from plimsoll_cli.cluster.client import Cluster
 
 STATE_DIR = "state"
 MIN_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
-"""Terminal width from which each column is shown."""
+"""Minimum terminal width that shows each column."""
 WATCH_S = 2.0
 MAX_LABEL = 63
 PROGRESS_STEP = 500
-"""Incidents between two progress reports."""
+"""Number of incidents after which progress is reported."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Filter of incidents; None matches all. ``target`` is as in :func:`matches_target`."""
+    """Filter of incidents. None matches all; ``target`` is as in :func:`matches_target`."""
 
     target: str | None = None
     phase: str | None = None
@@ -65,7 +65,7 @@ class Filter:
                 raise UsageError(f"{flag} {word!r}: use one of {', '.join(known)}")
 
     def matches(self, incident: IncidentView) -> bool:
-        """Return whether ``incident`` passes the filter."""
+        """Report whether ``incident`` passes the filter."""
         return (
             (self.target is None or matches_target(incident, self.target))
             and self.phase in (None, incident.story.phase)
@@ -74,11 +74,11 @@ class Filter:
         )
 
 
-def read(journal: Path) -> list[IncidentRecord]:
-    """Return the incidents of a journal, newest first. Raises UsageError."""
+def read_journal(journal: Path) -> list[IncidentRecord]:
+    """Return the incidents in a journal, newest first. Raises UsageError."""
     if not journal.is_file():
         raise UsageError(
-            f"{journal}: the journal does not exist: did the service run on this machine?"
+            f"{journal}: the journal does not exist: check that the service ran on this machine"
         )
     try:
         db = sqlite3.connect(f"{journal.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
@@ -92,26 +92,27 @@ def read(journal: Path) -> list[IncidentRecord]:
 
 
 def read_local(service: str | None, run_dir: Path | None) -> list[IncidentView]:
-    """Return the incidents of a run directory, a service, or all services on this machine."""
+    """Return the incidents in a run directory, of a service, or of all services on this machine."""
     if run_dir is not None:
         journals = [run_dir / STATE_DIR / JOURNAL_FILE]
     elif service is not None:
-        journals = [folders.service_dir(service) / STATE_DIR / JOURNAL_FILE]
+        journals = [folders.get_service_dir(service) / STATE_DIR / JOURNAL_FILE]
     else:
-        journals = sorted(folders.base_dir().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
-    return [from_journal(incident) for journal in journals for incident in read(journal)]
+        journals = sorted(folders.get_base_dir().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
+    return [from_journal(incident) for journal in journals for incident in read_journal(journal)]
 
 
 def list_incidents(
     cluster: Cluster, target: str | None, show_progress: Callable[[str], None]
 ) -> list[IncidentView]:
-    """Return all incidents that may concern ``target``, page by page. Raises RunError.
+    """Return all incidents that may concern ``target``. Raises RunError.
 
-    Labels narrow the list at the API server. ``show_progress`` is called with a text.
+    Label selectors narrow the list at the API server. ``show_progress`` gets a text after some
+    pages.
     """
     found: dict[tuple[str, str], IncidentView] = {}
     try:
-        for query in label_queries(target):
+        for query in make_label_queries(target):
             for item in cluster.list_own(INCIDENT_PLURAL, **query):
                 one = from_object(item)
                 found[one.namespace, one.name] = one
@@ -122,9 +123,9 @@ def list_incidents(
         raise RunError(f"{error}: another version of Plimsoll may have written it") from None
 
 
-def label_queries(target: str | None) -> list[dict[str, str]]:
-    """Return the list queries that together find all incidents of ``target``."""
-    if target is None or ((parsed := parse(target)).is_pod and "/" in target):
+def make_label_queries(target: str | None) -> list[dict[str, str]]:
+    """Return list queries that together find all incidents of ``target``."""
+    if target is None or ((parsed := parse_target(target)).is_pod and "/" in target):
         return [{}]
     # A name without a kind may be that of a service, a workload or a policy.
     keys = [POLICY_LABEL] if parsed.kind == POLICY_KIND else [SERVICE_LABEL]
@@ -134,9 +135,9 @@ def label_queries(target: str | None) -> list[dict[str, str]]:
 
 
 def get_incident(cluster: Cluster, name: str) -> IncidentView:
-    """Return the incident with this name, or with this name in its supervisor's page and log.
+    """Return the incident with this name. Raises UsageError and RunError.
 
-    Raises UsageError and RunError.
+    The supervisor's page and log show a shorter name, which is accepted, too.
     """
     item = cluster.get_own(INCIDENT_PLURAL, name) or next(
         (
@@ -157,7 +158,9 @@ def get_incident(cluster: Cluster, name: str) -> IncidentView:
         raise RunError(str(error)) from None
 
 
-def select(found: Iterable[IncidentView], wanted: Filter, limit: int | None) -> list[IncidentView]:
+def select_newest(
+    found: Iterable[IncidentView], wanted: Filter, limit: int | None
+) -> list[IncidentView]:
     """Return the newest ``limit`` incidents that pass the filter."""
     chosen = [incident for incident in found if wanted.matches(incident)]
     chosen.sort(key=lambda incident: incident.spec.opened_at, reverse=True)
@@ -165,36 +168,46 @@ def select(found: Iterable[IncidentView], wanted: Filter, limit: int | None) -> 
 
 
 def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> None:
-    """Print a table for people, or objects for programs. ``more`` counts omitted incidents."""
+    """Print a table or objects, depending on ``output``.
+
+    ``more`` is the number of omitted incidents.
+    """
     if not output.for_people:
-        write([to_object(incident) for incident in found], output)
+        print_value([to_object(incident) for incident in found], output)
         return
-    out = console()
+    out = make_console()
     if not found:
         out.print("no incidents")
         return
     wide = output is Output.WIDE
     spaces = wide or len({incident.namespace for incident in found}) > 1
-    names, rows = columns(wide, spaces), [row(incident, wide, spaces) for incident in found]
+    names, rows = (
+        choose_columns(wide, spaces),
+        [make_row(incident, wide, spaces) for incident in found],
+    )
     if out.is_terminal and not wide:
         names, rows = fit_columns(names, rows, out.width, MIN_WIDTH)
-    show(names, rows, out)
+    print_table(names, rows, out)
     if more:
-        out.print(f"and {more} older: --limit shows more")
+        out.print(f"{more} older incidents are not shown: raise --limit")
 
 
-def watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output) -> None:
-    """Print a line for each change until Ctrl-C, reading every two seconds."""
+def print_changes(
+    read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output
+) -> None:
+    """Print each change until Ctrl-C; read the incidents every two seconds."""
     with contextlib.suppress(KeyboardInterrupt):
-        _watch(read_all, wanted, output)
+        _print_changes(read_all, wanted, output)
 
 
-def _watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output) -> None:
+def _print_changes(
+    read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output
+) -> None:
     known: dict[str, str] = {}
-    out = console()
+    out = make_console()
     while True:
         try:
-            fresh = select(read_all(), wanted, None)
+            fresh = select_newest(read_all(), wanted, None)
         except RunError as error:
             out.print(f"{time.strftime('%H:%M:%S')}  {error}", style="red", soft_wrap=True)
             fresh = []
@@ -209,19 +222,19 @@ def _watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: O
                         soft_wrap=True,
                     )
                 else:
-                    write(to_object(incident), output)
+                    print_value(to_object(incident), output)
         time.sleep(WATCH_S)
 
 
-def columns(wide: bool, namespaces: bool) -> list[str]:
+def choose_columns(wide: bool, namespaces: bool) -> list[str]:
     """Return the column names of the table."""
     names = ["NAMESPACE"] if namespaces else []
     names += ["OPENED", "NAME", "TARGET", "PHASE", "OUTCOME", "RETURNED", "WHAT"]
     return [*names, "POD", "EPOCH", "ENDED"] if wide else names
 
 
-def row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
-    """Return the cells of an incident, in the order of :func:`columns`."""
+def make_row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
+    """Return the cells of an incident in the order of :func:`choose_columns`."""
     spec, status, story = incident.spec, incident.status, incident.story
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
     phase = Text(story.phase, style=STYLE.get(story.phase, OPEN_STYLE))
@@ -232,7 +245,7 @@ def row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
 
 
 def to_object(incident: IncidentView) -> dict[str, Any]:
-    """Return the incident as a LeakIncident object, also if it is from a journal."""
+    """Return the incident as a LeakIncident object."""
     space = {"namespace": incident.namespace} if incident.namespace else {}
     return {
         "metadata": {"name": incident.name, **space},

@@ -1,4 +1,7 @@
-"""Commands ``inject`` and ``validate``, and the conversion of their options to a policy's."""
+"""Commands ``inject`` and ``validate``.
+
+Options of ``inject`` are converted to those of a policy.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ POLICY_OPTIONS = (
     "mode", "host_budget", "device_budget", "window", "warmup", "engine", "container", "port",
     "probe",
 )  # fmt: skip
-"""Options that a policy replaces."""
+"""Options of ``inject`` that exclude ``--policy``."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this module to ``app``."""
     app.command()(inject)
     app.command()(validate)
 
@@ -44,14 +47,14 @@ def inject(
         str | None, typer.Option(help="Container image of the supervisor. Required to inject.")
     ] = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Take out what inject added, and nothing else.")
+        bool, typer.Option("--remove", help="Remove the additions of inject, and nothing else.")
     ] = False,
     policy: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Manifest of a SupervisionPolicy: its selector chooses pods, and it replaces the"
-            " options for engine, budgets, mode and probe.",
+            help="Manifest of a SupervisionPolicy. Its selector chooses pods, and it replaces "
+            "the options for engine, budgets, mode and probe.",
         ),
     ] = None,
     name: Annotated[
@@ -65,7 +68,7 @@ def inject(
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also supervise what is neither vLLM nor SGLang.")
+        bool, typer.Option("--all", help="Also supervise engines other than vLLM and SGLang.")
     ] = False,
     mode: Annotated[str, typer.Option(metavar="MODE", help="Observe or Recover.")] = "Observe",
     host_budget: Annotated[
@@ -81,13 +84,16 @@ def inject(
         str, typer.Option(metavar="TIME", help="Period that the budgets apply to.")
     ] = "24h",
     warmup: Annotated[
-        str, typer.Option(metavar="TIME", help="Time to ignore growth after an engine start.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Time after an engine start during which growth is ignored."
+        ),
     ] = "5m",
     engine: Annotated[
         str, typer.Option(metavar="TYPE", help="Type of the engine: auto, vllm, sglang or custom.")
     ] = "auto",
     container: Annotated[
-        str | None, typer.Option(help="Container of the engine, if the pod has several.")
+        str | None, typer.Option(help="Name of the engine's container, if the pod has several.")
     ] = None,
     port: Annotated[
         int | None,
@@ -95,7 +101,7 @@ def inject(
             min=1,
             max=65_535,
             metavar="PORT",
-            help="Port of the engine, if the manifest does not show it.",
+            help="Port of the engine, if the manifest does not contain it.",
         ),
     ] = None,
     run_as_user: Annotated[
@@ -104,7 +110,7 @@ def inject(
     ] = None,
     platform: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Platform that assigns pods a user: openshift."),
+        typer.Option(metavar="NAME", help="Platform that assigns user IDs to pods: openshift."),
     ] = None,
     supervisor_requests: Annotated[
         str | None,
@@ -152,7 +158,7 @@ def inject(
         ),
     ] = False,
 ) -> None:
-    """Add a supervisor to the workloads in a manifest: YAML in, YAML out."""
+    """Add a supervisor to the workloads in a manifest."""
     from dataclasses import replace
 
     from plimsoll_api.manifest import DURATION, POSITIVE_DURATION
@@ -167,8 +173,10 @@ def inject(
     if remove:
         given = [one.name for one in context.command.params if _is_given(context, str(one.name))]
         if others := sorted({str(one) for one in given} - {"remove", "manifest", "file"}):
-            raise UsageError(f"--remove and --{others[0].replace('_', '-')}: use one of them")
-        typer.echo(command.remove(manifest or file or Path("-")).encode(), nl=False)
+            raise UsageError(
+                f"inject: use either --remove or --{others[0].replace('_', '-')}, not both"
+            )
+        typer.echo(command.remove_from_file(manifest or file or Path("-")).encode(), nl=False)
         return
     if supervisor_image is None:
         raise UsageError("inject: --supervisor-image is required")
@@ -176,7 +184,7 @@ def inject(
         doubled = [one for one in POLICY_OPTIONS if _is_given(context, one)]
         if doubled:
             flags = ", ".join("--" + one.replace("_", "-") for one in doubled)
-            raise UsageError(f"--policy and {flags}: use one of them; {policy} sets this")
+            raise UsageError(f"inject: use either --policy or {flags}, not both: {policy} sets it")
         options = _read_policy_options(policy, supervisor_image)
     else:
         period = _parse_option("--window", POSITIVE_DURATION.read, window)
@@ -198,7 +206,7 @@ def inject(
     options = replace(
         options,
         run_as_user=run_as_user,
-        supervisor=_supervisor(
+        supervisor=_merge_settings(
             options.supervisor,
             resources=_parse_resources(supervisor_requests, supervisor_limits),
             image_pull_secrets=_parse_secrets(image_pull_secret),
@@ -212,7 +220,7 @@ def inject(
     wanted = command.Selection(
         frozenset(name or ()), command.parse_selector(selector) if selector is not None else ()
     )
-    text, notes = command.run(manifest or file or Path("-"), options, wanted)
+    text, notes = command.inject_into_file(manifest or file or Path("-"), options, wanted)
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(text.encode(), nl=False)
@@ -225,9 +233,10 @@ def validate(
         typer.Option(metavar="FILE", help="Manifest of the SupervisionPolicy for the workloads."),
     ] = None,
 ) -> None:
-    """Check manifests without a cluster, and report what inject or a policy would do.
+    """Check manifests without a cluster, and show what inject or a policy would do.
 
-    Exit status 2: a file or an object of Plimsoll is invalid. 1: a workload gets no supervisor.
+    Exit status 2: a file or an object of Plimsoll is invalid. 1: a workload would get no
+    supervisor.
     """
     from plimsoll_cli.inject import validate as validation
     from plimsoll_operator.injection.options import InjectionOptions
@@ -237,7 +246,7 @@ def validate(
         if policy is None
         else _read_policy_options(policy, "supervisor")
     )
-    found = validation.run(files, options)
+    found = validation.check_files(files, options)
     for line in found.notes:
         typer.echo(line)
     for line in (*found.invalid, *found.refused):
@@ -245,13 +254,13 @@ def validate(
     raise typer.Exit(found.status)
 
 
-def _supervisor(policy: SupervisorSettings, **given: Any) -> SupervisorSettings:
-    """Return the policy's supervisor settings, overridden by the command line's."""
+def _merge_settings(policy: SupervisorSettings, **given: Any) -> SupervisorSettings:
+    """Return the policy's supervisor settings; those of the command line take precedence."""
     return policy.model_copy(update={key: one for key, one in given.items() if one})
 
 
 def _parse_resources(requests: str | None, limits: str | None) -> Resources | None:
-    """Return the supervisor's resources, in kubectl's syntax; None for the default."""
+    """Return the supervisor's resources from text in kubectl's syntax; None for the default."""
     from pydantic import ValidationError
 
     from plimsoll_api.resources import Resources
@@ -305,7 +314,7 @@ def _read_policy_options(file: Path, image: str) -> InjectionOptions:
         resources=f"spec.supervisor.resources in {file}",
         selector=f"spec.selector in {file}",
     )
-    # Without a namespace, policy and workloads are applied to the same one.
+    # Without a namespace, the policy and the workloads are in the same one.
     stated = "namespace" in policy.metadata.model_fields_set
     return make_options(policy, image, fields, policy.metadata.namespace if stated else None)
 
@@ -322,7 +331,7 @@ def _parse_type(text: str) -> Any:
     from plimsoll_api.supervision_policy import SelectedType
 
     if text not in list(SelectedType):
-        raise ValueError(f"{text!r} is not a type of engine: use {', '.join(SelectedType)}")
+        raise ValueError(f"--engine {text!r}: use one of {', '.join(SelectedType)}")
     return SelectedType(text)
 
 
@@ -330,13 +339,13 @@ def _parse_mode(text: str) -> Mode:
     from plimsoll_api.supervision import Mode
 
     if text not in list(Mode):
-        raise ValueError(f"{text!r} is not a mode: use {' or '.join(Mode)}")
+        raise ValueError(f"--mode {text!r}: use {' or '.join(Mode)}")
     return Mode(text)
 
 
 def _parse_platform(platform: str | None) -> bool:
     if platform not in (None, "openshift"):
-        raise ValueError(f"{platform!r} is not known: use openshift, or omit the option")
+        raise ValueError(f"--platform {platform!r}: use openshift, or omit the option")
     return platform is not None
 
 
@@ -344,7 +353,9 @@ def _check_port(port: int | None) -> int | None:
     from plimsoll_api.supervision_policy import SUPERVISOR_PORTS
 
     if port in SUPERVISOR_PORTS:
-        raise ValueError(f"{port} is a port of the supervisor: choose another one for the engine")
+        raise ValueError(
+            f"--port {port}: the supervisor uses this port: choose another one for the engine"
+        )
     return port
 
 

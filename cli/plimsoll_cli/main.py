@@ -1,6 +1,6 @@
-"""The program ``plimsoll``: its commands and options.
+"""The program ``plimsoll`` with its commands and options.
 
-Commands import their modules when they run, to start quickly.
+To start quickly, commands import their modules only when they run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(
         raise UsageError(f"run: add --local; to run in a cluster, use: kubectl apply -f {file}")
     from plimsoll_cli.local import command
 
-    command.run(file, run_dir, duration, not no_view)
+    command.run_locally(file, run_dir, duration, not no_view)
 
 
 @app.command()
@@ -69,17 +69,19 @@ def watch(
         list[str] | None,
         typer.Argument(
             metavar="URL|PID|CONTAINER",
-            help="Engine on this machine: its URL, a process, a container, or a systemd unit"
-            " (NAME.service). With --recover: -- and the command that starts it.",
+            help="Engine on this machine: its URL, PID, container, or systemd unit "
+            "(NAME.service). With --recover: -- and the command that starts it.",
             show_default=False,
         ),
     ] = None,
     recover: Annotated[
-        bool, typer.Option("--recover", help="Start the engine, and restart it when it leaks.")
+        bool, typer.Option("--recover", help="Start the engine, and restart it if it leaks.")
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Port of the engine's API, if it has several."),
+        typer.Option(
+            min=1, max=65535, help="Port of the engine's API, if the engine has several ports."
+        ),
     ] = None,
     host_budget: options.HostBudget = None,
     device_budget: options.DeviceBudget = None,
@@ -91,7 +93,7 @@ def watch(
     duration: Duration = None,
     no_view: Annotated[bool, typer.Option("--no-view", help="Do not show the live view.")] = False,
 ) -> None:
-    """Supervise an engine that runs on this machine, without a manifest or a cluster."""
+    """Supervise an engine on this machine, without a manifest or a cluster."""
     from plimsoll_cli.local import watch as watching
 
     arguments = words or []
@@ -102,7 +104,7 @@ def watch(
             "watch: name one URL, PID, container or systemd unit; to start an engine, write"
             " --recover -- COMMAND"
         )
-    memory = watching.budgets(host_budget, device_budget, window, warmup)
+    memory = watching.make_memory_policy(host_budget, device_budget, window, warmup)
     command = tuple(arguments) if recover else ()
     target = None if recover else arguments[0]
     watching.run(
@@ -130,7 +132,7 @@ def demo(
     """Show a leak, its incident and its cure on this machine, in about two minutes."""
     from plimsoll_cli.demo import command
 
-    command.run(out, streams, manifest, device.value, not no_view)
+    command.run_demo(out, streams, manifest, device.value, not no_view)
 
 
 @app.command()
@@ -145,7 +147,7 @@ def record(
     """Record a trace of a service that runs on this machine."""
     from plimsoll_cli.local import traces
 
-    typer.echo(f"{out}: {traces.record(out, service, run_dir, duration)} samples", err=True)
+    typer.echo(f"{out}: {traces.record_trace(out, service, run_dir, duration)} samples", err=True)
 
 
 @app.command()
@@ -162,10 +164,10 @@ def replay(
         ),
     ] = None,
 ) -> None:
-    """Feed a trace to the supervisor and print its output as JSON lines."""
+    """Replay a trace in the supervisor, and print its output as JSON lines."""
     from plimsoll_cli.local import traces
 
-    raise typer.Exit(traces.replay(trace, mode, budget))
+    raise typer.Exit(traces.replay_trace(trace, mode, budget))
 
 
 @app.command()
@@ -184,15 +186,15 @@ def tune(
     run_dir: RunDir = None,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Show a service's normal growth, the leak budget to set, and its effect on each past day."""
+    """Show a service's normal growth, a leak budget to set, and its effect on each past day."""
     from plimsoll_cli.local import tuning
 
-    tuning.run(source, run_dir, limit, output)
+    tuning.show_tuning(source, run_dir, limit, output)
 
 
-commands.register(app)
-inject_command.register(app)
-tools.register(app)
+commands.add_commands(app)
+inject_command.add_commands(app)
+tools.add_commands(app)
 
 
 @app.command()
@@ -210,7 +212,7 @@ def _print_version(requested: bool) -> None:
 
 
 @app.callback()
-def program(
+def show_help(
     requested: Annotated[
         bool,
         typer.Option(
@@ -222,7 +224,7 @@ def program(
 
 
 def main() -> None:
-    """Run the program. The exit status is 0, 1 for a failure, or 2 for a usage error."""
+    """Run the program. The exit status is 0, 1 after a failure, or 2 after a usage error."""
     try:
         app()
     except UsageError as error:
@@ -230,7 +232,7 @@ def main() -> None:
     except RunError as error:
         _fail(error, 1)
     except BrokenPipeError:
-        # The reader of a pipe, such as `head`, has exited: avoid an error in the final flush.
+        # The reader of a pipe, such as `head`, has exited: prevent an error in the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -1,6 +1,6 @@
-"""Reader of manifests with one InferenceService or SupervisionPolicy.
+"""Reads manifests with one InferenceService or SupervisionPolicy.
 
-They are validated as by the API server.
+They are validated like in the API server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plimsoll_api.schema import ResourceModel
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.yaml_text import YamlError
-from plimsoll_cli.yaml_tree import MAX_FILE_BYTES, split
+from plimsoll_cli.yaml_tree import MAX_FILE_BYTES, split_documents
 
 T = TypeVar("T", bound=ResourceModel)
 
@@ -32,7 +32,9 @@ def read_text(file: Path) -> str:
             with file.open("rb") as opened:
                 held = opened.read(MAX_FILE_BYTES + 1)
         if len(held) > MAX_FILE_BYTES:
-            raise UsageError(f"{file}: larger than {MAX_FILE_BYTES >> 20} MiB: give a manifest")
+            raise UsageError(
+                f"{file}: larger than {MAX_FILE_BYTES >> 20} MiB: give a smaller manifest"
+            )
         return held.decode()
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
@@ -40,43 +42,48 @@ def read_text(file: Path) -> str:
         raise UsageError(f"{file}: not UTF-8 text: {error.reason}") from None
 
 
-def read(path: Path) -> InferenceService:
+def read_service(path: Path) -> InferenceService:
     """Return the InferenceService in ``path``.
 
-    Raises :class:`UsageError` with one line per problem: file, field, and what to do.
+    Raises :class:`UsageError` with one line for each problem: file, field, and what to do.
     """
     return _read(path, SERVICE_KIND, InferenceService)
 
 
 def read_policy(path: Path) -> SupervisionPolicy:
-    """Return the SupervisionPolicy in ``path``. Raises :class:`UsageError` like :func:`read`."""
+    """Return the SupervisionPolicy in ``path``.
+
+    Raises :class:`UsageError` like :func:`read_service`.
+    """
     return _read(path, POLICY_KIND, SupervisionPolicy)
 
 
 def _read(path: Path, expected_kind: str, model: type[T]) -> T:
-    document = _document(path, expected_kind)
+    document = _read_document(path, expected_kind)
     kind = document.get("kind")
     if kind != expected_kind:
-        raise UsageError(f"{path}: kind: {kind!r} cannot be used here: write kind: {expected_kind}")
+        raise UsageError(
+            f"{path}: kind: {kind!r} is not supported here: write kind: {expected_kind}"
+        )
     return parse_document(str(path), document, model)
 
 
 def parse_document(at: str, document: dict[str, Any], model: type[T]) -> T:
     """Return ``document`` as a model. Raises UsageError; each line begins with ``at``."""
     if (version := document.get("apiVersion")) != API_VERSION:
-        raise UsageError(f"{at}: apiVersion: {version!r} is not known: write {API_VERSION}")
+        raise UsageError(f"{at}: apiVersion: {version!r} is not supported: write {API_VERSION}")
     try:
-        # Strict, like the API server: a string is not a number, and a number not a string.
+        # Strict, like the API server: no conversion between strings and numbers.
         return model.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        problems = [_problem(at, one["loc"], one) for one in error.errors()]
+        problems = [_format_problem(at, one["loc"], one) for one in error.errors()]
         raise UsageError("\n".join(problems)) from None
 
 
-def _document(path: Path, expected_kind: str) -> dict[str, Any]:
+def _read_document(path: Path, expected_kind: str) -> dict[str, Any]:
     text = read_text(path)
     try:
-        roots = [root for one in split(text) if (root := one.root()) is not None]
+        roots = [root for one in split_documents(text) if (root := one.root()) is not None]
         documents = [one for root in roots if (one := root.value(strict=True)) is not None]
     except YamlError as error:
         raise UsageError(f"{':'.join([str(path), *map(str, error.at or ())])}: {error}") from None
@@ -89,22 +96,22 @@ def _document(path: Path, expected_kind: str) -> dict[str, Any]:
     return document
 
 
-def field_path(location: tuple[int | str, ...]) -> str:
-    """Return a field's path such as ``spec.engine.env[0].name``."""
+def format_field_path(location: tuple[int | str, ...]) -> str:
+    """Return a field's path, for example ``spec.engine.env[0].name``."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return path
 
 
-def _problem(at: str, location: tuple[int | str, ...], error: Any) -> str:
+def _format_problem(at: str, location: tuple[int | str, ...], error: Any) -> str:
     kind, message = error["type"], str(error["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden":
         message = "is not a known field: remove it, or correct its spelling"
     elif kind == "missing":
         message = "is required: add it"
     elif kind == "string_type" and isinstance(error["input"], float):
-        message = f"must be an integer or a quoted string (it is {error['input']!r})"
+        message = f"must be an integer or a quoted string, not {error['input']!r}"
     elif not isinstance(error["input"], dict | list):
         message = f"{message} (it is {error['input']!r})"
-    return f"{at}: {field_path(location)}: {message}"
+    return f"{at}: {format_field_path(location)}: {message}"

@@ -1,4 +1,4 @@
-"""Options of several commands."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def duration(text: str) -> float:
-    """Parse a duration such as ``10m``; return seconds."""
+    """Parse a duration such as ``10m`` to seconds."""
     from plimsoll_api.units import parse_duration
 
     try:
@@ -64,13 +64,13 @@ def connect(
     all_namespaces: bool = False,
     check_namespace: bool = True,
 ) -> Cluster:
-    """Return a client of the cluster that the options name.
+    """Return a client of the cluster that the options select.
 
-    Raises UsageError. With ``check_namespace``, also raises it for a missing namespace, and
-    RunError if the API server does not answer.
+    Raises UsageError; with ``check_namespace``, also for a missing namespace, and RunError if the
+    API server does not answer.
     """
     if namespace is not None and all_namespaces:
-        raise UsageError("use only one of --namespace and --all-namespaces")
+        raise UsageError("use either --namespace or --all-namespaces, not both")
     if kubeconfig is not None and not kubeconfig.is_file():
         raise UsageError(f"--kubeconfig {kubeconfig}: the file does not exist")
     from plimsoll_cli.cluster.client import Cluster

@@ -18,7 +18,7 @@ from plimsoll_cli import yaml_text
 
 Cell = str | Text
 COLUMN_GAP, MIN_LAST_COLUMN = 2, 6
-"""Columns between two cells, and minimum width of the last cell."""
+"""Columns between two cells, and minimum width of the last cell, in characters."""
 
 
 class Output(StrEnum):
@@ -31,17 +31,17 @@ class Output(StrEnum):
 
     @property
     def for_people(self) -> bool:
-        """True for tables."""
+        """Whether the format is a table."""
         return self in (Output.TABLE, Output.WIDE)
 
 
-def console() -> Console:
+def make_console() -> Console:
     """Return a console for tables. Rich respects NO_COLOR and pipes."""
     return Console(highlight=False)
 
 
 @contextlib.contextmanager
-def spinner(text: str) -> Iterator[Callable[[str], None]]:
+def show_spinner(text: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner with ``text`` within the context, if standard error is a terminal.
 
     Yields a function that changes the text.
@@ -56,27 +56,27 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def plain(out: Console) -> bool:
-    """Return whether the terminal supports only ASCII."""
+    """Report whether the terminal supports only ASCII."""
     return not out.encoding.lower().startswith("utf")
 
 
-def dump(value: Any, output: Output) -> str:
-    """Return ``value``, which must consist of JSON types, as JSON or YAML."""
+def format_value(value: Any, output: Output) -> str:
+    """Return ``value`` as JSON or YAML; it must consist of JSON types."""
     if output is Output.YAML:
         return yaml_text.dump(value)
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def write(value: Any, output: Output) -> None:
+def print_value(value: Any, output: Output) -> None:
     """Write ``value`` to standard output, without wrapping or colours."""
-    console().file.write(dump(value, output))
+    make_console().file.write(format_value(value, output))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
-    """Return a table like kubectl's, truncated to ``width`` columns; None truncates nothing.
+def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
+    """Return a table like kubectl's, truncated to ``width`` columns, or not at all for None.
 
-    The last column is truncated first. If that is not enough, it gets at most half of what the
-    others leave, and the first column gets the rest.
+    The last column is truncated first. If that is not enough, it gets at most half of the remaining
+    width, and the first column gets the rest.
     """
     made = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, width=None)
     needed = [
@@ -109,16 +109,16 @@ def fit_columns(
 ) -> tuple[list[str], list[list[Cell]]]:
     """Drop the columns that need a wider terminal.
 
-    ``min_widths`` maps columns to the terminal width that they need.
+    ``min_widths`` are the terminal widths that columns need.
     """
     kept = [at for at, name in enumerate(columns) if width >= min_widths.get(name, 0)]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
-def show(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Console) -> None:
-    """Print a table, truncated to the terminal's width. In a pipe, nothing is truncated."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Console) -> None:
+    """Print a table, truncated to the terminal's width. Output to a pipe is not truncated."""
     if out.is_terminal:
-        out.print(table(columns, rows, out.width))
+        out.print(make_table(columns, rows, out.width))
     else:
         lines = [list(columns), *([str(cell) for cell in row] for row in rows)]
         widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
@@ -131,7 +131,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-=*#%@"
 
 
-def sparkline(
+def draw_sparkline(
     values: Sequence[float | None],
     width: int = 24,
     plain: bool = False,
@@ -140,7 +140,7 @@ def sparkline(
 ) -> str:
     """Return the newest ``width`` values as a line of bars; None becomes a space.
 
-    The scale is the values' range, extended to ``low`` and ``high``.
+    The scale covers the values, ``low`` and ``high``.
     """
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None]
@@ -157,17 +157,19 @@ def sparkline(
     )
 
 
-def bar(share: float | None, width: int, plain: bool = False) -> str:
-    """Return a bar that is full at 1; empty if ``share`` is None."""
+def draw_bar(share: float | None, width: int, plain: bool = False) -> str:
+    """Return a bar that is full at a share of 1; empty for None."""
     full, empty = ("#", ".") if plain else ("█", "░")
     filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
     return full * filled + empty * (width - filled)
 
 
-def plot(points: Sequence[tuple[float, float]], width: int, height: int, plain: bool) -> list[str]:
-    """Return an area chart of the points, as ``height`` lines from top to bottom.
+def draw_area_chart(
+    points: Sequence[tuple[float, float]], width: int, height: int, plain: bool
+) -> list[str]:
+    """Return an area chart of the points as ``height`` lines, from top to bottom.
 
-    Points have increasing x and are interpolated. Empty if all have the same x.
+    The points have increasing x and are interpolated. Empty if all have the same x.
     """
     begin, end = points[0][0], points[-1][0]
     if len(points) < 2 or end <= begin:
@@ -188,7 +190,7 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int, plain: 
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Return y at ``x``; of two points with equal x, the later one counts."""
+    """Return y at ``x``, interpolated; of points with the same x, the last one counts."""
     for (x0, y0), (x1, y1) in zip(reversed(points[:-1]), reversed(points[1:]), strict=True):
         if x >= x0:
             return y1 if x1 <= x0 else y0 + (y1 - y0) * min((x - x0) / (x1 - x0), 1.0)

@@ -1,4 +1,4 @@
-"""``plimsoll init``: an InferenceService from options and answers."""
+"""``plimsoll init``: creates an InferenceService from options and answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from plimsoll_api.memory_policy import AUTO
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.manifest import field_path
+from plimsoll_cli.manifest import format_field_path
 
 Ask = Callable[[str, str], str]
-"""Function that asks for a field of QUESTIONS, with its default, and returns the answer."""
+"""Function that asks a person for a field in :data:`QUESTIONS` and returns the answer.
+
+It takes the field's name and its default.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ QUESTIONS = {
     "host_budget": "Growth budget for host memory (a size, or Auto)",
     "device_budget": "Growth budget for device memory (a size, or Auto)",
     "window": "Period that the budgets apply to",
-    "mode": "Mode (Observe records, Recover acts)",
+    "mode": "Mode (Observe only records, Recover also acts)",
 }
 
 
@@ -59,12 +62,14 @@ def ask_all(options: dict[str, Any], ask: Ask) -> Answers:
         try:
             values[field] = int(values[field])
         except ValueError:
-            raise UsageError(f"{field}: {values[field]!r} is not a number") from None
+            raise UsageError(
+                f"{field}: {values[field]!r} is not a number: write an integer"
+            ) from None
     return Answers(**values)
 
 
-def manifest(answers: Answers) -> str:
-    """Return the manifest as YAML. Raises UsageError that names the wrong field."""
+def format_manifest(answers: Answers) -> str:
+    """Return the manifest as YAML. Raises UsageError that names the invalid field."""
     limits: dict[str, str | int] = {"memory": answers.memory}
     args = ["--device=cpu", "--dtype=float32"] if answers.gpus == 0 else []
     if answers.gpus:
@@ -89,6 +94,6 @@ def manifest(answers: Answers) -> str:
     try:
         InferenceService.model_validate(document)
     except ValidationError as error:
-        lines = [f"{field_path(one['loc'])}: {one['msg']}" for one in error.errors()]
+        lines = [f"{format_field_path(one['loc'])}: {one['msg']}" for one in error.errors()]
         raise UsageError("\n".join(lines)) from None
     return yaml_text.dump(document)

@@ -1,4 +1,4 @@
-"""Execution of a coroutine until it ends or a signal stops it."""
+"""Runs a coroutine until it ends or a signal stops it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(main: Coroutine[Any, Any, None]) -> bool:
+def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
     """Run ``main`` until it ends or a signal stops it; return False after a signal.
 
-    The first signal cancels ``main``, which may clean up. The second cancels the cleanup.
+    The first signal cancels ``main``, which may clean up. The second one cancels the cleanup.
     """
 
     async def guarded() -> bool:
@@ -40,10 +40,10 @@ def run(main: Coroutine[Any, Any, None]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def run_in_background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run coroutines within the context, and cancel them at its end.
 
-    Their errors are raised only after the block has ended without an error.
+    Their errors are raised at the end of a block that raised none.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

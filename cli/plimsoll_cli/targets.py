@@ -1,4 +1,4 @@
-"""Arguments that name replicas: a pod, or KIND/NAME as in kubectl."""
+"""Parses arguments that name replicas: a pod, or KIND/NAME as in kubectl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALIASES = {
     POLICY_SHORT_NAME: POLICY_KIND,
     POLICY_PLURAL: POLICY_KIND,
 }
-"""Short names, and irregular plurals."""
+"""Short names and irregular plurals of kinds."""
 KINDS = (
     POD, "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "LeaderWorkerSet",
     "RayCluster", SERVICE_KIND, POLICY_KIND,
@@ -44,15 +44,15 @@ class Target:
 
     @property
     def is_pod(self) -> bool:
-        """True for a single pod."""
+        """Whether the target is a single pod."""
         return self.kind == POD
 
     def __str__(self) -> str:
         return self.name if self.is_pod else f"{self.kind.lower()}/{self.name}"
 
 
-def parse(text: str) -> Target:
-    """Return the target in ``text``; a name without a kind is a pod.
+def parse_target(text: str) -> Target:
+    """Return the target that ``text`` names; a name without a kind is a pod.
 
     Raises UsageError for an unknown kind.
     """

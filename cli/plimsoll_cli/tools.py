@@ -1,4 +1,4 @@
-"""Commands that need no cluster: init and bench."""
+"""Commands that need no cluster: ``init`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def init(
         bool, typer.Option("--yes", "-y", help="Use defaults instead of asking.")
     ] = False,
 ) -> None:
-    """Write an InferenceService. Ask for values that no option gives."""
+    """Write an InferenceService; ask for the values that no option sets."""
     import sys
 
     from plimsoll_cli import starter
@@ -44,10 +44,10 @@ def init(
             return default
         if not sys.stdin.isatty():
             missing = "argument NAME" if field == "name" else f"option --{field.replace('_', '-')}"
-            raise UsageError(f"init: the {missing} is missing, and there is no terminal to ask on")
+            raise UsageError(f"init: {missing} is missing, and there is no terminal to ask on")
         return str(typer.prompt(starter.QUESTIONS[field], default=default or None, err=True))
 
-    typer.echo(starter.manifest(starter.ask_all(given, ask)), nl=False)
+    typer.echo(starter.format_manifest(starter.ask_all(given, ask)), nl=False)
 
 
 def bench(
@@ -61,43 +61,43 @@ def bench(
     ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = Output.TABLE,
 ) -> None:
-    """Measure an endpoint: throughput, time to first token, inter-token latency."""
+    """Measure throughput, time to first token and inter-token latency of an endpoint."""
     import asyncio
     import sys
 
     from rich.progress import Progress
 
     from plimsoll_cli import bench as measuring
-    from plimsoll_cli.figures import result
-    from plimsoll_cli.output import console, show, write
+    from plimsoll_cli.figures import make_result
+    from plimsoll_cli.output import make_console, print_table, print_value
 
     load = measuring.LoadProfile(
         url.rstrip("/").removesuffix("/v1"), model, requests, concurrency, max_tokens, api_key
     )
-    out = console()
+    out = make_console()
     with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
         task = progress.add_task("requests", total=requests)
-        found, took = asyncio.run(measuring.run(load, lambda: progress.advance(task)))
-    values = measuring.figures(found, took)
+        found, took = asyncio.run(measuring.run_load(load, lambda: progress.advance(task)))
+    values = measuring.summarize_timings(found, took)
     if output.for_people:
         rows = [
             (key, f"{value:.4g}" if isinstance(value, float) else str(value))
             for key, value in values.items()
             if value is not None
         ]
-        show(["FIGURE", "VALUE"], rows, out)
+        print_table(["FIGURE", "VALUE"], rows, out)
     else:
-        # The API key must not be in the result.
+        # The result must not contain the API key.
         arguments = [one for one in sys.argv[1:] if load.api_key is None or load.api_key not in one]
-        whole: dict[str, Any] = result("bench", values, ["plimsoll", *arguments])
-        write(whole, output)
+        whole: dict[str, Any] = make_result("bench", values, ["plimsoll", *arguments])
+        print_value(whole, output)
     if any(seen.error for seen in found):
         first = next(seen.error for seen in found if seen.error)
-        typer.echo(f"{values['failed_count']} requests failed. First error: {first}", err=True)
+        typer.echo(f"{values['failed_count']} requests failed; the first error: {first}", err=True)
         raise typer.Exit(1)
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the program."""
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this module to ``app``."""
     for command in (init, bench):
         app.command()(command)

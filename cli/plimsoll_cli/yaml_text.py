@@ -1,8 +1,8 @@
-"""Scalars of YAML as kubectl reads them, and a writer that preserves their meaning.
+"""Reads YAML scalars like kubectl, and writes YAML that keeps its meaning for every reader.
 
-kubectl uses sigs.k8s.io/yaml, which follows neither version of YAML: ``y`` and ``on`` are booleans,
-``0o17`` is a number and ``22:30`` a string. The writer quotes strings that either version would
-read as something else.
+kubectl uses sigs.k8s.io/yaml, which differs from both versions of YAML: ``y`` and ``on`` are
+booleans, ``0o17`` is a number and ``22:30`` a string. The writer quotes strings that any version
+would read as another type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 
 
 class YamlError(ValueError):
-    """Text that kubectl does not accept, or that exceeds a limit; ``at`` is line and column."""
+    """Text that kubectl rejects or that exceeds a limit; ``at`` is line and column."""
 
     def __init__(self, problem: str, at: tuple[int, int] | None = None) -> None:
         super().__init__(problem)
@@ -31,14 +31,14 @@ class YamlError(ValueError):
 _INFINITE = (".inf", ".Inf", ".INF")
 
 
-def _cases(*words: str) -> list[str]:
+def _vary_case(*words: str) -> list[str]:
     return [form for word in words for form in (word, word.capitalize(), word.upper())]
 
 
 WORDS: dict[str, Any] = {
-    **dict.fromkeys(_cases("y", "yes", "true", "on"), True),
-    **dict.fromkeys(_cases("n", "no", "false", "off"), False),
-    **dict.fromkeys(["", "~", *_cases("null")], None),
+    **dict.fromkeys(_vary_case("y", "yes", "true", "on"), True),
+    **dict.fromkeys(_vary_case("n", "no", "false", "off"), False),
+    **dict.fromkeys(["", "~", *_vary_case("null")], None),
     **dict.fromkeys([".nan", ".NaN", ".NAN"], math.nan),
     **dict.fromkeys([sign + word for sign in ("", "+") for word in _INFINITE], math.inf),
     **dict.fromkeys(["-" + word for word in _INFINITE], -math.inf),
@@ -52,7 +52,7 @@ BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 FRACTION = re.compile(r"\.[0-9](_?[0-9])*([eE][-+]?[0-9](_?[0-9])*)?")
 MAX_NUMBER_CHARACTERS = 4096
-"""Maximum length of a number; parsing takes quadratic time."""
+"""Maximum length of a number, because parsing takes quadratic time."""
 MAX_KEY = (1 << 63) - 1
 """Largest number that sigs.k8s.io/yaml accepts as a key."""
 LONG = "tag:yaml.org,2002:"
@@ -73,7 +73,7 @@ def parse_plain(text: str) -> Any:
     if text in WORDS and (not first or first in "yYnNtTfFoO~.+-"):
         return WORDS[text]
     if first == ".":
-        return _float(text.replace("_", ""), text) if FRACTION.fullmatch(text) else text
+        return _parse_float(text.replace("_", ""), text) if FRACTION.fullmatch(text) else text
     if not first or first not in "+-0123456789" or len(text) > MAX_NUMBER_CHARACTERS:
         return text
     digits = text.replace("_", "")
@@ -83,17 +83,17 @@ def parse_plain(text: str) -> Any:
         unsigned = number < 1 << 64 and not found["sign"]
         if -(1 << 63) <= number < 1 << 63 or unsigned:
             return number
-    return _float(digits, text) if FLOAT.fullmatch(digits) else text
+    return _parse_float(digits, text) if FLOAT.fullmatch(digits) else text
 
 
-def _float(digits: str, text: str) -> Any:
-    """Return the number, or ``text`` if it is too large."""
+def _parse_float(digits: str, text: str) -> Any:
+    """Return the number; ``text`` itself if the number is too large."""
     number = float(digits)
     return text if math.isinf(number) else number
 
 
 def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
-    """Return the value of a scalar. Raises YamlError if kubectl would refuse it."""
+    """Return the value of a scalar. Raises YamlError if kubectl would reject it."""
     if tag is None:
         return parse_plain(text) if unquoted else text
     if tag == f"{LONG}binary":
@@ -109,7 +109,7 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
     return value
 
 
-def json_value(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a scalar as Go writes it to JSON, without a zero fraction. Raises YamlError."""
     if not isinstance(value, float):
         return value
@@ -119,7 +119,7 @@ def json_value(value: Any) -> Any:
 
 
 def format_float_key(number: float) -> str:
-    """Return a float key as Go formats it, with the digits that 32 bits need."""
+    """Return a float key as Go formats it, with the digits that a 32-bit float needs."""
     if math.isnan(number):
         return ".nan"
     try:
@@ -133,14 +133,14 @@ def format_float_key(number: float) -> str:
     shown = next(one for one in texts if struct.pack("f", float(one)) == packed)
     digits, _, written = shown.partition("e")
     exponent, decimals = int(written), len(digits.strip("-").replace(".", "")) - 1
-    # Like strconv.FormatFloat with 'g' and precision -1.
+    # Equivalent to strconv.FormatFloat with 'g' and precision -1.
     if -4 <= exponent < 6:
         return f"{float(shown):.{max(decimals - exponent, 0)}f}"
     return shown
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes strings which either version of YAML would read as something else."""
+    """Dumper that quotes strings which any version of YAML would read as another type."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indent lists in mappings, as most manifests do."""
@@ -148,7 +148,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029\ufeff]")
-"""Line breaks that YAML's versions disagree on; PyYAML would fold them."""
+"""Line breaks in only one version of YAML; PyYAML would fold them."""
 
 
 def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -180,7 +180,7 @@ def dump_all(documents: Iterable[Any], **style: Any) -> str:
 
 
 def dump_flow(value: Any, json_text: bool = False) -> str:
-    """Return ``value`` on one line, for use in a flow collection."""
+    """Return ``value`` on one line, for a flow collection."""
     if json_text:
         return json.dumps(value)
     text: str = yaml.dump(

@@ -1,4 +1,4 @@
-"""Parser of manifests as kubectl reads them, with the position of each value in the text.
+"""Parses manifests like kubectl, and records the position of each value in the text.
 
 kubectl's scanner is a port of libyaml, so libyaml accepts the same texts. It only provides
 positions; :mod:`plimsoll_cli.yaml_text` interprets scalars. Files are untrusted, so their size,
@@ -20,26 +20,27 @@ from plimsoll_cli.yaml_text import (
     MAX_KEY,
     YamlError,
     format_float_key,
-    json_value,
     parse_scalar,
+    to_json_value,
 )
 
 MAX_FILE_BYTES = 16 << 20
-"""Maximum size of a file: 5,000 documents, each larger than most workloads."""
+"""Maximum size of a file; enough for 5,000 documents that are larger than most workloads."""
 MAX_DOCUMENT_BYTES = 3 << 20
-"""Maximum size of a document, as of the API server's requests."""
+"""Maximum size of a document, equal to the API server's limit for requests."""
 MAX_NESTING = 100
 MAX_EXPANDED_VALUES = 100_000
-"""Maximum number of values after aliases are expanded. kubectl refuses about 400,000."""
+"""Maximum number of values after aliases are expanded. kubectl rejects more than about 400,000."""
 
 
 @dataclass(slots=True)
 class Node:
-    """Value with its position ``text[start:end]``, including its anchor or tag but no comments.
+    """Value at ``text[start:end]``, including its anchor or tag but no comments.
 
     ``children`` are the items of a list, or alternating keys and values of a mapping. ``target`` is
-    the node that an alias refers to. ``size`` counts values and ``height`` levels, with expanded
-    aliases. ``keeps_line_ends`` means that following empty lines belong to the value.
+    the node that an alias refers to. ``size`` is the number of values and ``height`` the number of
+    levels, with expanded aliases. ``keeps_line_ends`` means that the empty lines after it belong to
+    the value.
     """
 
     kind: Literal["scalar", "list", "mapping", "alias"]
@@ -57,7 +58,7 @@ class Node:
 
     @property
     def resolved(self) -> Node:
-        """The value, or the target of an alias."""
+        """The node itself, or the target of an alias."""
         return self.target if self.target is not None else self
 
     def entries(self) -> Iterator[tuple[Node, Node]]:
@@ -65,7 +66,10 @@ class Node:
         return zip(self.children[::2], self.children[1::2], strict=True)
 
     def entry(self, name: str) -> Node | None:
-        """Return the value of an own key, the last one if it occurs twice, or None."""
+        """Return the value of a key; the last one if the key occurs twice, None if it is absent.
+
+        Merged mappings are ignored.
+        """
         found = None
         for key, value in self.resolved.entries() if self.resolved.kind == "mapping" else ():
             if key.scalar is not MERGE and key.name() == name:
@@ -73,13 +77,13 @@ class Node:
         return found
 
     def value(self, strict: bool = False) -> Any:
-        """Return the value as kubectl reads it. With ``strict``, duplicate keys are errors.
+        """Return the value as kubectl reads it; with ``strict``, refuse duplicate keys.
 
-        Raises YamlError if kubectl would refuse it.
+        Raises YamlError if kubectl would reject it.
         """
         node = self.resolved
         if node.kind == "scalar":
-            return "<<" if node.scalar is MERGE else json_value(node.scalar)
+            return "<<" if node.scalar is MERGE else to_json_value(node.scalar)
         if node.kind == "list":
             return [one.value(strict) for one in node.children]
         made: dict[str, Any] = {}
@@ -97,7 +101,7 @@ class Node:
         return made
 
     def merged(self) -> list[Node]:
-        """Return the mappings of a merge key; later ones override earlier ones."""
+        """Return the mappings of the merge key ``<<``; later ones override earlier ones."""
         listed = self.kind == "list"
         sources = self.children[::-1] if listed else [self]
         if any(one.resolved.kind != "mapping" for one in sources):
@@ -120,30 +124,31 @@ class Node:
 
 
 class _Merge:
-    """Marker of the key ``<<``."""
+    """Marker for the key ``<<``."""
 
 
 MERGE = _Merge()
 
 
 class _Composer:
-    """Composer of nodes from libyaml's events; PyYAML's own loses the positions of aliases."""
+    """Composer of nodes from libyaml's events. PyYAML's composer loses the positions of aliases."""
 
     def __init__(self, text: str, json_text: bool) -> None:
         self.text, self.json_text = text, json_text
         self.anchors: dict[str, Node] = {}
         self.aliased = 0
-        # Mask what the scanner rejects: it only provides positions, and JSON reads the strings.
-        shown = _masked(text) if json_text else text
+        # Mask characters that the scanner rejects. It only provides positions; JSON reads the
+        # strings.
+        shown = _mask(text) if json_text else text
         self.events: Iterator[Any] = yaml.parse(shown, Loader=yaml.CSafeLoader)
 
     def document(self) -> Node | None:
-        """Return the root of the first document, or None."""
+        """Return the root of the first document; None if the text is empty."""
         try:
             for event in self.events:
                 if isinstance(event, yaml.DocumentStartEvent):
                     root = self.node(next(self.events), 1)
-                    next(self.events)  # its end; like kubectl, ignore the rest
+                    next(self.events)  # the end of the document; kubectl, too, ignores the rest
                     return root
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -154,7 +159,7 @@ class _Composer:
         return None
 
     def node(self, event: Any, depth: int) -> Node:
-        """Return the value that begins with ``event`` at level ``depth``."""
+        """Return the node that begins with ``event``; ``depth`` is its level."""
         start, end = event.start_mark.index, event.end_mark.index
         if isinstance(event, yaml.AliasEvent):
             return self.alias(event, depth)
@@ -190,22 +195,25 @@ class _Composer:
             made.keeps_line_ends = made.children[-1].keeps_line_ends
 
     def scalar(self, event: Any, start: int, end: int) -> Node:
-        """Return a scalar with its value."""
+        """Return a scalar node with its value."""
         made = Node("scalar", start, end)
         tag = event.tag
         unquoted = event.implicit[0]
         try:
             if self.json_text:
-                made.scalar = _from_json(self.text[start:end])
+                made.scalar = _parse_json(self.text[start:end])
             elif event.value == "<<" and ((unquoted and tag is None) or tag == f"{LONG}merge"):
                 made.scalar = MERGE
             else:
                 made.scalar = parse_scalar(tag, event.value, unquoted)
         except YamlError as error:
-            raise YamlError(str(error), _at(event)) from None
+            raise YamlError(str(error), _format_position(event)) from None
         quoted = self.text[start:end] if event.style == '"' and not self.json_text else ""
         if r"\/" in quoted and r"\/" in ESCAPES.findall(quoted):
-            raise YamlError(r"not YAML for kubectl: \/ is an escape of JSON only", _at(event))
+            raise YamlError(
+                "not YAML for kubectl: write / for \\/, an escape that only JSON has",
+                _format_position(event),
+            )
         if event.style in ("|", ">"):
             body = self.text[start:end]
             made.keeps_line_ends = "+" in body.partition("\n")[0].partition("#")[0]
@@ -214,15 +222,19 @@ class _Composer:
         return made
 
     def alias(self, event: Any, depth: int) -> Node:
-        """Return an alias. Raises YamlError if aliases expand to too many values."""
+        """Return an alias node. Raises YamlError if aliases expand to too many values."""
         target = self.anchors.get(event.anchor)
         if target is None:
-            raise YamlError(f"unknown anchor {event.anchor[:40]!r}", _at(event))
+            raise YamlError(f"unknown anchor {event.anchor[:40]!r}", _format_position(event))
         if target.open:
-            raise YamlError(f"the alias {event.anchor[:40]!r} refers to itself", _at(event))
+            raise YamlError(
+                f"the alias {event.anchor[:40]!r} refers to itself", _format_position(event)
+            )
         self.aliased += target.size
         if self.aliased > MAX_EXPANDED_VALUES:
-            raise YamlError(f"aliases expand to more than {MAX_EXPANDED_VALUES} values", _at(event))
+            raise YamlError(
+                f"aliases expand to more than {MAX_EXPANDED_VALUES} values", _format_position(event)
+            )
         start, end = event.start_mark.index, event.end_mark.index
         made = Node("alias", start, end, target=target, size=target.size, height=target.height)
         _check_depth(depth, made, event)
@@ -231,32 +243,32 @@ class _Composer:
 
 def _check_depth(depth: int, made: Node, event: Any) -> None:
     if depth + made.height > MAX_NESTING:
-        raise YamlError("nested too deeply", _at(event))
+        raise YamlError(f"nested in more than {MAX_NESTING} levels", _format_position(event))
 
 
-def _at(event: Any) -> tuple[int, int]:
+def _format_position(event: Any) -> tuple[int, int]:
     return event.start_mark.line + 1, event.start_mark.column + 1
 
 
 SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-"""Two JSON escapes of one character, such as an emoji, which YAML lacks."""
+"""Pairs of JSON escapes for one character, such as an emoji; YAML has no such pairs."""
 CONTROLS = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
-"""Characters that JSON strings may have and YAML may not."""
+"""Characters that are valid in JSON strings, but not in YAML."""
 ESCAPES = re.compile(r"\\.", re.DOTALL)
 
 
-def _masked(text: str) -> str:
+def _mask(text: str) -> str:
     return CONTROLS.sub("x", SURROGATES.sub(r"\\u0041\\u0041", text))
 
 
-def _not_json(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_JSON = json.JSONDecoder(parse_constant=_not_json)
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _from_json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return _JSON.decode(text)
     except ValueError as error:
@@ -267,8 +279,8 @@ def _from_json(text: str) -> Any:
 class Document:
     """Document of a file: its ``text``, and the separator ``before`` it.
 
-    ``line`` is the first line of ``text``. ``is_json`` means that values are JSON. ``stream`` means
-    that the file has JSON objects without separators.
+    ``line`` is the number of its first line. ``is_json`` means that its values are JSON. ``stream``
+    means that the file consists of JSON objects without separators.
     """
 
     before: str
@@ -278,9 +290,9 @@ class Document:
     stream: bool = False
 
     def root(self) -> Node | None:
-        """Return the document's value with positions, or None if it is empty.
+        """Return the document's value with positions; None if it is empty.
 
-        Raises YamlError, with the position in the file, if kubectl would refuse it.
+        Raises YamlError, with the position in the file, if kubectl would reject it.
         """
         if len(self.text) > MAX_DOCUMENT_BYTES:
             raise YamlError(
@@ -289,7 +301,7 @@ class Document:
         if self.text.strip() == "...":
             return None
         try:
-            # kubectl reads lines, and adds a missing line end.
+            # kubectl reads line by line, and adds a missing line end.
             ended = self.text if self.text.endswith("\n") or self.is_json else f"{self.text}\n"
             return _Composer(ended, self.is_json).document()
         except YamlError as error:
@@ -297,8 +309,8 @@ class Document:
             raise YamlError(str(error), (self.line + line - 1, column)) from None
 
 
-def split(text: str) -> list[Document]:
-    """Return the documents of a file, separated as by kubectl. Raises YamlError.
+def split_documents(text: str) -> list[Document]:
+    """Split a file into documents like kubectl. Raises YamlError.
 
     The concatenation of all ``before`` and ``text`` is the file.
     """
@@ -306,7 +318,7 @@ def split(text: str) -> list[Document]:
         raise YamlError(f"larger than {MAX_FILE_BYTES >> 20} MiB: split the file")
     before = "\ufeff" if text.startswith("\ufeff") else ""
     text = text.removeprefix(before)
-    if (stream := _json_stream(before, text)) is not None:
+    if (stream := _split_json_stream(before, text)) is not None:
         return stream
     made: list[Document] = []
     held: list[str] = []
@@ -318,17 +330,17 @@ def split(text: str) -> list[Document]:
         behind = line[3:].strip()
         if behind and not behind.startswith("#"):
             raise YamlError(
-                "not YAML for kubectl: put the text after --- on its own line", (number, 4)
+                "not YAML for kubectl: move the text after --- to its own line", (number, 4)
             )
-        made.append(_document(before, "".join(held), first, is_first=not made))
+        made.append(_make_document(before, "".join(held), first, is_first=not made))
         before, held, first = line, [], number + 1
-    return [*made, _document(before, "".join(held), first, is_first=not made)]
+    return [*made, _make_document(before, "".join(held), first, is_first=not made)]
 
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
-def _document(before: str, text: str, line: int, is_first: bool) -> Document:
+def _make_document(before: str, text: str, line: int, is_first: bool) -> Document:
     """Return a document between separators. Only the first may be JSON that is not YAML."""
     if not is_first or not text.lstrip().startswith("{"):
         return Document(before, text, line)
@@ -339,13 +351,13 @@ def _document(before: str, text: str, line: int, is_first: bool) -> Document:
     return Document(before, text, line, is_json=True)
 
 
-def _json_stream(before: str, text: str) -> list[Document] | None:
-    """Return the documents of a file of JSON objects; None for any other file."""
+def _split_json_stream(before: str, text: str) -> list[Document] | None:
+    """Split a file of JSON objects without separators; None for any other file."""
     if not text.lstrip().startswith("{"):
         return None
     made: list[Document] = []
     at = 0
-    while (begin := _past_space(text, at)) < len(text):
+    while (begin := _skip_space(text, at)) < len(text):
         try:
             _, end = _JSON.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
@@ -359,6 +371,6 @@ def _json_stream(before: str, text: str) -> list[Document] | None:
     return [*made, Document(before + text[at:], "", stream=True)]
 
 
-def _past_space(text: str, at: int) -> int:
+def _skip_space(text: str, at: int) -> int:
     found = re.compile(r"\s*").match(text, at)
     return found.end() if found is not None else at

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import yaml
 
-from plimsoll_cli.local.runner import free_ports
+from plimsoll_cli.local.runner import choose_free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRAPE_S = 2
@@ -147,7 +147,7 @@ def prometheus(work: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]:
             }
         )
     )
-    (port,) = free_ports([None])
+    (port,) = choose_free_ports([None])
     with (work / "prometheus.log").open("w") as log:
         command = [
             binary, f"--config.file={config}", f"--storage.tsdb.path={work / 'tsdb'}",

@@ -21,7 +21,7 @@ from leaklab import replicas
 from plimsoll_api.admin import Epoch
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_cli.local.plan import Plan
-from plimsoll_cli.local.runner import LocalReplica, running
+from plimsoll_cli.local.runner import LocalReplica, run_replica
 
 ABUSER, OTHER = "key-of-an-abuser", "key-of-the-others"
 SAMPLE_S = 0.25
@@ -135,5 +135,5 @@ async def started(plan: Plan) -> AsyncIterator[Replica]:
     keys.write_text(f"{ABUSER}\n{OTHER}\n")
     argv = (*plan.engine.argv, f"--api-key-file={keys}")
     plan = replace(plan, engine=replace(plan.engine, argv=argv))
-    async with running(plan, lambda line: None) as local:
+    async with run_replica(plan, lambda line: None) as local:
         yield Replica(plan, local)

@@ -128,7 +128,7 @@ async def lied_to(root: Path, model: Path, each_s: float) -> tuple[Played, int, 
     """(what was played, scrapes and probes that failed, orders that it gave)."""
     plan: Plan = replicas.engine("lied-to", root, model, LEAKY, os.environ)
     Liar.orders = 0
-    with runner._lock(plan.root):
+    with runner._lock_run_dir(plan.root):
         runner._write_files(plan)
         supervisor = Container(plan.supervisor, lambda line: None)
         played, failed = Played(), 0

@@ -62,7 +62,7 @@ class Watched:
     async def run(self, until: float) -> None:
         """Until ``until`` (monotonic)."""
         troubles: list[str] = []
-        async with runner.running(self.plan, troubles.append) as replica:
+        async with runner.run_replica(self.plan, troubles.append) as replica:
             began = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 load = group.create_task(self._load(until))

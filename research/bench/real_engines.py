@@ -49,7 +49,7 @@ from bench.real_engines_pair import LAPS, PAIRS, pair
 from bench.real_engines_probe_cost import METHOD, Pairs
 from bench.real_engines_replica import Book
 from bench.result import RESULTS, command
-from plimsoll_cli.figures import commit, machine, result
+from plimsoll_cli.figures import describe_machine, find_commit, make_result
 from tests.conformance import table
 from tests.conformance.peers import ON_DEVICE, PEERS, Peer
 
@@ -115,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run_all(flags: argparse.Namespace) -> None:
     about = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "machine": machine(),
-        "commit": commit(),
+        "machine": describe_machine(),
+        "commit": find_commit(),
         "command": shlex.join(["python", *_said(flags.rows)]),
     }
     (flags.rows / "run.json").write_text(json.dumps(about))
@@ -164,7 +164,7 @@ def _publish(name: str, peer: Peer, folders: list[Path], add: bool) -> None:
     found, samples = figures(rows), samples | {"runs": runs, "probe_method": METHOD, "rows": rows}
     if peer.name not in ON_DEVICE:
         found, samples = _beside_others(path, peer, found, samples)
-    whole = result(name, found, [], samples) | about
+    whole = make_result(name, found, [], samples) | about
     path.write_text(json.dumps(whole, indent=1) + "\n")
     sys.stdout.write(json.dumps(whole["figures"], indent=1) + "\n")
     version = peer.version

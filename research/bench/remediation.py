@@ -30,9 +30,9 @@ from bench.result import publish
 from leaklab import replicas
 from leaklab.replicas import Policy
 from plimsoll_api.incident_record import IncidentRecord, Reason
-from plimsoll_cli.demo.evidence import pauses, restarts
-from plimsoll_cli.demo.streams import ReplyState, references
-from plimsoll_cli.figures import percentile
+from plimsoll_cli.demo.evidence import find_pauses, find_restarts
+from plimsoll_cli.demo.streams import ReplyState, collect_references
+from plimsoll_cli.figures import find_percentile
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
 
@@ -60,8 +60,8 @@ def plans(root: Path, tiny: Path, leak: str, service: Any) -> list[Plan]:
 async def texts(root: Path, tiny: Path) -> list[str]:
     """What each stream says when nothing disturbs it."""
     sound = replicas.engine("sound", root / "sound", tiny, POLICY, os.environ, flags=FLAGS)
-    async with runner.running(sound, print):
-        return await references(sound.serving_url, "tiny")
+    async with runner.run_replica(sound, print):
+        return await collect_references(sound.serving_url, "tiny")
 
 
 async def measure(given: argparse.Namespace, root: Path, service: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ async def measure(given: argparse.Namespace, root: Path, service: Any) -> dict[s
     troubles: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
         for plan in made:
-            await stack.enter_async_context(runner.running(plan, troubles.append))
+            await stack.enter_async_context(runner.run_replica(plan, troubles.append))
         began = time.monotonic()
         clients = asyncio.create_task(balancer.run(SHORT, STREAMS))
         while time.monotonic() - began < 60 * given.minutes and not clients.done():
@@ -106,11 +106,11 @@ def summed_up(
     counted: int | None,
     troubles: list[str],
 ) -> dict[str, Any]:
-    windows = [restarts(one) for one in found]
+    windows = [find_restarts(one) for one in found]
     met = [
         gap
         for target, its in zip(balancer.targets, windows, strict=True)
-        for gap in pauses(target.replies, its)
+        for gap in find_pauses(target.replies, its)
     ]
     replies, incidents = balancer.replies, [one for its in found for one in its]
     ends = [reply.end for reply in replies]
@@ -132,12 +132,12 @@ def summed_up(
             ),
             "both_restarting_count": sum(b[0] < a[1] for a, b in pairwise(everyone)),
             "streams_carried_count": len(met),
-            "pause_p50_s": percentile(met, 0.5),
-            "pause_p99_s": percentile(met, 0.99),
+            "pause_p50_s": find_percentile(met, 0.5),
+            "pause_p99_s": find_percentile(met, 0.99),
             "pause_max_s": max(met, default=None),
-            "restart_p50_s": percentile([end - begin for begin, end in everyone], 0.5),
-            "answer_p50_s": percentile(balancer.waits, 0.5),
-            "answer_p99_s": percentile(balancer.waits, 0.99),
+            "restart_p50_s": find_percentile([end - begin for begin, end in everyone], 0.5),
+            "answer_p50_s": find_percentile(balancer.waits, 0.5),
+            "answer_p99_s": find_percentile(balancer.waits, 0.99),
             "unready_polls_count": balancer.unready,
             "duration_s": took,
             "incidents_in_cluster_count": len(recorded) if recorded is not None else None,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from plimsoll_cli.demo.streams import PROMPTS, Reply, ReplyState, ask, now
+from plimsoll_cli.demo.streams import PROMPTS, Reply, ReplyState, get_unix_time, send_prompt
 
 READY_S = 0.5
 ANSWER_S = 60.0
@@ -137,10 +137,10 @@ class Balancer:
                 if self._ending:
                     return
                 target = await self._pick()
-                reply = Reply(number, turn % len(PROMPTS), now())
+                reply = Reply(number, turn % len(PROMPTS), get_unix_time())
                 target.replies.append(reply)
                 target.in_flight += 1
-                await ask(clients[target.url], target.model, reply)
+                await send_prompt(clients[target.url], target.model, reply)
                 target.in_flight -= 1
                 if reply.end is not ReplyState.COMPLETE:
                     self.failures[f"stream {reply.end}: {reply.error}"] += 1

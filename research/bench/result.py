@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plimsoll_cli.figures import result
+from plimsoll_cli.figures import make_result
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,7 +33,7 @@ def publish(
     folder: Path = RESULTS,
 ) -> dict[str, Any]:
     """The result, after it was printed and written. ValueError for a key without a unit."""
-    whole = result(name, figures, ["python", *command()], samples)
+    whole = make_result(name, figures, ["python", *command()], samples)
     text = json.dumps(whole, indent=2)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(text + "\n")
@@ -49,7 +49,7 @@ def add(
     Its ``samples`` then tell where those of ``part`` are from. ValueError for a key without a unit.
     """
     path = folder / f"{name}.json"
-    new = result(name, figures, ["python", *command()], None)
+    new = make_result(name, figures, ["python", *command()], None)
     print(json.dumps(new, indent=2))
     whole = json.loads(path.read_bytes())
     whole["figures"] |= new["figures"]

@@ -117,7 +117,7 @@ async def play(case: RealCase, its_plan: Plan, plain: bool) -> Played:
     the clients go home when the restart begins, so that the verdict is on the restart alone.
     """
     troubles: list[str] = []
-    async with runner.running(its_plan, troubles.append):
+    async with runner.run_replica(its_plan, troubles.append):
         began = time.time()
         clients = Clients(
             its_plan.serving_url, case.shape, case.per_s, case.long_streams, case.busy_s,

@@ -22,7 +22,7 @@ from plimsoll_cli import incidents
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.local import plan
 from plimsoll_cli.local.plan import Command, Plan
-from plimsoll_cli.local.runner import free_ports
+from plimsoll_cli.local.runner import choose_free_ports
 
 RESEARCH = Path(__file__).resolve().parents[1]
 ALWAYS = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
@@ -84,7 +84,7 @@ def plain(
 def journal(its_plan: Plan) -> list[IncidentRecord]:
     """All incidents of a replica, oldest first; none where its journal is not made yet."""
     try:
-        return incidents.read(its_plan.state_dir / JOURNAL_FILE)[::-1]
+        return incidents.read_journal(its_plan.state_dir / JOURNAL_FILE)[::-1]
     except UsageError:
         return []
 
@@ -119,6 +119,6 @@ def _plan(
             },
         }
     )
-    made = plan.plan_replica(service, root, free_ports([None] * 4), model, environ)
+    made = plan.plan_replica(service, root, choose_free_ports([None] * 4), model, environ)
     config = msgspec.structs.replace(made.config, sample_interval_s=policy.interval_s)
     return replace(made, config=config)

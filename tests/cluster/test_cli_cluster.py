@@ -80,7 +80,7 @@ def test_incidents_are_read_by_page_newest_first(
     assert names == [f"leaky-{index:02d}" for index in reversed(range(COUNT))]
     some = plimsoll(kube, "incidents", "leaky", "--limit", "3").stdout.splitlines()
     assert some[0].split()[:3] == ["OPENED", "NAME", "TARGET"]
-    assert some[-1] == "and 9 older: --limit shows more"
+    assert some[-1] == "9 older incidents are not shown: raise --limit"
     assert plimsoll(kube, "incidents", "calm").stdout == "no incidents\n"
 
 
@@ -99,7 +99,7 @@ def test_plimsoll_explain_prints_the_whole_incident(kube: Kube) -> None:
     assert "Resolved (Trim)" in done.stdout
     assert "Came back: 1.0 MiB" in done.stdout
     as_json = json.loads(plimsoll(kube, "explain", "leaky-03", "-o", "json").stdout)
-    assert as_json["next"].startswith("nothing at once")
+    assert as_json["next"].startswith("nothing now")
     absent = plimsoll(kube, "explain", "nobody")
     assert "incident nobody does not exist in namespace" in str(absent.exception)
 

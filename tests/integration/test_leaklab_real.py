@@ -28,7 +28,7 @@ async def watch(root: Path, mechanism: str, seconds: float, *flags: str) -> list
     """What a supervisor that may do nothing opened within ``seconds``, or until one has ended."""
     name = mechanism.replace("_", "-")
     its_plan = replicas.plain(name, root / name, WATCH, os.environ, mechanism, *flags)
-    async with runner.running(its_plan, print):
+    async with runner.run_replica(its_plan, print):
         for _ in range(int(2 * seconds)):
             await asyncio.sleep(0.5)
             if any(incident.ended for incident in replicas.journal(its_plan)):

@@ -22,7 +22,7 @@ from plimsoll_api.supervisor_config import (
     ServiceRef,
     SupervisorConfig,
 )
-from plimsoll_cli.local.runner import free_ports
+from plimsoll_cli.local.runner import choose_free_ports
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -45,7 +45,7 @@ def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> No
     write(file, Mode.OBSERVE, LogLevel.INFO)
     arguments = ["--config", str(file), "--run-dir", str(tmp_path), "--state-dir", str(tmp_path)]
     command = [sys.executable, "-m", "plimsoll_sidecar.main", *arguments, "--host", "127.0.0.1"]
-    (port,) = free_ports([None])
+    (port,) = choose_free_ports([None])
     environ = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
     with said.open("w") as log:
         process = subprocess.Popen([*command, f"--metrics-port={port}"], stderr=log, env=environ)
@@ -75,7 +75,7 @@ def test_a_supervisor_without_configuration_watches_and_its_pod_stays_ready(tmp_
     environ = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
     environ |= {"POD_NAME": "chat-0", "POD_NAMESPACE": "team"}
     environ |= {POD_ENGINE_ENV: msgspec.json.encode(own).decode()}
-    (port, probes) = free_ports([None, None])
+    (port, probes) = choose_free_ports([None, None])
     command = [sys.executable, "-m", "plimsoll_sidecar.launcher", "--config", str(file)]
     command += ["--run-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")]
     command += ["--host=127.0.0.1", f"--metrics-port={port}", f"--probe-port={probes}"]

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from plimsoll_cli.local.runner import free_ports
+from plimsoll_cli.local.runner import choose_free_ports
 
 PLIMSOLL = (sys.executable, "-m", "plimsoll_cli.main")
 GOOD = """\
@@ -52,7 +52,7 @@ def run_local(manifest: Path, run_dir: Path) -> subprocess.CompletedProcess[str]
 
 def write(folder: Path, model: Path, more: str = "") -> Path:
     file = folder / "service.yaml"
-    file.write_text(GOOD.format(model=model, more=more, port=free_ports([None])[0]))
+    file.write_text(GOOD.format(model=model, more=more, port=choose_free_ports([None])[0]))
     return file
 
 

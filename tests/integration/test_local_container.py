@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_cli import stopping
-from plimsoll_cli.local.container import Container, describe
+from plimsoll_cli.local.container import Container, describe_exit
 from plimsoll_cli.local.plan import Command
 
 
@@ -55,7 +55,7 @@ def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
     run(case)
 
     assert one.starts >= 2
-    assert exits[0] == "engine ended with status 3, starts again"
+    assert exits[0] == "engine ended with status 3, restarting"
     assert one.last_exit == "ended with status 3"
 
 
@@ -189,7 +189,7 @@ def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     [(0, "ended with status 0"), (-9, "was killed by SIGKILL"), (-70, "was killed by signal 70")],
 )
 def test_an_exit_status_in_words(status: int, text: str) -> None:
-    assert describe(status) == text
+    assert describe_exit(status) == text
 
 
 def test_a_signal_cancels_and_the_block_ends_in_order() -> None:
@@ -204,7 +204,7 @@ def test_a_signal_cancels_and_the_block_ends_in_order() -> None:
             await asyncio.sleep(0.01)
             said.append("stopped")
 
-    assert not stopping.run(main())
+    assert not stopping.run_until_signal(main())
     assert said == ["stopping", "stopped"]
 
 
@@ -213,17 +213,17 @@ def test_an_error_beside_the_block_is_raised_at_its_end() -> None:
         raise LookupError("the view")
 
     async def main() -> None:
-        async with stopping.background(broken(), asyncio.sleep(30)):
+        async with stopping.run_in_background(broken(), asyncio.sleep(30)):
             await asyncio.sleep(0.05)
 
     with pytest.raises(LookupError, match="the view"):
-        stopping.run(main())
+        stopping.run_until_signal(main())
 
 
 def test_an_error_of_the_block_is_raised_as_it_is() -> None:
     async def main() -> None:
-        async with stopping.background(asyncio.sleep(30)):
+        async with stopping.run_in_background(asyncio.sleep(30)):
             raise KeyError("the block")
 
     with pytest.raises(KeyError):
-        stopping.run(main())
+        stopping.run_until_signal(main())

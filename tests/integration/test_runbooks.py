@@ -22,8 +22,8 @@ import yaml
 
 from docs.tools import scene
 from docs.tools.blocks import ROOT
-from plimsoll_cli.actions import status
-from plimsoll_cli.local.run_dir import supervisor_caller
+from plimsoll_cli.actions import get_status
+from plimsoll_cli.local.run_dir import make_supervisor_caller
 from tests.unit.dashboards import queries
 
 ALERT_S = 200.0
@@ -149,7 +149,7 @@ def test_a_restart_budget_that_is_spent(situation: Callable[..., Case]) -> None:
 
 
 def _epoch(case: Case) -> str:
-    return status(supervisor_caller(case.replica.run_dir), "leaky").epoch or ""
+    return get_status(make_supervisor_caller(case.replica.run_dir), "leaky").epoch or ""
 
 
 def _frontend(runner: int) -> int:

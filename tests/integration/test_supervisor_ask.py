@@ -24,7 +24,7 @@ from plimsoll_api.supervisor_config import (
     encode,
 )
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.local.run_dir import supervisor_caller
+from plimsoll_cli.local.run_dir import make_supervisor_caller
 from plimsoll_cli.main import app
 from plimsoll_sidecar import ask, manual
 from plimsoll_sidecar.act import readiness
@@ -59,7 +59,7 @@ class Replica:
         assert self.process.stdout.readline() == "serving\n"
 
     def ask(self, *arguments: str) -> tuple[int, ActionAnswer, str]:
-        status, out, error = supervisor_caller(self.folder)(list(arguments), 60.0)
+        status, out, error = make_supervisor_caller(self.folder)(list(arguments), 60.0)
         return status, msgspec.json.decode(out or "{}", type=ActionAnswer), error
 
     def plimsoll(self, *arguments: str) -> Result:
@@ -211,7 +211,7 @@ def test_the_command_line_acts_on_a_service_of_this_machine(
     assert trimmed.stdout.startswith("trim s: ")
     unasked = replica.plimsoll("restart", "s")
     assert isinstance(unasked.exception, UsageError)
-    assert "There is no terminal to confirm on: add --yes" in str(unasked.exception)
+    assert "There is no terminal to ask on: add --yes" in str(unasked.exception)
     restarted = replica.plimsoll("restart", "s", "--yes")
     assert restarted.exit_code == 0, restarted.exception
     assert len(replica.log.read_text().splitlines()) == 1
@@ -221,4 +221,4 @@ def test_the_command_line_acts_on_a_service_of_this_machine(
     nowhere = CliRunner().invoke(
         app, ["trim", "s", "--run-dir", str(tmp_path_factory.mktemp("empty")), "--yes"]
     )
-    assert "does the service run on this machine?" in str(nowhere.exception)
+    assert "check that the service runs on this machine" in str(nowhere.exception)

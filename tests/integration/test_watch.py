@@ -73,7 +73,7 @@ def test_a_process_is_watched_until_it_ends(desk: Standin) -> None:
     process = desk.start(sys.executable, "-c", held)
     watching = desk.watch(str(process.pid), *QUICK)
     desk.until(lambda: "warm: " in desk.told())
-    assert "engine type custom, no API that answers" in desk.told()
+    assert "engine type custom, its API does not answer" in desk.told()
     process.kill()
     process.wait(10)
     assert watching.wait(30) == 0, desk.told()
@@ -135,6 +135,6 @@ def test_an_engine_of_its_own_is_restarted_when_it_leaks(desk: Standin) -> None:
     desk.sick.touch()
     desk.watch(*QUICK, "--recover", "--", *desk.serving("--leak-mib-s=8"))
     desk.until(lambda: " Resolved (EngineRestart): HostGrowth" in desk.told(), 2 * LIMIT_S)
-    assert "engine ended with status 0, starts again" in desk.told()
+    assert "engine ended with status 0, restarting" in desk.told()
     assert (desk.folder / "log").read_text().count("SIGTERM") == 1
     desk.until(desk.answers)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plimsoll_cli.yaml_text import YamlError
-from plimsoll_cli.yaml_tree import split
+from plimsoll_cli.yaml_tree import split_documents
 
 SOURCE = Path(__file__).parent / "kubectl_yaml"
 
@@ -49,7 +49,7 @@ class Kubectl:
 def read(text: str) -> list[Any] | None:
     """What we read: the documents of ``text``, None where it is refused."""
     try:
-        roots = [root for one in split(text) if (root := one.root()) is not None]
+        roots = [root for one in split_documents(text) if (root := one.root()) is not None]
         return [value for root in roots if (value := root.value()) is not None]
     except YamlError:
         return None

@@ -71,7 +71,7 @@ OPTIONS = InjectionOptions("supervisor", group_restarts=True)
     ],
 )  # fmt: skip
 def test_what_is_recognised(project: str, file: Path, status: int, said: list[str]) -> None:
-    found = validate.run([file], OPTIONS)
+    found = validate.check_files([file], OPTIONS)
     lines = "\n".join([*found.notes, *found.refused, *found.invalid])
     for one in said:
         assert one in lines
@@ -95,7 +95,7 @@ def test_a_runtime_beside_its_service_says_what_the_container_has() -> None:
 
 def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
     acts = replace(OPTIONS, supervision=Supervision(mode=Mode.RECOVER))
-    found = validate.run([CHARTS / "kuberay-autoscaler.yaml"], acts)
+    found = validate.check_files([CHARTS / "kuberay-autoscaler.yaml"], acts)
     assert (
         "autoscalerOptions.version: v2: KubeRay sets restartPolicy: Never: after a restart by the"
         " supervisor, the engine would not start again" in found.refused[0]
@@ -106,8 +106,8 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
         "  submissionMode: SidecarMode\n  rayClusterSpec:\n    headGroupSpec:\n      template:\n"
         "        spec:\n          containers: [{name: h, command: [vllm, serve, m], image: x}]\n"
     )
-    assert "spec.submissionMode: SidecarMode" in validate.run([job], acts).refused[0]
-    assert not validate.run([job], OPTIONS).refused
+    assert "spec.submissionMode: SidecarMode" in validate.check_files([job], acts).refused[0]
+    assert not validate.check_files([job], OPTIONS).refused
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_template_is_to_be_rendered_first(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "m.yaml").write_text(text)
-    (line,) = validate.run([tmp_path / "m.yaml"], OPTIONS).invalid
+    (line,) = validate.check_files([tmp_path / "m.yaml"], OPTIONS).invalid
     assert said in line
 
 
@@ -132,7 +132,7 @@ def test_a_placeholder_of_a_template_that_is_yaml_is_named(tmp_path: Path, image
         "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w}\nspec:\n  template:\n"
         f"    spec:\n      containers:\n        - {{name: e, image: {image}, args: [serve, m]}}\n"
     )
-    (note,) = validate.run([tmp_path / "m.yaml"], OPTIONS).notes
+    (note,) = validate.check_files([tmp_path / "m.yaml"], OPTIONS).notes
     assert f"the image {image.strip(chr(34))} is a placeholder: replace it first" in note
 
 
@@ -166,6 +166,6 @@ def test_what_the_operator_refuses_is_said(tmp_path: Path) -> None:
         "apiVersion: plimsoll.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: chat}\n"
         "spec:\n  model: {uri: 'pvc://models/m'}\n  podTemplate:\n    spec: {hostPID: true}\n"
     )
-    found = validate.run([file], OPTIONS)
+    found = validate.check_files([file], OPTIONS)
     assert found.status == 2
     assert "hostPID" in found.invalid[0]

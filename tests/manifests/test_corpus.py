@@ -25,13 +25,13 @@ def said(file: Path) -> str:
     """The messages, and the lines that are changed in the workload, apart from the supervisor's."""
     text = file.read_text()
     try:
-        made, notes = command.run(file, OPTIONS, Selection())
+        made, notes = command.inject_into_file(file, OPTIONS, Selection())
     except UsageError as error:
         return str(error).replace(f"{file}: ", "") + "\n"
     with tempfile.TemporaryDirectory() as folder:
         injected = Path(folder, "m.yaml")
         injected.write_text(made)
-        assert command.remove(injected) == text
+        assert command.remove_from_file(injected) == text
     lines = difflib.unified_diff(text.splitlines(), made.splitlines(), n=0, lineterm="")
     changed = [one for one in lines if one.startswith(SHOWN) and not one.startswith(("---", "+++"))]
     # The supervisor's container and its configuration are tested elsewhere.

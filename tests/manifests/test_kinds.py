@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from plimsoll_cli.main import app
-from plimsoll_cli.yaml_tree import split
+from plimsoll_cli.yaml_tree import split_documents
 
 Object = dict[str, Any]
 VLLM = "image: vllm/vllm-openai:v0.25.0"
@@ -156,8 +156,8 @@ CASES = {
     "a ConfigMap has the supervisor's name": Case(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: llm-supervisor}\ndata: {a: b}\n---\n"
         + workload(f"{VLLM}\ncommand: [supervisord, -n]"),
-        "Deployment.apps/llm: the supervisor's ConfigMap would be llm-supervisor, and that is the"
-        " file's own document 1: give the ConfigMap or the workload another name",
+        "Deployment.apps/llm: the supervisor's ConfigMap needs the name llm-supervisor, which is"
+        " taken by the file's own document 1: rename that ConfigMap or the workload",
     ),
     "the port in a variable": Case(
         workload(f"{VLLM}\nargs: [--port, $(HTTP)]\nenv: [{{name: HTTP, value: '7002'}}]"),
@@ -221,7 +221,9 @@ def test_what_becomes_of_it(tmp_path: Path, name: str) -> None:
     assert done.exit_code == 0
     assert case.said in done.stderr
     assert case.kept in done.stdout
-    objects = [root.value() for one in split(done.stdout) if (root := one.root()) is not None]
+    objects = [
+        root.value() for one in split_documents(done.stdout) if (root := one.root()) is not None
+    ]
     config = json.loads(objects[0]["data"]["supervisor.json"])["engine"]
     assert config["serving_url"] == case.url
     assert config["model"] == (case.model or "llm")

@@ -15,7 +15,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.command import Selection
-from plimsoll_cli.yaml_tree import split
+from plimsoll_cli.yaml_tree import split_documents
 from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images
@@ -38,13 +38,13 @@ def there_and_back(file: Path, text: str, options: InjectionOptions) -> bool:
     """Whether something was injected; that it can be taken out again is checked."""
     file.write_bytes(text.encode())
     try:
-        made, _ = command.run(file, options, Selection())
+        made, _ = command.inject_into_file(file, options, Selection())
     except UsageError:
         return False
     file.write_bytes(made.encode())
-    assert command.run(file, options, Selection())[0] == made
-    assert command.remove(file) == text
-    before, after = ([one.text for one in split(each)] for each in (text, made))
+    assert command.inject_into_file(file, options, Selection())[0] == made
+    assert command.remove_from_file(file) == text
+    before, after = ([one.text for one in split_documents(each)] for each in (text, made))
     assert len(after) > len(before)
     return True
 

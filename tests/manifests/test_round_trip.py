@@ -37,7 +37,7 @@ SERVICE = "apiVersion: v1\nkind: Service\nmetadata: {name: chat}\nspec:\n  type:
 
 
 def injected(file: Path) -> str:
-    return command.run(file, OPTIONS, Selection())[0]
+    return command.inject_into_file(file, OPTIONS, Selection())[0]
 
 
 def there_and_back(file: Path, text: str) -> str:
@@ -45,7 +45,7 @@ def there_and_back(file: Path, text: str) -> str:
     made = injected(file)
     file.write_bytes(made.encode())
     assert injected(file) == made
-    assert command.remove(file) == text
+    assert command.remove_from_file(file) == text
     return made
 
 
@@ -114,7 +114,9 @@ def test_anchors_that_change_are_written_out_where_they_are_used(tmp_path: Path)
 def test_a_config_map_of_the_users_own_is_not_replaced(tmp_path: Path, data: str) -> None:
     own = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: chat-supervisor}}\ndata: {data}\n"
     (tmp_path / "m.yaml").write_text(own + "---\n" + DEPLOYMENT)
-    with pytest.raises(UsageError, match="would be chat-supervisor, and that is the file's own"):
+    with pytest.raises(
+        UsageError, match="needs the name chat-supervisor, which is taken by the file's own"
+    ):
         injected(tmp_path / "m.yaml")
 
 
@@ -122,7 +124,7 @@ def test_two_workloads_of_one_name_have_no_configuration_in_common(tmp_path: Pat
     (tmp_path / "m.yaml").write_text(
         DEPLOYMENT + "---\n" + DEPLOYMENT.replace("Deployment", "StatefulSet")
     )
-    _, notes = command.run(tmp_path / "m.yaml", OPTIONS, Selection())
+    _, notes = command.inject_into_file(tmp_path / "m.yaml", OPTIONS, Selection())
     assert "that is the one of Deployment.apps/chat" in notes[-1]
 
 
@@ -131,9 +133,9 @@ def test_the_command_takes_it_out_or_says_that_nothing_is_there(tmp_path: Path) 
     file.write_text(DEPLOYMENT)
     run = CliRunner().invoke
     done = run(app, ["inject", str(file), "--remove"])
-    assert "inject added nothing to this file" in str(done.exception)
+    assert "no change by inject is recorded" in str(done.exception)
     done = run(app, ["inject", str(file), "--remove", "--supervisor-image", "s"])
-    assert "--remove and --supervisor-image" in str(done.exception)
+    assert "either --remove or --supervisor-image, not both" in str(done.exception)
     done = run(app, ["inject", str(file), "--supervisor-image", "s"])
     file.write_bytes(done.stdout_bytes)
     assert run(app, ["inject", str(file), "--remove"]).stdout_bytes == DEPLOYMENT.encode()

@@ -69,8 +69,8 @@ def test_tune_prints_it_for_people_and_programs(tmp_path: Path) -> None:
     file = journal(tmp_path / "journal.sqlite", learned())
     done = CliRunner().invoke(app, ["tune", str(file)])
     assert done.exit_code == 0, done.output
-    assert "after a start it needs up to 1.0 GiB" in done.stdout
-    assert "the proposal is 300 MiB within 24h" in done.stdout
+    assert "after a start, it needs up to 1.0 GiB" in done.stdout
+    assert "the recommended budget is 300 MiB within 24h" in done.stdout
     assert "growthBudget: 300Mi" in done.stdout
     assert "host memory needs 1.2 GiB at this load" in done.stdout
     assert "memory: 1280Mi" in done.stdout, "the most that it held, in steps of 256 MiB"
@@ -90,7 +90,7 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         (str(broken), "cannot read"),
         (str(series), "no line consists of two numbers"),
         (str(tmp_path / "none.jsonl"), "none.jsonl"),
-        ("no-such-service", "does the service run here"),
+        ("no-such-service", "check that the service runs on this machine"),
     ):
         done = CliRunner().invoke(app, ["tune", source])
         assert isinstance(done.exception, UsageError), done.output

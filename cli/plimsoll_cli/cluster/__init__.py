@@ -1,1 +1,1 @@
-"""Commands about a cluster: a client of the API server, and the commands that use it."""
+"""Commands that use a cluster, and a client of the API server."""

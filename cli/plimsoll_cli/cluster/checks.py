@@ -1,6 +1,6 @@
 """Checks of ``plimsoll doctor`` on services, policies and the webhook.
 
-Only the API server can test the webhook: a dry run that creates a pod calls it and stores nothing.
+A dry run that creates a pod tests the webhook: the API server calls the webhook and stores nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plimsoll_cli.errors import RunError
 from plimsoll_operator.fleet.pods import Cause, PodView
 
 MAX_NAMED = 4
-"""Maximum number of workloads in a line."""
+"""Maximum number of workloads to name in a line."""
 RESTARTABLE_KINDS = ("Deployment", "StatefulSet", "DaemonSet")
 """Kinds that ``kubectl rollout restart`` supports."""
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -40,15 +40,15 @@ PROBLEM_CONDITIONS = {
     "CrashLooping": "True", "RestartBudgetExhausted": "True", "SuspectRevision": "True",
     "ObjectsComplete": "False",
 }  # fmt: skip
-"""Conditions of an InferenceService that are problems, with the status that means so."""
+"""Conditions of an InferenceService, with the status that indicates a problem."""
 MIN_VALIDITY = datetime.timedelta(days=20)
-"""The operator and cert-manager renew their certificates earlier."""
+"""Remaining validity below which a renewal is overdue; operator and cert-manager renew earlier."""
 INSTALL = "install the chart with --set webhook.enabled=true"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check, which is one line of the output. ``ok`` is None if unknown."""
+    """Result of a check, printed as one line. ``ok`` is None if the result is unknown."""
 
     name: str
     ok: bool | None
@@ -56,22 +56,22 @@ class Check:
 
 
 def get_or_list(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
-    """Return the object with that name, or all objects. Raises RunError if it does not exist."""
+    """Return the named object, or all objects. Raises RunError if the named one does not exist."""
     if name is None:
         return list(cluster.list_own(plural))
     found = cluster.get_own(plural, name)
     if found is None:
         raise RunError(
-            f"does not exist in namespace {cluster.namespace or 'default'}: check the name and -n;"
-            " see: plimsoll top -A"
+            f"does not exist in namespace {cluster.namespace or 'default'}: check the name and "
+            "-n; see: plimsoll top -A"
         )
     return [found]
 
 
 def check_service(service: Object) -> Check:
-    """Return the check of an InferenceService's conditions, with the first cause first."""
+    """Check an InferenceService's conditions; the text begins with the first cause."""
     name = f"service {service['metadata']['name']}"
-    found, unread = _conditions(service)
+    found, unread = _read_conditions(service)
     if unread:
         return Check(name, None, unread)
     wrong: list[str] = []
@@ -79,14 +79,14 @@ def check_service(service: Object) -> Check:
         one = found.get(type_) or {}
         text = f"{one.get('reason')}: {one.get('message')}"
         if one.get("status") == bad and one.get("reason") != "ContainersNotReady":
-            # The message of Stalled contains those of Ready and EngineReady.
+            # The message of Stalled already contains those of Ready and EngineReady.
             wrong += [] if any(str(one.get("message")) in said for said in wrong) else [text]
     ready = found["Ready"]
     return Check(name, not wrong, "; ".join(wrong) or f"{ready.get('reason')}: {ready['message']}")
 
 
 def check_memory(name: str, status: Object) -> Iterator[Check]:
-    """Yield the check of a service's or workload's memory request and limit."""
+    """Check the memory request and limit of a service or workload, if its status has them."""
     recommendation = status.get("recommendation") or {}
     if not recommendation:
         return
@@ -98,25 +98,27 @@ def check_memory(name: str, status: Object) -> Iterator[Check]:
     yield Check(f"{name} memory", fits, text)
 
 
-def _conditions(item: Object) -> tuple[dict[str, Object], str]:
-    """Return conditions by type, and a message if they are not about the current spec."""
+def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
+    """Return the conditions by type, and a message if the status is not up to date."""
     meta, status = item["metadata"], item.get("status") or {}
     found = {str(one["type"]): one for one in status.get("conditions") or ()}
     if "Ready" in found and status.get("observedGeneration") == meta.get("generation"):
         return found, ""
-    return found, "the operator has not processed the current spec: check that it runs"
+    return found, "the operator has not processed the current spec: check that the operator runs"
 
 
-def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
-    """Return why a container of ``pod`` is not ready, with the container's name, or None.
+def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
+    """Return the reason why a container of ``pod`` is not ready; None if there is none.
 
-    Causes that do not pass by themselves come first.
+    Reasons that do not resolve by themselves come first.
     """
     meta, spec, events = pod["metadata"], pod["spec"], list[Object]()
     view = PodView.parse(pod)
     if view.is_creating:
         query = {"fieldSelector": f"involvedObject.name={meta['name']}"}
-        with contextlib.suppress(RunError):  # without permission to read Events, use the containers
+        with contextlib.suppress(
+            RunError
+        ):  # without permission to read Events, judge by the containers alone
             events = list(cluster.list_objects(CORE, "events", str(meta["namespace"]), **query))
     sidecars = [
         one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"
@@ -128,13 +130,13 @@ def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
         if why is not None:
             get_or_list = (
                 f"{one['name']}: " if view.containers else ""
-            )  # otherwise the cause concerns the whole pod
+            )  # no container: the cause affects the whole pod
             found.append(Cause(why.reason, f"{get_or_list}{why.message}", why.blocking))
     return min(found, key=lambda one: not one.blocking, default=None)
 
 
 def check_policy(cluster: Cluster, policy: Object) -> Iterator[Check]:
-    """Yield the checks of a policy's status, its pods and the webhook."""
+    """Check a policy's status, its pods and the webhook."""
     name = f"policy {policy['metadata']['name']}"
     yield from check_policy_status(policy)
     try:
@@ -143,16 +145,18 @@ def check_policy(cluster: Cluster, policy: Object) -> Iterator[Check]:
         yield Check(name, None, str(error).splitlines()[0])
         return
     waiting = [
-        one for one in pods if not is_supervised(one) and not _refusal(one) and not has_ended(one)
+        one
+        for one in pods
+        if not is_supervised(one) and not _has_refusal(one) and not has_ended(one)
     ]
     if waiting:
-        yield Check(f"{name} waiting", False, f"recreate {_by_workload(waiting)}")
+        yield Check(f"{name} waiting", False, f"recreate {_format_by_workload(waiting)}")
 
 
 def check_policy_status(policy: Object) -> Iterator[Check]:
-    """Yield the checks of the conditions, counts and refusals in a policy's status."""
+    """Check the conditions, counts and refusals in a policy's status."""
     name, status = f"policy {policy['metadata']['name']}", policy.get("status") or {}
-    found, unread = _conditions(policy)
+    found, unread = _read_conditions(policy)
     if unread:
         yield Check(name, None, unread)
         return
@@ -176,8 +180,8 @@ def check_policy_status(policy: Object) -> Iterator[Check]:
         yield from check_memory(f"{name} {one.get('name', 'pods')}", one)
 
 
-def _by_workload(pods: Sequence[Object]) -> str:
-    """Return the pods grouped by workload, with the command that recreates them."""
+def _format_by_workload(pods: Sequence[Object]) -> str:
+    """Group pods by workload, and add the command that recreates them."""
     held = defaultdict(list)
     for pod in pods:
         held[membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))
@@ -185,7 +189,7 @@ def _by_workload(pods: Sequence[Object]) -> str:
     for workload, names in held.items():
         shown = ", ".join(sorted(names)[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
         if workload is None:
-            parts.append(f"{shown} (nothing recreates these pods)")
+            parts.append(f"{shown} (no workload recreates them: delete and create them yourself)")
         elif workload.kind in RESTARTABLE_KINDS:
             command = f"kubectl rollout restart {workload.kind.lower()}/{workload.name}"
             parts.append(f"{shown}: {command}")
@@ -195,12 +199,12 @@ def _by_workload(pods: Sequence[Object]) -> str:
     return "; ".join(parts[:MAX_NAMED]) + (f"; and {more} more workloads" if more > 0 else "")
 
 
-def _refusal(pod: Object) -> bool:
+def _has_refusal(pod: Object) -> bool:
     return REFUSED in (pod["metadata"].get("annotations") or {})
 
 
 def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Check]:
-    """Yield the checks of the Secret with the webhook's certificate."""
+    """Check the Secret with the webhook's certificate."""
     containers = [c for one in deployments for c in one["spec"]["template"]["spec"]["containers"]]
     arguments = [argument for one in containers for argument in one.get("args") or ()]
     for given in sorted({one for one in arguments if one.startswith("--webhook=")}):
@@ -218,15 +222,15 @@ def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Ch
             text = f"{where} has {', '.join(SECRET_KEYS)}"
             if missing:
                 text = (
-                    f"{where} has no {', '.join(missing)}, so new pods get no supervisor: an issuer"
-                    " of cert-manager must write ca.crt, which ACME issuers do not; without"
-                    " cert-manager, read the operator's log"
+                    f"{where} has no {', '.join(missing)}, so new pods get no supervisor: with "
+                    "cert-manager, use an issuer that writes ca.crt (ACME issuers do not); "
+                    "otherwise read the operator's log"
                 )
             yield Check("webhook secret", not missing, text)
 
 
 def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
-    """Return the check of the newest certificate that the API server trusts for the webhook."""
+    """Check the newest certificate that the API server trusts for the webhook."""
     name = "webhook certificate"
     try:
         found = cluster.get(CONFIGURATIONS)["items"]
@@ -242,7 +246,7 @@ def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
 
 
 def check_bundle(bundle: str, now: datetime.datetime) -> Check:
-    """Return the check of a ``caBundle``'s newest certificate: when it expires."""
+    """Check when the newest certificate in a ``caBundle`` expires."""
     name = "webhook certificate"
     try:
         read = x509.load_pem_x509_certificates(base64.b64decode(bundle, validate=True))
@@ -253,34 +257,38 @@ def check_bundle(bundle: str, now: datetime.datetime) -> Check:
     left = ends - now
     text = f"issued {(now - made).days} days ago, expires {ends:%Y-%m-%d}"
     if left <= datetime.timedelta():
-        return Check(name, False, f"{text}: expired, so new pods get no supervisor")
+        return Check(
+            name, False, f"{text}: expired, so new pods get no supervisor: read the operator's log"
+        )
     if left < MIN_VALIDITY:
-        text += f", in {left.days} days: it should have been renewed; read the operator's log"
+        text += f", in {left.days} days: the renewal is overdue; read the operator's log"
         return Check(name, False, text)
     return Check(name, True, text)
 
 
 def check_webhook(cluster: Cluster, policy: Object) -> Iterator[Check]:
-    """Yield the check whether a new pod that ``policy`` selects would get a supervisor."""
+    """Check whether a new pod that ``policy`` selects would get a supervisor."""
     meta = policy["metadata"]
     name = f"webhook for policy {meta['name']}"
     if ((policy.get("status") or {}).get("injection") or {}).get("stopped"):
-        return  # it gets none; the check of the policy explains why
-    pod = make_trial_pod(policy)
+        return  # it gets no supervisor; the check of the policy explains why
+    pod = make_test_pod(policy)
     if pod is None:
-        yield Check(name, None, "unknown: spec.selector does not define the labels of a test pod")
+        yield Check(
+            name, None, "unknown: spec.selector does not determine the labels of a test pod"
+        )
         return
     path = f"/api/v1/namespaces/{meta['namespace']}/pods"
     try:
         made = cluster.create(path, pod, dryRun="All", fieldValidation="Ignore")
     except RunError as error:
-        yield Check(name, None, f"the test pod could not be created: {str(error).splitlines()[0]}")
+        yield Check(name, None, f"cannot create the test pod: {str(error).splitlines()[0]}")
         return
-    yield check_trial(name, made, str(meta["name"]))
+    yield check_admission(name, made, str(meta["name"]))
 
 
-def check_trial(name: str, made: Object, policy: str) -> Check:
-    """Return the check of what admission did to the test pod."""
+def check_admission(name: str, made: Object, policy: str) -> Check:
+    """Check what admission changed in the test pod."""
     meta = made["metadata"]
     owner = (meta.get("labels") or {}).get(POLICY_LABEL)
     refusal = (meta.get("annotations") or {}).get(REFUSED)
@@ -290,19 +298,19 @@ def check_trial(name: str, made: Object, policy: str) -> Check:
         text = f"the older policy {owner} supervises these pods: narrow one of the selectors"
         return Check(name, False, text)
     if refusal is not None:
-        return Check(name, True, f"the webhook answers, and refuses the test pod: {refusal}")
+        return Check(name, True, f"the webhook refuses the test pod: {refusal}")
     text = (
-        "a new pod gets no supervisor (dry run): the webhook does not answer, or does not know the"
-        " policy yet: check that the operator runs with its webhook, and that the API server"
-        " reaches its Service"
+        "a new pod gets no supervisor (dry run): the webhook does not answer, or it does not "
+        "know the policy yet; check that the operator runs with its webhook, and that the API "
+        "server can reach its Service"
     )
     return Check(name, False, text)
 
 
-def make_trial_pod(policy: Object) -> Object | None:
-    """Return a pod that ``policy`` selects and can supervise, or None if the selector is too open.
+def make_test_pod(policy: Object) -> Object | None:
+    """Return a pod that ``policy`` selects and can supervise; None if its labels are unknown.
 
-    It meets the restricted pod security standard.
+    The pod meets the restricted pod security standard.
     """
     spec = policy.get("spec") or {}
     try:

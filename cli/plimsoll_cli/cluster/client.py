@@ -1,7 +1,7 @@
-"""Client of the API server for the command line: lists in pages, single objects, access reviews.
+"""Client of the API server for the command line: paginated lists, single objects, access reviews.
 
-Failures become :class:`RunError` with instructions: no cluster, no permission (with the missing
-RBAC rule), no CRD, or another version of it.
+Errors are raised as :class:`RunError`. The message names the cause: no cluster, a missing
+permission with the RBAC rule that grants it, or a missing CRD version.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from plimsoll_cli.errors import RunError, UsageError
 Object = dict[str, Any]
 PAGE = 500
 MAX_EXPIRED = 5
-"""Maximum number of times that a list restarts. The API server keeps its state for five minutes."""
+"""Maximum number of restarts of a list. The API server keeps a list's state for five minutes."""
 TIMEOUT_S = 15.0
 
 
 class Cluster:
-    """Client of one cluster; ``namespace`` None means all namespaces."""
+    """Client of one cluster; if ``namespace`` is None, lists include all namespaces."""
 
     def __init__(
         self,
@@ -45,16 +45,20 @@ class Cluster:
         configuration = k8s.Configuration()
         file = str(kubeconfig) if kubeconfig else None
         try:
-            if file is None and not _has_config() and "KUBERNETES_SERVICE_HOST" in os.environ:
+            if (
+                file is None
+                and not _is_kubeconfig_present()
+                and "KUBERNETES_SERVICE_HOST" in os.environ
+            ):
                 config.load_incluster_config(configuration)
                 current = "default"
             else:
                 config.load_kube_config(file, context, configuration)
-                current = _namespace_of(file, context)
+                current = _read_namespace(file, context)
         except (ConfigException, OSError, yaml.YAMLError, TypeError) as error:
             raise UsageError(
-                f"no cluster is configured: {error}; use --kubeconfig or KUBECONFIG, or add --local"
-                " for services on this machine"
+                f"no cluster is configured: {error}; use --kubeconfig or KUBECONFIG, or add "
+                "--local for services on this machine"
             ) from None
         configuration.retries = False
         self.host = str(configuration.host)
@@ -70,19 +74,19 @@ class Cluster:
         return self._call("GET", path, query)
 
     def create(self, path: str, body: Object, **query: Any) -> Object:
-        """Create an object at ``path`` and return it as stored."""
+        """Create an object at ``path`` and return it as stored. Raises RunError."""
         return self._call("POST", path, query, body)
 
     def list_own(self, plural: str, **query: Any) -> Iterator[Object]:
-        """Yield the objects of one of Plimsoll's kinds, page by page."""
+        """Yield the objects of a Plimsoll kind. Raises RunError."""
         yield from self.list_objects(f"/apis/{API_GROUP}/{CRD_VERSION}", plural, **query)
 
     def list_objects(
         self, root: str, plural: str, namespace: str | None = None, **query: Any
     ) -> Iterator[Object]:
-        """Yield the objects of a kind in ``namespace``, or in the chosen ones, page by page.
+        """Yield the objects of a kind in ``namespace``, or by default in the client's namespace.
 
-        A list that expires between pages restarts, without repeating objects. Raises RunError.
+        A list that expires between two pages restarts and yields no object twice. Raises RunError.
         """
         chosen = namespace or self.namespace
         where = f"/namespaces/{chosen}" if chosen else ""
@@ -96,8 +100,8 @@ class Cluster:
                 expired += 1
                 if expired > MAX_EXPIRED:
                     raise RunError(
-                        f"GET {path}: the list expired {expired} times before its last page:"
-                        " try again, or choose one namespace with -n"
+                        f"GET {path}: the list expired {expired} times before its last page: try "
+                        "again, or choose one namespace with -n"
                     ) from None
                 continue_token = None  # restart, and skip the objects already yielded
                 continue
@@ -112,7 +116,7 @@ class Cluster:
                 return
 
     def get_own(self, plural: str, name: str) -> Object | None:
-        """Return one of Plimsoll's objects in the chosen namespace, or None."""
+        """Return an object of a Plimsoll kind in the client's namespace; None if it is absent."""
         namespace = self.namespace or "default"
         try:
             return self.get(
@@ -123,9 +127,9 @@ class Cluster:
             return None
 
     def check_namespace(self) -> None:
-        """Raise UsageError if the chosen namespace does not exist.
+        """Raise UsageError if the client's namespace does not exist.
 
-        Without permission to read namespaces, the check passes.
+        If namespaces may not be read, the check passes.
         """
         if self.namespace is None:
             return
@@ -133,8 +137,8 @@ class Cluster:
             self.get(f"/api/v1/namespaces/{self.namespace}")
         except AbsentError:
             raise UsageError(
-                f"namespace {self.namespace} does not exist on {self.host}: choose another one"
-                " with -n; see: kubectl get namespaces"
+                f"namespace {self.namespace} does not exist on {self.host}: use another one with "
+                "-n; see: kubectl get namespaces"
             ) from None
         except DeniedError:
             return
@@ -168,17 +172,17 @@ class Cluster:
                 f"the API server {self.host} rejected your credentials: log in again"
             ) from None
         if status == 403:
-            raise DeniedError(denied_message(method, path)) from None
+            raise DeniedError(format_denied_message(method, path)) from None
         raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
 
     def _check_crd(self, plural: str) -> None:
-        """Raise RunError if the kind is not installed, or only in another version."""
+        """Raise RunError if the kind's CRD, or the version that this program needs, is missing."""
         try:
             group = self.get(f"/apis/{API_GROUP}")
         except AbsentError:
             raise RunError(
-                f"{API_GROUP} is not installed on {self.host}:"
-                " kubectl apply --server-side -k config"
+                f"{API_GROUP} is not installed on {self.host}: kubectl apply --server-side -k "
+                "config"
             ) from None
         versions = [one["version"] for one in group["versions"]]
         if CRD_VERSION not in versions:
@@ -190,10 +194,10 @@ class Cluster:
 
 
 def _ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
-    """Return a context that verifies certificates like kubectl.
+    """Return a TLS context that verifies certificates like kubectl.
 
-    Python 3.13 also requires key identifiers, which many clusters' CAs lack, for example EKS's. The
-    connection pool adds the cluster's CA.
+    Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such as those of
+    EKS. The connection pool adds the cluster's CA.
     """
     verify = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
     context = create_urllib3_context(cert_reqs=verify)
@@ -208,7 +212,7 @@ class AbsentError(RunError):
 
 
 class DeniedError(RunError):
-    """HTTP 403. The message has the missing RBAC rule."""
+    """HTTP 403; the message contains the missing RBAC rule."""
 
 
 class _ExpiredError(Exception):
@@ -216,11 +220,11 @@ class _ExpiredError(Exception):
 
 
 def _is_single_object(path: str) -> bool:
-    return required_rule("GET", path)[0] == "get"
+    return get_required_rule("GET", path)[0] == "get"
 
 
-def required_rule(method: str, path: str) -> tuple[str, str, str, str | None]:
-    """Return verb, API group, resource and namespace of a request."""
+def get_required_rule(method: str, path: str) -> tuple[str, str, str, str | None]:
+    """Return the verb, API group, resource and namespace that RBAC checks for a request."""
     parts = [part for part in path.split("?")[0].split("/") if part]
     group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
     namespace = None
@@ -233,24 +237,24 @@ def required_rule(method: str, path: str) -> tuple[str, str, str, str | None]:
     return verb, group, resource, namespace
 
 
-def denied_message(method: str, path: str) -> str:
+def format_denied_message(method: str, path: str) -> str:
     """Return the message for a missing permission, with the RBAC rule that grants it."""
-    verb, group, resource, namespace = required_rule(method, path)
+    verb, group, resource, namespace = get_required_rule(method, path)
     what = f"{resource}.{group}" if group else resource
     where = f"in namespace {namespace}" if namespace else "in all namespaces"
     kind = "Role" if namespace else "ClusterRole"
     rule = {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
     text = yaml.safe_dump({"rules": [rule]}, sort_keys=False, default_flow_style=None).strip()
-    return f"you may not {verb} {what} {where}; a {kind} with this rule allows it:\n\n{text}"
+    return f"you may not {verb} {what} {where}; a {kind} with this rule grants it:\n\n{text}"
 
 
-def _has_config() -> bool:
+def _is_kubeconfig_present() -> bool:
     get_own = os.environ.get("KUBECONFIG")
     files = get_own.split(os.pathsep) if get_own else [str(Path.home() / ".kube" / "config")]
     return any(Path(file).is_file() for file in files if file)
 
 
-def _namespace_of(file: str | None, context: str | None) -> str:
+def _read_namespace(file: str | None, context: str | None) -> str:
     contexts, active = config.list_kube_config_contexts(file)
     chosen = next((one for one in contexts if one["name"] == context), active)
     return str(chosen["context"].get("namespace") or "default")

@@ -1,4 +1,4 @@
-"""``plimsoll doctor``: checks of everything that supervision needs, one line each."""
+"""``plimsoll doctor``: checks whether everything that supervision needs works, one line each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REQUIRED_PERMISSIONS = (
 """Permissions that the command line needs: verb, group, resource, subresource."""
 KSERVE = "serving.kserve.io"
 OPERATOR_LABEL = "app.kubernetes.io/name=plimsoll"
-"""Label of the chart's Deployment and its pods."""
+"""Label of the operator's Deployment and its pods."""
 UNREADY = {
     UNREADY_MANUAL: "a person drained it",
     UNREADY_DRAIN: "an incident drains it",
@@ -53,8 +53,8 @@ MAX_TRIALS = 8
 """Maximum number of policies whose webhook is tested."""
 
 
-def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Yield all checks, ordered so that a failure explains later ones."""
+def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
+    """Yield all checks; those that explain later failures come first."""
     try:
         yield check_version(cluster.host, cluster.get("/version"))
     except RunError as error:
@@ -65,21 +65,21 @@ def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[C
     except UsageError as error:
         yield Check("namespace", False, str(error))
         return
-    crds = list(_crds(cluster))
+    crds = list(_check_crds(cluster))
     yield from crds
-    yield from _permissions(cluster)
-    yield from _kserve(cluster)
-    yield from _operator(cluster)
+    yield from _check_permissions(cluster)
+    yield from _check_kserve(cluster)
+    yield from _check_operator(cluster)
     if all(check.ok for check in crds):
         if policy is None:
-            yield from _services(cluster, service)
+            yield from _check_services(cluster, service)
         if service is None:
-            yield from _policies(cluster, policy)
-        yield from _replicas(cluster, service, policy)
+            yield from _check_policies(cluster, policy)
+        yield from _check_replicas(cluster, service, policy)
 
 
 def check_version(host: str, found: Object) -> Check:
-    """Return the check of the API server's version."""
+    """Check the API server's version."""
     minor = int("".join(c for c in str(found["minor"]) if c.isdigit()) or 0)
     text = f"{host}, Kubernetes {found['gitVersion']}"
     if minor < MIN_MINOR:
@@ -89,7 +89,7 @@ def check_version(host: str, found: Object) -> Check:
     return Check("api server", True, text)
 
 
-def _crds(cluster: Cluster) -> Iterator[Check]:
+def _check_crds(cluster: Cluster) -> Iterator[Check]:
     for plural in (SERVICES, INCIDENTS, POLICIES):
         name = f"{plural}.{API_GROUP}"
         try:
@@ -110,7 +110,7 @@ def _crds(cluster: Cluster) -> Iterator[Check]:
         yield Check(name, there, text)
 
 
-def _permissions(cluster: Cluster) -> Iterator[Check]:
+def _check_permissions(cluster: Cluster) -> Iterator[Check]:
     for verb, group, resource, sub in REQUIRED_PERMISSIONS:
         wanted = {"verb": verb, "group": group, "resource": resource, "subresource": sub}
         space = {"namespace": cluster.namespace} if cluster.namespace else {}
@@ -132,19 +132,19 @@ def _permissions(cluster: Cluster) -> Iterator[Check]:
         yield Check(name, allowed, "yes" if allowed else f"no: {rule} verbs: [{verb}]}}")
 
 
-def _kserve(cluster: Cluster) -> Iterator[Check]:
-    """Yield a check if kubectl may confuse ``inferenceservices`` with KServe's kind."""
+def _check_kserve(cluster: Cluster) -> Iterator[Check]:
+    """Warn if kubectl may resolve ``inferenceservices`` to KServe's kind."""
     with contextlib.suppress(RunError):
         cluster.get(f"/apis/{KSERVE}")
         yield Check(
             "KServe",
             True,
-            f"it has a kind InferenceService as well: use plinf or {SERVICES}.{API_GROUP},"
-            f" because {SERVICES} may mean {SERVICES}.{KSERVE} in kubectl",
+            "KServe also has a kind InferenceService: in kubectl, write plinf or "
+            f"{SERVICES}.{API_GROUP}, because {SERVICES} may mean {SERVICES}.{KSERVE}",
         )
 
 
-def _operator(cluster: Cluster) -> Iterator[Check]:
+def _check_operator(cluster: Cluster) -> Iterator[Check]:
     query = {"labelSelector": OPERATOR_LABEL}
     try:
         found = cluster.get("/apis/apps/v1/deployments", **query)["items"]
@@ -152,7 +152,9 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
         yield Check("operator", None, str(error).splitlines()[0])
         return
     if not found:
-        yield Check("operator", False, f"no Deployment has the label {OPERATOR_LABEL}")
+        yield Check(
+            "operator", False, f"no Deployment has the label {OPERATOR_LABEL}: install the chart"
+        )
         return
     ready = sum(int(one.get("status", {}).get("readyReplicas") or 0) for one in found)
     images = {c["image"] for one in found for c in one["spec"]["template"]["spec"]["containers"]}
@@ -160,14 +162,14 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
     if not ready:
         for space in sorted({str(one["metadata"]["namespace"]) for one in found}):
             for pod in cluster.list_objects(CORE, "pods", space, **query):
-                why = checks.first_cause(cluster, pod)
+                why = checks.find_first_cause(cluster, pod)
                 text += f"; {pod['metadata']['name']}: {why.message}" if why else ""
     yield Check("operator", ready > 0, text)
     yield from checks.check_secret(cluster, found)
 
 
-def _services(cluster: Cluster, service: str | None) -> Iterator[Check]:
-    """Yield the checks of services, from the operator's conditions."""
+def _check_services(cluster: Cluster, service: str | None) -> Iterator[Check]:
+    """Check the services by the conditions that the operator sets."""
     try:
         for one in checks.get_or_list(cluster, SERVICES, service):
             yield checks.check_service(one)
@@ -177,8 +179,8 @@ def _services(cluster: Cluster, service: str | None) -> Iterator[Check]:
         yield Check(f"service {service or ''}".strip(), False, str(error).splitlines()[0])
 
 
-def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
-    """Yield the checks of policies and of their webhook."""
+def _check_policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
+    """Check the policies and their webhook."""
     try:
         found = checks.get_or_list(cluster, POLICIES, name)
     except RunError as error:
@@ -192,10 +194,10 @@ def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
         yield from checks.check_webhook(cluster, one)
 
 
-def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Yield a check per supervisor, and one if all pods are drained."""
-    from plimsoll_cli.actions import status
-    from plimsoll_cli.cluster.actions import supervisor_caller
+def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
+    """Check each supervisor, and whether all pods are drained."""
+    from plimsoll_cli.actions import get_status
+    from plimsoll_cli.cluster.actions import make_supervisor_caller
 
     drained: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for pod in list_labelled_pods(cluster):
@@ -206,12 +208,14 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
         name = str(pod["metadata"]["name"])
         if has_ended(pod):
             continue
-        trouble = _sidecar(cluster, pod)
+        trouble = _find_supervisor_problem(cluster, pod)
         if trouble is not None:
             yield Check(name, False, trouble)
             continue
         try:
-            seen = status(supervisor_caller(cluster, name, pod["metadata"]["namespace"]), name)
+            seen = get_status(
+                make_supervisor_caller(cluster, name, pod["metadata"]["namespace"]), name
+            )
         except RunError as error:
             yield Check(name, False, str(error).splitlines()[0])
             continue
@@ -221,7 +225,7 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
             yield Check(
                 name,
                 bool(seen.host_memory),
-                out_of_service_text(name, seen) + _observation_text(seen),
+                format_out_of_service(name, seen) + _format_observation(seen),
             )
             if "metrics" in seen.unseen:
                 yield Check(f"{name} metrics", False, seen.unseen["metrics"])
@@ -232,12 +236,12 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
         drained[pod["metadata"]["namespace"], named].append(UNREADY_MANUAL in seen.out_of_service)
     for (_, named), pods in sorted(drained.items()):
         if all(pods):
-            text = f"all {len(pods)} pods were drained manually: run plimsoll resume POD"
+            text = f"all {len(pods)} pods were drained by a person: run plimsoll resume POD"
             yield Check(f"{named} drained", False, text)
 
 
-def out_of_service_text(pod: str, seen: ActionAnswer) -> str:
-    """Return why the supervisor keeps its pod unready, or ""."""
+def format_out_of_service(pod: str, seen: ActionAnswer) -> str:
+    """Return the reasons why the supervisor keeps its pod unready; empty if it does not."""
     if not seen.out_of_service:
         return ""
     reasons = ", ".join(
@@ -250,44 +254,43 @@ def out_of_service_text(pod: str, seen: ActionAnswer) -> str:
     return f"out of service: {reasons}; "
 
 
-def _observation_text(seen: ActionAnswer) -> str:
-    """Return what a supervisor observes, and what its engine supports."""
+def _format_observation(seen: ActionAnswer) -> str:
+    """Return what a supervisor observes and what its engine supports, as text."""
     host = (
         f"host memory by {seen.host_memory}"
         if seen.host_memory
         else (
-            "cannot see host memory (set shareProcessNamespace, and run both containers as the"
-            " same user)"
+            "no host memory (set shareProcessNamespace, and run both containers as the same user)"
         )
     )
     device = f"device memory by {seen.device_memory}" if seen.device_memory else "no device memory"
     device += f" ({'; '.join(seen.device_reasons or [seen.nvml])})"
     return (
-        f"engine {seen.version} {seen.state}, epoch {seen.epoch}; supervisor {seen.supervisor};"
-        f" {host}; {device}; can {', '.join(sorted(seen.capabilities))}"
+        f"engine {seen.version} {seen.state}, epoch {seen.epoch}; supervisor {seen.supervisor}; "
+        f"observes {host}, {device}; supports {', '.join(sorted(seen.capabilities))}"
     )
 
 
 def check_shared_memory(name: str, seen: ActionAnswer) -> Iterator[Check]:
-    """Yield the check of memory in ``/dev/shm`` that no process uses.
+    """Check for memory in ``/dev/shm`` that no process uses.
 
-    Yields nothing if the pod has no volume there, because the supervisor cannot watch it.
+    Yields nothing if the pod has no volume there, because the supervisor then cannot see it.
     """
     if seen.shared_memory_error:
         yield Check(f"{name} /dev/shm", None, f"unknown: {seen.shared_memory_error}")
     elif seen.shared_orphan is not None:
         size = format_bytes(seen.shared_orphan)
-        yield Check(f"{name} /dev/shm", True, f"{size} used by no process")
+        yield Check(f"{name} /dev/shm", True, f"no process uses {size}")
 
 
-def _sidecar(cluster: Cluster, pod: Object) -> str | None:
-    """Return why the supervisor of this pod cannot observe its engine, or None."""
+def _find_supervisor_problem(cluster: Cluster, pod: Object) -> str | None:
+    """Return why the supervisor of ``pod`` cannot observe its engine; None if it can."""
     if not is_supervised(pod):
-        return "the pod has no supervisor: a SupervisionPolicy or plimsoll inject adds one"
+        return "the pod has no supervisor: add one with a SupervisionPolicy or plimsoll inject"
     if not pod["spec"].get("shareProcessNamespace"):
-        return "shareProcessNamespace is not true: the supervisor cannot see the engine's processes"
+        return "the supervisor cannot see the engine's processes: set shareProcessNamespace: true"
     phase = (pod.get("status") or {}).get("phase")
-    why = checks.first_cause(cluster, pod)
+    why = checks.find_first_cause(cluster, pod)
     if phase != "Running":
         return f"the pod is {phase}" + (f": {why.message}" if why else "")
     return why.message if why is not None and why.blocking else None

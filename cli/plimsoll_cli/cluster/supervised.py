@@ -1,4 +1,4 @@
-"""Supervised pods of a cluster, and those of a target."""
+"""Finds the supervised pods of a cluster, a policy or a target."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CORE = "/api/v1"
 
 
 def is_supervised(pod: Object) -> bool:
-    """Return whether the pod has a supervisor."""
+    """Report whether the pod has a supervisor."""
     sidecars = pod["spec"].get("initContainers") or ()
     return any(one["name"] == SUPERVISOR_CONTAINER for one in sidecars)
 
 
 def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
-    """Yield each pod of an InferenceService, a SupervisionPolicy or ``plimsoll inject`` once."""
+    """Yield each pod of InferenceServices, SupervisionPolicies and ``plimsoll inject`` once."""
     seen = set()
     for label in (SERVICE_LABEL, POLICY_LABEL):
         for pod in cluster.list_objects(CORE, "pods", labelSelector=label):
@@ -42,7 +42,7 @@ def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
 
 
 def list_policy_pods(cluster: Cluster, policy: Object) -> list[Object]:
-    """Return the pods that ``policy`` selects, with and without supervisor.
+    """Return the pods that ``policy`` selects, with or without a supervisor.
 
     Raises RunError if its selector is invalid.
     """
@@ -58,12 +58,12 @@ def list_policy_pods(cluster: Cluster, policy: Object) -> list[Object]:
 
 
 def is_supervised_by(pod: Object, policy: str) -> bool:
-    """Return whether the pod's supervisor belongs to the policy of this name."""
+    """Report whether the pod's supervisor belongs to the named policy."""
     return is_supervised(pod) and (pod["metadata"].get("labels") or {}).get(POLICY_LABEL) == policy
 
 
 def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
-    """Return the names of the supervised pods of ``target``, which is not a pod.
+    """Return the names of the supervised pods of ``target``, which must not be a pod itself.
 
     Raises RunError if the object does not exist or has no supervised pods.
     """
@@ -89,8 +89,8 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
     names = sorted(str(one["metadata"]["name"]) for one in pods if not has_ended(one))
     if not names:
         raise RunError(
-            f"{target} has no supervised pods in namespace {cluster.namespace or 'default'};"
-            " to find out why, run: plimsoll doctor"
+            f"{target} has no supervised pods in namespace {cluster.namespace or 'default'}; to "
+            "find out why, run: plimsoll doctor"
         )
     return names
 
@@ -115,6 +115,6 @@ def _belongs_to(pod: Object, target: Target) -> bool:
 
 
 def has_ended(pod: Object) -> bool:
-    """Return whether the pod has ended or is being deleted."""
+    """Report whether the pod has ended or is being deleted."""
     phase = (pod.get("status") or {}).get("phase")
     return bool(pod["metadata"].get("deletionTimestamp")) or phase in ("Succeeded", "Failed")

@@ -1,4 +1,4 @@
-"""``plimsoll top``: services and policies by the consumed share of their leak budgets."""
+"""``plimsoll top``: lists services and policies, those with the most consumed leak budget first."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from plimsoll_cli.errors import RunError
 from plimsoll_cli.output import (
     Cell,
     Output,
-    bar,
-    console,
+    draw_bar,
+    draw_sparkline,
     fit_columns,
+    make_console,
+    make_table,
     plain,
-    show,
-    sparkline,
-    table,
-    write,
+    print_table,
+    print_value,
 )
 
-EMPTY_TEXT = "no services and no policies"
+EMPTY_TEXT = "no InferenceServices and no SupervisionPolicies; see all namespaces with -A"
 PERIOD_S = 2.0
 KEPT = 60
 BAR = 10
@@ -39,31 +39,31 @@ STATES = {
     "RestartBudgetExhausted": "bold red",
 }  # fmt: skip
 MIN_CHART_WIDTH = 110
-"""Terminal width from which bars and sparklines are shown."""
+"""Minimum terminal width that shows bars and sparklines."""
 MIN_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 90, "KIND": 140}
-"""Terminal width from which each column is shown."""
+"""Minimum terminal width that shows each column."""
 
 
 @dataclass
 class History:
-    """Consumed budgets of each row, refresh by refresh."""
+    """Consumed budgets of each row over the last refreshes."""
 
     values: dict[str, deque[float | None]] = field(default_factory=dict)
 
     def add(self, rows: Iterable[FleetRow]) -> None:
-        """Add a refresh, and drop the rows that no longer exist."""
+        """Add the values of a refresh, and drop rows that no longer exist."""
         fresh = {row.key: row for row in rows}
         self.values = {key: self.values.get(key) or deque(maxlen=KEPT) for key in fresh}
         for key, row in fresh.items():
             self.values[key].append(row.spent)
 
 
-def run(cluster: Cluster, output: Output, once: bool) -> None:
-    """Show the rows: live in a terminal, otherwise once."""
-    out = console()
-    rows = _read(cluster)
+def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
+    """Show the rows: continuously in a terminal, once otherwise."""
+    out = make_console()
+    rows = _read_rows(cluster)
     if not output.for_people:
-        write([_object(row) for row in rows], output)
+        print_value([_to_object(row) for row in rows], output)
         return
     history = History()
     history.add(rows)
@@ -72,11 +72,11 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
             out.print(EMPTY_TEXT)
             return
         wide, width = output is Output.WIDE, out.width if out.is_terminal else 0
-        shown = [cells(row, None, wide, width, plain(out)) for row in rows]
-        names = columns(wide, width, trend=False)
+        shown = [make_cells(row, None, wide, width, plain(out)) for row in rows]
+        names = choose_columns(wide, width, trend=False)
         if width and not wide:
             names, shown = fit_columns(names, shown, width, MIN_WIDTH)
-        show(names, shown, out)
+        print_table(names, shown, out)
         return
     with contextlib.suppress(KeyboardInterrupt):
         _show_live(cluster, rows, history, output is Output.WIDE, out)
@@ -88,84 +88,90 @@ def _show_live(
     error_text = ""
     with Live(console=out, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(frame(rows, history, wide, out, error_text), refresh=True)
+            live.update(render_frame(rows, history, wide, out, error_text), refresh=True)
             time.sleep(PERIOD_S)
             try:
-                rows, error_text = _read(cluster), ""
+                rows, error_text = _read_rows(cluster), ""
                 history.add(rows)
             except RunError as error:
-                error_text = str(error).splitlines()[0]  # the screen keeps the last rows
+                error_text = str(error).splitlines()[0]  # keep the last rows on the screen
 
 
-def frame(
+def render_frame(
     rows: list[FleetRow], history: History, wide: bool, out: Console, error_text: str = ""
 ) -> RenderableType:
-    """Return a frame of the live view, as wide as the terminal."""
-    shown = [cells(row, history, wide, out.width, plain(out)) for row in rows]
+    """Return one frame of the live view, as wide as the terminal."""
+    shown = [make_cells(row, history, wide, out.width, plain(out)) for row in rows]
     open_ = sum(row.incidents for row in rows)
     services = sum(row.kind == SERVICE_KIND for row in rows)
     counted = f"services {services}, policies {len(rows) - services}, open incidents {open_}"
-    text = f"{counted}, {time.strftime('%H:%M:%S')}, Ctrl-C ends this"
+    text = f"{counted}, {time.strftime('%H:%M:%S')}, Ctrl-C to stop"
     head = Text(text, no_wrap=True, overflow="ellipsis")
     note = Text(error_text, style="bold red")
     if not rows:
         return Group(head, note, Text(EMPTY_TEXT, style="dim"))
-    names: list[str] = columns(wide, out.width)
+    names: list[str] = choose_columns(wide, out.width)
     if not wide:
         names, shown = fit_columns(names, shown, out.width, MIN_WIDTH)
-    return Group(head, note, table(names, shown, out.width))
+    return Group(head, note, make_table(names, shown, out.width))
 
 
-def columns(wide: bool, width: int, trend: bool = True) -> list[str]:
-    """Return the columns that fit into ``width``."""
+def choose_columns(wide: bool, width: int, trend: bool = True) -> list[str]:
+    """Return the names of the columns that fit into ``width``."""
     names = ["NAME", "KIND", "PODS", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
     if width >= MIN_CHART_WIDTH:
         names[3:3] = ["BUDGET", "TREND"] if trend else ["BUDGET"]
     return [*names, "MODE", "ROLES", "WORST", "URL"] if wide else names
 
 
-def cells(
+def make_cells(
     row: FleetRow, history: History | None, wide: bool, width: int, ascii_only: bool
 ) -> list[Cell]:
-    """Return the cells of a row. Without ``history`` there is no trend."""
-    style = _style(row.spent)
-    made: list[Cell] = [row.shown, row.kind, f"{_count(row.ready)}/{_count(row.replicas)}"]
+    """Return the cells of a row. Without ``history``, the trend is omitted."""
+    style = _choose_style(row.spent)
+    made: list[Cell] = [
+        row.shown,
+        row.kind,
+        f"{_format_count(row.ready)}/{_format_count(row.replicas)}",
+    ]
     if width >= MIN_CHART_WIDTH:
         share = None if row.spent is None else row.spent / 100
-        made.append(Text(bar(share, BAR, ascii_only), style=style))
+        made.append(Text(draw_bar(share, BAR, ascii_only), style=style))
         if history is not None:
-            trend = sparkline(history.values[row.key], 12, ascii_only, low=0.0, high=100.0)
+            trend = draw_sparkline(history.values[row.key], 12, ascii_only, low=0.0, high=100.0)
             made.append(Text(trend, style=style))
-    made += [Text(_percent(value), style=_style(value)) for value in (row.host, row.device)]
+    made += [
+        Text(_format_percent(value), style=_choose_style(value)) for value in (row.host, row.device)
+    ]
     incidents = Text(str(row.incidents), style="yellow" if row.incidents else "")
     made += [
-        _count(row.restarts),
+        _format_count(row.restarts),
         incidents,
         Text(row.state, style=STATES.get(row.state, "yellow")),
     ]
     return [*made, row.mode, row.roles, row.worst, row.url] if wide else made
 
 
-def _read(cluster: Cluster) -> list[FleetRow]:
+def _read_rows(cluster: Cluster) -> list[FleetRow]:
     rows = [row_of(item) for item in cluster.list_own(SERVICE_PLURAL)]
-    with contextlib.suppress(AbsentError):  # older installations have no policies
+    with contextlib.suppress(AbsentError):  # older installations have no SupervisionPolicy
         rows += [row_of_policy(item) for item in cluster.list_own(POLICY_PLURAL)]
     return worst_first(rows)
 
 
-def _object(row: FleetRow) -> dict[str, Any]:
+def _to_object(row: FleetRow) -> dict[str, Any]:
     return {key: getattr(row, key) for key in FleetRow.__dataclass_fields__}
 
 
-def _count(value: int | None) -> str:
+def _format_count(value: int | None) -> str:
     return "?" if value is None else str(value)
 
 
-def _percent(value: int | None) -> str:
+def _format_percent(value: int | None) -> str:
     return "?" if value is None else f"{value}%"
 
 
-def _style(value: int | None) -> str:
+def _choose_style(value: int | None) -> str:
     if value is None:
         return "dim"
     return "red" if value >= 100 else "yellow" if value >= 50 else "green"

@@ -1,4 +1,4 @@
-"""``plimsoll demo``: reference run, leaky run and report."""
+"""``plimsoll demo``: runs a service without and with a leak, and writes a report."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_cli import manifest, stopping
 from plimsoll_cli.demo import story
-from plimsoll_cli.demo.evidence import Observations, figures, find_problems
+from plimsoll_cli.demo.evidence import Observations, compute_figures, find_problems
 from plimsoll_cli.demo.scene import DemoRun
-from plimsoll_cli.demo.streams import references
+from plimsoll_cli.demo.streams import collect_references
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
 
 DEADLINE_S = 300.0
-"""Seconds from the start of the program to the end of the traffic."""
+"""Time at which the traffic ends, in seconds since the start of the program."""
 INJECT = "PLIMSOLL_INJECT"
 LEAKY = "leaky"
 TRACE = "trace.jsonl.gz"
@@ -33,48 +33,48 @@ MANIFEST = Path(__file__).with_name("leaky.yaml")
 """Default manifest of the demo."""
 
 
-def run(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:
+def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:
     """Run the demo and write its report to ``out``.
 
-    Raises RunError, after writing the report, if it is incomplete.
+    Raises RunError if the demo did not show all it should; the report exists then, too.
     """
     model.require_modules("demo", "torch", "plimsoll_faults", "matplotlib")
     file = file or MANIFEST
-    service = set_device(manifest.read(file), device)
-    check(file, service)
+    service = set_device(manifest.read_service(file), device)
+    check_manifest(file, service)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror}: give a directory") from None
+        raise UsageError(f"--out {out}: {error.strerror}: choose a writable directory") from None
     console = Console()
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    # A short path, because those of Unix sockets are limited.
+    # A short path, because the path of a Unix socket has a maximum length.
     with tempfile.TemporaryDirectory(prefix="plimsoll-demo-", ignore_cleanup_errors=True) as name:
         work = Path(name)
 
         async def main() -> None:
             deadline = asyncio.get_running_loop().time() + DEADLINE_S
-            folder, absent = model.resolve(service, work)
+            folder, absent = model.find_checkpoint(service, work)
             if absent:
-                say("making the tiny checkpoint")
+                say("generating the tiny checkpoint")
                 await model.make_tiny(folder)
             leaky = set_model(service, folder)
             say("running the same prompts without the leak, for reference texts")
-            clean = await runner.prepare(remove_fault(leaky), work / "clean", say)
-            async with runner.running(clean, say):
-                texts = await references(clean.serving_url, leaky.served_name)
-            say(f"the leaky service, with {streams} streams")
-            plan = await runner.prepare(leaky, work / LEAKY, say)
+            clean = await runner.prepare_plan(remove_fault(leaky), work / "clean", say)
+            async with runner.run_replica(clean, say):
+                texts = await collect_references(clean.serving_url, leaky.served_name)
+            say(f"running the leaky service with {streams} streams")
+            plan = await runner.prepare_plan(leaky, work / LEAKY, say)
             scene = DemoRun(leaky, plan, texts, streams)
             seen = await scene.run(out / TRACE, deadline, console if view else None, say)
             _write_report(out, plan, seen, scene.problems, say)
 
         try:
-            if not stopping.run(main()):
-                raise RunError("the demo was stopped before it ended")
+            if not stopping.run_until_signal(main()):
+                raise RunError("the demo was stopped before its end")
         finally:
             for log in (work / LEAKY).glob("*.log"):
                 shutil.copy(log, out)
@@ -83,10 +83,10 @@ def run(out: Path, streams: int, file: Path | None, device: str, view: bool) -> 
 def _write_report(
     out: Path, plan: Plan, seen: Observations, troubles: list[str], say: runner.PrintLine
 ) -> None:
-    """Write the report and print the story. Raises RunError if it is incomplete."""
+    """Write the report and print the story. Raises RunError if the demo failed."""
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
-    values = figures(replace(seen, budget_bytes=budget))
+    values = compute_figures(replace(seen, budget_bytes=budget))
     problems = [*troubles, *find_problems(values)]
     command = ["plimsoll", *sys.argv[1:]]
     try:
@@ -94,19 +94,19 @@ def _write_report(
             out, seen, values, problems, plan.config.service.name, budget, command
         )
     except OSError as error:
-        raise RunError(f"{error.filename or out}: the report: {error.strerror}") from None
+        raise RunError(
+            f"{error.filename or out}: cannot write the report: {error.strerror}"
+        ) from None
     say(f"\n{text}\nThe report is in {out}")
     if problems:
-        raise RunError("the demo did not succeed: " + "; ".join(problems))
+        raise RunError("the demo failed: " + "; ".join(problems))
 
 
-def check(file: Path, service: InferenceService) -> None:
-    """Raise UsageError if the manifest is not suitable for the demo."""
+def check_manifest(file: Path, service: InferenceService) -> None:
+    """Raise UsageError if the manifest is unsuitable for the demo."""
     spec = service.spec
     if not any(variable.name == INJECT for variable in spec.engine.env):
-        raise UsageError(
-            f"{file}: spec.engine.env: {INJECT} is missing, so nothing would leak: add it"
-        )
+        raise UsageError(f"{file}: spec.engine.env: add {INJECT}, because nothing leaks without it")
     if spec.memory.host is None and spec.memory.device is None:
         raise UsageError(f"{file}: spec.memory: set a growthBudget for host or device")
     if spec.supervision.mode is not Mode.RECOVER:
@@ -118,9 +118,9 @@ def check(file: Path, service: InferenceService) -> None:
 
 
 def set_device(service: InferenceService, device: str) -> InferenceService:
-    """Return the service on ``cpu`` or ``cuda``, in float32 to make texts comparable."""
+    """Return the service on ``cpu`` or ``cuda``, in float32 so that its texts are comparable."""
     args = [*service.spec.engine.args, f"--device={device}", "--dtype=float32"]
-    return _with_engine(service, {"args": args})
+    return _update_engine(service, {"args": args})
 
 
 def set_model(service: InferenceService, folder: Path) -> InferenceService:
@@ -132,9 +132,9 @@ def set_model(service: InferenceService, folder: Path) -> InferenceService:
 def remove_fault(service: InferenceService) -> InferenceService:
     """Return the service without the injected fault."""
     env = [variable for variable in service.spec.engine.env if variable.name != INJECT]
-    return _with_engine(service, {"env": env})
+    return _update_engine(service, {"env": env})
 
 
-def _with_engine(service: InferenceService, update: dict[str, object]) -> InferenceService:
+def _update_engine(service: InferenceService, update: dict[str, object]) -> InferenceService:
     engine = service.spec.engine.model_copy(update=update)
     return service.model_copy(update={"spec": service.spec.model_copy(update={"engine": engine})})

@@ -1,8 +1,7 @@
-"""Figures of the demo, computed from incidents, trace and replies. Pure.
+"""Results of the demo, computed from incidents, trace and replies. Pure.
 
-Memory is read from the trace as the detector reads it. The baseline is measured while the new
-service is idle, before the first request. The memory after the cure is measured while it is idle in
-the new epoch, after the last request.
+Memory is computed from the trace like in the detector. The baseline is the memory before the first
+request. The memory after the cure is that of the idle new worker after the last request.
 """
 
 from __future__ import annotations
@@ -15,18 +14,17 @@ from plimsoll_api.incident_record import IncidentRecord, Reason, StepOutcome
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.trace import Sample
 from plimsoll_cli.demo.streams import Reply, ReplyState
-from plimsoll_cli.figures import percentile
+from plimsoll_cli.figures import find_percentile
 from plimsoll_cli.local import traces
 
 MAX_REMAINING_SHARE = 0.1
-"""Maximum share of the growth that may remain above the baseline. Memory may also be below it: a
-worker that was forked again is some megabytes smaller than the first."""
+"""Maximum share of the growth that may remain after the cure."""
 RESTART = Reason.WORKER_RESTART.value
 
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Host memory of the replica at ``at`` (Unix seconds)."""
+    """Host memory of the replica at the time ``at``, in Unix seconds."""
 
     at: float
     bytes: int
@@ -34,7 +32,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class LeakProbability:
-    """Probability of a host memory leak, according to the supervisor at ``at`` (Unix seconds)."""
+    """Leak probability of host memory, from the supervisor at the time ``at`` (Unix seconds)."""
 
     at: float
     probability: float
@@ -42,7 +40,7 @@ class LeakProbability:
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Start and end of the traffic and of the idle phases around it, in Unix seconds."""
+    """Start and end of the traffic, and of the idle phases around it, in Unix seconds."""
 
     idle_from: float
     traffic_from: float
@@ -52,7 +50,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """Torch's device memory while idle, before and after; None if unknown."""
+    """PyTorch's device memory of the idle engine before and after the demo; None if unknown."""
 
     before: int | None = None
     after: int | None = None
@@ -60,7 +58,7 @@ class DeviceBytes:
 
 @dataclass(frozen=True)
 class Observations:
-    """Everything that the demo recorded."""
+    """All observations of one demo."""
 
     incidents: Sequence[IncidentRecord]
     memory: Sequence[MemorySample]
@@ -73,13 +71,13 @@ class Observations:
     odds: Sequence[LeakProbability] = ()
 
 
-def host_memory_samples(samples: Sequence[Sample], started_at: float) -> list[MemorySample]:
-    """Return the replica's host memory over time, as the detector reads it."""
-    return [MemorySample(started_at + t, size) for t, size in traces.host_memory(samples)]
+def compute_host_memory(samples: Sequence[Sample], started_at: float) -> list[MemorySample]:
+    """Return the replica's host memory over time, computed like in the detector."""
+    return [MemorySample(started_at + t, size) for t, size in traces.compute_host_memory(samples)]
 
 
-def find_cured(incidents: Sequence[IncidentRecord]) -> IncidentRecord | None:
-    """Return the first incident that a worker restart resolved, or None."""
+def find_cured_incident(incidents: Sequence[IncidentRecord]) -> IncidentRecord | None:
+    """Return the first incident that a worker restart resolved; None if there is none."""
     found = [
         i
         for i in incidents
@@ -88,8 +86,8 @@ def find_cured(incidents: Sequence[IncidentRecord]) -> IncidentRecord | None:
     return min(found, key=lambda incident: incident.opened_at, default=None)
 
 
-def restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, float]]:
-    """Return start and end of each successful worker restart, in Unix seconds."""
+def find_restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, float]]:
+    """Return the start and end of each successful worker restart, in Unix seconds."""
     return [
         (step.time, step.finished_at)
         for incident in incidents
@@ -100,18 +98,18 @@ def restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, float]]:
     ]
 
 
-def pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the longest gap of each reply that a restart interrupted, in seconds."""
+def find_pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the longest pause of each reply that a restart interrupted, in seconds."""
     return [
         max(end - begin for begin, end in met)
         for window in windows
         for reply in replies
-        if (met := overlapping_gaps(reply, window))
+        if (met := find_overlapping_gaps(reply, window))
     ]
 
 
-def overlapping_gaps(reply: Reply, window: tuple[float, float]) -> list[tuple[float, float]]:
-    """Return start and end of the gaps between chunks that overlap ``window``.
+def find_overlapping_gaps(reply: Reply, window: tuple[float, float]) -> list[tuple[float, float]]:
+    """Return the start and end of each gap between chunks that overlaps ``window``.
 
     Empty if the reply was not running at the start of the window.
     """
@@ -122,17 +120,17 @@ def overlapping_gaps(reply: Reply, window: tuple[float, float]) -> list[tuple[fl
     return [(a, b) for a, b in pairs if a <= end and b >= begin]
 
 
-def idle_bytes(memory: Sequence[MemorySample], begin: float, end: float) -> int | None:
-    """Return the median size between two times, or None."""
+def compute_idle_bytes(memory: Sequence[MemorySample], begin: float, end: float) -> int | None:
+    """Return the median memory between two times; None without a sample."""
     sizes = [point.bytes for point in memory if begin <= point.at <= end]
     return round(median(sizes)) if sizes else None
 
 
-def figures(observed: Observations) -> dict[str, float | int | None]:
-    """Return the figures of the report; None if not measured."""
-    incident = find_cured(observed.incidents)
-    windows = restarts(observed.incidents)
-    met = pauses(observed.replies, windows)
+def compute_figures(observed: Observations) -> dict[str, float | int | None]:
+    """Return the results by name; None if not measured."""
+    incident = find_cured_incident(observed.incidents)
+    windows = find_restarts(observed.incidents)
+    met = find_pauses(observed.replies, windows)
     times = observed.times
     values: dict[str, float | int | None] = {
         "incidents_resolved_count": sum(
@@ -145,15 +143,17 @@ def figures(observed: Observations) -> dict[str, float | int | None]:
         "requests_failed_count": sum(reply.end is ReplyState.FAILED for reply in observed.replies),
         "texts_different_count": observed.texts_different,
         "streams_carried_count": len(met),
-        "pause_p50_s": percentile(met, 0.5),
-        "pause_p99_s": percentile(met, 0.99),
-        "memory_baseline_bytes": idle_bytes(observed.memory, times.idle_from, times.traffic_from),
-        "memory_after_bytes": idle_bytes(observed.memory, times.traffic_to, times.idle_to),
+        "pause_p50_s": find_percentile(met, 0.5),
+        "pause_p99_s": find_percentile(met, 0.99),
+        "memory_baseline_bytes": compute_idle_bytes(
+            observed.memory, times.idle_from, times.traffic_from
+        ),
+        "memory_after_bytes": compute_idle_bytes(observed.memory, times.traffic_to, times.idle_to),
         "device_baseline_bytes": observed.device.before,
         "device_after_bytes": observed.device.after,
     }
     if incident is not None:
-        values["growth_bytes"] = _growth(incident, values["memory_baseline_bytes"])
+        values["growth_bytes"] = _compute_growth(incident, values["memory_baseline_bytes"])
         values["returned_bytes"] = incident.returned_bytes
         before, base = incident.before_bytes, incident.baseline_bytes
         if observed.budget_bytes and before is not None and base is not None:
@@ -162,32 +162,32 @@ def figures(observed: Observations) -> dict[str, float | int | None]:
             values["detect_to_resolved_s"] = incident.ended_at - incident.opened_at
             if incident.confirmed_at is not None:
                 values["detect_to_confirmed_s"] = incident.confirmed_at - incident.opened_at
-            crossed = _budget_exceeded_at(observed, incident)
+            crossed = _find_budget_exceeded_at(observed, incident)
             if crossed is not None:
                 values["crossing_to_resolved_s"] = incident.ended_at - crossed
     return values
 
 
-def _budget_exceeded_at(observed: Observations, incident: IncidentRecord) -> float | None:
-    """Return when memory first exceeded the incident's baseline by the leak budget, or None."""
+def _find_budget_exceeded_at(observed: Observations, incident: IncidentRecord) -> float | None:
+    """Return the time at which memory exceeded the baseline by the leak budget; None if never."""
     if incident.baseline_bytes is None or observed.budget_bytes is None:
         return None
     line = incident.baseline_bytes + observed.budget_bytes
     return next((point.at for point in observed.memory if point.bytes > line), None)
 
 
-def _growth(incident: IncidentRecord, idle: int | float | None) -> int | None:
-    """Return the growth from the idle baseline to the restart in bytes, or None."""
+def _compute_growth(incident: IncidentRecord, idle: int | float | None) -> int | None:
+    """Return the growth from the idle baseline to the restart in bytes; None if unknown."""
     if incident.before_bytes is None or idle is None:
         return None
     return incident.before_bytes - int(idle)
 
 
 def find_problems(values: dict[str, float | int | None]) -> list[str]:
-    """Return the reasons why the demo failed, one line each; empty if it succeeded."""
+    """Return the reasons why the demo failed; empty if it succeeded."""
     lines = []
     if not values["worker_restarts_count"] or "returned_bytes" not in values:
-        lines.append("no incident was resolved by a worker restart")
+        lines.append("no worker restart resolved an incident")
     for key, what in (
         ("streams_broken_count", "streams broke"),
         ("requests_failed_count", "requests failed"),
@@ -198,13 +198,13 @@ def find_problems(values: dict[str, float | int | None]) -> list[str]:
     growth, base = values.get("growth_bytes"), values["memory_baseline_bytes"]
     after = values["memory_after_bytes"]
     if base is None or after is None:
-        lines.append("the memory before or after could not be measured")
+        lines.append("memory before or after the demo could not be measured")
     elif growth is not None and after - base > MAX_REMAINING_SHARE * growth:
         lines.append(
-            f"memory is {after - base} bytes above the baseline, more than"
-            f" {MAX_REMAINING_SHARE:.0%} of the growth of {growth} bytes"
+            f"memory is {after - base} bytes above the baseline, more than "
+            f"{MAX_REMAINING_SHARE:.0%} of the growth of {growth} bytes"
         )
     before, now = values["device_baseline_bytes"], values["device_after_bytes"]
     if before is not None and now is not None and before != now:
-        lines.append(f"device memory is {now} bytes and was {before} before")
+        lines.append(f"device memory is {now} bytes, but was {before} bytes before")
     return lines

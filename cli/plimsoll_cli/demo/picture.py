@@ -1,4 +1,4 @@
-"""``memory.png``: memory, its budget, the probability of a leak, and the streams over time."""
+"""Draws ``memory.png``: memory, leak budget, leak probability and streams over time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from plimsoll_api.incident_record import IncidentRecord, StepOutcome
-from plimsoll_cli.demo.evidence import Observations, overlapping_gaps, restarts
+from plimsoll_cli.demo.evidence import Observations, find_overlapping_gaps, find_restarts
 from plimsoll_cli.demo.streams import Reply
 
 MIB = 1 << 20
 MIN_GAP_S = 0.5
-"""Shorter gaps are normal on a slow machine."""
+"""Minimum length of a gap to draw, in seconds; shorter gaps are normal on a slow machine."""
 OVERLAP_S = 1.5
-"""Seconds after a restart in which a sample may include both workers."""
+"""Seconds after a restart during which a sample may include both workers."""
 TEXT, PAUSE, GAP = "#b5cde3", "tab:red", "#f0b56a"
 LEGEND_POSITION: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
 MARKED = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab:red"}
 
 
-def draw(file: Path, title: str, observed: Observations, budget_bytes: int | None) -> None:
-    """Draw the chart and save it; times are seconds since the first request."""
+def draw_chart(file: Path, title: str, observed: Observations, budget_bytes: int | None) -> None:
+    """Draw the chart and save it to ``file``; its time axis starts at the first request."""
     start = observed.times.traffic_from
     figure, (top, middle, bottom) = pyplot.subplots(
         3, 1, sharex=True, figsize=(13, 8), height_ratios=(3, 1, 1.4), layout="constrained"
@@ -59,7 +59,7 @@ def _draw_memory(
             line = (baseline + budget_bytes) / MIB
             axes.axhline(line, color="tab:red", linestyle="--", label="baseline + leak budget")
     # During a restart, pages that both workers share count twice: a short peak.
-    windows = restarts(observed.incidents)
+    windows = find_restarts(observed.incidents)
     steady = [
         point.bytes / MIB
         for point in observed.memory
@@ -85,7 +85,7 @@ def _draw_probability(axes: Axes, observed: Observations, start: float) -> None:
         [one.at - start for one in observed.odds],
         [one.probability for one in observed.odds],
     )
-    axes.step(times, chances, where="post", color="tab:purple", label="probability of a leak")
+    axes.step(times, chances, where="post", color="tab:purple", label="leak probability")
     for incident in observed.incidents:
         if incident.confirmed_at is not None:
             axes.axvline(incident.confirmed_at - start, color="tab:purple", linewidth=1.2)
@@ -116,17 +116,21 @@ def _draw_steps(axes: Axes, incident: IncidentRecord, start: float) -> None:
 
 
 def _draw_streams(axes: Axes, observed: Observations, start: float) -> None:
-    windows = restarts(observed.incidents)
+    windows = find_restarts(observed.incidents)
     for number in range(observed.streams):
         mine = [reply for reply in observed.replies if reply.stream == number and reply.chunks]
         row = (number - 0.3, 0.6)
         axes.broken_barh(
-            _spans([(r.chunks[0], r.chunks[-1]) for r in mine], start), row, color=TEXT
+            _to_spans([(r.chunks[0], r.chunks[-1]) for r in mine], start), row, color=TEXT
         )
-        axes.broken_barh(_spans([gap for r in mine for gap in _gaps(r)], start), row, color=GAP)
-        met = [gaps for r in mine for window in windows if (gaps := overlapping_gaps(r, window))]
+        axes.broken_barh(
+            _to_spans([gap for r in mine for gap in _find_gaps(r)], start), row, color=GAP
+        )
+        met = [
+            gaps for r in mine for window in windows if (gaps := find_overlapping_gaps(r, window))
+        ]
         longest = [max(gaps, key=lambda gap: gap[1] - gap[0]) for gaps in met]
-        axes.broken_barh(_spans(longest, start), row, color=PAUSE)
+        axes.broken_barh(_to_spans(longest, start), row, color=PAUSE)
     for begin, end in windows:
         axes.axvspan(begin - start, end - start, color=PAUSE, alpha=0.12)
     axes.set_ylabel("stream")
@@ -134,15 +138,19 @@ def _draw_streams(axes: Axes, observed: Observations, start: float) -> None:
     axes.set_ylim(-0.6, observed.streams - 0.4)
     axes.set_xlabel("seconds since the first request")
     axes.grid(axis="x", alpha=0.3)
-    named = ((TEXT, "text flows"), (PAUSE, "pause at the restart"), (GAP, "other gap above 0.5 s"))
+    named = (
+        (TEXT, "text streams"),
+        (PAUSE, "pause at the restart"),
+        (GAP, "other gap above 0.5 s"),
+    )
     handles = [Patch(color=colour, label=name) for colour, name in named]
     axes.legend(handles=handles, **LEGEND_POSITION)
 
 
-def _spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, float]]:
+def _to_spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, float]]:
     return [(begin - start, end - begin) for begin, end in times]
 
 
-def _gaps(reply: Reply) -> list[tuple[float, float]]:
+def _find_gaps(reply: Reply) -> list[tuple[float, float]]:
     pairs = zip(reply.chunks, reply.chunks[1:], strict=False)
     return [(a, b) for a, b in pairs if b - a >= MIN_GAP_S]

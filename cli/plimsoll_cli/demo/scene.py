@@ -1,4 +1,4 @@
-"""Run of the leaky service, with clients, a recorder and the live view."""
+"""Runs the leaky service together with clients, a recorder and the live view."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from plimsoll_cli.demo.evidence import (
     LeakProbability,
     Observations,
     PhaseTimes,
-    find_cured,
-    host_memory_samples,
+    compute_host_memory,
+    find_cured_incident,
 )
-from plimsoll_cli.demo.streams import StreamingClients, now
+from plimsoll_cli.demo.streams import StreamingClients, get_unix_time
 from plimsoll_cli.local import runner, traces
-from plimsoll_cli.local.command import screen_factory
+from plimsoll_cli.local.command import make_screen_factory
 from plimsoll_cli.local.container import Container
 from plimsoll_cli.local.plan import Command, Plan
 from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import LiveView, Screen
 
 IDLE_S = 4.0
-"""Seconds of measured idle time before and after the traffic: several samples."""
+"""Seconds of the idle phases before and after the traffic; enough for several samples."""
 EXTRA_STREAMING_S = 8.0
-"""Seconds of streaming after the incident was resolved."""
+"""Duration of streaming after the incident was resolved, in seconds."""
 WATCH_S = 0.25
 STOP_S = 10.0
 
 
 class DemoRun:
-    """Run of the demo. ``problems`` describe failures that no figure shows."""
+    """One run of the leaky service. ``problems`` are failures that no result shows."""
 
     def __init__(
         self, service: InferenceService, plan: Plan, texts: Sequence[str], streams: int
@@ -56,32 +56,32 @@ class DemoRun:
     async def run(
         self, trace: Path, deadline: float, console: Console | None, say: runner.PrintLine
     ) -> Observations:
-        """Run the leaky service until some seconds after an incident was resolved.
+        """Run the leaky service until :data:`EXTRA_STREAMING_S` after an incident was resolved.
 
-        At ``deadline`` (loop time) it ends without an error; the figures show what is missing.
+        At ``deadline`` (loop time), the run ends without an error.
         """
 
         def ended(line: str) -> None:
             self.problems.append(line)
             say(line)
 
-        recorder = _recorder(self._plan, trace, ended)
-        async with runner.running(self._plan, ended):
+        recorder = _make_recorder(self._plan, trace, ended)
+        async with runner.run_replica(self._plan, ended):
             recorder.start()
             background = [self._poller.run(), self._record_probabilities()]
             if console is not None and console.is_terminal:
-                background.append(LiveView(console, self._screens()).run())
+                background.append(LiveView(console, self._make_screens()).run())
             try:
-                async with stopping.background(*background):
+                async with stopping.run_in_background(*background):
                     await self._run_phases(deadline)
             finally:
                 await recorder.stop(STOP_S)
-        started_at, samples = traces.read(trace)
+        started_at, samples = traces.read_trace(trace)
         return Observations(
-            incidents=incidents.read(self._plan.state_dir / JOURNAL_FILE),
-            memory=host_memory_samples(samples, started_at),
+            incidents=incidents.read_journal(self._plan.state_dir / JOURNAL_FILE),
+            memory=compute_host_memory(samples, started_at),
             replies=self._clients.replies,
-            texts_different=self._clients.count_different(),
+            texts_different=self._clients.count_different_replies(),
             streams=self._count,
             times=self._times,
             device=self._device,
@@ -90,24 +90,24 @@ class DemoRun:
 
     async def _run_phases(self, deadline: float) -> None:
         self._status = "idle: measuring the baseline"
-        begin = now()
+        begin = get_unix_time()
         await asyncio.sleep(IDLE_S)
-        before = _torch_allocated(self._poller)
-        traffic = now()
+        before = _sum_torch_allocated(self._poller)
+        traffic = get_unix_time()
         self._status = "streaming"
         streaming = asyncio.create_task(self._clients.run())
         try:
-            await self._watch(deadline)
+            await self._watch_incidents(deadline)
             self._clients.finish()
             await streaming
         finally:
             streaming.cancel()
         self._status = "idle again"
-        quiet = now()
+        quiet = get_unix_time()
         await asyncio.sleep(2 * IDLE_S)
-        # The first half lets the last requests' memory be freed and reported.
-        self._times = PhaseTimes(begin, traffic, quiet + IDLE_S, now())
-        self._device = DeviceBytes(before, _torch_allocated(self._poller))
+        # In the first half, memory of the last requests is freed and reported.
+        self._times = PhaseTimes(begin, traffic, quiet + IDLE_S, get_unix_time())
+        self._device = DeviceBytes(before, _sum_torch_allocated(self._poller))
 
     async def _record_probabilities(self) -> None:
         """Record the supervisor's leak probabilities until cancelled."""
@@ -122,25 +122,25 @@ class DemoRun:
                 self._odds.append(LeakProbability(view.time, max(growth, default=0.0)))
             await asyncio.sleep(WATCH_S)
 
-    async def _watch(self, deadline: float) -> None:
+    async def _watch_incidents(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         while loop.time() < deadline:
             view = self._poller.snapshot.view
             ended = [incident for incident in view.recent if incident.ended] if view else []
-            if find_cured(ended) is not None:
+            if find_cured_incident(ended) is not None:
                 self._status = "resolved: streaming for a few more seconds"
                 await asyncio.sleep(EXTRA_STREAMING_S)
                 return
             await asyncio.sleep(WATCH_S)
-        self.problems.append("the time ended before an incident was resolved")
+        self.problems.append("no incident was resolved before the deadline")
 
-    def _screens(self) -> Callable[[], Screen]:
-        base, clients = screen_factory(self._plan, self._poller), self._clients
-        return lambda: replace(base(), traffic=clients.traffic(), note=self._status)
+    def _make_screens(self) -> Callable[[], Screen]:
+        base, clients = make_screen_factory(self._plan, self._poller), self._clients
+        return lambda: replace(base(), traffic=clients.get_traffic(), note=self._status)
 
 
-def _recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Container:
-    """Return the supervisor's recorder as a further process."""
+def _make_recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Container:
+    """Return a process that records a trace with the supervisor's recorder."""
     program = (sys.executable, "-m", "plimsoll_cli.main", "record")
     argv = (*program, str(file.absolute()), f"--run-dir={plan.root}")
     return Container(
@@ -148,8 +148,8 @@ def _recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Contain
     )
 
 
-def _torch_allocated(poller: Poller) -> int | None:
-    """Return torch's allocated bytes on all devices; None on a CPU or if one is unknown."""
+def _sum_torch_allocated(poller: Poller) -> int | None:
+    """Return PyTorch's allocated bytes on all devices; None on a CPU or if unknown."""
     status = poller.snapshot.status
     sizes = [device.torch_allocated for device in status.devices] if status else []
     known = [size for size in sizes if size is not None]

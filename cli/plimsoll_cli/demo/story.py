@@ -1,4 +1,4 @@
-"""Text of the demo's story, and the files of its report."""
+"""Writes the demo's story as text, and the files of its report."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incident_story import StoryStep, story_of_record
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
-from plimsoll_cli.demo.evidence import Observations, find_cured, pauses, restarts
-from plimsoll_cli.figures import result
+from plimsoll_cli.demo.evidence import Observations, find_cured_incident, find_pauses, find_restarts
+from plimsoll_cli.figures import make_result
 
 NAME = "demo"
 REMEDIATIONS = frozenset(Action)
@@ -22,43 +22,43 @@ Values = dict[str, float | int | None]
 
 
 def write_story(service: str, observed: Observations, values: Values, problems: list[str]) -> str:
-    """Return the story, with times in seconds since the first request."""
+    """Return the story as text, with times in seconds since the first request."""
     start = observed.times.traffic_from
     lines = [
         f"The service {service} answered {values['requests_count']} requests on "
         f"{observed.streams} concurrent streams.",
     ]
     for incident in sorted(observed.incidents, key=lambda one: one.opened_at):
-        lines += ["", *_incident(incident, start)]
-    lines += ["", *_outcome(observed, values)]
+        lines += ["", *_format_incident(incident, start)]
+    lines += ["", *_format_outcome(observed, values)]
     lines += ["", *(f"MISSING: {line}" for line in problems)] if problems else []
     return "\n".join(lines) + "\n"
 
 
-def _incident(incident: IncidentRecord, start: float) -> list[str]:
+def _format_incident(incident: IncidentRecord, start: float) -> list[str]:
     story = story_of_record(incident)
     lines = [f"Incident {incident.name} in epoch {incident.epoch}: {story.headline}"]
     events = [(incident.opened_at, "incident opened")]
-    events += [(step.at, _step(step)) for step in story.steps]
+    events += [(step.at, _format_step(step)) for step in story.steps]
     if incident.confirmed_at is not None:
         events.append((incident.confirmed_at, "leak confirmed"))
     if incident.ended_at is not None:
         reason = f" by {incident.reason.value}" if incident.reason else ""
         returned = incident.returned_bytes
-        gave = f": {format_bytes(returned)} came back" if returned is not None else ""
+        gave = f": {format_bytes(returned)} freed" if returned is not None else ""
         events.append((incident.ended_at, f"{incident.phase.value.lower()}{reason}{gave}"))
     lines += [f"  {at - start:+7.1f} s  {what}" for at, what in sorted(events)]
     return lines + [f"  evidence: {line}" for line in incident.attribution.evidence]
 
 
-def _step(step: StoryStep) -> str:
+def _format_step(step: StoryStep) -> str:
     change = step.change if step.name in REMEDIATIONS else ""
     details = [part for part in (change, step.message.replace("\n", " ")) if part]
     rest = f": {', '.join(details)}" if details else ""
     return f"{step.name} {step.outcome.lower()}{rest}"
 
 
-def _outcome(observed: Observations, values: Values) -> list[str]:
+def _format_outcome(observed: Observations, values: Values) -> list[str]:
     lines = [
         f"Streams: {values['streams_broken_count']} broke, {values['requests_failed_count']} "
         f"requests failed, {values['texts_different_count']} texts differ from the uninterrupted "
@@ -67,22 +67,24 @@ def _outcome(observed: Observations, values: Values) -> list[str]:
     p50, p99 = values["pause_p50_s"], values["pause_p99_s"]
     if p50 is not None and p99 is not None:
         lines.append(
-            f"The restart met {values['streams_carried_count']} streams in the middle: "
-            f"they paused for {p50:.2f} s (p50), {p99:.2f} s (p99)."
+            f"The restart interrupted {values['streams_carried_count']} streams: they paused for "
+            f"{p50:.2f} s (p50), {p99:.2f} s (p99)."
         )
     base, after = values["memory_baseline_bytes"], values["memory_after_bytes"]
     if base is not None and after is not None:
-        lines.append(f"Memory, idle: {format_bytes(base)} before, {format_bytes(after)} after.")
+        lines.append(f"Idle memory: {format_bytes(base)} before, {format_bytes(after)} after.")
     growth, returned = values.get("growth_bytes"), values.get("returned_bytes")
     if growth is not None and returned is not None:
-        lines.append(f"It had grown by {format_bytes(growth)}; {format_bytes(returned)} returned.")
+        lines.append(f"It grew by {format_bytes(growth)}; {format_bytes(returned)} were freed.")
     device_before, device_after = values["device_baseline_bytes"], values["device_after_bytes"]
     if device_before is not None and device_after is not None:
         same = "equal exactly" if device_before == device_after else "not equal"
-        lines.append(f"Device memory: {device_before} bytes before, {device_after} after: {same}.")
+        lines.append(
+            f"Device memory: {device_before} bytes before, {device_after} bytes after: {same}."
+        )
     seconds = values.get("detect_to_resolved_s")
-    if find_cured(observed.incidents) is not None and seconds is not None:
-        lines.append(f"From the incident's opening to its end: {seconds:.1f} s.")
+    if find_cured_incident(observed.incidents) is not None and seconds is not None:
+        lines.append(f"The incident lasted {seconds:.1f} s.")
     return lines
 
 
@@ -99,24 +101,26 @@ def write_report(
 
     The trace must exist already. Raises OSError.
     """
-    from plimsoll_cli.demo import picture  # matplotlib takes a second
+    from plimsoll_cli.demo import picture  # importing matplotlib takes a second
 
-    report = result(NAME, values, command, _samples(observed))
+    report = make_result(NAME, values, command, _list_samples(observed))
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    incident = find_cured(observed.incidents) or next(iter(observed.incidents), None)
+    incident = find_cured_incident(observed.incidents) or next(iter(observed.incidents), None)
     body = msgspec.json.format(msgspec.json.encode(incident), indent=2)
     (out / "incident.json").write_bytes(body + b"\n")
     text = write_story(service, observed, values, problems)
     (out / "story.txt").write_text(text)
-    picture.draw(out / "memory.png", f"{service}: host memory and streams", observed, budget_bytes)
+    picture.draw_chart(
+        out / "memory.png", f"{service}: host memory and streams", observed, budget_bytes
+    )
     return text
 
 
-def _samples(observed: Observations) -> dict[str, Any]:
-    windows = restarts(observed.incidents)
+def _list_samples(observed: Observations) -> dict[str, Any]:
+    windows = find_restarts(observed.incidents)
     start = observed.times.traffic_from
     return {
-        "pauses_s": [round(gap, 4) for gap in sorted(pauses(observed.replies, windows))],
+        "pauses_s": [round(gap, 4) for gap in sorted(find_pauses(observed.replies, windows))],
         "worker_restarts_s": [[round(a - start, 3), round(b - start, 3)] for a, b in windows],
         "incidents": [incident.name for incident in observed.incidents],
     }

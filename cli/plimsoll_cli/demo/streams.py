@@ -1,4 +1,4 @@
-"""Clients that stream completions over HTTP and record when each chunk arrives."""
+"""Clients that stream completions over HTTP and record the arrival time of each chunk."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PROMPTS = tuple(
     )
 )
 MAX_TOKENS = 128
-"""A request takes at least a second, so a restart interrupts most streams."""
+"""Tokens of a completion: it takes at least a second, so a restart interrupts most streams."""
 READ_TIMEOUT_S = 60.0
-"""Maximum silence of a stream: longer than any restart, so that a hang counts as a break."""
+"""Seconds without a chunk after which a stream counts as broken; longer than any restart."""
 PAUSE_AFTER_ERROR_S = 0.5
 
 
 class ReplyState(StrEnum):
-    """State of a reply. ``failed``: no stream began. ``broken``: it did not end properly."""
+    """State of a reply: ``failed`` before its stream began, ``broken`` after that."""
 
     RUNNING = "running"
     COMPLETE = "complete"
@@ -49,7 +49,7 @@ class ReplyState(StrEnum):
 
 @dataclass
 class Reply:
-    """One request. Times are Unix seconds; ``chunks`` are the arrival times of its pieces."""
+    """Reply to one request. Times are in Unix seconds; ``chunks`` are the chunks' arrival times."""
 
     stream: int
     prompt: int
@@ -61,12 +61,12 @@ class Reply:
 
     @property
     def ended_at(self) -> float:
-        """Time of the last chunk, or of sending, in Unix seconds."""
+        """Time of the last chunk; if there is none, time at which the request was sent."""
         return self.chunks[-1] if self.chunks else self.sent_at
 
 
 class StreamingClients:
-    """Group of ``count`` streams that send one prompt after the other until :meth:`finish`."""
+    """``count`` concurrent streams, each of which sends one prompt after another."""
 
     def __init__(self, url: str, model: str, count: int, references: Sequence[str]) -> None:
         self.replies: list[Reply] = []
@@ -75,85 +75,89 @@ class StreamingClients:
         self._finishing = False
 
     async def run(self) -> None:
-        """Run until :meth:`finish` was called and all requests have ended."""
-        async with _client(self._url, self._count) as client, asyncio.TaskGroup() as group:
+        """Run until :meth:`finish` is called and all requests have ended."""
+        async with _make_client(self._url, self._count) as client, asyncio.TaskGroup() as group:
             for number in range(self._count):
-                group.create_task(self._stream(client, number))
+                group.create_task(self._run_stream(client, number))
 
     def finish(self) -> None:
-        """Let each stream end after its current reply."""
+        """End each stream after its current reply."""
         self._finishing = True
 
-    async def _stream(self, client: httpx.AsyncClient, number: int) -> None:
+    async def _run_stream(self, client: httpx.AsyncClient, number: int) -> None:
         turn = number
         while not self._finishing:
             index = turn % len(PROMPTS)
-            reply = Reply(number, index, now())
+            reply = Reply(number, index, get_unix_time())
             self.replies.append(reply)
-            await ask(client, self._model, reply)
+            await send_prompt(client, self._model, reply)
             if reply.end is not ReplyState.COMPLETE:
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
             turn += 1
 
-    def count_different(self) -> int:
+    def count_different_replies(self) -> int:
         """Return the number of complete replies that differ from the reference."""
         return sum(
             reply.end is ReplyState.COMPLETE and reply.text != self._references[reply.prompt]
             for reply in self.replies
         )
 
-    def traffic(self) -> Traffic:
+    def get_traffic(self) -> Traffic:
         """Return the totals for the live view."""
         ends = [reply.end for reply in self.replies]
-        gaps = [gap for reply in self.replies for gap in (longest_gap(reply),) if gap is not None]
+        gaps = [
+            gap for reply in self.replies for gap in (find_longest_gap(reply),) if gap is not None
+        ]
         return Traffic(
             streams=self._count,
             answered=ends.count(ReplyState.COMPLETE),
             broken=ends.count(ReplyState.BROKEN),
             failed=ends.count(ReplyState.FAILED),
-            different=self.count_different(),
+            different=self.count_different_replies(),
             longest_gap_s=max(gaps, default=None),
         )
 
 
-def longest_gap(reply: Reply) -> float | None:
-    """Return the longest time between two chunks in seconds, or None."""
+def find_longest_gap(reply: Reply) -> float | None:
+    """Return the longest time between two chunks in seconds; None with fewer than two chunks."""
     pairs = zip(reply.chunks, reply.chunks[1:], strict=False)
     return max((after - before for before, after in pairs), default=None)
 
 
-async def references(url: str, model: str) -> list[str]:
+async def collect_references(url: str, model: str) -> list[str]:
     """Return the reference text of each prompt. Raises RunError if a request fails."""
-    replies = [Reply(0, index, now()) for index in range(len(PROMPTS))]
-    async with _client(url, len(PROMPTS)) as client, asyncio.TaskGroup() as group:
+    replies = [Reply(0, index, get_unix_time()) for index in range(len(PROMPTS))]
+    async with _make_client(url, len(PROMPTS)) as client, asyncio.TaskGroup() as group:
         for reply in replies:
-            group.create_task(ask(client, model, reply))
+            group.create_task(send_prompt(client, model, reply))
     for reply in replies:
         if reply.end is not ReplyState.COMPLETE:
-            raise RunError(f"the clean run: {PROMPTS[reply.prompt]!r} {reply.end}: {reply.error}")
+            raise RunError(
+                f"the run without the leak: {PROMPTS[reply.prompt]!r} {reply.end}: {reply.error}"
+            )
     return [reply.text for reply in replies]
 
 
-async def ask(client: httpx.AsyncClient, model: str, reply: Reply) -> None:
-    """Send the prompt of ``reply`` and record the answer or the error in it."""
+async def send_prompt(client: httpx.AsyncClient, model: str, reply: Reply) -> None:
+    """Send the prompt of ``reply``, and record the answer or the error in it."""
     began = False
     try:
-        wish = body(model, PROMPTS[reply.prompt])
+        wish = make_body(model, PROMPTS[reply.prompt])
         async with client.stream("POST", "/v1/completions", json=wish) as answer:
             if answer.status_code != httpx.codes.OK:
                 detail = (await answer.aread()).decode(errors="replace")
                 reply.error = f"HTTP {answer.status_code}: {detail[:300]}"
             else:
                 began = True
-                reply.error = await _read(answer, reply)
+                reply.error = await _read_stream(answer, reply)
     except (httpx.HTTPError, ValueError) as error:
         reply.error = f"{type(error).__name__}: {error}"
     failure = ReplyState.BROKEN if began else ReplyState.FAILED
     reply.end = ReplyState.COMPLETE if reply.error is None else failure
 
 
-async def _read(answer: httpx.Response, reply: Reply) -> str | None:
-    """Read the events of a stream; say what is wrong with it, None if it ends as it should.
+async def _read_stream(answer: httpx.Response, reply: Reply) -> str | None:
+    """Read a stream's events; return an error text, or None if the stream is complete.
 
     Raises ValueError for an event that is not JSON.
     """
@@ -163,7 +167,7 @@ async def _read(answer: httpx.Response, reply: Reply) -> str | None:
         if data == line:
             continue
         if data == "[DONE]":
-            return None if finish == "length" else f"finish_reason is {finish}, not length"
+            return None if finish == "length" else f"finish_reason is {finish}, expected length"
         event = json.loads(data)
         if "error" in event:
             return json.dumps(event["error"])[:300]
@@ -171,19 +175,19 @@ async def _read(answer: httpx.Response, reply: Reply) -> str | None:
             finish = choice.get("finish_reason") or finish
             if choice.get("text"):
                 reply.text += choice["text"]
-                reply.chunks.append(now())
+                reply.chunks.append(get_unix_time())
     return "the stream ended without [DONE]"
 
 
 _EPOCH = time.time() - time.monotonic()
 
 
-def now() -> float:
+def get_unix_time() -> float:
     """Return Unix time from a monotonic clock."""
     return _EPOCH + time.monotonic()
 
 
-def _client(url: str, connections: int) -> httpx.AsyncClient:
+def _make_client(url: str, connections: int) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=url,
         timeout=httpx.Timeout(READ_TIMEOUT_S, connect=10.0),
@@ -192,8 +196,8 @@ def _client(url: str, connections: int) -> httpx.AsyncClient:
     )
 
 
-def body(model: str, prompt: str) -> dict[str, object]:
-    """Return the request: greedy, of fixed length, streamed."""
+def make_body(model: str, prompt: str) -> dict[str, object]:
+    """Return the body of a streaming request with greedy sampling and a fixed length."""
     return {
         "model": model,
         "prompt": prompt,

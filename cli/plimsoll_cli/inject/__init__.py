@@ -1,5 +1,5 @@
-"""``plimsoll inject``: supervisors for pods that other tools create. YAML in, YAML out.
+"""``plimsoll inject``: adds supervisors to workloads that other tools create.
 
-The operator's package adds the supervisor. ``command`` selects documents, and reads and writes
-files.
+The operator's package creates the supervisor. ``command`` selects documents, and reads and writes
+files. ``edit`` changes a document's text.
 """

@@ -1,7 +1,7 @@
-"""Injection of supervisors into the workloads of a file, and its removal.
+"""Adds supervisors to the workloads in a file, and removes them.
 
-Only the changed parts of a document's text are rewritten. The changes are recorded in an annotation
-of the supervisor's ConfigMap, so that they can be undone.
+Only the changed parts of a document's text are rewritten. An annotation of the supervisor's
+ConfigMap records the changes, so that they can be undone.
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.edit import EditError, apply, changes, json_equal, line_end, record, undo
+from plimsoll_cli.inject.edit import (
+    EditError,
+    apply_changes,
+    find_changes,
+    find_reversals,
+    format_record,
+    json_equal,
+    line_end,
+)
 from plimsoll_cli.manifest import read_text
 from plimsoll_cli.yaml_text import YamlError, dump
-from plimsoll_cli.yaml_tree import Document, Node, split
+from plimsoll_cli.yaml_tree import Document, Node, split_documents
 from plimsoll_operator.injection.configuration import InjectedDocument
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
@@ -28,13 +36,14 @@ from plimsoll_operator.render.names import supervisor
 Object = dict[str, Any]
 
 RECORD = "plimsoll.dev/injected"
-"""Annotation of an injected ConfigMap: the changed document, and each change."""
+"""Annotation of an injected ConfigMap; its value names the changed document and lists the changes.
+"""
 TEMPLATE = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 
 
 @dataclass
 class ManifestObject:
-    """Object in a file: a document, or an item of a list. ``at`` describes its position."""
+    """Object in a file: a document, or an item of a List. ``at`` is its position for messages."""
 
     at: str
     value: Object
@@ -45,8 +54,8 @@ class ManifestObject:
 class ParsedDocument:
     """Document of a file; ``value`` is None if it is empty.
 
-    ``added`` are objects to insert before it. ``wanted`` has the injected objects by the ids of the
-    nodes that they replace.
+    ``added`` are objects to insert before it. ``wanted`` maps node ids to the objects that replace
+    them.
     """
 
     document: Document
@@ -57,16 +66,18 @@ class ParsedDocument:
     wanted: dict[int, Object] = field(default_factory=dict)
 
 
-def run(file: Path, options: InjectionOptions, selection: Selection) -> tuple[str, list[str]]:
-    """Return the text to print, and notes for a person.
+def inject_into_file(
+    file: Path, options: InjectionOptions, selection: Selection
+) -> tuple[str, list[str]]:
+    """Return the changed file and notes for a person.
 
-    Raises UsageError that names file, object and field: for an unreadable file, for a workload
-    selected by name that cannot be supervised, and if nothing was injected.
+    Raises UsageError for an unreadable file, for a workload selected by name that cannot be
+    supervised, and if nothing was injected. The message names file, object and field.
     """
     text = _remove_injected(read_text(file), file)
-    parsed = documents(text, file)
+    parsed = read_documents(text, file)
     everything = [place for one in parsed for place in one.objects_in_file]
-    options = with_file_context(options, everything)
+    options = add_file_context(options, everything)
     demanded = options.unrecognized or bool(selection.names)
     names = _ConfigMaps(everything)
     notes: list[str] = []
@@ -81,8 +92,8 @@ def run(file: Path, options: InjectionOptions, selection: Selection) -> tuple[st
                 injected = inject_document(place.value, options)
                 names.check(injected, place.value)
             except InjectionError as error:
-                # Report a name conflict together with the other problems.
-                taken = names.name_conflict(place.value)
+                # Check for name conflicts here, to report them together with the other problems.
+                taken = names.find_name_conflict(place.value)
                 found = list(dict.fromkeys([str(error), *([taken] if taken else [])]))
                 if demanded:
                     raise UsageError(
@@ -107,24 +118,27 @@ def run(file: Path, options: InjectionOptions, selection: Selection) -> tuple[st
         raise UsageError("\n".join(f"{file}: {error}" for error in errors))
     if not count:
         raise UsageError(
-            f"{file}: nothing to inject:\n{_nothing_injected_reason(everything, notes, selection)}"
+            f"{file}: nothing to inject:\n{_explain_nothing_injected(everything, notes, selection)}"
         )
     return "".join(made), [*notes, *(f"{error} (left unchanged)" for error in errors)]
 
 
-def remove(file: Path) -> str:
-    """Return the file without what :func:`run` added. Raises UsageError if there is nothing."""
+def remove_from_file(file: Path) -> str:
+    """Return the file without the additions of :func:`inject_into_file`.
+
+    Raises UsageError if there are none.
+    """
     text = read_text(file)
     made = _remove_injected(text, file)
     if made == text:
         raise UsageError(
-            f"{file}: inject added nothing to this file: the supervisor's ConfigMap with the"
-            f" annotation {RECORD} must be in it"
+            f"{file}: no change by inject is recorded: the file must contain the supervisor's "
+            f"ConfigMap with the annotation {RECORD}"
         )
     return made
 
 
-def _nothing_injected_reason(
+def _explain_nothing_injected(
     objects_in_file: list[ManifestObject], notes: list[str], selection: Selection
 ) -> str:
     if notes:
@@ -132,18 +146,17 @@ def _nothing_injected_reason(
     if objects_in_file and not any(selection.matches(place.value) for place in objects_in_file):
         return "no document matches --name and --selector"
     kinds = (
-        ", ".join(dict.fromkeys(qualified_kind(place.value) for place in objects_in_file))
-        or "nothing"
+        ", ".join(dict.fromkeys(format_kind(place.value) for place in objects_in_file)) or "nothing"
     )
-    return f"the file holds {kinds}, and inject accepts {SUPPORTED_KINDS}"
+    return f"the file holds {kinds}, but inject accepts only {SUPPORTED_KINDS}"
 
 
-def documents(text: str, file: Path) -> list[ParsedDocument]:
-    """Return the documents of a file. Raises UsageError for an invalid manifest."""
+def read_documents(text: str, file: Path) -> list[ParsedDocument]:
+    """Return the documents of a file. Raises UsageError if it is not a manifest."""
     found: list[ParsedDocument] = []
     count = 0
     try:
-        for document in split(text):
+        for document in split_documents(text):
             root = document.root()
             value = None if root is None else root.value()
             if root is None or value is None:
@@ -152,13 +165,13 @@ def documents(text: str, file: Path) -> list[ParsedDocument]:
             count += 1
             at = f"document {count}"
             found.append(
-                ParsedDocument(document, root, value, list(_objects(value, root, at, file)))
+                ParsedDocument(document, root, value, list(_iterate_objects(value, root, at, file)))
             )
     except YamlError as error:
         place = ":".join([str(file), *map(str, error.at or ())])
         hint = (
-            ": this is a template: render it first, for example with helm template CHART | plimsoll"
-            " inject -f -"
+            ": this is a template: render it first, for example with helm template CHART | "
+            "plimsoll inject -f -"
             if TEMPLATE.search(text)
             else ""
         )
@@ -166,16 +179,16 @@ def documents(text: str, file: Path) -> list[ParsedDocument]:
     return found
 
 
-def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[ManifestObject]:
+def _iterate_objects(value: Any, node: Node, at: str, file: Path) -> Iterator[ManifestObject]:
     """Yield the objects in a document, with their positions."""
     if not isinstance(value, dict):
         shown = {list: "a list", type(None): "nothing"}.get(type(value), "a text or a number")
-        raise UsageError(f"{file}: {at}: holds {shown}, not a manifest")
+        raise UsageError(f"{file}: {at}: holds {shown}: give a manifest")
     for part in ("apiVersion", "kind"):
         if not isinstance(value.get(part), str):
             raise UsageError(
-                f"{file}: {at}: {part}: required: this is no manifest. Of a Helm chart, give what"
-                " helm template prints, and of a kustomization, what kustomize build prints"
+                f"{file}: {at}: {part} is missing: give a manifest; for a Helm chart, the output "
+                "of helm template, and for a kustomization, that of kustomize build"
             )
     items = value.get("items")
     if not (value["kind"].endswith("List") and isinstance(items, list)):
@@ -185,26 +198,26 @@ def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[ManifestOb
     assert nodes is not None, "it has this value"
     for number, (item, child) in enumerate(zip(items, nodes.resolved.children, strict=True), 1):
         if isinstance(item, dict):
-            yield from _objects(item, child, f"{at}, item {number}", file)
+            yield from _iterate_objects(item, child, f"{at}, item {number}", file)
 
 
-def with_file_context(
+def add_file_context(
     options: InjectionOptions, objects_in_file: list[ManifestObject]
 ) -> InjectionOptions:
-    """Return ``options`` with the file's ConfigMaps and KServe runtimes."""
+    """Return ``options`` with the ConfigMaps and KServe runtimes in the file."""
     return replace(
         options,
-        config_maps=_fields_by_name(objects_in_file, "ConfigMap", "data"),
-        # A namespaced runtime overrides one of the cluster.
-        runtimes=_fields_by_name(objects_in_file, RUNTIME_KINDS[1], "spec")
-        | _fields_by_name(objects_in_file, RUNTIME_KINDS[0], "spec"),
+        config_maps=_collect_fields_by_name(objects_in_file, "ConfigMap", "data"),
+        # A namespaced runtime overrides a cluster-scoped one.
+        runtimes=_collect_fields_by_name(objects_in_file, RUNTIME_KINDS[1], "spec")
+        | _collect_fields_by_name(objects_in_file, RUNTIME_KINDS[0], "spec"),
     )
 
 
-def _fields_by_name(
+def _collect_fields_by_name(
     objects_in_file: list[ManifestObject], kind: str, field: str
 ) -> dict[str, Object]:
-    """Return a field of all objects of a kind, by their names."""
+    """Return a field of all objects of a kind, by object name."""
     return {
         str(metadata.get("name")): parsed
         for place in objects_in_file
@@ -214,29 +227,27 @@ def _fields_by_name(
     }
 
 
-def qualified_kind(document: Object) -> str:
-    """Return the kind with its group, as kubectl prints it."""
+def format_kind(document: Object) -> str:
+    """Return the kind with its API group, as kubectl prints it."""
     group, _, _ = str(document.get("apiVersion")).rpartition("/")
     return f"{document.get('kind')}.{group}" if group else str(document.get("kind"))
 
 
 def _render_document(parsed: ParsedDocument) -> str:
-    """Return a document's text with what was injected. Raises EditError."""
+    """Return a document's text with the injected changes. Raises EditError."""
     document = parsed.document
     if parsed.root is None or parsed.value is None or not parsed.wanted:
         return document.before + document.text
     wanted = _replace_objects(parsed.value, parsed.root, parsed.wanted)
-    made = changes(document.text, parsed.root, wanted, document.is_json)
-    text = apply(document.text, made)
+    made = find_changes(document.text, parsed.root, wanted, document.is_json)
+    text = apply_changes(document.text, made)
     try:
         again = Document("", text, is_json=document.is_json).root()
         if again is None or not json_equal(again.value(), wanted):
-            raise EditError("its YAML is written in a form that inject cannot extend")
+            raise EditError("inject cannot extend this form of YAML")
     except YamlError as error:
-        raise EditError(
-            f"its YAML is written in a form that inject cannot extend: {error}"
-        ) from None
-    lines = [f"of {_identity(parsed.value)}", *record(made)]
+        raise EditError(f"inject cannot extend this form of YAML: {error}") from None
+    lines = [f"of {_format_identity(parsed.value)}", *format_record(made)]
     for at, added in enumerate(parsed.added):
         annotations = {RECORD: "\n".join(lines if not at else lines[:1]) + "\n"}
         added["metadata"] = {**added["metadata"], "annotations": annotations}
@@ -253,7 +264,7 @@ def _render_document(parsed: ParsedDocument) -> str:
 
 
 def _replace_objects(value: Any, node: Node, wanted: dict[int, Object]) -> Any:
-    """Return the document's value with the injected objects."""
+    """Return a copy of the document's value with the injected objects."""
     if id(node) in wanted:
         return wanted[id(node)]
     items = node.entry("items")
@@ -264,10 +275,10 @@ def _replace_objects(value: Any, node: Node, wanted: dict[int, Object]) -> Any:
 
 
 def _remove_injected(text: str, file: Path) -> str:
-    """Return ``text`` without recorded changes; unchanged if there is no record."""
+    """Return ``text`` without the recorded changes."""
     if RECORD not in text:
         return text
-    parsed = documents(text, file)
+    parsed = read_documents(text, file)
     records = [_find_record(one) for one in parsed]
     texts = [one.document.text for one in parsed]
     befores = [one.document.before for one in parsed]
@@ -278,11 +289,13 @@ def _remove_injected(text: str, file: Path) -> str:
         changed = [
             n
             for n in others
-            if records[n] is None and lines[:1] == [f"of {_identity(parsed[n].value)}"]
+            if records[n] is None and lines[:1] == [f"of {_format_identity(parsed[n].value)}"]
         ]
         for n in changed[: len(lines) > 1]:
             try:
-                texts[n] = apply(texts[n], undo(texts[n], parsed[n].root, lines[1:]))
+                texts[n] = apply_changes(
+                    texts[n], find_reversals(texts[n], parsed[n].root, lines[1:])
+                )
             except ValueError as error:
                 raise UsageError(
                     f"{file}: {parsed[n].objects_in_file[0].at}: {RECORD}: {error}"
@@ -293,25 +306,25 @@ def _remove_injected(text: str, file: Path) -> str:
 
 
 def _find_record(parsed: ParsedDocument) -> list[str] | None:
-    """Return the lines of an object's record, or None."""
+    """Return the lines of an object's record; None without a record."""
     metadata = (parsed.value or {}).get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
     found = annotations.get(RECORD) if isinstance(annotations, dict) else None
     return found.splitlines() if isinstance(found, str) else None
 
 
-def _identity(document: Object | None) -> str:
-    """Return kind, namespace and name of a document on one line."""
+def _format_identity(document: Object | None) -> str:
+    """Return a document's kind, namespace and name on one line."""
     if document is None:
         return ""
     metadata = document.get("metadata")
     meta = metadata if isinstance(metadata, dict) else {}
     names = [str(meta[key]) for key in ("namespace", "name", "generateName") if key in meta]
-    return " ".join("/".join([qualified_kind(document), *names]).split())
+    return " ".join("/".join([format_kind(document), *names]).split())
 
 
 class _ConfigMaps:
-    """Names of the ConfigMaps in a file, to detect conflicts with the supervisors'."""
+    """Names of the ConfigMaps in a file, to detect conflicts with the supervisors' ConfigMaps."""
 
     def __init__(self, objects_in_file: list[ManifestObject]) -> None:
         self.taken = {
@@ -327,27 +340,27 @@ class _ConfigMaps:
         meta = metadata if isinstance(metadata, dict) else {}
         return str(meta.get("namespace") or ""), str(meta.get("name"))
 
-    def name_conflict(self, document: Object, made: Object | None = None) -> str | None:
-        """Return an error if the name of a workload's supervisor ConfigMap is taken, or None.
+    def find_name_conflict(self, document: Object, made: Object | None = None) -> str | None:
+        """Return an error if the name of a workload's supervisor ConfigMap is taken, or else None.
 
-        ``made`` is that ConfigMap; None if another problem prevented it.
+        ``made`` is that ConfigMap, or None if another problem prevented its creation.
         """
         namespace, name = self.key(document)
         key = (namespace, supervisor(name)) if made is None else self.key(made)
         if key not in self.taken:
             return None
         return (
-            f"{_identity(document)}: the supervisor's ConfigMap would be {key[1]}, and that is"
-            f" {self.taken[key]}: give the ConfigMap or the workload another name"
+            f"{_format_identity(document)}: the supervisor's ConfigMap needs the name {key[1]},"
+            f" which is taken by {self.taken[key]}: rename that ConfigMap or the workload"
         )
 
     def check(self, injected: InjectedDocument, document: Object) -> None:
         """Reserve the supervisor's ConfigMap name. Raises InjectionError if it is taken."""
         if injected.config_map is None:
             return
-        if (taken := self.name_conflict(document, injected.config_map)) is not None:
+        if (taken := self.find_name_conflict(document, injected.config_map)) is not None:
             raise InjectionError(taken)
-        self.taken[self.key(injected.config_map)] = f"the one of {_identity(document)}"
+        self.taken[self.key(injected.config_map)] = f"the one of {_format_identity(document)}"
 
 
 Labels = Mapping[str, str]
@@ -359,18 +372,18 @@ _EQUALITY = re.compile(rf"(?P<key>{_KEY})\s*(?P<sign>==|=|!=)\s*(?P<value>{_VALU
 _SET = re.compile(rf"(?P<key>{_KEY})\s+(?P<sign>in|notin)\s*\((?P<values>[^()]*)\)")
 _EXISTS = re.compile(rf"(?P<sign>!?)\s*(?P<key>{_KEY})")
 _COMMA = re.compile(r",(?![^(]*\))")
-"""Comma between requirements, outside of the parentheses of a set."""
+"""Comma between requirements, but not inside the parentheses of a set."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Selection of documents by ``names``, if any, and by ``requirements``."""
+    """Selection of documents by name and labels; without ``names``, every name matches."""
 
     names: frozenset[str] = frozenset()
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, document: Mapping[str, Any]) -> bool:
-        """Return whether ``document`` is selected by its name and labels."""
+        """Report whether ``document`` is selected."""
         metadata = document.get("metadata")
         if not isinstance(metadata, Mapping):
             metadata = {}
@@ -385,10 +398,10 @@ def parse_selector(selector: str) -> tuple[Requirement, ...]:
 
     The syntax is that of the Kubernetes API. Raises UsageError.
     """
-    return tuple(_requirement(part.strip()) for part in _COMMA.split(selector))
+    return tuple(_parse_requirement(part.strip()) for part in _COMMA.split(selector))
 
 
-def _requirement(text: str) -> Requirement:
+def _parse_requirement(text: str) -> Requirement:
     if (found := _EQUALITY.fullmatch(text)) is not None:
         return _require_one_of(found["key"], {found["value"]}, negated=found["sign"] == "!=")
     if (found := _SET.fullmatch(text)) is not None:
@@ -403,6 +416,6 @@ def _requirement(text: str) -> Requirement:
 def _require_one_of(key: str, values: set[str], negated: bool) -> Requirement:
     """Return a requirement that a label has one of ``values``, or none of them if ``negated``.
 
-    As in the Kubernetes API, a negated requirement also matches objects without the label.
+    As in the Kubernetes API, objects without the label meet a negated requirement.
     """
     return lambda labels: ((key in labels) and labels[key] in values) is not negated

@@ -1,7 +1,7 @@
-"""Minimal edits of a document's text, and their reversal.
+"""Minimal edits of a YAML or JSON text, and their reversal.
 
-An edit adds entries or items, or replaces a value. Each is recorded in a line (:func:`record`),
-from which :func:`undo` restores the original bytes.
+An edit adds entries or items, or replaces a value. :func:`format_record` stores each edit in a
+line, and :func:`find_reversals` restores the original bytes from these lines.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from plimsoll_cli.yaml_text import dump, dump_flow
 from plimsoll_cli.yaml_tree import MERGE, Node
 
 Path = tuple[str, ...]
-"""Keys of a value; list items are ``name=NAME``, or an index if they have no unique name."""
+"""Keys that lead to a value; list items are ``name=NAME``, or an index without a unique name."""
 
 
 class EditError(ValueError):
-    """The edit is not possible in this form of YAML; the document must be rewritten manually."""
+    """The edit is impossible in this form of YAML; a person must rewrite the document."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Replacement of ``text[start:end]`` by ``new``. ``was`` is the replaced text, if any."""
+    """Replacement of ``text[start:end]`` by ``new``.
+
+    ``was`` is the old text of a replaced value.
+    """
 
     start: int
     end: int
@@ -36,10 +39,10 @@ class Change:
     indent: int = 0
 
 
-def changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[Change]:
+def find_changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[Change]:
     """Return the edits that change ``root`` to the value ``wanted``, in the order of the text.
 
-    Raises EditError if they are not possible.
+    Raises EditError if that is impossible.
     """
     editor = _Editor(text, is_json)
     editor.add_edits(root, root.value(), wanted, ())
@@ -47,7 +50,7 @@ def changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[C
     return sorted(editor.made, key=lambda one: (one.start, one.end, -one.indent))
 
 
-def apply(text: str, made: Sequence[Change]) -> str:
+def apply_changes(text: str, made: Sequence[Change]) -> str:
     """Return ``text`` with the edits applied."""
     parts, at = [], 0
     for one in made:
@@ -58,8 +61,8 @@ def apply(text: str, made: Sequence[Change]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def record(made: Sequence[Change]) -> list[str]:
-    """Return a line for each edit: ``+ PATH`` for an addition, else ``= PATH OLD_TEXT``."""
+def format_record(made: Sequence[Change]) -> list[str]:
+    """Return a line for each edit: ``+ PATH`` for an addition, or ``= PATH OLD_TEXT``."""
     return [
         f"+ {_format_path(one.path)}"
         if one.was is None
@@ -68,8 +71,8 @@ def record(made: Sequence[Change]) -> list[str]:
     ]
 
 
-def undo(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
-    """Return the edits that undo a record; those that no longer apply are omitted."""
+def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
+    """Return the edits that undo recorded edits; without those whose value has disappeared."""
     spots = []
     for line in lines:
         sign, _, rest = line.partition(" ")
@@ -88,7 +91,7 @@ def undo(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
         start = max(one.start, made[-1].end) if made else one.start
         made.append(replace(one, start=start, end=max(one.end, start)))
     if made and made[-1].end == len(text) and not text.endswith("\n"):
-        # The addition followed a last line without a line end.
+        # Before the addition, the last line had no line end.
         first = len(made) - 1
         while first and made[first - 1].end == made[first].start:
             first -= 1
@@ -111,7 +114,7 @@ def line_end(text: str) -> str:
 
 
 class _Editor:
-    """Collector of the edits of a document."""
+    """Collector of the edits of one document."""
 
     def __init__(self, text: str, is_json: bool) -> None:
         self.text, self.is_json = text, is_json
@@ -158,7 +161,7 @@ class _Editor:
 
     def items(self, node: Node, old: list[Any], new: list[Any], path: Path) -> None:
         """Add the edits for the items of a list."""
-        names, wanted = item_keys(old), dict(zip(item_keys(new), new, strict=True))
+        names, wanted = make_item_keys(old), dict(zip(make_item_keys(new), new, strict=True))
         kept = [name for name in wanted if name in names]
         if kept != names:
             self.within.pop()
@@ -181,7 +184,7 @@ class _Editor:
             self.add(node, [wanted[name]], (*path, name), first=not at)
 
     def mark_anchors_changed(self) -> None:
-        """Remember the anchors around an edit, whose aliases must be expanded."""
+        """Mark the anchors around an edit as changed, so that their aliases are expanded."""
         self.touched |= {id(one) for one in self.within if one.anchored}
 
     def add(self, node: Node, value: Any, path: Path, first: bool) -> None:
@@ -189,31 +192,31 @@ class _Editor:
         if node.flow or not node.children:
             self.add_in_brackets(node, value, path, first)
             return
-        indent = _indent(self.text, node)
+        indent = _find_indent(self.text, node)
         block = dump(value)
         lines = [" " * indent + line if line else line for line in block.splitlines()]
-        at, ended = _line_after(self.text, node, indent)
+        at, ended = _find_insertion_point(self.text, node, indent)
         joined = self.line_end.join(lines)
         new = joined + self.line_end if ended else self.line_end + joined
         self.made.append(Change(at, at, new, path, indent=indent))
 
     def insert(self, node: Node, place: int, item: Any, path: Path) -> None:
-        """Add an item to a list, before position ``place``."""
+        """Insert an item into a list, before position ``place``."""
         if node.flow:
             written = dump_flow([item], self.is_json)[1:-1]
             at = node.children[place - 1].end if place else node.children[0].start
             new = f", {written}" if place else f"{written}, "
             self.made.append(Change(at, at, new, path, indent=len(path)))
             return
-        indent = _indent(self.text, node)
+        indent = _find_indent(self.text, node)
         lines = [" " * indent + line if line else line for line in dump([item]).splitlines()]
-        at = _line_before(self.text, node.children[place], indent)
+        at = _find_start_with_comments(self.text, node.children[place], indent)
         new = self.line_end.join([*lines, ""])
         self.made.append(Change(at, at, new, path, indent=indent))
 
     def add_in_brackets(self, node: Node, value: Any, path: Path, first: bool) -> None:
         """Add an entry or item to a flow collection."""
-        at = node.children[-1].end if node.children else _inside(self.text, node)
+        at = node.children[-1].end if node.children else _find_inner_start(self.text, node)
         comma = ", " if node.children or not first else ""
         new = comma + dump_flow(value, self.is_json)[1:-1]
         # At equal positions, the inner edit comes first.
@@ -233,7 +236,7 @@ class _Editor:
         )
 
     def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Replace aliases of changed anchors by copies, where their value must stay the same."""
+        """Replace aliases of changed anchors by copies if their value must stay the same."""
         if not self.touched or any(one.path == path and one.was is not None for one in self.made):
             return
         if node.kind == "alias":
@@ -245,13 +248,13 @@ class _Editor:
             for key, value in node.entries():
                 if key.scalar is MERGE:
                     if any(id(one.target) in self.touched for one in value.merged()):
-                        raise EditError("<< refers to what changes")
+                        raise EditError("<< merges a mapping that changes")
                 elif key.name() in new:
                     name = key.name()
                     self.expand_aliases(value, old[name], new[name], (*path, name))
         elif node.kind == "list" and isinstance(new, list):
-            wanted = dict(zip(item_keys(new), new, strict=True))
-            for child, before, name in zip(node.children, old, item_keys(old), strict=True):
+            wanted = dict(zip(make_item_keys(new), new, strict=True))
+            for child, before, name in zip(node.children, old, make_item_keys(old), strict=True):
                 if name in wanted:
                     self.expand_aliases(child, before, wanted[name], (*path, name))
         self.within.pop()
@@ -272,7 +275,7 @@ def json_equal(old: Any, new: Any) -> bool:
     return isinstance(old, bool) is isinstance(new, bool) and bool(old == new)
 
 
-def item_keys(items: Sequence[Any]) -> list[str]:
+def make_item_keys(items: Sequence[Any]) -> list[str]:
     """Return a key for each item: its name, or its index if the name is not unique."""
     names = [one.get("name") if isinstance(one, dict) else None for one in items]
     return [
@@ -283,7 +286,7 @@ def item_keys(items: Sequence[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Location:
-    """Value and its parent."""
+    """Value in a document, with its parent."""
 
     owner: Node | None
     node: Node
@@ -296,7 +299,7 @@ class _Location:
         return at - 1 if self.owner.kind == "mapping" else at
 
     def span(self, text: str) -> tuple[int, int]:
-        """Return the position of the value, including the space after its key's colon."""
+        """Return the range of the value in the text, from its key's colon on."""
         if self.owner is None or self.owner.kind == "list":
             return self.node.start, self.node.end
         key = self.owner.children[self.place]
@@ -306,22 +309,23 @@ class _Location:
         return colon + 1, self.node.end
 
     def gap(self, text: str) -> str:
-        """Return the space that must precede another value here."""
+        """Return the white space that must precede another value at this place."""
         start, end = self.span(text)
         if start == end and text[start - 1 : start] == "-":
             return " "
         return " " if self.owner is not None and self.owner.kind == "mapping" else ""
 
     def removal(self, text: str, added: set[int]) -> tuple[int, int]:
-        """Return the text range to remove, including separators.
+        """Return the range to remove from the text, with its separators.
 
-        In flow collections it includes neighbours that were also ``added`` (ids of their values).
+        In a flow collection, the range includes neighbours that were also ``added`` (ids of their
+        values).
         """
         assert self.owner is not None
         siblings, place = self.owner.children, self.place
         if not self.owner.flow:
             start = text.rfind("\n", 0, siblings[place].start) + 1
-            return start, _line_end(text, self.node)
+            return start, _find_line_end(text, self.node)
         step = 2 if self.owner.kind == "mapping" else 1
         first, end = place, place + step
         while first and id(siblings[first - 1]) in added:
@@ -332,11 +336,11 @@ class _Location:
             return siblings[first - 1].end, siblings[end - 1].end
         if end < len(siblings):
             return siblings[0].start, siblings[end].start
-        return _inside(text, self.owner), siblings[end - 1].end
+        return _find_inner_start(text, self.owner), siblings[end - 1].end
 
 
 def _find(root: Node, path: Path) -> _Location | None:
-    """Return the value at ``path``, or None."""
+    """Return the location of the value at ``path``; None if there is none."""
     owner: Node | None = None
     found: Node | None = root
     for part in path:
@@ -344,21 +348,21 @@ def _find(root: Node, path: Path) -> _Location | None:
         if owner is None:
             return None
         if owner.kind == "list":
-            names = item_keys(owner.value())
+            names = make_item_keys(owner.value())
             found = owner.children[names.index(part)] if part in names else None
         else:
             found = owner.entry(part) if owner.kind == "mapping" else None
     return _Location(owner, found) if found is not None else None
 
 
-def _inside(text: str, node: Node) -> int:
+def _find_inner_start(text: str, node: Node) -> int:
     """Return the position after the opening bracket of ``node``."""
     bracket = "{" if node.kind == "mapping" else "["
     return text.index(bracket, node.start) + 1
 
 
-def _indent(text: str, node: Node) -> int:
-    """Return the column of a block's entries or items."""
+def _find_indent(text: str, node: Node) -> int:
+    """Return the column of the entries or items of a block."""
     begin = node.children[0].start if node.kind == "mapping" else node.start
     line = text.rfind("\n", 0, begin) + 1
     if node.kind == "mapping" and text[line:begin].strip(" -"):
@@ -366,13 +370,13 @@ def _indent(text: str, node: Node) -> int:
     if node.kind == "list" and text[begin] != "-":
         found = re.compile(r"[^\n]*\n(?:[ ]*(?:#[^\n]*)?\r?\n)*([ ]*)-").match(text, begin)
         if found is None:
-            raise EditError("a list whose first dash is not at the beginning of a line")
+            raise EditError("a list whose first dash does not begin a line")
         return len(found[1])
     return begin - line
 
 
-def _line_end(text: str, node: Node) -> int:
-    """Return the position after the line in which ``node`` ends."""
+def _find_line_end(text: str, node: Node) -> int:
+    """Return the position after the last line of ``node``."""
     if node.keeps_line_ends:
         # The parser adds a missing line end.
         return min(node.end, len(text))
@@ -380,13 +384,13 @@ def _line_end(text: str, node: Node) -> int:
     return len(text) if end < 0 else end + 1
 
 
-def _line_before(text: str, item: Node, indent: int) -> int:
+def _find_start_with_comments(text: str, item: Node, indent: int) -> int:
     """Return the start of the line with the item's dash, or of the comments above it."""
     lead = " " * indent
     at = text.rfind("\n", 0, item.start) + 1
     while not text.startswith(f"{lead}-", at):
         if at == 0:
-            raise EditError("a list whose dash is not at the beginning of a line")
+            raise EditError("a list whose dash does not begin a line")
         at = text.rfind("\n", 0, at - 1) + 1
     while at and text.startswith(f"{lead}#", above := text.rfind("\n", 0, at - 1) + 1):
         at = above
@@ -396,12 +400,12 @@ def _line_before(text: str, item: Node, indent: int) -> int:
 COMMENT = re.compile(r"(?:[ \t]*\r?\n)*([ ]*)#[^\n]*(?:\n|$)")
 
 
-def _line_after(text: str, node: Node, indent: int) -> tuple[int, bool]:
-    """Return where to add an entry to a block, and whether the line before has a line end.
+def _find_insertion_point(text: str, node: Node, indent: int) -> tuple[int, bool]:
+    """Return the position for a new entry of a block, and whether a line end precedes it.
 
-    The position is after comments that follow the last entry and belong to the block.
+    The position is after the comments that follow the last entry and belong to the block.
     """
-    at = _line_end(text, node)
+    at = _find_line_end(text, node)
     while (found := COMMENT.match(text, at)) is not None and len(found[1]) >= indent > 0:
         at = found.end()
     return at, at == 0 or text[at - 1] == "\n"

@@ -1,4 +1,4 @@
-"""Validation of manifests without a cluster: Plimsoll's objects, and workloads for inject."""
+"""Validates manifests without a cluster: objects of Plimsoll, and workloads for inject."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_GROUP, POLICY_KIND, SERVICE_KIND
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.command import Object, documents, qualified_kind, with_file_context
+from plimsoll_cli.inject.command import Object, add_file_context, format_kind, read_documents
 from plimsoll_cli.manifest import parse_document, read_text
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
@@ -24,7 +24,7 @@ IMAGES = Images("engine", "supervisor")
 
 @dataclass
 class Findings:
-    """Result: ``invalid`` documents, ``refused`` workloads, and notes on the others."""
+    """Messages for ``invalid`` documents, for ``refused`` workloads, and notes on others."""
 
     invalid: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -32,35 +32,37 @@ class Findings:
 
     @property
     def status(self) -> int:
-        """Exit status: 2 for invalid documents, 1 for workloads without a supervisor, else 0."""
+        """Exit status: 2 for invalid documents, 1 for workloads without a supervisor, or else 0."""
         return 2 if self.invalid else 1 if self.refused else 0
 
 
-def run(files: Sequence[Path], options: InjectionOptions) -> Findings:
-    """Check all documents of ``files``."""
+def check_files(files: Sequence[Path], options: InjectionOptions) -> Findings:
+    """Check all documents in ``files``."""
     found = Findings()
     for file in files:
         try:
             places = [
-                place for one in documents(read_text(file), file) for place in one.objects_in_file
+                place
+                for one in read_documents(read_text(file), file)
+                for place in one.objects_in_file
             ]
         except UsageError as error:
             found.invalid.append(str(error))
             continue
-        known = with_file_context(options, places)
+        known = add_file_context(options, places)
         for place in places:
-            _check(f"{file}: {place.at}", place.value, known, found)
+            _check_document(f"{file}: {place.at}", place.value, known, found)
     return found
 
 
-def _check(at: str, document: Object, options: InjectionOptions, found: Findings) -> None:
+def _check_document(at: str, document: Object, options: InjectionOptions, found: Findings) -> None:
     if str(document["apiVersion"]).partition("/")[0] == API_GROUP:
         try:
-            check(at, document)
+            check_object(at, document)
         except UsageError as error:
             found.invalid.append(str(error))
         else:
-            found.notes.append(f"{at}: {qualified_kind(document)}: valid")
+            found.notes.append(f"{at}: {format_kind(document)}: valid")
         return
     try:
         injected = inject_document(document, options)
@@ -70,10 +72,10 @@ def _check(at: str, document: Object, options: InjectionOptions, found: Findings
     found.notes += [f"{at}: {note}" for note in injected.notes]
 
 
-def check(at: str, document: Object) -> None:
-    """Check one of Plimsoll's objects as the API server and the operator would.
+def check_object(at: str, document: Object) -> None:
+    """Check an object of Plimsoll like the API server and the operator.
 
-    Raises UsageError; each line begins with ``at``.
+    Raises UsageError; each line of the message begins with ``at``.
     """
     kind = document["kind"]
     if kind == POLICY_KIND:

@@ -17,44 +17,49 @@ from plimsoll_cli.local.view import Growth, LiveView, Screen
 FOR_EVER_S = 10 * 365 * 86_400.0
 
 
-def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) -> None:
-    """Run the service of a manifest until ``duration_s`` or a signal ends it.
+def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) -> None:
+    """Run the service of a manifest until ``duration_s`` has passed or a signal stops it.
 
     Raises UsageError and RunError.
     """
     model.require_modules("run --local", "torch")
-    service = manifest.read(file)
-    folder = (run_dir or folders.service_dir(service.metadata.name)).absolute()
+    service = manifest.read_service(file)
+    folder = (run_dir or folders.get_service_dir(service.metadata.name)).absolute()
     console = Console()
 
     def print_line(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    for line in plan.ignored_fields(service):
+    for line in plan.list_ignored_fields(service):
         print_line(f"{file}: {line}")
 
     async def main() -> None:
-        replica_plan = await runner.prepare(service, folder, print_line)
-        print_line(f"starting {service.metadata.name}; logs and journal in {replica_plan.root}")
-        async with runner.running(replica_plan, print_line):
+        replica_plan = await runner.prepare_plan(service, folder, print_line)
+        print_line(f"starting {service.metadata.name}; logs and journal are in {replica_plan.root}")
+        async with runner.run_replica(replica_plan, print_line):
             supervisor = replica_plan.supervisor_url
-            print_line(f"ready: OpenAI API {replica_plan.serving_url}/v1, {supervisor}/metrics")
-            print_line(f"the page: {supervisor}/")
+            print_line(
+                f"ready: OpenAI API at {replica_plan.serving_url}/v1, metrics at "
+                f"{supervisor}/metrics"
+            )
+            print_line(f"web page of the supervisor: {supervisor}/")
             poller = Poller(replica_plan)
             coroutines = [poller.run()]
             if view and console.is_terminal:
-                coroutines.append(LiveView(console, screen_factory(replica_plan, poller)).run())
+                coroutines.append(
+                    LiveView(console, make_screen_factory(replica_plan, poller)).run()
+                )
             try:
-                async with stopping.background(*coroutines):
+                async with stopping.run_in_background(*coroutines):
                     await asyncio.sleep(FOR_EVER_S if duration_s is None else duration_s)
             finally:
                 print_line("stopping; press Ctrl-C again to kill all processes")
 
-    stopping.run(main())
+    stopping.run_until_signal(main())
 
 
-def screen_factory(replica_plan: plan.Watch, poller: Poller) -> Callable[[], Screen]:
-    """Return the function that builds the screen of the live view."""
+def make_screen_factory(replica_plan: plan.Watch, poller: Poller) -> Callable[[], Screen]:
+    """Return a function that returns the current screen of the live view."""
     growth = Growth()
 
     def screen() -> Screen:

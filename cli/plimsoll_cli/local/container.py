@@ -1,7 +1,7 @@
-"""Container of the local replica: a process that is restarted whenever it ends.
+"""Container of the local replica: a process that is restarted when it ends.
 
-As in a PID namespace, the end of the first process ends the others: each container is a session,
-and its process group is killed.
+Each container is a session whose process group is killed after the first process ends, like in a
+PID namespace.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from plimsoll_cli.local.plan import Command
 BACK_OFF_S = 1.0
 BACK_OFF_MAX_S = 10.0
 RESET_BACKOFF_S = 60.0
-"""Kubelet's back-off (10 s, doubled up to 5 min, reset after 10 min), shortened for interactive
-use."""
+"""The kubelet's back-off (10 s, doubled up to 5 min, reset after 10 min), shortened for interactive
+use.
+"""
 TAIL_LINES = 20
 TAIL_BYTES = 64 << 10
 
 
 class Container:
-    """Container with one process; ``on_exit`` is called with each unexpected exit status."""
+    """Container with one process; ``on_exit`` gets the text of each unexpected exit."""
 
     def __init__(self, command: Command, on_exit: Callable[[str], None]) -> None:
         self.command = command
@@ -39,11 +40,11 @@ class Container:
         self._stopping = asyncio.Event()
 
     def start(self) -> None:
-        """Start the process, and restart it whenever it ends."""
+        """Start the process, and restart it each time it ends."""
         self._run_task = asyncio.create_task(self._run_forever(), name=self.command.name)
 
     def check(self) -> None:
-        """Raise the error that prevents the process from starting, if any."""
+        """Raise the error that prevents the process from starting, if there is one."""
         if self._run_task is not None and self._run_task.done() and not self._run_task.cancelled():
             self._run_task.result()
 
@@ -59,10 +60,10 @@ class Container:
             self.pid = None
             if self._stopping.is_set():
                 return
-            self.last_exit = describe(status)
+            self.last_exit = describe_exit(status)
             steady = time.monotonic() - began > RESET_BACKOFF_S
-            self._on_exit(f"{self.command.name} {self.last_exit}, starts again")
-            # Like the kubelet, restart at once after the first exit.
+            self._on_exit(f"{self.command.name} {self.last_exit}, restarting")
+            # Like the kubelet, restart without a delay after the first exit.
             await self._pause(0.0 if steady else back_off)
             back_off = BACK_OFF_S if steady else min(max(BACK_OFF_S, 2 * back_off), BACK_OFF_MAX_S)
 
@@ -92,7 +93,7 @@ class Container:
             os.killpg(group, signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace_s``; return when all processes have ended."""
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds; wait until all processes end."""
         self._stopping.set()
         if self._run_task is None:
             return
@@ -123,7 +124,7 @@ class Container:
         return "\n".join(lines[-TAIL_LINES:])
 
 
-def describe(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Return an exit status as text: ``ended with status 2`` or ``was killed by SIGKILL``."""
     if status >= 0:
         return f"ended with status {status}"

@@ -1,6 +1,6 @@
-"""Discovery of the engine for ``plimsoll watch``: by URL, PID, container or systemd unit.
+"""Finds the engine for ``plimsoll watch``: by URL, PID, container or systemd unit.
 
-The supervisor's code decides which processes are engines, and on which port they serve.
+The supervisor's code decides which processes are engines and which ports they serve on.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from plimsoll_sidecar.signals.process_table import (
 from plimsoll_sidecar.signals.tcp_sockets import find_listening_ports
 
 RUNTIMES = ("docker", "podman", "nerdctl")
-"""Container runtimes with Docker's ``inspect`` format."""
+"""Container runtimes whose ``inspect`` has Docker's format."""
 PORT_PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4netns", "pasta"})
-"""Programs that listen on a container's published port."""
+"""Programs that listen on published ports of containers."""
 ASK_S = 10.0
 ANSWER_S = 3.0
-AT_ONCE = 16
-"""Ports that are tried at a time."""
+MAX_CONCURRENT = 16
+"""Number of ports to try at the same time."""
 MAX_ANSWER = 4 << 20
 KNOWN = (EngineType.VLLM, EngineType.SGLANG)
 
 
 @dataclass(frozen=True)
 class FoundEngine:
-    """Engine, and the name under which it is supervised."""
+    """Running engine, and the name for its supervision."""
 
     name: str
     endpoint: EngineEndpoint
@@ -69,54 +69,54 @@ class FoundEngine:
 def find_engine(target: str, port: int | None = None) -> FoundEngine:
     """Return the running engine ``target``. Raises UsageError and RunError.
 
-    ``port`` chooses one if the engine listens on several.
+    If the engine listens on several ports, ``port`` selects one.
     """
     if "://" in target or re.fullmatch(r"[\w.-]+:\d+", target):
-        return _by_url(target if "://" in target else f"http://{target}")
+        return _find_by_url(target if "://" in target else f"http://{target}")
     if target.isdigit():
-        return _by_pid(int(target), port)
+        return _find_by_pid(int(target), port)
     if target.endswith(".service"):
-        found = _by_pid(_main_pid(target), port)
-        return FoundEngine(_safe_name(target.removesuffix(".service")), found.endpoint)
-    return _by_container(target, port)
+        found = _find_by_pid(_read_main_pid(target), port)
+        return FoundEngine(_to_safe_name(target.removesuffix(".service")), found.endpoint)
+    return _find_by_container(target, port)
 
 
-def command_endpoint(words: Sequence[str], port: int | None) -> FoundEngine:
+def find_engine_of_command(words: Sequence[str], port: int | None) -> FoundEngine:
     """Return the engine that a command starts. Raises UsageError if the program does not exist.
 
-    ``port`` is used if the command does not set one.
+    ``port`` is the default if the command does not set one.
     """
     program = shutil.which(words[0])
     if program is None:
-        raise UsageError(f"{words[0]}: the program does not exist")
-    kind = _type_of_command(words)
-    number = port or _port_of_command(words, kind)
+        raise UsageError(f"{words[0]}: the program does not exist: check the path")
+    kind = _detect_command_type(words)
+    number = port or _parse_command_port(words, kind)
     if number is None:
-        raise UsageError("the command does not set --port: add --port before the command")
+        raise UsageError("watch: the port of the engine is unknown: add --port before the command")
     url = f"http://{LOOPBACK}:{number}"
-    name = _safe_name(f"{kind.value}-{number}")
+    name = _to_safe_name(f"{kind.value}-{number}")
     return FoundEngine(name, EngineEndpoint(kind, url, url, container=f"plimsoll-watch-{name}"))
 
 
-def _by_url(target: str) -> FoundEngine:
+def _find_by_url(target: str) -> FoundEngine:
     try:
         parts = urlsplit(target)
         default = {"http": 80, "https": 443}[parts.scheme]
         port = parts.port or default
         host = parts.hostname or ""
     except (ValueError, KeyError):
-        raise UsageError(f"{target}: write http://HOST:PORT") from None
+        raise UsageError(f"{target}: write the URL as http://HOST:PORT") from None
     if not _is_local_address(host):
         raise UsageError(
-            f"{target}: {host} is not an address of this machine; run plimsoll on the engine's"
-            " machine, because the supervisor reads the memory of its processes"
+            f"{target}: {host} is not an address of this machine: run plimsoll on the engine's "
+            "machine, because the supervisor reads the memory of its processes"
         )
     url = f"{parts.scheme}://{LOOPBACK}:{port}"
-    kind = _type_of_server(url)
+    kind = _detect_server_type(url)
     if kind is None:
         raise RunError(
-            f"{target}: no server answers: start the engine first, or let plimsoll start it with"
-            " --recover -- COMMAND"
+            f"{target}: no server answers: start the engine first, or let plimsoll start it with "
+            "--recover -- COMMAND"
         )
     try:
         main = EngineFinder(port, kind).find().main
@@ -124,24 +124,24 @@ def _by_url(target: str) -> FoundEngine:
         main = None
     if main is None:
         raise UsageError(
-            f"{target}: cannot find the process that listens: run plimsoll as the engine's user or"
-            " as root, or name its container"
+            f"{target}: cannot find the process that listens: run plimsoll as the engine's user "
+            "or as root, or name its container"
         )
     if read_command_name(main.pid) in PORT_PROXIES:
         raise UsageError(f"{target}: the port belongs to a container: name the container instead")
-    return FoundEngine(_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
+    return FoundEngine(_to_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
 
 
-def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundEngine:
+def _find_by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundEngine:
     """Return the engine of process ``pid``; ``addresses`` are base URLs in order of preference."""
     main = _find_main_process(pid)
     tree = parents()
     everyone = [main.pid, *sorted(find_descendants({main.pid}, tree))]
     if not os.access(f"/proc/{main.pid}/fd", os.R_OK):
         raise UsageError(
-            f"{pid}: the process belongs to another user: run plimsoll as that user or as root"
+            f"process {pid} belongs to another user: run plimsoll as that user or as root"
         )
-    kind = _type_of_command(read_command_line(main.pid))
+    kind = _detect_command_type(read_command_line(main.pid))
     ports = find_listening_ports(everyone)
     if port is not None:
         ports = [port]
@@ -151,23 +151,25 @@ def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundE
         urls = [url for url in urls if urlsplit(url).port is not None]
     else:
         urls = [f"http://{LOOPBACK}:{one}" for one in ports]
-    expected = _port_of_command(read_command_line(main.pid), kind)
+    expected = _parse_command_port(read_command_line(main.pid), kind)
     url, kind = _find_serving_url(urls, kind, expected)
     if not url and kind is not EngineType.CUSTOM:  # still starting
         url = f"http://{LOOPBACK}:{expected}"
     endpoint = EngineEndpoint(
         kind, url, url, serves=bool(url), process=MainProcess(main.pid, main.started)
     )
-    return FoundEngine(_safe_name(f"{read_command_name(main.pid)}-{main.pid}"), endpoint)
+    return FoundEngine(_to_safe_name(f"{read_command_name(main.pid)}-{main.pid}"), endpoint)
 
 
 def _find_main_process(pid: int) -> ProcessId:
-    """Return the main process of the engine that ``pid`` belongs to, or that it started."""
+    """Return the main process of the engine that contains ``pid`` or that ``pid`` started."""
     tree = parents()
     line = read_command_line(pid)
     if any(has_helper_title(line, kind) for kind in KNOWN):
         above = list(iterate_ancestors(pid, tree))[1:]
-        pid = next((one for one in above if _type_of_command(read_command_line(one)) in KNOWN), pid)
+        pid = next(
+            (one for one in above if _detect_command_type(read_command_line(one)) in KNOWN), pid
+        )
     while read_command_name(pid) in WRAPPERS:
         started = [child for child, parent in tree.items() if parent == pid]
         if len(started) != 1:
@@ -175,9 +177,9 @@ def _find_main_process(pid: int) -> ProcessId:
         pid = started[0]
     found = identify(pid)
     if found is None:
-        raise UsageError(f"{pid}: the process does not exist")
+        raise UsageError(f"process {pid} does not exist: check the PID")
     if pid in iterate_ancestors(os.getpid(), tree):
-        raise UsageError(f"{pid}: the process runs plimsoll itself")
+        raise UsageError(f"process {pid} runs plimsoll itself: give the PID of the engine")
     return found
 
 
@@ -186,23 +188,23 @@ def _find_serving_url(
 ) -> tuple[str, EngineType]:
     """Return the first URL that answers, and the engine's type.
 
-    The ``expected`` port is tried first, and then all others at once: a port of another protocol,
-    such as PyTorch's for its ranks, accepts a request and never answers. URLs of a known engine
-    type come first. The URL is empty if none answers.
+    The ``expected`` port is tried first, and then all others at the same time: a port of another
+    protocol, such as PyTorch's for its ranks, accepts a request and never answers. URLs of a known
+    engine type take precedence. The URL is empty if none answers.
     """
     first = [url for url in urls if urlsplit(url).port == expected]
     found: list[tuple[str, EngineType]] = []
     for group in (first, [url for url in urls if url not in first]):
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            types = zip(group, pool.map(_type_of_server, group), strict=True)
+        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+            types = zip(group, pool.map(_detect_server_type, group), strict=True)
             found += [(url, seen) for url, seen in types if seen is not None]
         if known := [one for one in found if one[1] in KNOWN]:
             return known[0]
     return (found[0][0], kind) if found else ("", kind)
 
 
-def _type_of_server(url: str) -> EngineType | None:
-    """Return the type of the server at ``url``: CUSTOM if unknown, None without an answer."""
+def _detect_server_type(url: str) -> EngineType | None:
+    """Return the type of the server at ``url``: CUSTOM if unknown, None if it does not answer."""
     server = HttpClient(url)
     kind = identify_engine_type(server)
     if kind is not None:
@@ -211,16 +213,16 @@ def _type_of_server(url: str) -> EngineType | None:
     return EngineType.CUSTOM if alive else None
 
 
-def _type_of_command(line: Sequence[str]) -> EngineType:
+def _detect_command_type(line: Sequence[str]) -> EngineType:
     return next((kind for kind in KNOWN if is_engine(line, kind)), EngineType.CUSTOM)
 
 
-def _port_of_command(line: Sequence[str], kind: EngineType) -> int | None:
+def _parse_command_port(line: Sequence[str], kind: EngineType) -> int | None:
     return whole_number(find_port_option(line) or "") or find_default_port(kind)
 
 
 def _is_local_address(host: str) -> bool:
-    """Return whether ``host`` is an address of this machine, by binding it."""
+    """Report whether ``host`` is an address of this machine, by binding it."""
     try:
         infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -235,14 +237,16 @@ def _is_local_address(host: str) -> bool:
     return False
 
 
-def _main_pid(unit: str) -> int:
-    """Return the main PID of a systemd unit, of the system or the user. Raises RunError."""
+def _read_main_pid(unit: str) -> int:
+    """Return the main PID of a systemd unit of the system or the user. Raises RunError."""
     for scope in ([], ["--user"]):
-        output = _output_of(["systemctl", *scope, "show", "--property=MainPID", "--value", unit])
+        output = _read_output(["systemctl", *scope, "show", "--property=MainPID", "--value", unit])
         pid = whole_number((output or b"").decode(errors="replace").strip())
         if pid:
             return pid
-    raise RunError(f"{unit}: systemd runs no unit with this name")
+    raise RunError(
+        f"{unit}: systemd runs no unit with this name: check the name, or start the unit"
+    )
 
 
 class _State(msgspec.Struct, frozen=True, rename="pascal"):
@@ -264,14 +268,14 @@ class _NetworkSettings(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
-    """Fields of ``docker inspect`` that are used."""
+    """The fields of ``docker inspect`` that this program uses."""
 
     state: _State
     name: str = ""
     network_settings: _NetworkSettings = _NetworkSettings()
 
     def addresses(self) -> list[str]:
-        """Return base URLs: published ports first, then the container's own addresses."""
+        """Return base URLs: first the published ports, then the container's own addresses."""
         published = [
             f"http://{LOOPBACK}:{one.host_port}"
             for key, many in sorted((self.network_settings.ports or {}).items())
@@ -283,10 +287,10 @@ class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
         return list(dict.fromkeys(published)) + [f"http://{n.ip}" for n in networks if n.ip]
 
 
-def _by_container(target: str, port: int | None) -> FoundEngine:
+def _find_by_container(target: str, port: int | None) -> FoundEngine:
     tried = [runtime for runtime in RUNTIMES if shutil.which(runtime)]
     for runtime in tried:
-        output = _output_of([runtime, "inspect", target])
+        output = _read_output([runtime, "inspect", target])
         try:
             found = decode(output or b"[]", list[_Inspection])
         except Malformed:
@@ -296,16 +300,16 @@ def _by_container(target: str, port: int | None) -> FoundEngine:
     else:
         raise UsageError(
             f"{target}: not a URL, a PID, a systemd unit (NAME.service) or a container of"
-            f" {', '.join(tried) or 'Docker, Podman or nerdctl, none of which is here'}"
+            f" {', '.join(tried) or 'Docker, Podman or nerdctl, none of which is installed'}"
         )
     if found[0].state.pid <= 0:
-        raise RunError(f"{target}: the container is not running")
+        raise RunError(f"{target}: the container is not running: start it")
     pid = found[0].state.pid
-    addresses = () if _same_network(pid) else found[0].addresses()
-    return FoundEngine(_safe_name(target), _by_pid(pid, port, addresses).endpoint)
+    addresses = () if _is_in_same_network(pid) else found[0].addresses()
+    return FoundEngine(_to_safe_name(target), _find_by_pid(pid, port, addresses).endpoint)
 
 
-def _same_network(pid: int) -> bool:
+def _is_in_same_network(pid: int) -> bool:
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -314,7 +318,7 @@ def _same_network(pid: int) -> bool:
         ) from None
 
 
-def _output_of(command: list[str]) -> bytes | None:
+def _read_output(command: list[str]) -> bytes | None:
     """Return the output of a command; None if it fails or times out."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=ASK_S, check=False)
@@ -323,6 +327,6 @@ def _output_of(command: list[str]) -> bytes | None:
     return done.stdout[:MAX_ANSWER] if done.returncode == 0 else None
 
 
-def _safe_name(text: str) -> str:
-    """Return ``text`` as a valid name for folders and pods."""
+def _to_safe_name(text: str) -> str:
+    """Convert ``text`` to a valid name for folders and pods."""
     return re.sub(r"[^a-z0-9.-]+", "-", text.lower()).strip("-.")[:63] or "engine"

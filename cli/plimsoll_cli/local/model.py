@@ -1,4 +1,4 @@
-"""Checkpoint of a local replica: a local directory, a download, or a generated tiny checkpoint."""
+"""Provides a local replica's checkpoint: a local directory, a download, or a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HUB = "hf://"
 BUCKET = "s3://"
 DEFAULT_REVISION = "main"
 COMPLETE_MARKER = ".plimsoll-complete"
-"""File that the engine's download writes into a complete directory."""
+"""Name of the file that the engine's download writes into a complete directory."""
 MAKE_TIMEOUT_S = 120.0
-"""Generating takes 5 s, most of it to import torch."""
+"""Maximum duration in seconds. Generating takes 5 s, most of it to import torch."""
 
 
 def require_modules(command: str, *modules: str) -> None:
@@ -28,12 +28,12 @@ def require_modules(command: str, *modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"{command}: requires {', '.join(missing)} for Plimsoll's own engine: run make setup in"
-            " a checkout; to supervise another engine, run: plimsoll watch URL"
+            f"{command}: install {', '.join(missing)} for Plimsoll's own engine: run make setup "
+            "in a checkout; to supervise another engine, run plimsoll watch URL"
         )
 
 
-def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
+def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
     """Return the checkpoint's directory, and whether it must be generated or downloaded.
 
     Raises :class:`UsageError` that names the field.
@@ -44,7 +44,7 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
         folder = root / "models" / uri.removeprefix(HUB) / revision.replace("/", "--")
         return folder, not (folder / COMPLETE_MARKER).is_file()
     if uri.startswith(BUCKET):
-        # Always start the download: it checks for changes, and is cheap if there are none.
+        # Always run the download: it checks for changes, and is fast if there are none.
         return root / "models" / "s3" / uri.removeprefix(BUCKET), True
     if not uri.startswith("file://"):
         raise UsageError(
@@ -62,29 +62,31 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
         )
     if requested != "tiny":
         raise UsageError(
-            f"metadata.annotations[{MAKE_CHECKPOINT}]: {requested!r} is not supported: write tiny"
+            f"metadata.annotations[{MAKE_CHECKPOINT}]: {requested!r} is not supported: set tiny"
         )
     made = root / "models" / "tiny"
     return made, not (made / "config.json").is_file()
 
 
-async def make(service: InferenceService, folder: Path, print_line: Callable[[str], None]) -> None:
+async def provide_checkpoint(
+    service: InferenceService, folder: Path, print_line: Callable[[str], None]
+) -> None:
     """Download or generate a missing checkpoint. Raises :class:`RunError`."""
     if service.spec.model.uri.startswith((HUB, BUCKET)):
         print_line(f"downloading {service.spec.model.uri} into {folder}")
         await download(service, folder, print_line)
     else:
-        print_line(f"making the tiny checkpoint in {folder}")
+        print_line(f"generating the tiny checkpoint in {folder}")
         await make_tiny(folder)
 
 
 async def download(
     service: InferenceService, folder: Path, print_line: Callable[[str], None]
 ) -> None:
-    """Download the checkpoint, as the init container does in a cluster. Raises :class:`RunError`.
+    """Download the checkpoint like the init container in a cluster. Raises :class:`RunError`.
 
     A private repository needs HF_TOKEN, a private bucket AWS_ACCESS_KEY_ID and
-    AWS_SECRET_ACCESS_KEY. Each request has a timeout, but the whole download has none.
+    AWS_SECRET_ACCESS_KEY. Each request has a timeout, but the download as a whole has none.
     """
     model = service.spec.model
     source = [f"--s3={model.uri}"]
@@ -105,7 +107,7 @@ async def download(
             last = line.decode(errors="replace").strip() or last
             print_line(last)
         if await process.wait() != 0:
-            raise RunError(f"spec.model.uri: {model.uri}: {last}")
+            raise RunError(f"spec.model.uri: cannot download {model.uri}: {last}")
     finally:
         if process.returncode is None:
             process.kill()
@@ -135,7 +137,8 @@ async def make_tiny(folder: Path) -> None:
         partial.rename(folder)
     except TimeoutError:
         raise RunError(
-            f"{folder}: generating the tiny checkpoint took longer than {MAKE_TIMEOUT_S:g} s"
+            f"{folder}: generating the tiny checkpoint took longer than {MAKE_TIMEOUT_S:g} s: "
+            "try again on an idle machine"
         ) from None
     finally:
         if process.returncode is None:

@@ -1,8 +1,8 @@
-"""Launcher of a command that dies with its parent.
+"""Runs a command that the kernel kills when its parent ends.
 
 python -m plimsoll_cli.local.parent_death PARENT_PID COMMAND...
 
-The kernel sends SIGKILL when the parent ends (prctl(2), PR_SET_PDEATHSIG). The children of engine
+The kernel sends SIGKILL at the parent's death (prctl(2), PR_SET_PDEATHSIG). The children of engine
 and supervisor end with them.
 """
 

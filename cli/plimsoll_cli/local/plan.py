@@ -1,6 +1,7 @@
-"""Plan of what local mode runs. Pure.
+"""Plans what local mode runs. Pure.
 
-Either a manifest, rendered as for a cluster, or a supervisor for a running engine.
+The plan is either that of a manifest, rendered as for a cluster, or a supervisor for a running
+engine.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from plimsoll_operator.render import (
 
 LOOPBACK = "127.0.0.1"
 STOP_MARGIN_S = 10.0
-"""Seconds for the engine to free its memory after the drain, before it is killed."""
+"""Seconds after the drain until the engine is killed; it frees its memory during this time."""
 REMOVED_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
-"""Local mode uses no cluster, and faults come only from the manifest."""
+"""Environment variables that are removed: local mode uses no cluster, and only the manifest injects
+faults.
+"""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Process of a container; ``log`` receives its output."""
+    """Process of a container; its output goes to ``log``."""
 
     name: str
     argv: tuple[str, ...]
@@ -58,12 +61,12 @@ class Watch:
 
     @property
     def serving_url(self) -> str:
-        """URL of the engine's /v1."""
+        """URL of the engine's ``/v1``."""
         return self.config.engine.serving_url
 
     @property
     def supervisor_url(self) -> str:
-        """URL of the supervisor's page, metrics and /state."""
+        """Base URL of the supervisor's web page, metrics and ``/state``."""
         return f"http://{LOOPBACK}:{self.places.metrics_port}"
 
     @property
@@ -73,7 +76,7 @@ class Watch:
 
     @property
     def run_dir(self) -> Path:
-        """Directory with the admin token, which engine and supervisor share."""
+        """Directory of the admin token, which the engine and the supervisor share."""
         return Path(self.places.run_dir)
 
     @property
@@ -84,7 +87,7 @@ class Watch:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Watch):
-    """Plan of one replica of a manifest's service."""
+    """Plan of one replica of a service from a manifest."""
 
     service: InferenceService
     places: Places
@@ -93,14 +96,14 @@ class Plan(Watch):
 
     @property
     def serving_url(self) -> str:
-        """URL of the engine's /v1."""
+        """URL of the engine's ``/v1``."""
         return f"http://{LOOPBACK}:{self.places.port}"
 
 
-def requested_ports(service: InferenceService) -> list[int | None]:
-    """Return the ports for serving, admin, metrics and probe; None means any.
+def list_requested_ports(service: InferenceService) -> list[int | None]:
+    """Return the ports for serving, admin, metrics and probe; None means any free port.
 
-    Only the first is for clients. Fixed values for the others would conflict between parallel runs.
+    Only clients use a port from the manifest; fixed ports for the rest would conflict between runs.
     """
     return [service.spec.engine.port, None, None, None]
 
@@ -114,9 +117,9 @@ def plan_replica(
 ) -> Plan:
     """Return the plan of a local replica. Raises :class:`UsageError`.
 
-    ``ports`` are in the order of :func:`requested_ports`; ``root`` is absolute.
+    ``ports`` are in the order of :func:`list_requested_ports`; ``root`` is an absolute path.
     """
-    # A manifest from a cluster may have a uid, which has no meaning here.
+    # A manifest from a cluster may have a UID, which has no meaning here.
     service = service.model_copy(
         update={"metadata": service.metadata.model_copy(update={"uid": ""})}
     )
@@ -136,7 +139,7 @@ def plan_replica(
         variables = process_env(service)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    inherited = _inherited(environ)
+    inherited = _select_environment(environ)
     identity = {"POD_NAME": service.metadata.name, "POD_NAMESPACE": service.metadata.namespace}
     python = (sys.executable, "-m")
     return Plan(
@@ -150,7 +153,7 @@ def plan_replica(
             inherited | variables,
             root / "engine.log",
         ),
-        supervisor=_supervisor(places, root, inherited | identity),
+        supervisor=_make_supervisor_command(places, root, inherited | identity),
         startup_timeout_s=parse_duration(service.spec.engine.startup_timeout),
         engine_stop_s=service.spec.supervision.drain.deadline_s + STOP_MARGIN_S,
     )
@@ -165,8 +168,8 @@ def plan_supervisor(
 ) -> Watch:
     """Return the plan of a supervisor for an engine without a manifest.
 
-    ``ports`` are those of metrics and probe; ``root`` is absolute. ``command`` starts the engine;
-    without it, the engine runs already.
+    ``ports`` are those of metrics and probe; ``root`` is an absolute path. ``command`` starts the
+    engine; if it is empty, the engine is already running.
     """
     metrics_port, probe_port = ports
     places = SupervisorPlaces(
@@ -177,39 +180,45 @@ def plan_supervisor(
         metrics_port=metrics_port,
         probe_port=probe_port,
     )
-    inherited = _inherited(environ)
+    inherited = _select_environment(environ)
     named = inherited | {CONTAINER_ENV: config.engine.container}
     return Watch(
         root=root,
         places=places,
         config=config,
-        supervisor=_supervisor(places, root, inherited),
+        supervisor=_make_supervisor_command(places, root, inherited),
         engine=Command("engine", tuple(command), named, root / "engine.log") if command else None,
         engine_stop_s=config.supervision.drain.deadline_s + STOP_MARGIN_S,
     )
 
 
-def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def _select_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k not in REMOVED_VARIABLES}
 
 
-def _supervisor(places: SupervisorPlaces, root: Path, environ: dict[str, str]) -> Command:
+def _make_supervisor_command(
+    places: SupervisorPlaces, root: Path, environ: dict[str, str]
+) -> Command:
     argv = (sys.executable, "-m", SUPERVISOR_MODULE, *supervisor_args(places))
     return Command("supervisor", argv, environ, root / "supervisor.log")
 
 
-def ignored_fields(service: InferenceService) -> list[str]:
+def list_ignored_fields(service: InferenceService) -> list[str]:
     """Return a line for each field of the manifest that local mode ignores."""
     spec = service.spec
     lines = []
     if spec.replicas != 1:
-        lines.append(f"spec.replicas is {spec.replicas}: one replica runs here")
+        lines.append(f"spec.replicas is {spec.replicas}: local mode runs one replica")
     if spec.pod_template:
-        lines.append("spec.podTemplate is for a cluster and has no effect here")
+        lines.append("spec.podTemplate has no effect in local mode")
     if spec.engine.resources.resource_claims:
-        lines.append("spec.engine.resources.resourceClaims is for a cluster: all devices are here")
+        lines.append(
+            "spec.engine.resources.resourceClaims has no effect in local mode: the engine sees "
+            "all devices"
+        )
     if spec.engine.resources.limits or spec.engine.resources.requests:
         lines.append(
-            "spec.engine.resources limits nothing here; the supervisor still uses the limit"
+            "spec.engine.resources does not limit the engine in local mode; the supervisor still "
+            "compares its memory with the limit"
         )
     return lines

@@ -13,27 +13,27 @@ from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_cli.errors import RunError, UsageError
 
 
-def base_dir() -> Path:
+def get_base_dir() -> Path:
     """Return ``$XDG_STATE_HOME/plimsoll``, by default ``~/.local/state/plimsoll``."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "plimsoll"
 
 
-def service_dir(service: str) -> Path:
+def get_service_dir(service: str) -> Path:
     """Return the directory of a service."""
-    return base_dir() / service
+    return get_base_dir() / service
 
 
-def supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
-    """Return a function that runs the supervisor's ``ask`` program on the run in ``folder``.
+def make_supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
+    """Return a function that calls the supervisor of the run in ``folder``.
 
-    The function returns exit status, output and error, and raises RunError on a timeout. Raises
-    UsageError if no service ran in ``folder``.
+    The function runs the ``ask`` program, returns exit status, output and error, and raises
+    RunError after a timeout. Raises UsageError if no service ran in ``folder``.
     """
     config = folder / "etc" / CONFIG_FILE
     if not config.is_file():
         raise UsageError(
-            f"{config}: the file does not exist: does the service run on this machine?"
+            f"{config}: the file does not exist: check that the service runs on this machine"
         )
     files = [f"--config={config}", f"--run-dir={folder / 'run'}", f"--state-dir={folder / 'state'}"]
 
@@ -44,7 +44,9 @@ def supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[int, s
                 command, capture_output=True, text=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired:
-            raise RunError(f"{folder}: no answer within {limit_s:.0f} s") from None
+            raise RunError(
+                f"{folder}: the supervisor did not answer within {limit_s:.0f} s"
+            ) from None
         return done.returncode, done.stdout, done.stderr
 
     return call

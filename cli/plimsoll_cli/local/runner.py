@@ -1,7 +1,7 @@
-"""Execution of one replica on this machine, in the order of a pod.
+"""Runs one replica on this machine, in the order of a pod.
 
-The supervisor is like a native sidecar: it starts before the engine, which waits for its admin
-token, and stops after it.
+Like a native sidecar, the supervisor starts before the engine, which waits for its admin token, and
+stops after the engine.
 """
 
 from __future__ import annotations
@@ -29,36 +29,38 @@ from plimsoll_cli.local.plan import LOOPBACK, Plan, Watch
 
 LIVE_TIMEOUT_S = 60.0
 SUPERVISOR_STOP_S = 10.0
-"""Longer than the launcher's grace period for its child."""
+"""Maximum duration of a stop in seconds, longer than the launcher's grace period for its child."""
 READY_MARGIN_S = 30.0
-"""The engine should give up first, with a message (as in the rendered startup probe)."""
+"""Seconds that are added to the engine's startup timeout, so that the engine fails first, with a
+message (as in the rendered startup probe).
+"""
 PROBE_PERIOD_S = 0.2
 PROBE_TIMEOUT_S = 2.0
 
 PrintLine = Callable[[str], None]
 
 
-async def prepare(
+async def prepare_plan(
     service: InferenceService,
     root: Path,
     print_line: PrintLine,
     environ: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Return the plan of ``service`` below the absolute path ``root``.
+    """Return the plan of ``service`` below ``root``, an absolute path.
 
-    Chooses free ports and provides the checkpoint.
+    Chooses free ports and provides the checkpoint. Raises UsageError and RunError.
     """
-    folder, missing = model.resolve(service, root)
+    folder, missing = model.find_checkpoint(service, root)
     if missing:
-        await model.make(service, folder, print_line)
-    chosen = free_ports(plan.requested_ports(service))
+        await model.provide_checkpoint(service, folder, print_line)
+    chosen = choose_free_ports(plan.list_requested_ports(service))
     return plan.plan_replica(
         service, root, chosen, folder, os.environ if environ is None else environ
     )
 
 
 class LocalReplica:
-    """Engine and supervisor of a plan; only a supervisor if the engine runs already."""
+    """Engine and supervisor of a plan; only the supervisor if the engine is already running."""
 
     def __init__(self, plan: Watch, print_line: PrintLine) -> None:
         self.plan = plan
@@ -67,14 +69,14 @@ class LocalReplica:
 
     @property
     def engine(self) -> Container:
-        """Container of the engine, which the plan must start."""
+        """Container of the engine; the plan must contain one."""
         assert self._engine is not None
         return self._engine
 
     async def start(self) -> None:
-        """Start the replica, and wait until its engine is ready if the plan has a timeout.
+        """Start the replica; wait until its engine is ready if the plan has a startup timeout.
 
-        Raises :class:`RunError` with the last log lines of the container that fails.
+        Raises :class:`RunError` with the last log lines of the container that failed.
         """
         self.supervisor.start()
         await self._wait_ready(self.supervisor, f"{self.plan.probe_url}/live", LIVE_TIMEOUT_S)
@@ -89,7 +91,7 @@ class LocalReplica:
             )
 
     async def stop(self) -> None:
-        """Stop the engine after its requests' grace period, then the supervisor."""
+        """Stop the engine after the grace period of its requests, then the supervisor."""
         if self._engine is not None:
             await self._engine.stop(self.plan.engine_stop_s)
         await self.supervisor.stop(SUPERVISOR_STOP_S)
@@ -106,28 +108,28 @@ class LocalReplica:
             while time.monotonic() < deadline:
                 container.check()
                 if container.last_exit is not None:
-                    raise self._error(container, container.last_exit)
+                    raise self._make_error(container, container.last_exit)
                 with contextlib.suppress(httpx.HTTPError):
                     if (await client.get(url)).status_code == httpx.codes.OK:
                         return
                 await asyncio.sleep(PROBE_PERIOD_S)
-        raise self._error(container, f"was not ready within {timeout_s:g} s")
+        raise self._make_error(container, f"was not ready within {timeout_s:g} s")
 
-    def _error(self, container: Container, what: str) -> RunError:
+    def _make_error(self, container: Container, what: str) -> RunError:
         return RunError(
-            f"the {container.command.name} {what}; last lines of {container.command.log}:\n"
-            f"{container.tail() or '(it is empty)'}"
+            f"the {container.command.name} {what}; last lines of "
+            f"{container.command.log}:\n{container.tail() or '(it is empty)'}"
         )
 
 
 @contextlib.asynccontextmanager
-async def running(plan: Watch, print_line: PrintLine) -> AsyncIterator[LocalReplica]:
-    """Run a replica within the context, ready at its start; stop all its processes at the end.
+async def run_replica(plan: Watch, print_line: PrintLine) -> AsyncIterator[LocalReplica]:
+    """Run a replica within the context: ready when the context starts, stopped when it ends.
 
-    If it is cancelled while stopping, the processes are killed.
+    If stopping is cancelled, the processes are killed.
     """
     replica = LocalReplica(plan, print_line)
-    with _lock(plan.root):
+    with _lock_run_dir(plan.root):
         _write_files(plan)
         try:
             await replica.start()
@@ -142,28 +144,29 @@ async def running(plan: Watch, print_line: PrintLine) -> AsyncIterator[LocalRepl
                 raise
 
 
-def _lock(root: Path) -> IO[str]:
-    """Create the run directory and lock it; closing the returned file unlocks it."""
+def _lock_run_dir(root: Path) -> IO[str]:
+    """Create and lock the run directory; closing the returned file unlocks it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / "lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(
-            f"--run-dir {root}: another plimsoll uses it: stop it or use another directory"
+            f"--run-dir {root}: another plimsoll process uses it: stop that process, or use "
+            "another directory"
         ) from None
     except OSError as error:
-        raise _unusable(root, error) from None
+        raise _make_unusable_error(root, error) from None
     return lock
 
 
 def _write_files(plan: Watch) -> None:
-    """Write the files of a new pod; the journal of earlier runs is kept."""
+    """Write the files of a new pod, but keep the journal of earlier runs."""
     config = Path(plan.places.config_file)
     try:
         for folder in (plan.run_dir, plan.state_dir, config.parent):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Delete what a pod would have had in a memory volume.
+        # Delete files that a pod would have in a memory volume.
         for name in (TOKEN_FILE, "engine.json"):
             (plan.run_dir / name).unlink(missing_ok=True)
         for command in (plan.engine, plan.supervisor):
@@ -171,25 +174,26 @@ def _write_files(plan: Watch) -> None:
                 command.log.write_bytes(b"")
         config.write_bytes(supervisor_config.encode(plan.config))
     except OSError as error:
-        raise _unusable(plan.root, error) from None
+        raise _make_unusable_error(plan.root, error) from None
 
 
-def _unusable(root: Path, error: OSError) -> UsageError:
+def _make_unusable_error(root: Path, error: OSError) -> UsageError:
     return UsageError(
         f"--run-dir {error.filename or root}: {error.strerror}: use a writable directory"
     )
 
 
 PORT_RANGE = range(20_000, 32_000)
-"""Below Linux's default ephemeral ports (32768 to 60999, ip(7)), so that no outgoing connection
-takes a port before it is used."""
+"""Ports below Linux's default ephemeral range (32768 to 60999, ip(7)), so that no outgoing
+connection takes a port before it is used.
+"""
 PORT_TRIES = 200
 
 
-def free_ports(wanted: Sequence[int | None]) -> list[int]:
-    """Return the requested ports that are free on the loopback, and other free ones for the rest.
+def choose_free_ports(wanted: Sequence[int | None]) -> list[int]:
+    """Return free ports on the loopback address: the requested one, or any for None.
 
-    None means any port. All results differ. Raises OSError if none is free.
+    All results differ. Raises OSError if a requested port is taken or none is free.
     """
     with contextlib.ExitStack() as held:
         return [_bind_port(port, held) for port in wanted]
@@ -210,5 +214,5 @@ def _bind_port(wanted: int | None, held: contextlib.ExitStack) -> int:
         held.enter_context(contextlib.closing(listener))
         return port
     raise OSError(
-        f"no TCP port of {LOOPBACK} is free for {wanted or 'a replica'}: {PORT_TRIES} were tried"
+        f"no TCP port of {LOOPBACK} is free for {wanted or 'a replica'}: tried {PORT_TRIES} ports"
     )

@@ -1,4 +1,4 @@
-"""Polled status of a local replica's engine and supervisor."""
+"""Polls the status of a local replica's engine and supervisor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATE_WINDOW_S = 5.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Latest status; a field is None if the last poll failed."""
+    """Newest status; a field is None if the last poll failed."""
 
     view: View | None = None
     status: admin.Status | None = None
@@ -33,7 +33,7 @@ class Snapshot:
 class Poller:
     """Poller that updates ``snapshot`` every half second while :meth:`run` runs.
 
-    Only Plimsoll's own engine has a status.
+    Only Plimsoll's own engine reports a status.
     """
 
     def __init__(self, plan: Watch) -> None:
@@ -46,20 +46,20 @@ class Poller:
         async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             while True:
                 view, status = await asyncio.gather(
-                    self._ask_supervisor(client), self._ask_engine(client)
+                    self._poll_supervisor(client), self._poll_engine(client)
                 )
-                self.snapshot = Snapshot(view, status, self._rate(status))
+                self.snapshot = Snapshot(view, status, self._compute_rate(status))
                 await asyncio.sleep(PERIOD_S)
 
-    async def _ask_supervisor(self, client: httpx.AsyncClient) -> View | None:
+    async def _poll_supervisor(self, client: httpx.AsyncClient) -> View | None:
         try:
             answer = await client.get(f"{self._plan.supervisor_url}/state")
             answer.raise_for_status()
             return decode(answer.content, View)
         except (httpx.HTTPError, Malformed):
-            return None  # it restarts, or has no sample yet
+            return None  # it is restarting, or has no sample yet
 
-    async def _ask_engine(self, client: httpx.AsyncClient) -> admin.Status | None:
+    async def _poll_engine(self, client: httpx.AsyncClient) -> admin.Status | None:
         engine = self._plan.config.engine
         if engine.type is not EngineType.PLIMSOLL:
             return None
@@ -74,8 +74,8 @@ class Poller:
         except (OSError, httpx.HTTPError, Malformed):
             return None
 
-    def _rate(self, status: admin.Status | None) -> float | None:
-        """Return the tokens per second over the last seconds of this epoch, or None."""
+    def _compute_rate(self, status: admin.Status | None) -> float | None:
+        """Return the tokens per second over the last seconds of this epoch; None if unknown."""
         total = status.load.generation_tokens_total if status else None
         if status is None or total is None:
             self._tokens.clear()

@@ -1,6 +1,6 @@
-"""Traces of a service on this machine, recorded and replayed by the supervisor's code.
+"""Records and replays traces of a service on this machine, with the supervisor's code.
 
-Only this module and endpoint.py import the supervisor.
+Only this module and endpoint.py import the supervisor's package.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from plimsoll_sidecar.tune import Day as Day
 from plimsoll_sidecar.tune import Tuning as Tuning
 
 
-def record(out: Path, service: str | None, run_dir: Path | None, duration_s: float | None) -> int:
-    """Record until ``duration_s``, SIGINT or SIGTERM; return the number of samples."""
+def record_trace(
+    out: Path, service: str | None, run_dir: Path | None, duration_s: float | None
+) -> int:
+    """Record until ``duration_s`` has passed or a signal arrives; return the number of samples."""
     if not out.name.endswith(trace.SUFFIXES):
-        raise UsageError(f"{out}: the name must end in one of {', '.join(trace.SUFFIXES)}")
+        raise UsageError(f"{out}: use a name that ends with one of {', '.join(trace.SUFFIXES)}")
     if run_dir is None and service is None:
         raise UsageError("record: name a service that runs on this machine, or use --run-dir")
-    folder = run_dir or folders.service_dir(service or "")
-    config = _config(folder / "etc" / CONFIG_FILE)
+    folder = run_dir or folders.get_service_dir(service or "")
+    config = _read_config(folder / "etc" / CONFIG_FILE)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: ending.set())
@@ -47,8 +49,8 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
         raise RunError(f"{error.filename or out}: {error.strerror}") from None
 
 
-def replay(file: Path, mode: Mode, budget: str | None) -> int:
-    """Print the supervisor's output for a trace; return the exit status."""
+def replay_trace(file: Path, mode: Mode, budget: str | None) -> int:
+    """Replay a trace and print the supervisor's output; return the exit status."""
     try:
         given = replaying.parse_budget(budget) if budget is not None else None
     except ValueError as error:
@@ -57,7 +59,7 @@ def replay(file: Path, mode: Mode, budget: str | None) -> int:
 
 
 def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
-    """Return the tuning data of a service, a journal, a trace or a series. Raises UsageError."""
+    """Return tuning data from a service, a journal, a trace or a series. Raises UsageError."""
     file = Path(source)
     try:
         if source.endswith(trace.SUFFIXES):
@@ -67,8 +69,8 @@ def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[T
         elif file.is_file():
             learned, memory = read_learned_budgets(file), MemoryPolicy()
         else:
-            folder = run_dir or folders.service_dir(source)
-            memory = _config(folder / "etc" / CONFIG_FILE).memory
+            folder = run_dir or folders.get_service_dir(source)
+            memory = _read_config(folder / "etc" / CONFIG_FILE).memory
             learned = read_learned_budgets(folder / "state" / JOURNAL_FILE)
     except OSError as error:
         raise UsageError(f"{error.filename or source}: {error.strerror}") from None
@@ -77,7 +79,7 @@ def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[T
     return tune.make_tunings(learned, memory)
 
 
-def read(file: Path) -> tuple[float, list[Sample]]:
+def read_trace(file: Path) -> tuple[float, list[Sample]]:
     """Return the start (Unix seconds) and the samples of a trace. Raises RunError."""
     try:
         header, samples = trace.read(file)
@@ -86,8 +88,8 @@ def read(file: Path) -> tuple[float, list[Sample]]:
         raise RunError(str(error)) from None
 
 
-def host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
-    """Return (seconds in the trace, bytes) of host memory, as the detector reads it."""
+def compute_host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
+    """Return (seconds since the start, bytes) of host memory, computed like in the detector."""
     found = list(samples)
     source = next((s for s in (HostSource.choose(sample.host) for sample in found) if s), None)
     if source is None:
@@ -96,10 +98,12 @@ def host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
     return [(t, size) for t, size in sizes if size is not None]
 
 
-def _config(file: Path) -> SupervisorConfig:
+def _read_config(file: Path) -> SupervisorConfig:
     try:
         return supervisor_config.decode(file.read_bytes())
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}: does the service run here?") from None
+        raise UsageError(
+            f"{file}: {error.strerror}: check that the service runs on this machine"
+        ) from None
     except Malformed as error:
         raise UsageError(f"{file}: {error}") from None

@@ -1,4 +1,4 @@
-"""``plimsoll tune``: normal growth of a service, and the recommended leak budget."""
+"""``plimsoll tune``: shows a service's normal growth, and recommends a leak budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll_api.units import format_bytes, format_duration, format_span
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import traces
-from plimsoll_cli.output import Output, console, show, write
+from plimsoll_cli.output import Output, make_console, print_table, print_value
 
 if TYPE_CHECKING:
     from plimsoll_cli.local.traces import Day, Tuning
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def run(source: str, run_dir: Path | None, limit: str | None, output: Output) -> None:
-    """Print growth, proposals and past days. Raises UsageError and RunError."""
+def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Output) -> None:
+    """Print the growth, the recommendation and its effect on past days.
+
+    Raises UsageError and RunError.
+    """
     try:
         size = POSITIVE_BYTES.read(limit) if limit is not None else None
     except ValueError as error:
@@ -32,64 +35,64 @@ def run(source: str, run_dir: Path | None, limit: str | None, output: Output) ->
     if not found:
         raise RunError(f"{source}: there is no data yet: wait until the engine is warm")
     if not output.for_people:
-        write(msgspec.to_builtins(found), output)
+        print_value(msgspec.to_builtins(found), output)
         return
-    out = console()
+    out = make_console()
     for tuning in found:
-        for line in summary(tuning):
+        for line in format_summary(tuning):
             out.print(line, soft_wrap=True)
         rows = [
-            (day.date, format_span(day.observed_s), format_bytes(day.gain), effect(day))
+            (day.date, format_span(day.observed_s), format_bytes(day.gain), describe_effect(day))
             for day in tuning.days
         ]
-        show(["DAY", "OBSERVED", "GAIN", "UNDER THE PROPOSAL"], rows, out)
-    if made := manifest(found):
+        print_table(["DAY", "OBSERVED", "GAIN", "UNDER THE PROPOSAL"], rows, out)
+    if made := make_manifest(found):
         out.print(yaml_text.dump(made), end="")
 
 
-def summary(tuning: Tuning) -> list[str]:
-    """Return the observed growth and the proposal, a line each."""
+def format_summary(tuning: Tuning) -> list[str]:
+    """Return lines on the observed growth and the recommendation."""
     limit = "unknown" if tuning.limit is None else format_bytes(tuning.limit)
     lines = [
         f"{tuning.memory} memory: observed for {format_span(tuning.observed_s)}, limit {limit}"
     ]
     if tuning.starts:
-        lines.append(f"after a start it needs up to {format_bytes(max(tuning.starts))}")
+        lines.append(f"after a start, it needs up to {format_bytes(max(tuning.starts))}")
     if tuning.level:
         gains = ", ".join(f"{format_bytes(size)} in {span}" for span, size in tuning.level.items())
         lines.append(f"a healthy replica gains {gains}")
     if tuning.recommendation is not None:
         lines.append(tuning.recommendation)
-    return [*lines, *_proposal_lines(tuning)]
+    return [*lines, *_format_proposal(tuning)]
 
 
-def _proposal_lines(tuning: Tuning) -> Iterator[str]:
+def _format_proposal(tuning: Tuning) -> Iterator[str]:
     if tuning.in_force is not None:
-        yield f"the budget learned so far is {format_bytes(tuning.in_force)}"
+        yield f"the current learned budget is {format_bytes(tuning.in_force)}"
     if tuning.proposal is None:
-        yield "every hour is within a day of an incident, so there is no proposal"
+        yield "no recommendation: every observed hour is within a day of an incident"
         return
     window = format_duration(tuning.window_s)
-    yield f"the proposal is {format_bytes(tuning.proposal)} within {window}"
+    yield f"the recommended budget is {format_bytes(tuning.proposal)} within {window}"
     if (
         tuning.limit is not None
         and tuning.starts
         and tuning.proposal > tuning.limit - max(tuning.starts)
     ):
-        yield "that is more than the room below the limit: raise the limit first"
+        yield "this is more than the free memory below the limit: raise the limit first"
 
 
-def effect(day: Day) -> str:
-    """Return the effect that the proposal would have had on a day."""
+def describe_effect(day: Day) -> str:
+    """Return the effect that the recommended budget would have had on a day."""
     if day.incident:
-        return "an incident was open: the day teaches nothing"
+        return "an incident was open: no data for learning"
     if day.spends:
-        return "budget spent: a notice; a restart if a leak reaches the limit soon"
+        return "budget spent: a notice, and a restart if a leak soon reaches the limit"
     return "nothing"
 
 
-def manifest(found: list[Tuning]) -> dict[str, object]:
-    """Return the proposals as parts of a manifest's ``spec``, rounded up to MiB."""
+def make_manifest(found: list[Tuning]) -> dict[str, object]:
+    """Return the recommendations as a part of a manifest's ``spec``, rounded up to MiB."""
     budgets = {
         tuning.memory: {
             "growthBudget": f"{-(-tuning.proposal // MIB)}Mi",

@@ -1,4 +1,4 @@
-"""Live terminal view of one replica: pure rendering of its status."""
+"""Renders the status of one replica as a live terminal view. Pure."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from plimsoll_api.incident_story import story_of_record
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_api.units import format_bytes, format_span
-from plimsoll_cli.incident_view import incident_lines
+from plimsoll_cli.incident_view import format_incident
 from plimsoll_cli.local.status import Snapshot
 
 PERIOD_S = 0.4
 MEDIUM_WIDTH, WIDE_WIDTH = 72, 90
-"""Terminal widths from which tables show more columns, and all columns."""
+"""Minimum terminal widths that show more columns, and all columns."""
 SHOWN_INCIDENTS = 3
 NAME_WIDTH = max(len(segment.value) for segment in Segment)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Totals of this program's clients. ``longest_gap_s`` is between two chunks of a stream."""
+    """Totals of the demo's clients. ``longest_gap_s`` is the longest time between two chunks."""
 
     streams: int
     answered: int = 0
@@ -47,10 +47,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Screen:
-    """Contents of a frame.
+    """Content of a frame.
 
-    ``memory`` is the manifest's policy; ``grown`` the growth of each segment since the epoch's
-    warm-up in bytes, empty before it.
+    ``memory`` is the manifest's policy. ``grown`` is the growth of each segment since the epoch's
+    warm-up in bytes, and empty before its end.
     """
 
     service: str
@@ -61,34 +61,34 @@ class Screen:
     note: str = ""
 
 
-def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
-    """Return a frame, ``width`` columns wide. ``plain`` uses only ASCII."""
+def render_screen(screen: Screen, width: int, plain: bool = False) -> RenderableType:
+    """Return a frame that is ``width`` columns wide. ``plain`` uses only ASCII."""
     view = screen.snapshot.view
-    parts: list[RenderableType] = [_header(screen, plain)]
+    parts: list[RenderableType] = [_render_header(screen, plain)]
     if view is None:
         parts.append(Text("the supervisor has not answered yet", style="dim"))
     else:
-        parts.append(_budgets(screen.memory, view.assessment, width, plain))
-        parts.extend(_slow_leaks(view.assessment))
-        parts.append(_segments(screen, view.assessment, width, plain))
+        parts.append(_render_budgets(screen.memory, view.assessment, width, plain))
+        parts.extend(_render_slow_leaks(view.assessment))
+        parts.append(_render_segments(screen, view.assessment, width, plain))
         parts.extend(
             Text(f"suspected: {text}", style="yellow")
             for text in suspicion_texts(view.assessment.suspicions)
         )
-        parts.extend(_load(screen, view))
+        parts.extend(_render_load(screen, view))
     if screen.traffic is not None:
-        parts.append(_traffic(screen.traffic))
+        parts.append(_render_traffic(screen.traffic))
     if view is not None:
-        parts.extend(_troubles(view.journal_error, view.config_error))
+        parts.extend(_render_messages(view.journal_error, view.config_error))
         for incident in [*view.open, *(i for i in view.recent if i.ended)][:SHOWN_INCIDENTS]:
             parts.append(Text())
-            parts.extend(incident_lines(story_of_record(incident), width, plain))
+            parts.extend(format_incident(story_of_record(incident), width, plain))
         if not view.open and not view.recent:
             parts.append(Text("no incidents", style="dim"))
     return Group(*parts)
 
 
-def _header(screen: Screen, plain: bool) -> Text:
+def _render_header(screen: Screen, plain: bool) -> Text:
     view, status = screen.snapshot.view, screen.snapshot.status
     known = status.state.value if status else view.engine_state if view else "?"
     state = known or "not answering"
@@ -115,7 +115,7 @@ def _header(screen: Screen, plain: bool) -> Text:
     return Text(" | " if plain else " · ").join(pieces)
 
 
-def _budgets(memory: MemoryPolicy, assessment: Assessment, width: int, plain: bool) -> Table:
+def _render_budgets(memory: MemoryPolicy, assessment: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
     table.add_column(
         "leak budget", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE_WIDTH else None
@@ -131,12 +131,14 @@ def _budgets(memory: MemoryPolicy, assessment: Assessment, width: int, plain: bo
         ("host", memory.host, assessment.host), ("device", memory.device, assessment.device)
     ):  # fmt: skip
         if budget is not None:
-            row = _budget_row(name, budget, state or BudgetState(), assessment.warm, width, plain)
+            row = _render_budget(
+                name, budget, state or BudgetState(), assessment.warm, width, plain
+            )
             table.add_row(*row)
     return table
 
 
-def _budget_row(
+def _render_budget(
     name: str, budget: MemoryBudget, state: BudgetState, warm: bool, width: int, plain: bool
 ) -> list[RenderableType]:
     share = state.consumed_ratio
@@ -144,23 +146,23 @@ def _budget_row(
     used = unknown if state.unexplained is None else format_bytes(state.unexplained)
     row: list[RenderableType] = [
         name,
-        _bar(share, _bar_width(width), plain),
-        Text("?" if share is None else f"{share:.0%}", style=_colour(share)),
+        _render_bar(share, _compute_bar_width(width), plain),
+        Text("?" if share is None else f"{share:.0%}", style=_choose_colour(share)),
         f"{used} / {format_bytes(budget.growth_bytes)}",
     ]
     if width >= WIDE_WIDTH:
-        row.append("?" if state.unexplained is None else _rate(state.bytes_per_s))
+        row.append("?" if state.unexplained is None else _format_rate(state.bytes_per_s))
     if width >= MEDIUM_WIDTH:
-        row.append("?" if state.unexplained is None else _time(state.exhaustion_s))
+        row.append("?" if state.unexplained is None else _format_time(state.exhaustion_s))
     return row
 
 
-def _slow_leaks(assessment: Assessment) -> list[Text]:
+def _render_slow_leaks(assessment: Assessment) -> list[Text]:
     """Return a line for each slow leak."""
     return [Text(f"slow leak: {text}", style="yellow") for text in slow_leak_texts(assessment.slow)]
 
 
-def _segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -> Table:
+def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
     table.add_column("segment", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE_WIDTH else None)
     table.add_column("of the budget", no_wrap=True)
@@ -175,15 +177,15 @@ def _segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -
         share = None if grown is None or kind is None else max(grown, 0) / kind.growth_bytes
         table.add_row(
             segment.value,
-            _bar(share, _bar_width(width), plain),
+            _render_bar(share, _compute_bar_width(width), plain),
             "?" if grown is None else format_bytes(grown),
             format_bytes(size),
         )
     return table
 
 
-def _load(screen: Screen, view: View) -> list[Text]:
-    """Return a line on the engine's load; empty for engines without a status."""
+def _render_load(screen: Screen, view: View) -> list[Text]:
+    """Return a line on the engine's load; empty for an engine without a status."""
     status, rate = screen.snapshot.status, screen.snapshot.tokens_per_s
     if status is None:
         if view.engine_state is not None:
@@ -200,41 +202,43 @@ def _load(screen: Screen, view: View) -> list[Text]:
     return [Text(f"load: {', '.join(numbers)}, {tokens} tokens/s")]
 
 
-def _traffic(traffic: Traffic) -> Text:
+def _render_traffic(traffic: Traffic) -> Text:
     bad = traffic.broken or traffic.failed or traffic.different
     gap = "?" if traffic.longest_gap_s is None else f"{traffic.longest_gap_s:.2f} s"
     return Text(
-        f"streams: {traffic.streams} at once, {traffic.answered} answered, {traffic.broken} broken,"
-        f" {traffic.failed} failed, {traffic.different} texts differ, longest pause {gap}",
+        f"streams: {traffic.streams} concurrent, {traffic.answered} answered, {traffic.broken} "
+        f"broken, {traffic.failed} failed, {traffic.different} texts differ, longest pause {gap}",
         style="bold red" if bad else "",
     )
 
 
-def _troubles(*messages: str | None) -> list[Text]:
+def _render_messages(*messages: str | None) -> list[Text]:
     return [Text(message, style="bold red") for message in messages if message]
 
 
-def _bar(share: float | None, width: int, plain: bool) -> Text:
+def _render_bar(share: float | None, width: int, plain: bool) -> Text:
     full, empty = ("#", ".") if plain else ("█", "░")
     filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
-    return Text(full * filled, style=_colour(share)) + Text(empty * (width - filled), style="dim")
+    return Text(full * filled, style=_choose_colour(share)) + Text(
+        empty * (width - filled), style="dim"
+    )
 
 
-def _bar_width(width: int) -> int:
+def _compute_bar_width(width: int) -> int:
     return 10 if width < WIDE_WIDTH else min(40, width - 74)
 
 
-def _colour(share: float | None) -> str:
+def _choose_colour(share: float | None) -> str:
     if share is None:
         return "dim"
     return "red" if share >= 1 else "yellow" if share >= 0.5 else "green"
 
 
-def _rate(bytes_per_s: float | None) -> str:
+def _format_rate(bytes_per_s: float | None) -> str:
     return "-" if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
 
 
-def _time(seconds: float | None) -> str:
+def _format_time(seconds: float | None) -> str:
     return "-" if seconds is None else f"in {format_span(seconds)}"
 
 
@@ -259,7 +263,7 @@ class Growth:
 
 
 class LiveView:
-    """Terminal view that draws the result of ``screen`` several times per second."""
+    """Terminal view that redraws the screen several times per second."""
 
     def __init__(self, console: Console, screen: Callable[[], Screen]) -> None:
         self._console, self._screen = console, screen
@@ -268,9 +272,9 @@ class LiveView:
         """Draw until cancelled; the last frame stays on the terminal."""
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
-                live.update(self._frame(), refresh=True)
+                live.update(self._render_frame(), refresh=True)
                 await asyncio.sleep(PERIOD_S)
 
-    def _frame(self) -> RenderableType:
+    def _render_frame(self) -> RenderableType:
         plain = not self._console.encoding.lower().startswith("utf")
-        return render(self._screen(), self._console.width, plain)
+        return render_screen(self._screen(), self._console.width, plain)

@@ -1,4 +1,4 @@
-"""``plimsoll watch``: a supervisor for an engine on this machine, without a manifest."""
+"""``plimsoll watch``: supervises an engine on this machine without a manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from plimsoll_cli import stopping
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, runner
 from plimsoll_cli.local import run_dir as folders
-from plimsoll_cli.local.command import FOR_EVER_S, screen_factory
+from plimsoll_cli.local.command import FOR_EVER_S, make_screen_factory
 from plimsoll_cli.local.endpoint import FoundEngine
 from plimsoll_cli.local.runner import PrintLine
 from plimsoll_cli.local.status import PERIOD_S, Poller
@@ -36,14 +36,14 @@ from plimsoll_cli.starter import Answers
 T = TypeVar("T")
 
 HOST_BUDGET, DEVICE_BUDGET = "2Gi", "1Gi"
-"""Default budgets: an automatic budget would not act on its first day."""
+"""Default budgets. The budget Auto would have no effect on the first day."""
 PROCESS_POLL_S = 2.0
-"""Seconds between checks for the next process of a container or unit."""
+"""Seconds between checks for a new process of a container or unit."""
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options of the command. Sizes are in bytes, times in seconds."""
+    """Options of ``plimsoll watch``. Sizes are in bytes, times in seconds."""
 
     target: str | None
     command: tuple[str, ...]
@@ -54,23 +54,25 @@ class WatchOptions:
     view: bool = True
 
 
-def budgets(host: str | None, device: str | None, window: str | None, warmup: str) -> MemoryPolicy:
-    """Return the memory policy of the options; None means the default. Raises UsageError."""
+def make_memory_policy(
+    host: str | None, device: str | None, window: str | None, warmup: str
+) -> MemoryPolicy:
+    """Return the memory policy for the options; None means the default. Raises UsageError."""
     sizes = {"host-budget": host or HOST_BUDGET}
     sizes["device-budget"] = device or DEVICE_BUDGET
-    window_s = _option("window", POSITIVE_DURATION.read, window or Answers.window)
+    window_s = _parse_option("window", POSITIVE_DURATION.read, window or Answers.window)
     made = {
-        option: _option(option, lambda given: budget_of(given, window_s), text)
+        option: _parse_option(option, lambda given: budget_of(given, window_s), text)
         for option, text in sizes.items()
     }
     return MemoryPolicy(
         host=made["host-budget"],
         device=made["device-budget"],
-        warmup_s=_option("warmup", POSITIVE_DURATION.read, warmup),
+        warmup_s=_parse_option("warmup", POSITIVE_DURATION.read, warmup),
     )
 
 
-def _option(name: str, parse: Callable[[str], T], text: str) -> T:
+def _parse_option(name: str, parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except ValueError as error:
@@ -78,12 +80,12 @@ def _option(name: str, parse: Callable[[str], T], text: str) -> T:
 
 
 def run(options: WatchOptions) -> None:
-    """Supervise until ``duration_s``, a signal, or the end of the process.
+    """Supervise until ``duration_s`` has passed, a signal arrives, or the process ends.
 
     Raises UsageError and RunError.
     """
     found = _find_engine(options)
-    root = (options.run_dir or folders.service_dir(found.name)).absolute()
+    root = (options.run_dir or folders.get_service_dir(found.name)).absolute()
     console = Console()
 
     def print_line(line: str) -> None:
@@ -95,55 +97,57 @@ def run(options: WatchOptions) -> None:
         memory=options.memory,
         supervision=Supervision(mode=Mode.RECOVER if options.command else Mode.OBSERVE),
     )
-    ports = runner.free_ports([None, None])
-    watch_plan = plan.plan_supervisor(config, root, ports, os.environ, _argv(options.command))
+    ports = runner.choose_free_ports([None, None])
+    watch_plan = plan.plan_supervisor(config, root, ports, os.environ, _to_argv(options.command))
 
     async def main() -> None:
-        print_line(f"{_description(found)}; logs and journal in {root}")
-        async with runner.running(watch_plan, print_line):
-            print_line(f"the page: {watch_plan.supervisor_url}/")
+        print_line(f"{_describe_engine(found)}; logs and journal are in {root}")
+        async with runner.run_replica(watch_plan, print_line):
+            print_line(f"web page of the supervisor: {watch_plan.supervisor_url}/")
             if watch_plan.engine is not None:
-                print_line(f"the output of the engine: {watch_plan.engine.log}")
+                print_line(f"output of the engine: {watch_plan.engine.log}")
             poller = Poller(watch_plan)
             live = options.view and console.is_terminal
             shown = (
-                LiveView(console, screen_factory(watch_plan, poller))
+                LiveView(console, make_screen_factory(watch_plan, poller))
                 if live
                 else EventPrinter(poller, print_line)
             )
             try:
-                async with stopping.background(poller.run(), shown.run()):
-                    await _until_end(options, watch_plan, poller, print_line)
+                async with stopping.run_in_background(poller.run(), shown.run()):
+                    await _wait_until_end(options, watch_plan, poller, print_line)
             finally:
-                print_line(f"stopping; its incidents: plimsoll incidents {found.name} --local")
+                print_line(
+                    f"stopping; to list its incidents, run: plimsoll incidents {found.name} --local"
+                )
 
-    stopping.run(main())
+    stopping.run_until_signal(main())
 
 
 def _find_engine(options: WatchOptions) -> FoundEngine:
     if options.command:
-        return endpoint.command_endpoint(options.command, options.port)
+        return endpoint.find_engine_of_command(options.command, options.port)
     if options.target is None:
         raise UsageError("watch: name a URL, a PID, a container or a systemd unit (NAME.service)")
     return endpoint.find_engine(options.target, options.port)
 
 
-def _argv(command: Sequence[str]) -> list[str]:
+def _to_argv(command: Sequence[str]) -> list[str]:
     return [shutil.which(command[0]) or command[0], *command[1:]] if command else []
 
 
-def _description(found: FoundEngine) -> str:
+def _describe_engine(found: FoundEngine) -> str:
     one = found.endpoint
     pieces = [f"process {one.pid}"] if one.pid else []
     pieces.append(f"engine type {one.type.value}")
-    pieces.append(f"API at {one.serving_url}" if one.serves else "no API that answers")
+    pieces.append(f"API at {one.serving_url}" if one.serves else "its API does not answer")
     return f"watching {found.name}: {', '.join(pieces)}"
 
 
-async def _until_end(
+async def _wait_until_end(
     options: WatchOptions, watch_plan: plan.Watch, poller: Poller, print_line: PrintLine
 ) -> None:
-    """Wait for the end; follow a container or unit to its next process."""
+    """Wait until supervision ends; follow a container or unit to its next process."""
     loop, pid = asyncio.get_running_loop(), watch_plan.config.engine.pid
     deadline = loop.time() + (FOR_EVER_S if options.duration_s is None else options.duration_s)
     told = False
@@ -165,12 +169,12 @@ async def _until_end(
             continue
         if again.endpoint.pid != pid:
             pid = again.endpoint.pid
-            _write(watch_plan, replace(watch_plan.config, engine=again.endpoint))
+            _write_config(watch_plan, replace(watch_plan.config, engine=again.endpoint))
             print_line(f"{options.target} runs again as process {pid}")
 
 
-def _write(watch_plan: plan.Watch, config: SupervisorConfig) -> None:
-    """Replace the configuration file atomically; the supervisor reloads it."""
+def _write_config(watch_plan: plan.Watch, config: SupervisorConfig) -> None:
+    """Replace the configuration file atomically; the supervisor then reloads it."""
     replace_file(Path(watch_plan.places.config_file), supervisor_config.encode(config))
 
 
@@ -180,7 +184,7 @@ def _is_lost(view: View | None) -> bool:
 
 
 class EventPrinter:
-    """Printer of changes, for output that is not a terminal."""
+    """Printer of changes for output that is not a terminal."""
 
     def __init__(self, poller: Poller, print_line: PrintLine) -> None:
         self._poller, self._say = poller, print_line
@@ -201,7 +205,7 @@ class EventPrinter:
             self._say(f"memory by segment: {sizes}")
             self._sized = True
         if seen.warm and not self._warm:
-            self._say("warm: from now on growth counts against the leak budget")
+            self._say("warm-up has ended: growth now counts against the leak budget")
         self._warm = seen.warm
         for incident in [*view.open, *view.recent]:
             story = story_of_record(incident)

@@ -28,7 +28,7 @@ from leaklab.recording.loads import ADAPTERS
 from leaklab.recording.run import Run
 from leaklab.recording.runs import RUNS
 from plimsoll_api.engines import EngineType
-from plimsoll_cli.figures import commit, machine
+from plimsoll_cli.figures import describe_machine, find_commit
 from plimsoll_cli.local import model
 from tests.conformance.peers import CHECKPOINT, ON_DEVICE, PEERS, Peer
 
@@ -48,8 +48,8 @@ def main() -> int:
     flags.out.mkdir(parents=True, exist_ok=True)
     about = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "machine": machine(),
-        "commit": commit(),
+        "machine": describe_machine(),
+        "commit": find_commit(),
         "at_once": min(flags.at_once, len(runs)),
         "budget_bytes": engines.BUDGET.growth_bytes,
     }

@@ -26,7 +26,7 @@ from plimsoll_api.supervisor_config import (
     SupervisorConfig,
 )
 from plimsoll_cli.local.plan import LOOPBACK, Command
-from plimsoll_cli.local.runner import free_ports
+from plimsoll_cli.local.runner import choose_free_ports
 from plimsoll_probe.install import install as install_probe
 from tests.conformance.peers import CHECKPOINT, Peer
 
@@ -88,7 +88,7 @@ def install(folder: Path) -> None:
 
 def launch(run: Run, place: Place, peer: Peer | None) -> Launch:
     """Write the run's configuration, and return how its engine starts."""
-    port, admin_port = free_ports([None, None])
+    port, admin_port = choose_free_ports([None, None])
     url = f"http://{LOOPBACK}:{port}"
     folder = place.folder
     (folder / "etc").mkdir(parents=True, exist_ok=True)

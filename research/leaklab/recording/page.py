@@ -12,7 +12,7 @@ from typing import Any
 
 from leaklab.recording.published import FOLDER, Recording, recordings
 from leaklab.recording.verdicts import table
-from plimsoll_cli.figures import commit
+from plimsoll_cli.figures import find_commit
 
 PAGE = FOLDER / "README.md"
 
@@ -72,7 +72,7 @@ def main() -> int:
     every = list(recordings())
     text = filled(PAGE.read_text(), "recordings", made(every))
     found = table([one for one in every if one.seen])
-    at = (commit() or "unknown").partition("-")[0][:7]
+    at = (find_commit() or "unknown").partition("-")[0][:7]
     PAGE.write_text(filled(text, "verdicts", [f"At commit {at}:", "", *found]))
     return 0
 

@@ -157,7 +157,7 @@ def test_an_action_on_a_workload_finds_its_supervised_pods(kubectl: Any, eventua
     for target in ("deployment/vllm", "deploy/vllm", "plsp/engines", "supervisionpolicy/engines"):
         done = plimsoll(kubectl, "restart", target, "--yes")
         assert isinstance(done.exception, RunError), done.output
-        assert str(done.exception).endswith(f"; not touched: {names[1]}"), done.exception
+        assert str(done.exception).endswith(f"; not changed: {names[1]}"), done.exception
         assert names[0] in str(done.exception)
     absent = plimsoll(kubectl, "resume", "statefulset/vllm", "--yes")
     assert str(absent.exception).startswith(

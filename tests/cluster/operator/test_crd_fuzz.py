@@ -18,7 +18,7 @@ import pytest
 from plimsoll_api import generate
 from plimsoll_api.operation import MAX_SERVICE_REPLICAS
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.validate import check
+from plimsoll_cli.inject.validate import check_object
 from plimsoll_operator.kinds import SERVICE, InvalidSpec
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
@@ -196,7 +196,7 @@ def test_validate_refuses_what_the_server_refuses(definitions: Definitions) -> N
         except Refused:
             refused += 1
             with pytest.raises(UsageError):
-                check("m.yaml", item)
+                check_object("m.yaml", item)
     assert 100 < refused < 400
 
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.validate import check
+from plimsoll_cli.inject.validate import check_object
 from plimsoll_operator.plans.service import parse
 from tests.lab.objects import Refused
 
@@ -234,7 +234,7 @@ def test_a_bad_service_is_refused_with_the_field(
     with pytest.raises(Refused, match=re.escape(message)):
         definitions.create(service(change))
     with pytest.raises(UsageError):
-        check("m.yaml", service(change))
+        check_object("m.yaml", service(change))
 
 
 def test_a_service_of_an_earlier_release_can_be_changed(definitions: Definitions) -> None:
@@ -262,7 +262,7 @@ def test_a_service_of_an_earlier_release_can_be_changed(definitions: Definitions
 )
 def test_what_only_looks_like_it_is_taken(definitions: Definitions, engine: dict[str, Any]) -> None:
     definitions.create(service({"engine": engine}))
-    check("m.yaml", service({"engine": engine}))
+    check_object("m.yaml", service({"engine": engine}))
 
 
 def test_recycling_is_taken_in_services_and_policies(definitions: Definitions) -> None:
@@ -272,7 +272,7 @@ def test_recycling_is_taken_in_services_and_policies(definitions: Definitions) -
     ladder = ["EngineRestart", "PodReplace"]
     gate = {"startGate": {"within": "2m", "then": "PodReplace"}, "ladder": ladder}
     definitions.create(service({"supervision": gate}))
-    check("m.yaml", service({"supervision": gate}))
+    check_object("m.yaml", service({"supervision": gate}))
     supervision = {"supervision": {"recycle": {"maxAge": "1h"}}}
     taken = definitions.create(POLICY | {"spec": POLICY["spec"] | supervision})
     assert taken["spec"]["supervision"]["recycle"] == {"maxAge": "1h"}
@@ -283,7 +283,7 @@ def test_a_name_that_no_service_can_have(definitions: Definitions, name: str) ->
     with pytest.raises(Refused, match=r"metadata\.name must be at most 50 lower-case letters"):
         definitions.create(service({}) | {"metadata": {"name": name}})
     with pytest.raises(UsageError):
-        check("m.yaml", service({}) | {"metadata": {"name": name}})
+        check_object("m.yaml", service({}) | {"metadata": {"name": name}})
 
 
 @pytest.mark.parametrize(("spec", "message"), POLICIES)
@@ -293,4 +293,4 @@ def test_a_bad_policy_is_refused_with_the_field(
     with pytest.raises(Refused, match=re.escape(message)):
         definitions.create(POLICY | {"spec": POLICY["spec"] | spec})
     with pytest.raises(UsageError):
-        check("m.yaml", POLICY | {"spec": POLICY["spec"] | spec})
+        check_object("m.yaml", POLICY | {"spec": POLICY["spec"] | spec})

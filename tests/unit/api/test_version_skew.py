@@ -26,7 +26,7 @@ from plimsoll_api.open_enum import OpenEnum, unknown_words
 from plimsoll_api.state import View
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.supervisor_config import PodEngine, SupervisorConfig
-from plimsoll_cli.explain import next_step
+from plimsoll_cli.explain import choose_next_step
 from plimsoll_cli.incident_view import from_object
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.storage import DamagedRowError, decode_row
@@ -188,7 +188,7 @@ def test_the_object_of_a_later_supervisor_is_shown_with_its_own_words() -> None:
     status = {"phase": "Cooling", "outcome": "Migrated", "waitingReason": "PowerBudget"}
     view = from_object({"metadata": {"name": "i"}, "spec": spec, "status": status})
     assert (view.spec.kind, view.story.phase, view.story.ended) == ("FileGrowth", "Cooling", False)
-    assert next_step(view)
+    assert choose_next_step(view)
 
 
 def test_a_journal_of_a_later_supervisor_is_not_acted_on() -> None:

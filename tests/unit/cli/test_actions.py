@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from plimsoll_api.names import ASK_SOCKET, action_limit_s
-from plimsoll_cli.actions import act
+from plimsoll_cli.actions import run_action
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.main import app
 from plimsoll_sidecar import ask
@@ -34,7 +34,7 @@ def yes(question: str) -> bool:
 @pytest.mark.parametrize("deadline_s", [1.0, 900.0, 7200.0])
 def test_the_limits_of_an_action_follow_its_deadline(deadline_s: float) -> None:
     reach = Recorder(outcome="Succeeded")
-    act(reach, "drain", "vllm-0", True, deadline_s, yes)
+    run_action(reach, "drain", "vllm-0", True, deadline_s, yes)
     ((arguments, limit_s),) = reach.calls
     assert f"--deadline={deadline_s}" in arguments
     assert deadline_s < action_limit_s(deadline_s) < limit_s, "the command line waits longest"
@@ -43,7 +43,7 @@ def test_the_limits_of_an_action_follow_its_deadline(deadline_s: float) -> None:
 def test_the_words_of_an_answer_decide_nothing() -> None:
     reach = Recorder(outcome="Refused", epoch="a:1", message="the engine is in a:1, not current")
     with pytest.raises(RunError, match="Refused"):
-        act(reach, "trim", "vllm-0", True, 30.0, yes)
+        run_action(reach, "trim", "vllm-0", True, 30.0, yes)
     assert len(reach.calls) == 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import real_engines_figures as bench
-from plimsoll_cli.figures import result
+from plimsoll_cli.figures import make_result
 
 
 @pytest.mark.parametrize(("degrees", "exact"), [(9, 2.2622), (19, 2.0930), (60, 2.0003)])
@@ -117,7 +117,7 @@ def test_every_figure_has_a_unit() -> None:
     rows += [stall("busy", 305.0, 1.0), stall("idle", 75.0, 1.0), healthy(1.0, {})]
     rows.append({"case": "ready", "life": 1, "seconds": 40.0})
 
-    assert result("real-engines", bench.figures(rows), [])["figures"]["ready_s"] == 40.0
+    assert make_result("real-engines", bench.figures(rows), [])["figures"]["ready_s"] == 40.0
 
 
 def test_what_passed_every_time() -> None:

@@ -23,14 +23,14 @@ from plimsoll_cli.demo.evidence import (
     MemorySample,
     Observations,
     PhaseTimes,
-    figures,
+    compute_figures,
+    compute_host_memory,
+    compute_idle_bytes,
+    find_overlapping_gaps,
+    find_pauses,
     find_problems,
-    host_memory_samples,
-    idle_bytes,
-    overlapping_gaps,
-    pauses,
 )
-from plimsoll_cli.demo.streams import Reply, ReplyState, longest_gap
+from plimsoll_cli.demo.streams import Reply, ReplyState, find_longest_gap
 from plimsoll_cli.errors import UsageError
 from plimsoll_sidecar.govern.incident import Incident
 
@@ -86,15 +86,17 @@ SEEN = Observations(
 
 def test_the_time_from_the_crossing_of_the_budget_is_measured() -> None:
     """Memory grows by 6 MiB a second and stands 80 MiB above idle, the line, after 14 s."""
-    values = figures(replace(SEEN, budget_bytes=30 * MIB))
+    values = compute_figures(replace(SEEN, budget_bytes=30 * MIB))
 
     assert values["crossing_to_resolved_s"] == 36
     assert values["budget_spent_at_restart_ratio"] == (PEAK - 950 * MIB) / (30 * MIB)
-    assert "crossing_to_resolved_s" not in figures(SEEN), "without a budget there is no line"
+    assert "crossing_to_resolved_s" not in compute_figures(SEEN), (
+        "without a budget there is no line"
+    )
 
 
 def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
-    values = figures(SEEN)
+    values = compute_figures(SEEN)
 
     assert values["incidents_resolved_count"] == 1
     assert values["worker_restarts_count"] == 1
@@ -112,10 +114,10 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"incidents": []}, "no incident was resolved by a worker restart"),
+        ({"incidents": []}, "no worker restart resolved an incident"),
         (
             {"incidents": [msgspec.structs.replace(INCIDENT, reason=Reason.TRIM)]},
-            "no incident was resolved by a worker restart",
+            "no worker restart resolved an incident",
         ),
         ({"replies": [reply(0, 1.0, end=ReplyState.BROKEN)]}, "1 streams broke"),
         ({"replies": [reply(0, 1.0, end=ReplyState.FAILED)]}, "1 requests failed"),
@@ -125,25 +127,25 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
             {"memory": [*MEMORY[:30], MemorySample(START + 65, IDLE + 30 * MIB)]},
             "above the baseline",
         ),
-        ({"device": DeviceBytes(100, 101)}, "device memory is 101 bytes and was 100"),
+        ({"device": DeviceBytes(100, 101)}, "device memory is 101 bytes, but was 100"),
     ],
 )
 def test_what_is_missing_is_said(change: dict[str, object], expected: str) -> None:
-    lacks = find_problems(figures(replace(SEEN, **change)))  # type: ignore[arg-type]
+    lacks = find_problems(compute_figures(replace(SEEN, **change)))  # type: ignore[arg-type]
 
     assert any(expected in line for line in lacks), lacks
 
 
 def test_memory_below_the_baseline_is_back() -> None:
     memory = [*MEMORY[:30], MemorySample(START + 65, IDLE - 30 * MIB)]
-    assert find_problems(figures(replace(SEEN, memory=memory))) == []
+    assert find_problems(compute_figures(replace(SEEN, memory=memory))) == []
 
 
 def test_a_restart_that_failed_is_no_restart() -> None:
     failed = msgspec.structs.replace(INCIDENT.timeline[1], outcome=StepOutcome.FAILED)
     incident = msgspec.structs.replace(INCIDENT, timeline=[failed])
 
-    assert figures(replace(SEEN, incidents=[incident]))["worker_restarts_count"] == 0
+    assert compute_figures(replace(SEEN, incidents=[incident]))["worker_restarts_count"] == 0
 
 
 def test_only_replies_that_the_restart_met_have_a_pause() -> None:
@@ -151,10 +153,10 @@ def test_only_replies_that_the_restart_met_have_a_pause() -> None:
     before, after = reply(0, 20.0, 29.0), reply(0, 31.0, 40.0)
     across = reply(0, 29.0, 30.5, 31.0, 39.0)
 
-    assert pauses([before, after], [window]) == []
+    assert find_pauses([before, after], [window]) == []
     # The gap after the restart began inside of its window and counts.
-    assert pauses([across], [window]) == [pytest.approx(8.0)]
-    assert len(overlapping_gaps(across, window)) == 3
+    assert find_pauses([across], [window]) == [pytest.approx(8.0)]
+    assert len(find_overlapping_gaps(across, window)) == 3
 
 
 def test_memory_is_read_as_the_detector_reads_it() -> None:
@@ -164,27 +166,27 @@ def test_memory_is_read_as_the_detector_reads_it() -> None:
         Sample(t=2.0, epoch=1, host=Host(rss_anon=12, rss_shmem=2)),
     ]
 
-    assert host_memory_samples(samples, START) == [
+    assert compute_host_memory(samples, START) == [
         MemorySample(START, 12),
         MemorySample(START + 2, 14),
     ]
-    assert host_memory_samples([Sample(t=0.0, epoch=1)], START) == []
+    assert compute_host_memory([Sample(t=0.0, epoch=1)], START) == []
 
 
 def test_idle_memory_is_a_median_and_unknown_without_samples() -> None:
     points = [MemorySample(START, 1), MemorySample(START + 1, 100), MemorySample(START + 2, 3)]
 
-    assert idle_bytes(points, START, START + 2) == 3
-    assert idle_bytes(points, START + 5, START + 6) is None
+    assert compute_idle_bytes(points, START, START + 2) == 3
+    assert compute_idle_bytes(points, START + 5, START + 6) is None
 
 
 def test_a_reply_with_one_chunk_has_no_gap() -> None:
-    assert longest_gap(reply(0, 1.0)) is None
-    assert longest_gap(reply(0, 1.0, 1.5, 1.7)) == pytest.approx(0.5)
+    assert find_longest_gap(reply(0, 1.0)) is None
+    assert find_longest_gap(reply(0, 1.0, 1.5, 1.7)) == pytest.approx(0.5)
 
 
 def test_the_story_tells_each_step_and_the_outcome() -> None:
-    values = figures(SEEN)
+    values = compute_figures(SEEN)
     text = story.write_story("leaky", SEEN, values, ["2 streams broke"])
 
     assert "+22.0 s  Trim succeeded" in text
@@ -197,7 +199,7 @@ def test_the_story_tells_each_step_and_the_outcome() -> None:
 
 def test_the_report_is_written_also_when_nothing_was_found(tmp_path: Path) -> None:
     nothing = replace(SEEN, incidents=[], memory=[], replies=[])
-    values = figures(nothing)
+    values = compute_figures(nothing)
 
     story.write_report(
         tmp_path, nothing, values, find_problems(values), "leaky", None, ["plimsoll", "demo"]
@@ -210,7 +212,7 @@ def test_the_report_is_written_also_when_nothing_was_found(tmp_path: Path) -> No
 
 
 def leaky() -> InferenceService:
-    return manifest.read(command.MANIFEST)
+    return manifest.read_service(command.MANIFEST)
 
 
 def test_the_clean_service_differs_by_the_fault_alone() -> None:
@@ -231,6 +233,6 @@ def test_the_device_is_the_last_word() -> None:
 def test_a_manifest_that_makes_no_demo_is_refused() -> None:
     file = Path("healthy.yaml")
 
-    command.check(file, leaky())
+    command.check_manifest(file, leaky())
     with pytest.raises(UsageError, match=r"healthy\.yaml: spec\.engine\.env: PLIMSOLL_INJECT"):
-        command.check(file, command.remove_fault(leaky()))
+        command.check_manifest(file, command.remove_fault(leaky()))

@@ -15,12 +15,20 @@ from plimsoll_api.fleet_row import row_of, row_of_policy, worst_first
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
-from plimsoll_cli.cluster.client import denied_message, required_rule
-from plimsoll_cli.cluster.top import History, cells, columns, frame
+from plimsoll_cli.cluster.client import format_denied_message, get_required_rule
+from plimsoll_cli.cluster.top import History, choose_columns, make_cells, render_frame
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.incident_view import IncidentView, UnreadableError, from_object
-from plimsoll_cli.incidents import label_queries
-from plimsoll_cli.output import BLOCKS, Output, bar, dump, plot, show, sparkline
+from plimsoll_cli.incidents import make_label_queries
+from plimsoll_cli.output import (
+    BLOCKS,
+    Output,
+    draw_area_chart,
+    draw_bar,
+    draw_sparkline,
+    format_value,
+    print_table,
+)
 
 MIB = 1 << 20
 INCIDENT: dict[str, Any] = {
@@ -50,7 +58,7 @@ INCIDENT: dict[str, Any] = {
 
 
 def text(incident: IncidentView, width: int = 100, plain: bool = False) -> str:
-    return "\n".join(line.plain for line in explain.lines(incident, width, plain))
+    return "\n".join(line.plain for line in explain.format_lines(incident, width, plain))
 
 
 def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
@@ -99,7 +107,7 @@ def test_an_incident_of_this_machine_needs_no_cluster(reason: Reason) -> None:
     """Restart slots alone, and so the end of a wait for one, are a cluster's."""
     item = INCIDENT | {"metadata": {"name": "vllm-8000-1a2b3c4d"}}
     incident = from_object(item | {"status": {"phase": "Resolved", "outcome": reason.value}})
-    told = explain.next_step(incident)
+    told = explain.choose_next_step(incident)
     assert "kubectl" not in told
     assert not re.search(r"plimsoll (resume|restart) (?!\S+ --local)", told)
 
@@ -121,8 +129,8 @@ def test_every_kind_that_exists_can_be_listed(kind: IncidentKind) -> None:
     wanted = incidents.Filter(kind=kind.value)
     wanted.check()
     incident = from_object(INCIDENT | {"spec": {**INCIDENT["spec"], "kind": kind.value}})
-    assert incidents.select([incident], wanted, None) == [incident]
-    assert explain.next_step(incident)
+    assert incidents.select_newest([incident], wanted, None) == [incident]
+    assert explain.choose_next_step(incident)
 
 
 def test_a_kind_that_does_not_exist_is_answered_with_those_that_do() -> None:
@@ -136,14 +144,18 @@ def test_objects_round_trip_as_json_and_yaml() -> None:
     value = incidents.to_object(from_object(INCIDENT))
     assert isinstance(value["status"], dict)
     assert value["status"]["timeline"] == INCIDENT["status"]["timeline"]
-    assert json.loads(dump(value, Output.JSON)) == yaml.safe_load(dump(value, Output.YAML))
+    assert json.loads(format_value(value, Output.JSON)) == yaml.safe_load(
+        format_value(value, Output.YAML)
+    )
     assert from_object(value) == from_object(INCIDENT)
 
 
 def test_a_pipe_gets_whole_cells_without_colour() -> None:
     out = Console(file=io.StringIO(), width=20)
     incident = from_object(INCIDENT)
-    show(incidents.columns(True, True), [incidents.row(incident, True, True)], out)
+    print_table(
+        incidents.choose_columns(True, True), [incidents.make_row(incident, True, True)], out
+    )
     printed = out.file.getvalue()  # type: ignore[attr-defined]
     assert "leaky-0-1a2b3c4d" in printed
     assert "\x1b" not in printed
@@ -158,12 +170,14 @@ def test_filters_and_order() -> None:
         | {"spec": {**INCIDENT["spec"], "openedAt": "2026-02-01T00:00:00Z"}}
     )
     everything = [first, later]
-    names = [incident.name for incident in incidents.select(everything, incidents.Filter(), None)]
+    names = [
+        incident.name for incident in incidents.select_newest(everything, incidents.Filter(), None)
+    ]
     assert names == ["b", "leaky-0-1a2b3c4d"]
-    assert incidents.select(everything, incidents.Filter(), 1) == [later]
-    assert incidents.select(everything, incidents.Filter(open_only=True), None) == [later]
-    assert incidents.select(everything, incidents.Filter(phase="Resolved"), None) == [first]
-    assert incidents.select(everything, incidents.Filter(target="x"), None) == []
+    assert incidents.select_newest(everything, incidents.Filter(), 1) == [later]
+    assert incidents.select_newest(everything, incidents.Filter(open_only=True), None) == [later]
+    assert incidents.select_newest(everything, incidents.Filter(phase="Resolved"), None) == [first]
+    assert incidents.select_newest(everything, incidents.Filter(target="x"), None) == []
     with pytest.raises(Exception, match="--phase 'x': use one of Open"):
         incidents.Filter(phase="x").check()
 
@@ -186,7 +200,7 @@ def test_an_incident_of_a_policy_names_workload_and_policy() -> None:
     assert "kubectl get leases -l plimsoll.dev/policy=engines" in story
     failed = {**OF_POLICY, "status": {"phase": "Unresolved", "outcome": "Failed"}}
     assert "kubectl logs vllm-0 -c server" in text(from_object(failed))
-    assert "deployment/vllm" in [str(cell) for cell in incidents.row(incident, False, False)]
+    assert "deployment/vllm" in [str(cell) for cell in incidents.make_row(incident, False, False)]
 
 
 def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None:
@@ -214,38 +228,38 @@ def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None
     ],
 )  # fmt: skip
 def test_incidents_are_found_by_workload_policy_or_pod(name: str, expected: bool) -> None:
-    found = incidents.select([from_object(OF_POLICY)], incidents.Filter(name), None)
+    found = incidents.select_newest([from_object(OF_POLICY)], incidents.Filter(name), None)
     assert bool(found) is expected
-    assert all("labelSelector" in one for one in label_queries(name)) is (name != "pod/vllm-0")
+    assert all("labelSelector" in one for one in make_label_queries(name)) is (name != "pod/vllm-0")
 
 
 @pytest.mark.parametrize("name", ["svc/x", "deployment/", "deployment/a/b"])
 def test_a_target_of_another_form_is_an_error(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: "):
-        incidents.select([from_object(OF_POLICY)], incidents.Filter(name), None)
+        incidents.select_newest([from_object(OF_POLICY)], incidents.Filter(name), None)
 
 
 def test_small_pictures() -> None:
-    assert sparkline([]) == ""
-    assert sparkline([None]) == ""
-    assert sparkline([1, 1]) == "▁▁"
-    assert sparkline([0, None, 7]) == "▁ █"
-    assert len(sparkline(range(100), 10)) == 10
-    assert sparkline([0, 1], plain=True).isascii()
-    assert bar(0.5, 4) == "██░░"
-    assert bar(None, 4, plain=True) == "...."
-    assert bar(7.0, 4, plain=True) == "####"
+    assert draw_sparkline([]) == ""
+    assert draw_sparkline([None]) == ""
+    assert draw_sparkline([1, 1]) == "▁▁"
+    assert draw_sparkline([0, None, 7]) == "▁ █"
+    assert len(draw_sparkline(range(100), 10)) == 10
+    assert draw_sparkline([0, 1], plain=True).isascii()
+    assert draw_bar(0.5, 4) == "██░░"
+    assert draw_bar(None, 4, plain=True) == "...."
+    assert draw_bar(7.0, 4, plain=True) == "####"
 
 
 def test_a_plot_shows_rise_and_fall() -> None:
-    assert plot([(0, 1)], 8, 2, False) == []
-    assert plot([(1, 1), (1, 2)], 8, 2, False) == []
-    rising = plot([(0.0, 0.0), (7.0, 8.0)], 8, 1, False)
+    assert draw_area_chart([(0, 1)], 8, 2, False) == []
+    assert draw_area_chart([(1, 1), (1, 2)], 8, 2, False) == []
+    rising = draw_area_chart([(0.0, 0.0), (7.0, 8.0)], 8, 1, False)
     assert rising == ["▁▂▃▄▅▆▇█"]
-    fallen = plot([(0.0, 1.0), (5.0, 4.0), (5.0, 1.0), (9.0, 1.0)], 10, 3, False)
+    fallen = draw_area_chart([(0.0, 1.0), (5.0, 4.0), (5.0, 1.0), (9.0, 1.0)], 10, 3, False)
     assert [len(line) for line in fallen] == [5, 5, 10]
-    assert all(line.isascii() for line in plot([(0, 1), (3, 2)], 9, 3, True))
-    flat = plot([(0, 5), (3, 5)], 6, 2, False)
+    assert all(line.isascii() for line in draw_area_chart([(0, 1), (3, 2)], 9, 3, True))
+    flat = draw_area_chart([(0, 5), (3, 5)], 6, 2, False)
     assert len(set(flat)) <= 2, "no change is a plain block"
 
 
@@ -267,20 +281,20 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
     assert worst_first([new, bad]) == [bad, new]
     history = History()
     history.add([bad, new])
-    assert "TREND" in columns(False, 120)
-    assert "TREND" not in columns(False, 80)
-    plain = [str(cell) for cell in cells(bad, history, True, 120, True)]
+    assert "TREND" in choose_columns(False, 120)
+    assert "TREND" not in choose_columns(False, 80)
+    plain = [str(cell) for cell in make_cells(bad, history, True, 120, True)]
     assert plain[:6] == ["ml/qwen", "InferenceService", "1/2", "######....", "*", "55%"]
-    assert "TREND" not in columns(False, 120, trend=False)
-    once = cells(bad, None, False, 120, True)
-    assert len(once) == len(columns(False, 120, trend=False))
+    assert "TREND" not in choose_columns(False, 120, trend=False)
+    once = make_cells(bad, None, False, 120, True)
+    assert len(once) == len(choose_columns(False, 120, trend=False))
     for width in (40, 80, 200):
         out = Console(file=io.StringIO(), width=width, force_terminal=True)
-        out.print(frame([bad, new], history, True, out))
+        out.print(render_frame([bad, new], history, True, out))
         lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert len(lines) == 5
     out = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
-    out.print(frame([bad, new], history, False, out))
+    out.print(render_frame([bad, new], history, False, out))
     narrow = out.file.getvalue().splitlines()[2:]  # type: ignore[attr-defined]
     assert narrow[0].split() == ["NAME", "HOST%", "DEVICE%", "INCIDENTS", "STATE"]
     assert narrow[1].split() == ["ml/qwen", "55%", "?", "1", "EngineStarting"]
@@ -292,7 +306,7 @@ def test_a_long_name_hides_no_figure() -> None:
     history.add([row])
     for width in (45, 60, 80, 100, 120, 140):
         out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-        out.print(frame([row], history, False, out))
+        out.print(render_frame([row], history, False, out))
         head, line = out.file.getvalue().splitlines()[2:]  # type: ignore[attr-defined]
         assert "HOST%" in head
         assert "55%" in line
@@ -349,7 +363,7 @@ def test_top_shows_what_a_person_drained() -> None:
 def test_top_shows_policies_beside_services_of_the_same_name() -> None:
     service, policy = row_of(SERVICE), row_of_policy(POLICY)
     assert worst_first([service, policy]) == [policy, service]
-    shown = [str(cell) for cell in cells(policy, None, True, 0, True)]
+    shown = [str(cell) for cell in make_cells(policy, None, True, 0, True)]
     assert shown == [
         "ml/qwen", "SupervisionPolicy", "2/3", "70%", "?", "?", "2", "PartlySupervised",
         "Observe", "Decode, Prefill", "vllm-0", "",
@@ -360,7 +374,7 @@ def test_top_shows_policies_beside_services_of_the_same_name() -> None:
     assert list(history.values) == [service.key], "the policy is gone, the service stays"
     new = row_of_policy({"metadata": {"name": "new", "namespace": "ml"}})
     assert (new.ready, new.replicas, new.restarts, new.state) == (None, None, None, "Unknown")
-    assert "?/?" in [str(cell) for cell in cells(new, None, False, 0, True)]
+    assert "?/?" in [str(cell) for cell in make_cells(new, None, False, 0, True)]
     conflict = {"type": "Conflicting", "status": "True", "reason": "PodsSelectedTwice"}
     status = {**POLICY["status"], "conditions": [conflict]}
     assert row_of_policy({**POLICY, "status": status}).state == "Conflicting"
@@ -380,9 +394,9 @@ def test_top_shows_policies_beside_services_of_the_same_name() -> None:
 def test_the_rule_that_is_missing(
     method: str, path: str, rule: tuple[str, str, str, str | None]
 ) -> None:
-    assert required_rule(method, path) == rule
+    assert get_required_rule(method, path) == rule
     verb, group, resource, namespace = rule
-    message = denied_message(method, path)
+    message = format_denied_message(method, path)
     assert f"you may not {verb} {resource}" in message
     head, _, body = message.partition("\n\n")
     assert ("a Role" if namespace else "a ClusterRole") in head

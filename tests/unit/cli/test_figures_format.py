@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_cli.figures import commit, percentile, result
+from plimsoll_cli.figures import find_commit, find_percentile, make_result
 
 
 def test_a_result_has_the_keys_that_every_benchmark_has() -> None:
-    whole = result(
+    whole = make_result(
         "demo", {"pause_p50_s": 0.12345678, "streams_count": 8}, ["plimsoll", "demo"], [1]
     )
 
@@ -29,13 +29,15 @@ def test_a_result_has_the_keys_that_every_benchmark_has() -> None:
 
 
 def test_a_figure_that_was_not_measured_is_absent() -> None:
-    assert result("demo", {"device_bytes": None, "a_count": 0}, [])["figures"] == {"a_count": 0}
+    assert make_result("demo", {"device_bytes": None, "a_count": 0}, [])["figures"] == {
+        "a_count": 0
+    }
 
 
 @pytest.mark.parametrize("key", ["pause", "pause_ms", "Pause_s", "_s"])
 def test_a_key_without_a_unit_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match="unit last"):
-        result("demo", {key: 1}, [])
+        make_result("demo", {key: 1}, [])
 
 
 def test_only_published_results_leave_a_tree_clean(tmp_path: Path) -> None:
@@ -48,20 +50,20 @@ def test_only_published_results_leave_a_tree_clean(tmp_path: Path) -> None:
         tmp_path / "source.py",
     )
     published.parent.mkdir(parents=True)
-    assert commit(tmp_path) is None
+    assert find_commit(tmp_path) is None
     git("init", "-q")
     for file in (published, source):
         file.write_text("1")
     git("add", ".")
     git("commit", "-q", "-m", "first")
-    head = commit(tmp_path)
+    head = find_commit(tmp_path)
     assert head is not None
     assert not head.endswith("-dirty")
 
     published.write_text("2")
-    assert commit(tmp_path) == head
+    assert find_commit(tmp_path) == head
     source.write_text("2")
-    assert commit(tmp_path) == f"{head}-dirty"
+    assert find_commit(tmp_path) == f"{head}-dirty"
 
 
 @given(
@@ -71,13 +73,13 @@ def test_only_published_results_leave_a_tree_clean(tmp_path: Path) -> None:
 def test_a_percentile_is_a_measured_value_with_that_share_at_or_below(
     values: list[float], share: float
 ) -> None:
-    value = percentile(values, share)
+    value = find_percentile(values, share)
 
     assert value in values
     assert sum(other <= value for other in values) >= share * len(values) - 1e-9
 
 
 def test_known_percentiles() -> None:
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile([1.0, 2.0], 0.99) == 2.0
-    assert percentile([], 0.5) is None
+    assert find_percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert find_percentile([1.0, 2.0], 0.99) == 2.0
+    assert find_percentile([], 0.5) is None

@@ -237,7 +237,7 @@ def test_words_of_a_command_line(args: list[str], port: int, model: str) -> None
 
 
 def test_files(tmp_path: Path) -> None:
-    text, notes = command.run(EXAMPLES / "vllm-deployment.yaml", OPTIONS, EVERYTHING)
+    text, notes = command.inject_into_file(EXAMPLES / "vllm-deployment.yaml", OPTIONS, EVERYTHING)
     kinds = [one["kind"] for one in yaml.safe_load_all(text)]
     assert kinds == ["Secret", "ConfigMap", "Deployment"]
     assert notes[0].startswith(
@@ -246,7 +246,7 @@ def test_files(tmp_path: Path) -> None:
     listed = tmp_path / "list.yaml"
     items = documents("sglang-deployment")
     listed.write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": items}))
-    text, _ = command.run(listed, OPTIONS, EVERYTHING)
+    text, _ = command.inject_into_file(listed, OPTIONS, EVERYTHING)
     config_map, changed = yaml.safe_load_all(text)
     assert config_map["kind"] == "ConfigMap"
     assert [one["kind"] for one in changed["items"]] == ["Deployment", "Service"]
@@ -256,7 +256,7 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("apiVersion: v1\nkind: Service\n", "holds Service, and inject accepts a Deployment"),
+        ("apiVersion: v1\nkind: Service\n", "holds Service, but inject accepts only a Deployment"),
         ("", "holds nothing"),
         ("a: [", "not YAML"),
         ("- 1\n", "document 1: holds a list"),
@@ -276,9 +276,9 @@ def test_what_cannot_be_injected_is_said(tmp_path: Path, content: str, expected:
     file = tmp_path / "x.yaml"
     file.write_text(content)
     with pytest.raises(UsageError, match=expected):
-        command.run(file, OPTIONS, EVERYTHING)
+        command.inject_into_file(file, OPTIONS, EVERYTHING)
     with pytest.raises(UsageError, match="cannot be read"):
-        command.run(tmp_path / "absent", OPTIONS, EVERYTHING)
+        command.inject_into_file(tmp_path / "absent", OPTIONS, EVERYTHING)
 
 
 def test_the_supervisor_sees_the_engines_shared_memory_where_the_pod_brings_a_volume() -> None:
@@ -437,8 +437,8 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
         r"spec.template.spec.containers\[engine\]: --port: 70000 is not"
     )
     with pytest.raises(UsageError, match=wrong):
-        command.run(file, OPTIONS, Selection(names=frozenset({"bad"})))
-    text, notes = command.run(file, OPTIONS, EVERYTHING)
+        command.inject_into_file(file, OPTIONS, Selection(names=frozenset({"bad"})))
+    text, notes = command.inject_into_file(file, OPTIONS, EVERYTHING)
     assert [one["metadata"]["name"] for one in yaml.safe_load_all(text)] == [
         "w-supervisor", "w", "bad",
     ]  # fmt: skip
@@ -446,12 +446,12 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
         "document 2: apps/v1 Deployment bad: spec.template.spec.containers[engine]"
     )
     assert notes[-1].endswith("(left unchanged)")
-    text, _ = command.run(file, OPTIONS, Selection(names=frozenset({"w"})))
+    text, _ = command.inject_into_file(file, OPTIONS, Selection(names=frozenset({"w"})))
     assert [one["metadata"]["name"] for one in yaml.safe_load_all(text)] == [
         "w-supervisor", "w", "bad",
     ]  # fmt: skip
     with pytest.raises(UsageError, match="no document matches --name and --selector"):
-        command.run(file, OPTIONS, Selection(names=frozenset({"absent"})))
+        command.inject_into_file(file, OPTIONS, Selection(names=frozenset({"absent"})))
 
 
 @pytest.mark.parametrize(
@@ -613,7 +613,7 @@ def test_what_a_file_writes_once_for_two_pods_is_changed_in_one(tmp_path: Path) 
     shape["spec"]["other"] = shape["spec"]["template"]
     file.write_text(yaml.safe_dump(shape))
     assert "*id" in file.read_text()
-    text, _ = command.run(file, OPTIONS, EVERYTHING)
+    text, _ = command.inject_into_file(file, OPTIONS, EVERYTHING)
     changed = list(yaml.safe_load_all(text))[1]
     assert changed["spec"]["other"] == {"spec": {"containers": [vllm()]}}
 

@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 
-from plimsoll_cli.inject.edit import EditError, apply, changes, json_equal, record, undo
-from plimsoll_cli.yaml_tree import Node, split
+from plimsoll_cli.inject.edit import (
+    EditError,
+    apply_changes,
+    find_changes,
+    find_reversals,
+    format_record,
+    json_equal,
+)
+from plimsoll_cli.yaml_tree import Node, split_documents
 
 Object = dict[str, Any]
 
 
 def root_of(text: str) -> Node:
-    document = split(text)[0]
+    document = split_documents(text)[0]
     root = document.root()
     assert root is not None
     return root
@@ -24,11 +31,14 @@ def root_of(text: str) -> Node:
 
 def edited(text: str, wanted: Object) -> str:
     """``text`` that means ``wanted``; it is checked that the way back leads to ``text``."""
-    document = split(text)[0]
-    made = changes(text, root_of(text), wanted, document.is_json)
-    changed = apply(text, made)
+    document = split_documents(text)[0]
+    made = find_changes(text, root_of(text), wanted, document.is_json)
+    changed = apply_changes(text, made)
     assert json_equal(root_of(changed).value(), wanted), changed
-    assert apply(changed, undo(changed, root_of(changed), record(made))) == text
+    assert (
+        apply_changes(changed, find_reversals(changed, root_of(changed), format_record(made)))
+        == text
+    )
     return changed
 
 
@@ -75,11 +85,11 @@ def test_what_changes(text: str, wanted: Object, expected: str) -> None:
 )
 def test_a_form_that_cannot_be_extended_is_an_error_or_right(text: str, wanted: Object) -> None:
     try:
-        changed = apply(text, changes(text, root_of(text), wanted))
+        changed = apply_changes(text, find_changes(text, root_of(text), wanted))
     except EditError:
         return
     assert root_of(changed).value() == {str(key): value for key, value in wanted.items()}
 
 
 def test_what_is_gone_is_not_taken_back() -> None:
-    assert undo("a: 1\n", root_of("a: 1\n"), ["+ /b/c", '= /d/name=x "1"']) == []
+    assert find_reversals("a: 1\n", root_of("a: 1\n"), ["+ /b/c", '= /d/name=x "1"']) == []

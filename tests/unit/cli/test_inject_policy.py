@@ -188,7 +188,7 @@ def test_a_policy_and_its_flags_exclude_each_other(tmp_path: Path) -> None:
     flags = ("--mode", "Recover", "--host-budget", "1Gi")
     done = plimsoll("-f", manifest, "--policy", file, *flags, *FLAG)
     assert isinstance(done.exception, UsageError)
-    assert "--policy and --mode, --host-budget: use one of them" in str(done.exception)
+    assert "either --policy or --mode, --host-budget, not both" in str(done.exception)
     wrong = write(tmp_path / "wrong.yaml", policy(memory={"host": {"growth": "1Gi"}}))
     done = plimsoll("-f", manifest, "--policy", wrong, *FLAG)
     assert f"{wrong}: spec.memory" in str(done.exception)
@@ -269,7 +269,7 @@ def test_a_foreign_supervisor_among_the_containers_is_refused() -> None:
 
 def test_the_router_of_the_production_stack_changes_only_if_it_is_named() -> None:
     file = EXAMPLES / "production-stack.yaml"
-    _, notes = command.run(file, InjectionOptions(IMAGE), Selection())
+    _, notes = command.inject_into_file(file, InjectionOptions(IMAGE), Selection())
     router = next(
         one for one in notes if one.startswith("apps/v1 Deployment vllm-deployment-router")
     )

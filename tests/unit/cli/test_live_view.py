@@ -18,7 +18,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_cli.local.status import Snapshot
-from plimsoll_cli.local.view import Growth, Screen, Traffic, render
+from plimsoll_cli.local.view import Growth, Screen, Traffic, render_screen
 from plimsoll_sidecar.govern.incident import Incident
 
 MIB = 1 << 20
@@ -97,7 +97,7 @@ def screen(**changes: object) -> Screen:
 
 def draw(shown: Screen, width: int, plain: bool = False) -> str:
     console = Console(record=True, width=width, file=io.StringIO(), color_system=None)
-    console.print(render(shown, width, plain))
+    console.print(render_screen(shown, width, plain))
     return console.export_text()
 
 

@@ -94,17 +94,17 @@ def test_a_variable_from_a_secret_needs_a_cluster() -> None:
 
 
 def test_what_has_no_effect_here_is_said() -> None:
-    lines = plan.ignored_fields(service(replicas=3, podTemplate={"spec": {}}))
+    lines = plan.list_ignored_fields(service(replicas=3, podTemplate={"spec": {}}))
 
     assert any("spec.replicas is 3" in line for line in lines)
     assert any("spec.podTemplate" in line for line in lines)
-    assert plan.ignored_fields(service()) == []
+    assert plan.list_ignored_fields(service()) == []
 
 
 def test_wanted_ports_are_taken_where_they_are_free() -> None:
-    free = runner.free_ports([0, 0])  # any
+    free = runner.choose_free_ports([0, 0])  # any
 
-    assert runner.free_ports(free) == free
+    assert runner.choose_free_ports(free) == free
 
 
 def test_a_port_in_use_is_replaced_and_all_differ() -> None:
@@ -113,7 +113,7 @@ def test_a_port_in_use_is_replaced_and_all_differ() -> None:
         listener.listen(1)
         taken = listener.getsockname()[1]
 
-        chosen = runner.free_ports([taken] * 4)
+        chosen = runner.choose_free_ports([taken] * 4)
 
     assert taken not in chosen
     assert len(set(chosen)) == 4
@@ -123,7 +123,7 @@ def test_a_port_in_use_is_replaced_and_all_differ() -> None:
 def test_a_checkpoint_directory_is_used_as_it_is(tmp_path: Path) -> None:
     one = service(model={"uri": f"file://{tmp_path}"})
 
-    assert model.resolve(one, ROOT) == (tmp_path, False)
+    assert model.find_checkpoint(one, ROOT) == (tmp_path, False)
 
 
 def annotated(wish: str) -> InferenceService:
@@ -133,22 +133,22 @@ def annotated(wish: str) -> InferenceService:
 
 
 def test_the_tiny_checkpoint_is_made_only_once(tmp_path: Path) -> None:
-    folder, absent = model.resolve(annotated("tiny"), tmp_path)
+    folder, absent = model.find_checkpoint(annotated("tiny"), tmp_path)
     assert absent
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
 
-    assert model.resolve(annotated("tiny"), tmp_path) == (folder, False)
+    assert model.find_checkpoint(annotated("tiny"), tmp_path) == (folder, False)
 
 
 def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
     one = service(model={"uri": "hf://org/tiny", "revision": "refs/pr/1"})
-    folder, absent = model.resolve(one, tmp_path)
+    folder, absent = model.find_checkpoint(one, tmp_path)
     assert (folder, absent) == (tmp_path / "models" / "org" / "tiny" / "refs--pr--1", True)
     folder.mkdir(parents=True)
     (folder / model.COMPLETE_MARKER).touch()
-    assert model.resolve(one, tmp_path) == (folder, False)
+    assert model.find_checkpoint(one, tmp_path) == (folder, False)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
     [
         (service(model={"uri": "pvc://weights/qwen"}), "pvc://weights/qwen needs a cluster"),
         (service(model={"uri": "file:///nowhere/at/all"}), "/nowhere/at/all is not a directory"),
-        (annotated("huge"), "'huge' is not supported: write tiny"),
+        (annotated("huge"), "'huge' is not supported: set tiny"),
     ],
 )
 def test_a_model_that_is_not_here_is_named(one: InferenceService, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        model.resolve(one, ROOT)
+        model.find_checkpoint(one, ROOT)

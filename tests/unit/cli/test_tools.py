@@ -25,7 +25,7 @@ def test_questions_are_asked_only_for_what_no_flag_says() -> None:
 
     answers = starter.ask_all({"name": "x", "gpus": 0, "mode": "Recover"}, ask)
     assert len(asked) == len(starter.QUESTIONS) - 3
-    spec = InferenceService.model_validate(yaml.safe_load(starter.manifest(answers))).spec
+    spec = InferenceService.model_validate(yaml.safe_load(starter.format_manifest(answers))).spec
     assert spec.supervision.mode.value == "Recover"
     assert spec.engine.args == ["--device=cpu", "--dtype=float32"]
     assert spec.memory.device is None
@@ -35,9 +35,9 @@ def test_questions_are_asked_only_for_what_no_flag_says() -> None:
 
 def test_a_manifest_that_would_be_refused_names_its_fields() -> None:
     with pytest.raises(UsageError, match=r"spec\.model\.uri"):
-        starter.manifest(starter.Answers(name="x", model="nowhere"))
+        starter.format_manifest(starter.Answers(name="x", model="nowhere"))
     with pytest.raises(UsageError, match="growthBudget"):
-        starter.manifest(starter.Answers("x", "file:///m", memory="1Gi", host_budget="2Gi"))
+        starter.format_manifest(starter.Answers("x", "file:///m", memory="1Gi", host_budget="2Gi"))
 
 
 def test_init_without_a_terminal_names_what_is_missing() -> None:
@@ -55,13 +55,13 @@ def test_figures_of_a_bench() -> None:
         bench.RequestTiming(sent=0.0, error="HTTP 500"),
         bench.RequestTiming(sent=1.0, chunks=[1.2], tokens=1),
     ]
-    values = bench.figures(found, took_s=2.0)
+    values = bench.summarize_timings(found, took_s=2.0)
     assert values["request_count"] == 3
     assert values["failed_count"] == 1
     assert values["output_tok_s"] == 2.0
     assert values["ttft_p99_s"] == 1.0
     assert values["itl_p50_s"] == 0.5
-    assert bench.figures([bench.RequestTiming(0.0, error="x")], 1.0)["ttft_p50_s"] is None
+    assert bench.summarize_timings([bench.RequestTiming(0.0, error="x")], 1.0)["ttft_p50_s"] is None
 
 
 def test_an_endpoint_that_is_away_is_named() -> None:
@@ -69,7 +69,7 @@ def test_an_endpoint_that_is_away_is_named() -> None:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     with pytest.raises(RunError, match=url):
-        asyncio.run(bench.run(bench.LoadProfile(url, "m", 2, 1, 1), lambda: None))
+        asyncio.run(bench.run_load(bench.LoadProfile(url, "m", 2, 1, 1), lambda: None))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

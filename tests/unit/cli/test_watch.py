@@ -44,14 +44,14 @@ def free_port() -> int:
 
 
 def test_budgets_have_a_size_unless_they_are_to_set_themselves() -> None:
-    policy = watch.budgets(None, "64Mi", None, "5s")
+    policy = watch.make_memory_policy(None, "64Mi", None, "5s")
     assert policy.host is not None
     assert policy.device is not None
     assert (policy.host.growth_bytes, policy.host.window_s) == (2 << 30, 86_400.0)
     assert policy.device.growth_bytes == 64 << 20
     assert policy.warmup_s == 5.0
     assert not policy.host.auto, "the first day of a person who recovers an engine counts"
-    own = watch.budgets("Auto", None, None, "5s").host
+    own = watch.make_memory_policy("Auto", None, None, "5s").host
     assert own is not None
     assert own.auto
 
@@ -69,7 +69,7 @@ def test_an_option_that_cannot_be_used_is_named(
     given: tuple[str | None, str | None, str | None, str], text: str
 ) -> None:
     with pytest.raises(UsageError, match=text):
-        watch.budgets(*given)
+        watch.make_memory_policy(*given)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_an_option_that_cannot_be_used_is_named(
     [
         ("http://192.0.2.1:8000", UsageError, "192.0.2.1 is not an address of this machine"),
         ("http://no-such-host.invalid:8000", UsageError, "is not an address of this machine"),
-        ("ftp://127.0.0.1:21", UsageError, "write http://HOST:PORT"),
-        ("http://127.0.0.1:70000", UsageError, "write http://HOST:PORT"),
+        ("ftp://127.0.0.1:21", UsageError, "write the URL as http://HOST:PORT"),
+        ("http://127.0.0.1:70000", UsageError, "write the URL as http://HOST:PORT"),
         ("127.0.0.1:FREE", RunError, "no server answers: start the engine first"),
-        (str(2**22 + 1), UsageError, "the process does not exist"),
-        ("OWN", UsageError, "the process runs plimsoll itself"),
+        (str(2**22 + 1), UsageError, "does not exist"),
+        ("OWN", UsageError, "runs plimsoll itself"),
         ("no-such.service", RunError, "systemd runs no unit with this name"),
         ("no such container", UsageError, "not a URL, a PID, a systemd unit"),
     ],
@@ -141,18 +141,18 @@ def test_a_command_says_which_engine_it_starts_and_where(tmp_path: Path) -> None
     program = tmp_path / "vllm"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    found = endpoint.command_endpoint([str(program), "serve", "m", "--port=8123"], None)
+    found = endpoint.find_engine_of_command([str(program), "serve", "m", "--port=8123"], None)
     assert (found.name, found.endpoint.type) == ("vllm-8123", EngineType.VLLM)
     assert found.endpoint.serving_url == "http://127.0.0.1:8123"
-    assert endpoint.command_endpoint([str(program), "serve"], None).name == "vllm-8000"
-    with pytest.raises(UsageError, match="does not set --port"):
-        endpoint.command_endpoint(["true"], None)
+    assert endpoint.find_engine_of_command([str(program), "serve"], None).name == "vllm-8000"
+    with pytest.raises(UsageError, match="port of the engine is unknown"):
+        endpoint.find_engine_of_command(["true"], None)
     with pytest.raises(UsageError, match="the program does not exist"):
-        endpoint.command_endpoint(["no-such-program"], 1)
+        endpoint.find_engine_of_command(["no-such-program"], 1)
 
 
 def test_the_started_engine_has_the_name_by_which_its_supervisor_knows_it(tmp_path: Path) -> None:
-    found = endpoint.command_endpoint(["true"], 8123)
+    found = endpoint.find_engine_of_command(["true"], 8123)
     config = SupervisorConfig(ServiceRef(found.name), found.endpoint)
     made = plan.plan_supervisor(config, tmp_path, [1, 2], {"POD_IP": "::"}, ["/bin/true"])
     assert made.engine is not None

@@ -12,7 +12,7 @@ from plimsoll_cli.yaml_tree import (
     MAX_EXPANDED_VALUES,
     MAX_FILE_BYTES,
     MAX_NESTING,
-    split,
+    split_documents,
 )
 
 LAUGHS = "x0: &x0 [a,a,a,a,a,a,a,a,a,a]\n" + "".join(
@@ -21,7 +21,7 @@ LAUGHS = "x0: &x0 [a,a,a,a,a,a,a,a,a,a]\n" + "".join(
 
 
 def read(text: str) -> None:
-    for one in split(text):
+    for one in split_documents(text):
         if (root := one.root()) is not None:
             root.value()
 
@@ -38,7 +38,7 @@ def read(text: str) -> None:
     ],
 )
 def test_the_documents_are_the_file(text: str) -> None:
-    assert "".join(one.before + one.text for one in split(text)) == text
+    assert "".join(one.before + one.text for one in split_documents(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_the_documents_are_the_file(text: str) -> None:
             "aliases expand to more",
         ),
         ("".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)).replace("*a0", "1"), "deep"),
-        ("[" * (MAX_NESTING + 1) + "]" * (MAX_NESTING + 1), "nested too deeply"),
-        ("[" * 1_000_000, "nested too deeply|not YAML"),
-        ("- " * 1_000_000, "nested too deeply|not YAML"),
+        ("[" * (MAX_NESTING + 1) + "]" * (MAX_NESTING + 1), "nested in more than"),
+        ("[" * 1_000_000, "nested in more than|not YAML"),
+        ("- " * 1_000_000, "nested in more than|not YAML"),
         ("a: &a {b: *a}", "the alias 'a' refers to itself"),
         ("a: *b", "unknown anchor 'b'"),
         ("a: " + "1" * (MAX_DOCUMENT_BYTES + 1), "larger than 3 MiB"),
@@ -60,7 +60,7 @@ def test_the_documents_are_the_file(text: str) -> None:
         ("a: .inf", "not a number in JSON"),
         ("a: <<\n<<: [1]", "<< needs a mapping"),
         ("[a]: b", "a key must be a string or a number"),
-        ("--- a\n", "put the text after --- on its own line"),
+        ("--- a\n", "move the text after --- to its own line"),
         ('{"a": "' + "x" * 9 + '"}{"b": 1}{', "not JSON"),
     ],
 )
@@ -77,7 +77,7 @@ def test_five_thousand_documents_and_a_comment_of_ten_mebibytes_take_seconds() -
         "---\napiVersion: v1\nkind: X\ndata: {a: b}\n" * 5000,
         "a: 1\n#" + "x" * (10 << 20),
     ):
-        for one in split(text):
+        for one in split_documents(text):
             if len(one.text) < MAX_DOCUMENT_BYTES:
                 one.root()
     assert time.process_time() - began < 10
@@ -85,12 +85,12 @@ def test_five_thousand_documents_and_a_comment_of_ten_mebibytes_take_seconds() -
 
 def test_a_place_is_that_in_the_file() -> None:
     with pytest.raises(YamlError) as caught:
-        [one.root() for one in split("a: 1\n---\n# c\nb: c: d\n")]
+        [one.root() for one in split_documents("a: 1\n---\n# c\nb: c: d\n")]
     assert caught.value.at == (4, 5)
 
 
 def test_a_key_that_stands_twice_is_refused_where_that_is_asked_for() -> None:
-    (document,) = split("a: 1\na: 2\n")
+    (document,) = split_documents("a: 1\na: 2\n")
     root = document.root()
     assert root is not None
     assert root.value() == {"a": 2}

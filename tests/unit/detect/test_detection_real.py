@@ -39,7 +39,7 @@ from plimsoll_api.trace import (
     Torch,
     TraceBudget,
 )
-from plimsoll_cli.figures import result
+from plimsoll_cli.figures import make_result
 from plimsoll_sidecar.replay import ReplayLine, TraceWriter
 
 STARTS = 200.0
@@ -167,7 +167,7 @@ def test_another_tree_judges_a_recording_in_a_process_of_its_own(tmp_path: Path)
     figures = summary([row])
     assert figures["at_3808e1c_confirm_p50_s"] == figures["confirm_p50_s"]
     assert figures["at_3808e1c_false_actions_count"] == 0
-    assert result("detection-real", figures, [], None)["figures"], "each key carries its unit"
+    assert make_result("detection-real", figures, [], None)["figures"], "each key carries its unit"
 
 
 def test_rules_are_tuned_on_recordings_too(tmp_path: Path) -> None:

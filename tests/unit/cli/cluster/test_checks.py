@@ -19,7 +19,7 @@ from plimsoll_cli.cluster.doctor import (
     MIN_MINOR,
     check_shared_memory,
     check_version,
-    out_of_service_text,
+    format_out_of_service,
 )
 from plimsoll_operator.admission.certificate import create_authority
 
@@ -54,16 +54,16 @@ def test_unreadable_shared_memory_is_unknown_with_its_reason() -> None:
 def test_shared_memory_that_is_known_or_not_watched() -> None:
     seen = ActionAnswer(shared_orphan=2 << 20)
     assert list(check_shared_memory("qwen-0", seen)) == [
-        Check("qwen-0 /dev/shm", True, "2.0 MiB used by no process")
+        Check("qwen-0 /dev/shm", True, "no process uses 2.0 MiB")
     ]
     assert list(check_shared_memory("qwen-0", ActionAnswer())) == [], "the pod has no volume there"
 
 
 def test_why_a_pod_is_out_of_service() -> None:
-    assert out_of_service_text("a", ActionAnswer()) == ""
-    text = out_of_service_text("a", ActionAnswer(out_of_service={"manual": 840.0}))
+    assert format_out_of_service("a", ActionAnswer()) == ""
+    text = format_out_of_service("a", ActionAnswer(out_of_service={"manual": 840.0}))
     assert text == "out of service: a person drained it (until plimsoll resume a); "
-    text = out_of_service_text("a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0}))
+    text = format_out_of_service("a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0}))
     assert text == "out of service: its engine restarts (at most 1 min more); "
 
 
@@ -101,12 +101,12 @@ def test_a_trial_has_the_labels_that_the_selector_asks_for() -> None:
         {"key": "canary", "operator": "DoesNotExist"},
     ]
     selector = {"matchLabels": {"app": "vllm"}, "matchExpressions": expressions}
-    pod = checks.make_trial_pod(policy(selector))
+    pod = checks.make_test_pod(policy(selector))
     assert pod is not None
     assert pod["metadata"]["labels"] == {"app": "vllm", "tier": "a", "gpu": ""}
     assert pod["spec"]["containers"][0]["name"] == "server"
     selector["matchLabels"] = {"canary": "x"}
-    assert checks.make_trial_pod(policy(selector)) is None, "nothing has and lacks one label"
+    assert checks.make_test_pod(policy(selector)) is None, "nothing has and lacks one label"
 
 
 def test_what_the_pod_of_a_trial_shows() -> None:
@@ -124,7 +124,7 @@ def test_what_the_pod_of_a_trial_shows() -> None:
         (made({}, False), False, "the webhook does not answer"),
         (made(ours, False), False, "the webhook does not answer"),
     ):
-        check = checks.check_trial("w", pod, "p")
+        check = checks.check_admission("w", pod, "p")
         assert (check.ok, text in check.text) == (ok, True), check
 
 
