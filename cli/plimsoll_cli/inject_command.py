@@ -331,7 +331,7 @@ def _parse_type(text: str) -> Any:
     from plimsoll_api.supervision_policy import SelectedType
 
     if text not in list(SelectedType):
-        raise ValueError(f"--engine {text!r}: use one of {', '.join(SelectedType)}")
+        raise ValueError(f"{text!r} is not a type of engine: use one of {', '.join(SelectedType)}")
     return SelectedType(text)
 
 
@@ -339,13 +339,13 @@ def _parse_mode(text: str) -> Mode:
     from plimsoll_api.supervision import Mode
 
     if text not in list(Mode):
-        raise ValueError(f"--mode {text!r}: use {' or '.join(Mode)}")
+        raise ValueError(f"{text!r} is not a mode: use {' or '.join(Mode)}")
     return Mode(text)
 
 
 def _parse_platform(platform: str | None) -> bool:
     if platform not in (None, "openshift"):
-        raise ValueError(f"--platform {platform!r}: use openshift, or omit the option")
+        raise ValueError(f"{platform!r} is not a platform: use openshift, or omit the option")
     return platform is not None
 
 
@@ -353,9 +353,7 @@ def _check_port(port: int | None) -> int | None:
     from plimsoll_api.supervision_policy import SUPERVISOR_PORTS
 
     if port in SUPERVISOR_PORTS:
-        raise ValueError(
-            f"--port {port}: the supervisor uses this port: choose another one for the engine"
-        )
+        raise ValueError(f"the supervisor uses port {port}: choose another one for the engine")
     return port
 
 

@@ -97,7 +97,7 @@ def test_plimsoll_explain_prints_the_whole_incident(kube: Kube) -> None:
     done = plimsoll(kube, "explain", "leaky-03")
     assert done.exit_code == 0, done.output
     assert "Resolved (Trim)" in done.stdout
-    assert "Came back: 1.0 MiB" in done.stdout
+    assert "Freed: 1.0 MiB" in done.stdout
     as_json = json.loads(plimsoll(kube, "explain", "leaky-03", "-o", "json").stdout)
     assert as_json["next"].startswith("nothing now")
     absent = plimsoll(kube, "explain", "nobody")

@@ -73,7 +73,7 @@ def test_terminals(run_dir: Path) -> None:
     wide = on_terminal(run_dir, 120, "explain", NAME)
     assert "\x1b[" in wide
     assert "█" in wide
-    assert "Came back: 110 MiB" in wide
+    assert "Freed: 110 MiB" in wide
     grey = on_terminal(run_dir, 120, "explain", NAME, NO_COLOR="1")
     assert "\x1b[3" not in grey, "bold may stay, colours may not"
     ascii_only = on_terminal(run_dir, 60, "explain", NAME, PYTHONIOENCODING="ascii")

@@ -191,7 +191,7 @@ def test_the_story_tells_each_step_and_the_outcome() -> None:
 
     assert "+22.0 s  Trim succeeded" in text
     assert "+30.0 s  WorkerRestart succeeded: 2 requests carried over" in text
-    assert "+50.0 s  resolved by WorkerRestart: 190 MiB came back" in text
+    assert "+50.0 s  resolved by WorkerRestart: 190 MiB freed" in text
     assert "evidence: 150 MiB in 20 s" in text
     assert "MISSING: 2 streams broke" in text
     assert text.index("Trim") < text.index("leak confirmed") < text.index("resolved by")
@@ -234,5 +234,5 @@ def test_a_manifest_that_makes_no_demo_is_refused() -> None:
     file = Path("healthy.yaml")
 
     command.check_manifest(file, leaky())
-    with pytest.raises(UsageError, match=r"healthy\.yaml: spec\.engine\.env: PLIMSOLL_INJECT"):
+    with pytest.raises(UsageError, match=r"healthy\.yaml: spec\.engine\.env: add PLIMSOLL_INJECT"):
         command.check_manifest(file, command.remove_fault(leaky()))

@@ -67,7 +67,7 @@ def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
         "Resolved (WorkerRestart)", "host memory grew", "default/leaky", "after 28 s",
         "66.0 MiB in python_objects of the worker", "2.0 MiB a request", "104 %",
         "+5 s", "Trim", "400 MiB -> 398 MiB (2.0 MiB back)", "410 MiB -> 350 MiB (60.0 MiB back)",
-        "8 requests carried", "Came back: 60.0 MiB", "Saved in diagnostics/x: stacks.txt, gc.txt",
+        "8 requests carried", "Freed: 60.0 MiB", "Saved in diagnostics/x: stacks.txt, gc.txt",
         "What next: report the leak",
     ):  # fmt: skip
         assert part in story, f"{part!r} is not in:\n{story}"

@@ -36,7 +36,7 @@ def test_a_figure_that_was_not_measured_is_absent() -> None:
 
 @pytest.mark.parametrize("key", ["pause", "pause_ms", "Pause_s", "_s"])
 def test_a_key_without_a_unit_is_refused(key: str) -> None:
-    with pytest.raises(ValueError, match="unit last"):
+    with pytest.raises(ValueError, match="end it with a unit"):
         make_result("demo", {key: 1}, [])
 
 

@@ -260,7 +260,7 @@ def test_files(tmp_path: Path) -> None:
         ("", "holds nothing"),
         ("a: [", "not YAML"),
         ("- 1\n", "document 1: holds a list"),
-        ("apiVersion: v1\n", "document 1: kind: required"),
+        ("apiVersion: v1\n", "document 1: kind is missing"),
         ("kind: &a {b: *a}\n", "x.yaml:1:14: the alias 'a' refers to itself"),
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n",

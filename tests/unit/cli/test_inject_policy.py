@@ -297,7 +297,7 @@ def test_the_endpoint_picker_is_watched_on_its_http_port() -> None:
     pod = next(one for one in objects(done) if one["metadata"]["name"] == "llama-epp")
     sidecar = pod["spec"]["template"]["spec"]["initContainers"][0]
     assert [port["name"] for port in sidecar["ports"]] == ["metrics-9464", "probe"]
-    assert "--port: 9464 is a port of the supervisor" in str(
+    assert "--port: the supervisor uses port 9464" in str(
         plimsoll(str(EXAMPLES / "llm-d.yaml"), "--port", "9464", *FLAG).exception
     )
 

@@ -113,7 +113,7 @@ def test_a_frame_fits_and_says_what_matters(width: int) -> None:
     assert all(len(line) <= width for line in text.splitlines())
     for wanted in ("serving", "3f9c21d0:2", "Recover", "75%", "python_objects", "123 tokens/s"):
         assert wanted in text
-    assert "8 at once, 40 answered" in text.replace("\n", " ")
+    assert "8 concurrent, 40 answered" in text.replace("\n", " ")
     assert "WorkerRestart Succeeded" in text
     assert "Resolved (WorkerRestart)" in text
 

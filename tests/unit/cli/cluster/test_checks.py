@@ -71,7 +71,7 @@ def test_why_a_pod_is_out_of_service() -> None:
     ("later", "ok", "text"),
     [
         (DAY, True, "issued 1 days ago, expires 2026-04-01"),
-        (75 * DAY, False, "in 15 days: it should have been renewed"),
+        (75 * DAY, False, "in 15 days: the renewal is overdue"),
         (90 * DAY, False, "expired, so new pods get no supervisor"),
     ],
 )
