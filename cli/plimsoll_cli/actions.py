@@ -15,11 +15,8 @@ from plimsoll_cli.output import show_spinner
 Confirm = Callable[[str], bool]
 """Function that asks a person a question and returns whether the answer is yes."""
 CallSupervisor = Callable[[list[str], float], tuple[int, str, str]]
-"""Function that runs the supervisor's ``ask`` program in a replica.
-
-It takes arguments and a timeout in seconds, and returns exit status, standard output and standard
-error.
-"""
+"""Function that runs the supervisor's ``ask`` program in a replica. It takes arguments and a
+timeout in seconds, and returns exit status, standard output and standard error."""
 
 EFFECTS = {
     "trim": "frees its cached memory; its caches are cold afterwards",

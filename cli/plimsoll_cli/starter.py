@@ -16,10 +16,8 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import format_field_path
 
 Ask = Callable[[str, str], str]
-"""Function that asks a person for a field in :data:`QUESTIONS` and returns the answer.
-
-It takes the field's name and its default.
-"""
+"""Function that asks a person for a field in :data:`QUESTIONS` and returns the answer. It takes the
+field's name and its default."""
 
 
 @dataclass(frozen=True)

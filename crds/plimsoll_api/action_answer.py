@@ -1,23 +1,24 @@
-"""The output of the supervisor's ``ask`` program, which the command line runs in its container."""
+"""Output of the supervisor's ``ask`` program, which the command line runs in the container."""
 
 from __future__ import annotations
 
 import msgspec
 
 CURRENT = "current"
-"""Stands for an epoch: whichever the engine is in, for callers that did not check."""
+"""Placeholder for an epoch, for callers that accept the engine's current epoch."""
 
 
 class ActionAnswer(msgspec.Struct, omit_defaults=True):
-    """The answer, printed as one line of JSON. ``outcome`` is empty for ``status``.
+    """Answer to an action or to ``status``, printed as one line of JSON.
 
-    For ``status``, it also says what this container sees. These are the sources of host and device
-    memory (empty if there is none), NVML's answer, and why each unused source of device memory is
-    not used. ``shared_orphan`` is the size of ``/dev/shm`` that no process holds, in bytes.
-    ``shared_memory_error`` says why that is unknown. Both are unset if it is not watched.
-    ``out_of_service`` has the seconds for which each reason still keeps the pod unready. ``unseen``
-    says why the supervisor lacks a signal, by name (``engine``, ``metrics``, ``host``, …).
-    ``budgets`` says which leak budgets do not fit what the replica was seen to gain.
+    ``status`` leaves ``outcome`` empty and fills the other fields. ``host_memory`` and
+    ``device_memory`` are the sources of these values, or empty. ``device_reasons`` explain why
+    other sources of device memory are not used. ``shared_orphan`` is the size of files in
+    ``/dev/shm`` that no process holds, in bytes; if it is unknown, ``shared_memory_error`` is the
+    reason. Both are unset if the supervisor cannot see ``/dev/shm``. ``out_of_service`` maps each
+    reason that keeps the pod unready to its remaining seconds. ``unseen`` maps missing signals
+    (``engine``, ``metrics``, ``host``, …) to reasons. ``budgets`` are texts on leak budgets that do
+    not fit the observed growth.
     """
 
     epoch: str | None = None

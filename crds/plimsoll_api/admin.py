@@ -45,16 +45,15 @@ OperationId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
 ]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""Bytes or a count. The maximum of nine petabytes exceeds any machine, and sums fit into 64
-bits."""
+"""Bytes or a count. The maximum, nine petabytes, exceeds any machine, and sums fit into 64 bits."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Epoch(msgspec.Struct, frozen=True, order=True):
-    """The time between two (re)starts of an engine's worker.
+    """Time between two starts of an engine's worker.
 
-    ``boot_id`` is random for each start of the engine process; ``number`` grows by one with each
-    worker it starts. On the wire and in Kubernetes objects an epoch is ``BOOT_ID:NUMBER``.
+    ``boot_id`` is random for each start of the engine process. ``number`` increases with each
+    worker that it starts. The text form is ``BOOT_ID:NUMBER``.
     """
 
     boot_id: str
@@ -74,7 +73,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
 
 
 class EngineState(OpenEnum):
-    """State of an engine. It accepts new requests while warming, serving and restarting."""
+    """State of an engine. It accepts new requests in warming, serving and restarting."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -88,7 +87,7 @@ class EngineState(OpenEnum):
 
 
 class Capability(OpenEnum):
-    """A capability of an engine. The supervisor skips actions that the engine lacks."""
+    """Capability of an engine. The supervisor skips actions that the engine does not support."""
 
     TRIM = "trim"
     DRAIN = "drain"
@@ -101,7 +100,7 @@ class Capability(OpenEnum):
 
 
 STANDBY = "standby"
-"""Name of the process that is ready to replace the worker."""
+"""Name of the standby process, which can replace the worker."""
 
 
 class Role(OpenEnum):
@@ -115,14 +114,14 @@ class Role(OpenEnum):
 
 
 class MemoryKind(OpenEnum):
-    """The kind of memory that a ledger entry or a budget covers."""
+    """Kind of memory: host or device."""
 
     HOST = "host"
     DEVICE = "device"
 
 
 class Diagnostic(StrEnum):
-    """The kinds of ``/diagnostics``."""
+    """Kinds of diagnostics."""
 
     STACKS = "stacks"
     GC = "gc"
@@ -131,10 +130,10 @@ class Diagnostic(StrEnum):
 
 
 class LedgerEntry(msgspec.Struct, omit_defaults=True):
-    """One owner of memory and its declared size.
+    """Memory of one owner in the engine.
 
-    ``bound`` is the maximum that it will ever hold; null if the owner does not know. ``process`` is
-    the role of the process that holds it.
+    ``bound`` is the maximum size that it will ever have; null if unknown. ``process`` is the role
+    of the process that holds it.
     """
 
     owner: str
@@ -145,17 +144,17 @@ class LedgerEntry(msgspec.Struct, omit_defaults=True):
 
 
 class ProcessMemory(msgspec.Struct, omit_defaults=True):
-    """The memory of one process of the engine, as it reports itself.
+    """Memory of one process of the engine, as the process reports it.
 
-    ``malloc_in_use`` and ``malloc_retained`` are glibc's ``mallinfo2`` (in use: ``uordblks`` and
-    ``hblkhd``; retained: ``fordblks``). ``py_blocks`` is ``sys.getallocatedblocks()``, a count.
-    ``python_objects`` is the size of those blocks in bytes. They are in pymalloc's own arenas and
-    so outside malloc. ``shared`` is shared memory that the process mapped and owns.
-    ``full_collections`` counts collections of the oldest generation since the process was warm.
-    ``full_collected`` counts the objects that they freed: none in steady state. ``name`` is an
-    external engine's name for the process, such as ``EngineCore``; null if unknown. Our engine
-    names a standby worker :data:`STANDBY`. ``private`` is the memory that the process shares with
-    no other; null if the pages that it inherited by fork do not matter.
+    ``malloc_in_use`` and ``malloc_retained`` come from glibc's ``mallinfo2`` (in use: ``uordblks``
+    plus ``hblkhd``; retained: ``fordblks``). ``py_blocks`` is the number of pymalloc blocks
+    (``sys.getallocatedblocks()``), and ``python_objects`` their size in bytes, which is not part of
+    malloc's memory. ``shared`` is shared memory that the process mapped and owns.
+    ``full_collections`` counts garbage collections of the oldest generation since the warm-up, and
+    ``full_collected`` the objects that they freed. ``name`` is an external engine's name for the
+    process, such as ``EngineCore``; null if unknown. Our engine names a standby worker
+    :data:`STANDBY`. ``private`` is memory that the process shares with no other; null if it
+    inherited no pages by fork.
     """
 
     role: Role
@@ -172,15 +171,12 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """The process's name for people: the engine's own name for it, or its role."""
+        """Name of the process for people: the engine's own name, or the role."""
         return self.name or self.role.value
 
 
 class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Names of an external engine's processes: the frontend, the scheduler and the worker.
-
-    Each field has the engine's name for the process; None if unknown.
-    """
+    """Names of an external engine's processes: frontend, scheduler and worker; None if unknown."""
 
     serves: str | None = None
     steps: str | None = None
@@ -203,25 +199,24 @@ class DeviceMemory(msgspec.Struct, omit_defaults=True):
 
 
 class Load(msgspec.Struct, omit_defaults=True):
-    """Gauges and counters of work. Counters start at zero with each epoch.
+    """Gauges and counters of an engine's load. Counters start at zero in each epoch.
 
-    ``inflight`` counts requests that the frontend accepted and has not answered yet. It may exceed
-    ``running + waiting`` while the worker does not accept them. ``compiling`` counts the waiting
-    requests that only wait for the compilation of their grammar and need no step; null if unknown.
-    ``deferred`` counts those that wait for something outside the engine's control, such as the KV
-    blocks of a prefill engine.
+    ``inflight`` counts requests that the frontend has accepted and not yet answered. It may exceed
+    ``running + waiting`` while the worker accepts none. ``compiling`` counts waiting requests that
+    need only the compilation of their grammar; null if unknown. ``deferred`` counts requests that
+    wait for something outside the engine, such as the KV blocks of a prefill engine.
 
-    ``kv_usage_ratio`` is the share of the key-value cache in use, from 0 to 1. If there are several
-    caches of unknown size, it is the largest share, and ``kv_usage_least_ratio`` is the smallest;
-    null if there is one. ``kv_lost_ratio`` is the share that belongs to no awaited request and no
-    tracked transfer. ``offload_lost_ratio`` is the share of the host's blocks that such a transfer
-    does not pin and that nothing can reuse. ``encoder_lost_ratio`` is the share of the encoder
-    cache's budget that no running request holds, including memory outside the cache.
+    ``kv_usage_ratio`` is the used share of the KV cache, from 0 to 1. With several caches of
+    unknown size, it is the largest share, and ``kv_usage_least_ratio`` the smallest; null for one
+    cache. ``kv_lost_ratio`` is the share of blocks that belong to no awaited request and no tracked
+    transfer. ``offload_lost_ratio`` is the share of host blocks that no transfer pins and nothing
+    can reuse. ``encoder_lost_ratio`` is the share of the encoder cache's budget that no running
+    request holds, including memory outside the cache.
 
-    ``kv_lease_s`` is the longest time in seconds for which blocks of a finished request may be held
-    until another engine has read them; null if the engine holds none.
+    ``kv_lease_s`` is the longest time in seconds for which blocks of a finished request wait for
+    another engine to read them; null without such blocks.
 
-    ``distinct_prompts_total`` counts prompts that were not seen recently, and ``adapters_total``
+    ``distinct_prompts_total`` counts prompts that did not occur recently, and ``adapters_total``
     counts loads of adapters. ``paused`` is true while someone has paused the engine; an engine that
     makes steps may omit it.
     """
@@ -260,22 +255,22 @@ class StandbyState(OpenEnum):
 
 
 class StandbyStatus(msgspec.Struct, omit_defaults=True):
-    """The standby worker. ``error`` says why there is none although one was requested."""
+    """Standby worker. ``error`` is the reason why a requested standby is absent."""
 
     state: StandbyState
     error: str | None = None
 
 
 class Status(msgspec.Struct, omit_defaults=True):
-    """An engine's complete status. The frontend answers it, even while a worker hangs.
+    """Complete status of an engine. The frontend answers it even while the worker hangs.
 
-    ``report_age_s`` is the age of the worker's part (ledger, its process memory, steps); null if no
-    worker has reported in this epoch. ``injections`` names the faults that a test has switched on,
-    so that no one mistakes a test engine for a production service. ``load_age_s`` is the age of
-    ``load`` if it is read at intervals; null if it is current. ``probed`` says that every process
-    with a probe reports its memory, and not only the worker. ``parts`` is set for external engines.
-    ``kv_handover`` is that of the last planned restart (:class:`Operation`). ``standby`` is null
-    for an engine that never has one.
+    ``report_age_s`` is the age of the worker's values (ledger, memory, steps); null if no worker
+    has reported in this epoch. ``injections`` are the faults that a test has enabled; they
+    distinguish a test engine from a production service. ``load_age_s`` is the age of ``load`` if it
+    is polled; null if it is current. ``probed`` means that every process with a probe, and not only
+    the worker, reports its memory. ``parts`` is set for external engines. ``kv_handover`` is the
+    result of the last planned restart (:class:`Operation`). ``standby`` is null if the engine
+    supports none.
     """
 
     state: EngineState
@@ -301,14 +296,14 @@ class Status(msgspec.Struct, omit_defaults=True):
 
 
 class AuditFinding(msgspec.Struct):
-    """Two ledgers that disagree, or an owner that exceeds its bound."""
+    """Disagreement between two ledgers, or an owner above its bound."""
 
     rule: str
     detail: str
 
 
 class Audit(msgspec.Struct):
-    """The result of comparing all ledgers. ``idle`` says how strict the comparison was."""
+    """Result of an audit of all ledgers. An ``idle`` engine is audited more strictly."""
 
     epoch: str
     idle: bool
@@ -317,14 +312,14 @@ class Audit(msgspec.Struct):
 
 
 class Scope(StrEnum):
-    """The part of the engine that a restart replaces."""
+    """Part of the engine that a restart replaces."""
 
     WORKER = "worker"
     ENGINE = "engine"
 
 
 class DrainMode(StrEnum):
-    """The fate of running requests: they finish, are carried over a restart, or are aborted."""
+    """Treatment of running requests: finish them, carry them over the restart, or abort them."""
 
     FINISH = "finish"
     CARRY = "carry"
@@ -332,14 +327,17 @@ class DrainMode(StrEnum):
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A request. An engine in another epoch than ``expected_epoch`` refuses it (409)."""
+    """Base of requests.
+
+    An engine refuses them if its epoch differs from ``expected_epoch`` (409).
+    """
 
     operation_id: OperationId
     expected_epoch: str
 
 
 class TrimRequest(_Request, kw_only=True):
-    """Free memory without disturbing a request."""
+    """Free memory without affecting requests."""
 
 
 class DrainRequest(_Request, kw_only=True):
@@ -360,7 +358,7 @@ class RestartRequest(_Request, kw_only=True):
 
     With ``scope: engine``, running requests finish before ``deadline_s`` or are aborted. With
     ``scope: worker`` and ``carry``, they continue in the next epoch. Without ``keep_weights``, the
-    weights are dropped as well and loaded from the checkpoint again.
+    weights are loaded from the checkpoint again.
     """
 
     scope: Scope = Scope.WORKER
@@ -370,16 +368,16 @@ class RestartRequest(_Request, kw_only=True):
 
 
 class ShutdownRequest(_Request, kw_only=True):
-    """Drain until ``deadline_s``, free everything, and exit with status 0."""
+    """Drain until ``deadline_s``, free all memory, and exit with status 0."""
 
     deadline_s: Seconds = 30.0
 
 
 class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Request a standby worker for the next restart, for the next ``lease_s`` seconds.
+    """Request a standby worker for the next ``lease_s`` seconds.
 
-    Another request renews the lease; 0 stops the standby at once. The lease ends with the epoch. An
-    engine without :attr:`Capability.STANDBY` refuses the request (409).
+    Another request renews the lease; 0 stops the standby immediately. The lease ends with the
+    epoch. An engine without :attr:`Capability.STANDBY` refuses the request (409).
     """
 
     expected_epoch: str
@@ -387,7 +385,7 @@ class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class OperationState(OpenEnum):
-    """State of an operation. The last two are final."""
+    """State of an operation; the last two are final."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -395,7 +393,7 @@ class OperationState(OpenEnum):
 
 
 class OperationStep(msgspec.Struct, omit_defaults=True):
-    """A step of an operation, and the memory that it freed if measured."""
+    """Step of an operation, with the memory before and after it if measured."""
 
     name: str
     duration_s: float
@@ -405,12 +403,12 @@ class OperationStep(msgspec.Struct, omit_defaults=True):
 
 
 class Operation(msgspec.Struct, omit_defaults=True):
-    """A long-running call. The same ``operation_id`` again returns the same operation.
+    """Long-running call. A request with a known ``operation_id`` returns the existing operation.
 
-    For a restart of the worker, ``carried_requests`` continued in the new worker, and
-    ``carried_kv_requests`` of them with the old worker's keys and values. For the others,
-    ``carried_prefill_tokens`` are computed again; unfinished prompts do not count. ``kv_handover``
-    is ``handed_over``, or says why the keys and values were lost.
+    After a restart of the worker, ``carried_requests`` continue in the new worker,
+    ``carried_kv_requests`` of them with the old worker's keys and values. The new worker recomputes
+    ``carried_prefill_tokens`` for the others, not counting unfinished prompts. ``kv_handover`` is
+    ``handed_over``, or the reason why the keys and values were lost.
     """
 
     id: str
@@ -429,7 +427,7 @@ class Operation(msgspec.Struct, omit_defaults=True):
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """The body of every failure. ``code`` is CamelCase and stable; ``message`` says what to do."""
+    """Body of every failure. ``code`` is stable and in CamelCase; ``message`` says what to do."""
 
     code: str
     message: str

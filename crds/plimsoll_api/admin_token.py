@@ -1,6 +1,6 @@
-"""The token of an engine's admin API, which the supervisor and the engine share in a file.
+"""Token of an engine's admin API, in a file that the supervisor and the engine share.
 
-Imports are few, because the supervisor's launcher uses this module.
+This module imports little, because the supervisor's launcher uses it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from plimsoll_api.names import TOKEN_FILE
 
 
 def write_token(run_dir: str) -> bool:
-    """Write a random token with mode 0600 if there is none. Raises OSError.
+    """Write a random token with mode 0600 if there is none; return whether it was written.
 
-    Returns whether it was written. If two processes do this at once, both use the token of one of
-    them.
+    If two processes do so at the same time, both use the same token. Raises OSError.
     """
     path = os.path.join(run_dir, TOKEN_FILE)
     if os.path.exists(path):

@@ -1,7 +1,7 @@
-"""The detector's output after each sample, with its vocabulary.
+"""The detector's output after each sample.
 
-The detector is level-based: each :class:`Assessment` contains everything that is suspected *now*.
-The governor turns that into incidents with a life cycle; it never asks the detector for history.
+Each :class:`Assessment` contains all current suspicions. The governor turns them into incidents
+with a life cycle; the detector does not know incidents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plimsoll_api.units import format_bytes, format_left
 
 
 class Segment(OpenEnum):
-    """A part of the memory of the engine's processes or devices."""
+    """Part of the memory of the engine's processes or devices."""
 
     PYTHON_OBJECTS = "python_objects"
     MALLOC_IN_USE = "malloc_in_use"
@@ -56,14 +56,14 @@ DEVICE_SEGMENTS = (
 
 
 class BudgetState(msgspec.Struct, omit_defaults=True):
-    """The present state of a leak budget. Bytes and seconds; null is unknown.
+    """Current state of a leak budget, in bytes and seconds; null is unknown.
 
-    ``baseline`` is the memory of this epoch after its warm-up, and ``current`` the floor of the
-    recent samples. ``explained`` is the growth that the engine's ledger accounts for within its
-    bounds. ``unexplained`` is the rest of ``current - baseline``, never below zero.
-    ``exhaustion_s`` forecasts when the budget is exhausted; null if nothing grows. ``limit`` is the
+    ``baseline`` is the memory after the warm-up of this epoch, and ``current`` the minimum of
+    recent samples. ``explained`` is the growth within the bounds of the engine's ledger.
+    ``unexplained`` is the rest of ``current - baseline``, at least zero. ``exhaustion_s`` is the
+    estimated time until the budget is exhausted; null if memory does not grow. ``limit`` is the
     container's limit, or the size of the devices. ``age_s`` is the time since the baseline, and
-    ``requests`` counts the engine's answers in that time.
+    ``requests`` the number of answered requests since then.
     """
 
     current: int | None = None
@@ -79,13 +79,13 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
 
 
 class SlowGrowth(msgspec.Struct, omit_defaults=True):
-    """Whether a memory grows without a limit, however slowly. It leads to no action.
+    """Evidence on whether memory grows without a limit, however slowly. It triggers no action.
 
-    ``slow_leak`` is true if the memory grew for hours, beyond chance and without slowing down. Only
-    then are the other fields set. ``bytes_per_s`` lies between ``slowest`` and ``fastest`` (90 %),
-    observed for ``span_s``. ``limit`` is the memory limit and ``limit_s`` the time until it is
-    reached at that rate; ``limit_earliest_s`` is for the fastest rate and ``limit_latest_s`` for
-    the slowest. Without a limit the times are null, and ``no_time`` says why.
+    ``slow_leak`` is true if the memory grew for hours, beyond chance and without slowing down; only
+    then are the other fields set. ``bytes_per_s`` is between ``slowest`` and ``fastest`` (90 %),
+    observed for ``span_s``. ``limit`` is the memory limit, and ``limit_s`` the time until it is
+    reached at that rate: ``limit_earliest_s`` at the fastest rate, ``limit_latest_s`` at the
+    slowest. If these times are null, ``no_time`` is the reason.
     """
 
     slow_leak: bool = False
@@ -102,7 +102,7 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
 
 
 def suspicion_texts(suspicions: Iterable[Suspicion]) -> list[str]:
-    """Describe suspicions, with their confidence, for people."""
+    """Describe suspicions for people, with their confidence."""
     texts = []
     for one in suspicions:
         where = f" of {one.segment.value}" if one.segment else ""
@@ -113,7 +113,7 @@ def suspicion_texts(suspicions: Iterable[Suspicion]) -> list[str]:
 
 
 def slow_leak_texts(slow: Mapping[str, SlowGrowth]) -> list[str]:
-    """Describe the slow leaks of one replica for people; ``slow`` is from its assessment."""
+    """Describe the slow leaks in one replica's assessment for people."""
     return [
         slow_leak_text(memory, one.segment, one.bytes_per_s, one.limit_s)
         for memory, one in sorted(slow.items())
@@ -124,9 +124,9 @@ def slow_leak_texts(slow: Mapping[str, SlowGrowth]) -> list[str]:
 def slow_leak_text(
     memory: str, segment: str | None, bytes_per_s: float, limit_s: float | None
 ) -> str:
-    """Describe a slow leak of ``memory`` (host or device) for people.
+    """Describe a slow leak of host or device memory for people.
 
-    The rate has two digits, so that the text, which a status shows, seldom changes.
+    The rate is rounded to two digits, so that a status with this text seldom changes.
     """
     mib = max(bytes_per_s * 3600 / (1 << 20), 0.01)
     rate = format_bytes(round(mib, 1 - math.floor(math.log10(mib))) * (1 << 20))
@@ -137,10 +137,9 @@ def slow_leak_text(
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """A hypothesis about the cause: the growth follows ``counter``.
+    """Hypothesis that the growth follows ``counter``.
 
-    Each increment adds ``bytes_each`` (for ``time``: each hour). ``confidence`` is between 0 and
-    1.
+    Each increment adds ``bytes_each`` (for ``time``: each hour). ``confidence`` is between 0 and 1.
     """
 
     counter: str
@@ -149,14 +148,13 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class Suspicion(msgspec.Struct, omit_defaults=True):
-    """A suspected problem. ``segment`` is null for a stall.
+    """Suspected problem. ``segment`` is null for a stall.
 
-    ``over_budget`` says that the budget is exhausted, or would be before a drain could end. A
-    disruptive action requires it. ``growing`` says that the memory grows at present; otherwise a
-    restart can wait. ``unconfirmed`` names another explanation and what would settle it, for
-    example garbage that was not collected yet, or memory that an allocator keeps. An unconfirmed
-    suspicion justifies a trim, but no restart. ``pod`` names another pod of the same multi-node
-    group if the memory is that pod's.
+    ``over_budget`` means that the budget is exhausted, or would be before a drain could end;
+    disruptive actions require it. ``growing`` means that the memory still grows; otherwise a
+    restart can wait. ``unconfirmed`` is another possible explanation, with the evidence that would
+    settle it, for example garbage that was not collected yet; it permits a trim, but no restart.
+    ``pod`` is the pod of the same multi-node group that holds the memory, if it is another one.
     """
 
     kind: IncidentKind
@@ -178,17 +176,17 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
 class Assessment(msgspec.Struct, omit_defaults=True):
     """The detector's complete output after the sample at ``t``.
 
-    ``warm`` says that this epoch has a baseline. ``segments`` has the last known size of each
-    segment; an unreadable segment is absent. ``in_long_step`` says that work waits and no step
-    completed for seconds: a call to the engine's worker may hang now.
+    ``warm`` means that this epoch has a baseline. ``segments`` are the last known sizes; unreadable
+    segments are absent. ``in_long_step`` means that work waits and no step completed for seconds: a
+    call to the worker may hang.
 
     If the engine's device allocator reports its unused memory, ``device`` excludes that memory and
     ``reserved`` includes it. Otherwise ``device`` includes everything and ``reserved`` is null.
 
-    ``slow`` has ``host`` and ``device``, each once the memory was observed for long enough.
+    ``slow`` has the keys ``host`` and ``device`` after enough observation.
 
-    ``shared_device`` gives the evidence that others use the engine's devices, in which case only
-    the engine's own allocator counts; empty if there is none.
+    ``shared_device`` is the evidence that others use the engine's devices, or empty. With it, only
+    the engine's own allocator counts.
     """
 
     t: float

@@ -13,5 +13,5 @@ def rule(expression: str, message: str, **more: str) -> Rule:
 
 
 def validations(*rules: Rule) -> dict[str, Any]:
-    """Return the schema keys that carry ``rules``."""
+    """Return the schema keys that contain ``rules``."""
     return {"x-kubernetes-validations": list(rules)}

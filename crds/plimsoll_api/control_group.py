@@ -1,6 +1,6 @@
-"""Finds the control group that counts a process's memory, for the engine and for the supervisor.
+"""Finds the control group that accounts for a process's memory.
 
-Pure: the caller that reads ``/proc/PID/cgroup`` decides what its paths are relative to.
+Pure: the caller reads ``/proc/PID/cgroup``, and decides which folder the paths are relative to.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from typing import NamedTuple
 
 
 class MemoryGroup(NamedTuple):
-    """A control group: its ``version``, and its ``path`` in the memory controller's hierarchy."""
+    """Control group: its ``version``, and its ``path`` in the memory controller's hierarchy."""
 
     version: int
     path: str
 
 
 def memory_group(listing: str) -> MemoryGroup | None:
-    """Return the memory control group in ``listing``, the text of ``/proc/PID/cgroup``.
+    """Return the memory control group in ``listing``, the text of ``/proc/PID/cgroup``, or None.
 
-    If both versions are present, return that of version 1, which then has the memory controller.
-    Return None if there is no group.
+    If both versions are present, version 1 has the memory controller.
     """
     unified: MemoryGroup | None = None
     for line in listing.split("\n"):

@@ -1,8 +1,7 @@
-"""Decodes untrusted JSON: one function, one error, and a limit on the depth.
+"""Decodes untrusted JSON with one function, one exception and a maximum depth.
 
 Engines, other pods, files in shared volumes and the API server all send JSON. msgspec alone raises
-three unrelated exceptions for bad input. A caller that forgets one of them would let a page end the
-process.
+three unrelated exceptions for invalid input, and a caller that misses one would end the process.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import msgspec
 _T = TypeVar("_T")
 
 MAX_DEPTH = 64
-"""Maximum nesting of arrays and objects. Ours and Kubernetes' have fewer than 20 levels. Beyond a
-few hundred, the decoder's own recursion depends on the remaining stack of the calling thread."""
+"""Maximum nesting of arrays and objects. The documents of Plimsoll and Kubernetes have fewer than
+20 levels. Beyond a few hundred levels, the decoder could exhaust the thread's stack."""
 
 MAX_DECODE_ERROR = 500
-"""Maximum length of an error, in characters: it quotes the unexpected value, which may have
+"""Maximum length of an error in characters; the error quotes the unexpected value, which may have
 megabytes."""
 
 _BRACKETS, _STEPS = b"[{]}", bytes((1, 1, 255, 255))
@@ -31,13 +30,13 @@ _PIECE = 1 << 16
 
 
 class Malformed(ValueError):
-    """Data that is not JSON of the expected type. The message says why."""
+    """Error for data that is not JSON of the expected type. The message says why."""
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
-"""Guards msgspec's inspection of a type at its first use, which crashes if two threads do it at
-once."""
+"""Guards msgspec's inspection of a type at its first use, which crashes in two threads at the same
+time."""
 
 
 @overload
@@ -45,7 +44,7 @@ def decode(data: bytes, kind: type[_T]) -> _T: ...
 @overload
 def decode(data: bytes, kind: Any) -> Any: ...  # an annotated type
 def decode(data: bytes, kind: Any) -> Any:
-    """Return ``data`` as a ``kind``. Raises :class:`Malformed` if it is anything else."""
+    """Decode ``data`` as a ``kind``. Raises :class:`Malformed` if that fails."""
     decoder = _decoders.get(kind)
     if decoder is None:
         with _lock:
@@ -59,9 +58,9 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 def is_deeper(data: bytes, limit: int) -> bool:
-    """Report whether arrays and objects are nested more than ``limit`` deep, in linear time.
+    """Report whether arrays and objects are nested in more than ``limit`` levels, in linear time.
 
-    For text that is not JSON, the result is arbitrary: the decoder refuses it anyway.
+    The result is arbitrary for text that is not JSON; the decoder refuses such text anyway.
     """
     if data.count(b"[") + data.count(b"{") <= limit:
         return False

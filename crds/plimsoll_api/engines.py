@@ -1,4 +1,4 @@
-"""The engines that Plimsoll supports, and the flags that it depends on."""
+"""Supported engines, and the flags of theirs that Plimsoll uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_api.cel import rule
 
 
 class EngineType(StrEnum):
-    """The engine of a replica, which decides how it is drained and restarted."""
+    """Engine type of a replica, which determines how the engine is drained and restarted."""
 
     PLIMSOLL = "plimsoll"
     VLLM = "vllm"
@@ -25,7 +25,7 @@ _KNOWN = (EngineType.PLIMSOLL, EngineType.VLLM, EngineType.SGLANG)
 
 
 class Reserved(NamedTuple):
-    """A reserved flag. ``instead`` says what to write in its place."""
+    """Reserved flag. ``instead`` says what to use in its place."""
 
     flag: str
     types: tuple[EngineType, ...]
@@ -42,17 +42,17 @@ RESERVED_FLAGS = (
     Reserved("--startup-timeout", _OURS, "set engine.startupTimeout"),
     Reserved(KEYS_FLAG, _OURS, "engine.apiKeySecretRef sets it"),
 )
-"""Flags that the operator writes itself. A second one in ``engine.args`` would take precedence, and
-probes, Service and supervisor would then use the wrong address. The last one is reserved only if
+"""Flags that the operator sets. A second value in ``engine.args`` would take precedence, and
+probes, the Service and the supervisor would use a wrong address. The last flag is reserved only if
 ``apiKeySecretRef`` is set."""
 
 
 TLS_FLAG = "--ssl-certfile"
-"""Flag with which vLLM and SGLang serve only HTTPS (uvicorn's option of that name)."""
+"""Flag that makes vLLM and SGLang serve only HTTPS (an option of uvicorn)."""
 
 
 def scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
-    """Return the scheme of the URLs that an engine with these arguments serves."""
+    """Return the URL scheme of an engine with these arguments."""
     external = type_ in (EngineType.VLLM, EngineType.SGLANG)
     pattern = re.compile(_pattern(TLS_FLAG).replace("$", r"\Z"))
     return "https" if external and any(pattern.match(one) for one in args) else "http"
@@ -68,9 +68,9 @@ def _message(one: Reserved) -> str:
 
 
 def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
-    """Return why an engine may not have ``args``; None if it may.
+    """Return the reason why an engine may not have ``args``; None if it may.
 
-    ``keys`` says whether ``apiKeySecretRef`` is set.
+    ``keys`` is whether ``apiKeySecretRef`` is set.
     """
     for one in RESERVED_FLAGS:
         if type_ in one.types and (keys or one.flag != KEYS_FLAG):

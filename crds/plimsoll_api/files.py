@@ -1,4 +1,4 @@
-"""Files that several processes or containers share."""
+"""Accesses files that several processes or containers share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO | None:
-    """Open a file for reading; None if it is no regular file. Raises OSError.
+    """Open a regular file for reading; None if it is not one. Raises OSError.
 
-    Another process may have put a link or a pipe there. Neither is followed, and
-    opening a pipe does not wait.
+    Another process may have put a symbolic link or a pipe there: a link is not followed, and a pipe
+    does not block.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -22,7 +22,7 @@ def open_regular(path: Path) -> BinaryIO | None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a whole file atomically. Raises OSError, and then leaves the old file as it was."""
+    """Replace a file atomically. Raises OSError, and keeps the old file in that case."""
     fresh = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         fresh.write_bytes(data)

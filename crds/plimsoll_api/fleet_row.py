@@ -1,4 +1,4 @@
-"""A service or policy in one row, as ``plimsoll top`` and the operator's page show it."""
+"""Summary of a service or policy for ``plimsoll top`` and the operator's page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class FleetRow:
-    """One service or policy. Percent of the worst pod's budget; None is unknown.
+    """One service or policy.
 
-    ``drained`` counts the pods that a person took out of service.
-
-    ``ready`` and ``replicas`` count a service's ready pods and the pods that it should have. For a
-    policy, they count the pods that it supervises and the pods that it selects. ``roles`` are those
-    of a policy's pods in disaggregated or multi-node serving.
+    ``host`` and ``device`` are the worst pod's consumed budgets in percent. ``ready`` and
+    ``replicas`` are a service's ready pods and desired pods, or a policy's supervised pods and
+    selected pods. ``drained`` counts the pods that a person took out of service. ``roles`` are the
+    roles of a policy's pods in disaggregated or multi-node serving. None is unknown.
     """
 
     kind: str
@@ -40,23 +39,23 @@ class FleetRow:
 
     @property
     def key(self) -> str:
-        """Return the key by which rows of two readings are matched."""
+        """Key that identifies the row in every reading."""
         return f"{self.kind} {self.shown}"
 
     @property
     def shown(self) -> str:
-        """Return NAMESPACE/NAME."""
+        """The text NAMESPACE/NAME."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def spent(self) -> int | None:
-        """Return the larger consumed share of host and device, in percent; None where unknown."""
+        """Larger consumed share of host and device budgets in percent; None if unknown."""
         known = [value for value in (self.host, self.device) if value is not None]
         return max(known, default=None)
 
 
 def row_of(item: Object) -> FleetRow:
-    """From an InferenceService. What its status lacks is unknown."""
+    """Create a row from an InferenceService; fields that its status lacks are unknown."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -78,7 +77,7 @@ def row_of(item: Object) -> FleetRow:
 
 
 def row_of_policy(item: Object) -> FleetRow:
-    """From a SupervisionPolicy. Its status counts no restarts."""
+    """Create a row from a SupervisionPolicy, whose status does not count restarts."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -103,18 +102,18 @@ def row_of_policy(item: Object) -> FleetRow:
 
 
 def worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
-    """Sort by open incidents, then by the share of the budget that is spent."""
+    """Sort by the number of open incidents, then by the consumed share of the budget."""
     return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
 
 
 def _drained(status: Object) -> str:
-    """Return how many pods a person took out of service; empty where none is known to be."""
+    """Return the number of pods that a person drained, as text; empty if zero or unknown."""
     count = int(status.get("drained") or 0)
     return f"Drained({count})" if count else ""
 
 
 def _state(conditions: list[Object]) -> str:
-    """Ready, or why not; for a ready one, what is wrong with its memory or its supervision."""
+    """Return ``Ready``, or the most important problem of a service."""
     true = {one.get("type") for one in conditions if one.get("status") == "True"}
     if "RestartBudgetExhausted" in true:
         return "RestartBudgetExhausted"
@@ -127,7 +126,7 @@ def _state(conditions: list[Object]) -> str:
 
 
 def _state_of_policy(conditions: list[Object]) -> str:
-    """Return ``Conflicting``, what the figures say, or the reason of ``Ready``."""
+    """Return ``Conflicting``, the problem that supervisors report, or the reason of ``Ready``."""
     found = {one.get("type"): one for one in conditions}
     if (found.get("Conflicting") or {}).get("status") == "True":
         return "Conflicting"
@@ -136,7 +135,7 @@ def _state_of_policy(conditions: list[Object]) -> str:
 
 
 def _of_figures(conditions: list[Object]) -> str:
-    """Return what supervisors report of memory or do not see; empty if all is well."""
+    """Return the first problem that supervisors report; empty if there is none."""
     found = {one.get("type"): one for one in conditions}
     for alarm in ("MemoryNearLimit", "SlowLeak"):
         if (found.get(alarm) or {}).get("status") == "True":

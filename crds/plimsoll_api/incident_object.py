@@ -1,4 +1,4 @@
-"""Builds a LeakIncident object for Kubernetes from a supervisor's record."""
+"""Converts a supervisor's incident record to a LeakIncident object."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from plimsoll_api.times import rfc3339
 Object = dict[str, Any]
 
 MAX_POD = 250
-"""Maximum length of a pod's name within an incident's name, which may have 253 characters."""
+"""Maximum length of a pod's name within an incident's name, which has at most 253 characters."""
 
 
 def names_of(incident: IncidentRecord, pod: str) -> list[str]:
     """Return the possible names of the incident's object, the preferred one first.
 
-    A pod has few names for its incidents, which limits their number, and reuses them.
+    A pod reuses few names, which limits the number of its incidents.
     """
     first = int(hashlib.sha256(incident.name.encode()).hexdigest()[:8], 16)
     return [f"{pod[:MAX_POD]}-{(first + n) % MAX_OF_POD}" for n in range(MAX_OF_POD)]
@@ -85,9 +85,9 @@ def _workload(service: ServiceRef, pod: str) -> IncidentWorkload:
 def conditions_of(
     phase: str, outcome: str | None, opened_at: str, ended_at: str | None, generation: int = 1
 ) -> list[IncidentCondition]:
-    """Return conditions equivalent to ``phase``, for tools that only know conditions.
+    """Return the conditions for ``phase``, for tools that only know conditions.
 
-    Each changes at most once, when the incident ends.
+    Each condition changes at most once, at the end of the incident.
     """
     ended, resolved = phase in ENDED, phase == IncidentPhase.RESOLVED
     end, reason = ended_at or opened_at, (outcome or phase) if ended else phase
@@ -110,14 +110,14 @@ def conditions_of(
 def status_of(
     incident: IncidentRecord, revision: int | None = None, generation: int = 1
 ) -> LeakIncidentStatus:
-    """Return progress and result, with texts and lists cut to the limits of the CRD.
+    """Return progress and result; texts and lists are truncated to the limits of the CRD.
 
-    ``revision`` counts the writes. ``generation`` is that of the object's spec.
+    ``revision`` is the number of writes. ``generation`` is that of the object's spec.
     """
     seen, texts = incident.attribution, _TextBudget()
     ended_at = rfc3339(incident.ended_at) if incident.ended_at else None
     outcome = incident.reason.value if incident.reason else None
-    # By importance: if there is too much text, the last ones are truncated first.
+    # Most important first: if there is too much text, the last ones are truncated.
     message = texts.truncate(incident.message)
     evidence = [texts.truncate(text) for text in seen.evidence[:MAX_SENTENCES]]
     diagnostics = [texts.truncate(path) for path in incident.diagnostics[:MAX_SENTENCES]]
@@ -153,7 +153,7 @@ def status_of(
 
 
 def path_of(namespace: str, name: str, subresource: str = "") -> str:
-    """Return the path of a LeakIncident or its subresource, or of the list if ``name`` is empty."""
+    """Return the path of a LeakIncident or its subresource, or of the list without a ``name``."""
     parts = ["/apis", API_VERSION, "namespaces", namespace, INCIDENT_PLURAL, name, subresource]
     return "/".join(filter(None, parts))
 
@@ -161,7 +161,7 @@ def path_of(namespace: str, name: str, subresource: str = "") -> str:
 def object_of(
     incident: IncidentRecord, name: str, service: ServiceRef, pod: str, container: str
 ) -> Object:
-    """Build the LeakIncident ``name`` for its creation, without the status subresource."""
+    """Return the LeakIncident ``name`` for its creation, without a status."""
     return _base(name, service) | {
         "spec": msgspec.to_builtins(spec_of(incident, service, pod, container)),
     }
@@ -170,7 +170,7 @@ def object_of(
 def status_object_of(
     incident: IncidentRecord, name: str, service: ServiceRef, revision: int, generation: int = 1
 ) -> Object:
-    """Build the status of the object ``name``, for an apply to the subresource."""
+    """Return the status of the object ``name``, to apply it to the subresource."""
     body: Object = {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
@@ -187,7 +187,7 @@ def _base(name: str, service: ServiceRef) -> Object:
         "metadata": {
             "name": name,
             "namespace": service.namespace,
-            # No owner: an incident outlives its policy, and the operator deletes it later.
+            # No owner reference: an incident outlives its policy; the operator deletes it later.
             "labels": _labels(service),
         },
     }
@@ -200,13 +200,13 @@ def _labels(service: ServiceRef) -> dict[str, str]:
 
 
 class _TextBudget:
-    """Truncates texts to the limits of a status: per text, and for all texts together."""
+    """Truncates texts to the limits of a status, for each text and for their sum."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXTS
 
     def truncate(self, text: str) -> str:
-        """Return as much of ``text`` as there is room for; a truncated text ends with a mark."""
+        """Truncate ``text`` to the remaining room, and mark a truncated text."""
         room = min(MAX_TEXT, self._left)
         kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
         self._left -= len(kept)

@@ -1,6 +1,6 @@
 """An incident as the supervisor stores it: in its journal, in ``/state``, and for local commands.
 
-:mod:`plimsoll_api.leakincident` is the same incident as a Kubernetes object.
+:mod:`plimsoll_api.leakincident` defines the same incident as a Kubernetes object.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from plimsoll_api.open_enum import OpenEnum
 from plimsoll_api.supervision import Action
 
 JOURNAL_FILE = "journal.sqlite"
-"""File of the supervisor's journal in its state directory, a SQLite database. Each row of its table
+"""Name of the supervisor's journal, a SQLite database in its state directory. Each row of the table
 ``incidents`` has an :class:`IncidentRecord` as JSON in the column ``body``."""
 
 
 class Reason(OpenEnum):
-    """The outcome of an incident (LeakIncident ``status.outcome``)."""
+    """Outcome of an incident (``status.outcome`` of a LeakIncident)."""
 
     CLEARED = "Cleared"
     TRIM = "Trim"
@@ -45,8 +45,8 @@ class Reason(OpenEnum):
 class StepOutcome(OpenEnum):
     """Outcome of a step.
 
-    ``Begun`` is written to the journal before anything is sent. ``Requested`` is for the operator,
-    as long as it is the newest step of an open incident.
+    ``Begun`` is written to the journal before the action is sent. ``Requested`` means that the
+    operator must act, while it is the newest step of an open incident.
     """
 
     BEGUN = "Begun"
@@ -60,13 +60,13 @@ class StepOutcome(OpenEnum):
 
 
 class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One entry of an incident's timeline.
+    """One step of an incident.
 
-    ``time`` is in Unix seconds; bytes are those of the incident's kind. A trim with ``finished_at``
-    and no outcome will be measured by its ``after_bytes``.
+    ``time`` is in Unix seconds; the bytes are memory of the incident's kind. A trim with
+    ``finished_at`` but without an outcome still needs its ``after_bytes``.
 
-    A step that is sent to an engine has an ``operation_id``. If it is sent again after a restart of
-    the supervisor, it names the same operation.
+    A step that is sent to an engine has an ``operation_id``, which stays the same if the supervisor
+    restarts and sends the step again.
     """
 
     time: float
@@ -80,9 +80,9 @@ class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, omit_defaults=True):
-    """The memory that grew, its rate, and the evidence.
+    """Memory that grew, its growth rate, and the evidence.
 
-    ``pod`` is None if the memory is that of the incident's own pod.
+    ``pod`` is None if the incident's own pod holds the memory.
     """
 
     segment: str | None = None
@@ -97,11 +97,11 @@ class Attribution(msgspec.Struct, omit_defaults=True):
 
 
 class IncidentRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """An incident's observations and actions. Times are Unix seconds.
+    """One incident. Times are in Unix seconds.
 
-    ``baseline_bytes`` and ``before_bytes`` are the replica's memory of this kind after warm-up and
-    before the last action; null if unknown (a stall has none). ``rung`` is the action reached on
-    the ladder.
+    ``baseline_bytes`` and ``before_bytes`` are the replica's memory of this kind after the warm-up
+    and before the last action; null if unknown, as for a stall. ``rung`` is the last action on the
+    ladder.
     """
 
     name: str

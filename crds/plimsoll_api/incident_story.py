@@ -1,7 +1,7 @@
-"""The facts of an incident in display order: what grew, which budget, what was done, how it ended.
+"""Facts about an incident in display order: what grew, which budget, what was done, how it ended.
 
-Pure. A supervisor's record and a LeakIncident of the cluster become the same facts here. ``plimsoll
-explain``, the lists, the live view, the page, Events and the log only format them.
+Pure. A supervisor's record and a LeakIncident become the same facts here. ``plimsoll explain``,
+lists, the live view, the page, Events and the log only format them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUDGETED = frozenset(
 
 
 class StoryStep(NamedTuple):
-    """An action and its result. ``at`` is Unix seconds; bytes are None if unknown."""
+    """Action and its result. ``at`` is in Unix seconds; bytes are None if unknown."""
 
     at: float
     name: str
@@ -39,7 +39,7 @@ class StoryStep(NamedTuple):
 
     @property
     def change(self) -> str:
-        """The memory before and after, for example ``1.2 GiB -> 310 MiB (890 MiB back)``.
+        """Memory before and after, for example ``1.2 GiB -> 310 MiB (890 MiB back)``.
 
         Empty if both are unknown.
         """
@@ -52,13 +52,13 @@ class StoryStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The result in one line."""
+        """Result in one line."""
         message = self.message.replace("\n", " ")
         return "  ".join(part for part in (self.change, message) if part)
 
 
 class Story(NamedTuple):
-    """The facts about an incident, in display order. Times are Unix seconds.
+    """Facts about an incident in display order. Times are in Unix seconds.
 
     ``spent_percent`` is None for a kind without a leak budget. ``outcome`` and ``ended_at`` are
     None while the incident is open.
@@ -85,12 +85,12 @@ class Story(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The phase with the outcome, for example ``Resolved (WorkerRestart)``."""
+        """Phase with outcome, for example ``Resolved (WorkerRestart)``."""
         return f"{self.phase} ({self.outcome})" if self.outcome else self.phase
 
     @property
     def where(self) -> str:
-        """The known location, for example `` in python_objects of the worker in pod a``."""
+        """Known location, for example `` in python_objects of the worker in pod a``."""
         seen = self.seen
         text = f" in {seen.segment}" if seen.segment else ""
         text += f" of the {seen.process}" if seen.process else ""
@@ -98,20 +98,20 @@ class Story(NamedTuple):
 
     @property
     def rates(self) -> list[str]:
-        """The growth rates, for example ``2.0 MiB an hour`` and ``90 B a request``."""
+        """Growth rates, for example ``2.0 MiB an hour`` and ``90 B a request``."""
         pace = (self.seen.bytes_per_hour, "an hour"), (self.seen.bytes_per_request, "a request")
         return [f"{format_bytes(size)} {each}" for size, each in pace if size and size > 0]
 
     @property
     def headline(self) -> str:
-        """The memory that grew, its growth and its rate, in one line."""
+        """What grew, by how much and how fast, in one line."""
         grown = self.seen.bytes
         size = [format_bytes(grown)] if grown and grown > 0 else []
         return ", ".join([f"{self.kind}{self.where}", *size, *self.rates])
 
     @property
     def sentence(self) -> str:
-        """The whole incident in one line, for an Event or the log."""
+        """The whole incident in one line, for an Event or a log."""
         text = self.headline
         if self.spent_percent is not None:
             text += f", {self.spent_percent} % of the budget"
@@ -123,7 +123,7 @@ class Story(NamedTuple):
 
     @property
     def memory(self) -> list[tuple[float, int]]:
-        """The known memory of the replica: seconds since the opening, and bytes."""
+        """Known memory of the replica over time: (seconds since the opening, bytes)."""
         points = [
             (step.at - self.opened_at, size)
             for step in self.steps
@@ -134,14 +134,14 @@ class Story(NamedTuple):
         if points and self.ended_at is not None and self.ended_at - self.opened_at > points[-1][0]:
             points.append(
                 (self.ended_at - self.opened_at, points[-1][1])
-            )  # verified when the incident ended
+            )  # measured at the end of the incident
         return points
 
 
 def story_of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
-    """Return the facts of a LeakIncident.
+    """Return the story of a LeakIncident.
 
-    A supervisor writes the object first and its status later. Until then the incident counts as
+    A supervisor creates the object before it writes the status. Until then, the incident counts as
     open, without further facts.
     """
     opened = unix_seconds_or_none(spec.opened_at) or 0.0
@@ -163,7 +163,7 @@ def story_of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatu
 
 
 def story_of_record(incident: IncidentRecord) -> Story:
-    """Return the facts of a supervisor's record."""
+    """Return the story of a supervisor's record."""
     spec = spec_of(incident, ServiceRef(""), "", "")
     return story_of_object(incident.name, spec, status_of(incident))
 

@@ -1,6 +1,6 @@
-"""The kinds and phases of incidents, for the resource and for all programs that use it.
+"""Kinds and phases of incidents.
 
-Without pydantic, which the supervisor does not load; the resource is in ``leakincident``.
+Separate from ``leakincident``, so that the supervisor need not load pydantic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class IncidentKind(OpenEnum):
 
 
 OPERATOR_ONLY = frozenset({IncidentKind.CRASH_LOOP})
-"""Kinds that only the operator records: a supervisor cannot observe them."""
+"""Kinds that only the operator can observe and record."""
 
 
 class IncidentPhase(OpenEnum):
@@ -46,7 +46,7 @@ ENDED = frozenset({IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED, IncidentPha
 
 
 class WaitReason(OpenEnum):
-    """The reason why an incident waits before a restart (``status.waitingReason``)."""
+    """Reason why an incident waits before a restart (``status.waitingReason``)."""
 
     SERVICE_RESTART_BUDGET = "ServiceRestartBudgetExhausted"
     REPLICA_RESTART_BUDGET = "ReplicaRestartBudgetExhausted"

@@ -1,7 +1,7 @@
-"""InferenceService, spec side: what users write to get a supervised inference engine.
+"""Spec of InferenceService, a supervised inference engine.
 
-The CRD is generated from these models (:mod:`plimsoll_api.generate`). The models refuse what the
-API server's schema and CEL rules refuse, so that a manifest means the same in local mode.
+The CRD is generated from these models (:mod:`plimsoll_api.generate`). They refuse the same
+manifests as the API server's schema and CEL rules, so local mode accepts the same manifests.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from plimsoll_api.supervision import GATE_MESSAGE, Supervision
 from plimsoll_api.units import format_bytes, parse_bytes
 
 MAX_NAME = 50
-"""Maximum length of a name. Names of owned objects add up to 13 characters, and a label value has
+"""Maximum length of a name. Names of owned objects have up to 13 more characters, and label values
 at most 63."""
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 class RollingRestart(ResourceModel):
-    """A request for a rolling restart."""
+    """Request for a rolling restart."""
 
     id: Annotated[str, StringConstraints(max_length=253)] | None = Field(
         default=None, description="Any text. Change it to start a rolling restart."
@@ -170,7 +170,7 @@ class InferenceServiceSpec(ResourceModel):
 
 
 class ObjectMeta(ResourceModel):
-    """The metadata of an object that is used here; other fields are ignored."""
+    """Metadata of an object, as far as Plimsoll uses it; other fields are ignored."""
 
     model_config = ResourceModel.model_config | {"extra": "ignore"}
 
@@ -229,5 +229,5 @@ class InferenceService(ResourceModel):
 
     @property
     def served_name(self) -> str:
-        """The model name that clients use."""
+        """Model name that clients use."""
         return self.spec.model.served_name or self.metadata.name

@@ -1,4 +1,4 @@
-"""InferenceService, status side: what the operator observed."""
+"""Status of InferenceService, written by the operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from plimsoll_api.schema import ResourceModel
 
 
 class ConditionType(StrEnum):
-    """Conditions of an InferenceService. ``Ready`` summarizes them (kstatus-compatible)."""
+    """Conditions of an InferenceService.
+
+    ``Ready`` summarizes the others (compatible with kstatus).
+    """
 
     READY = "Ready"
     ENGINE_READY = "EngineReady"
@@ -36,7 +39,7 @@ MAX_STATUS_CONDITIONS = 32
 
 
 class Leaks(StrEnum):
-    """The answer to the question whether a revision leaks."""
+    """Answer to whether a revision leaks."""
 
     YES = "Yes"
     NO = "No"
@@ -44,7 +47,7 @@ class Leaks(StrEnum):
 
 
 class RevisionVerdict(ResourceModel):
-    """Whether a revision leaks, for canary tools and people."""
+    """Verdict on whether a revision leaks, for canary tools and people."""
 
     revision: Annotated[str, StringConstraints(max_length=63)] = Field(
         description="Hash of the revision."
@@ -64,7 +67,7 @@ class RevisionVerdict(ResourceModel):
 
 
 class Verdicts(ResourceModel):
-    """The verdicts on the revisions of a service or workload."""
+    """Verdicts on the revisions of a service or workload."""
 
     verdicts: Annotated[list[RevisionVerdict], Field(max_length=4)] | None = Field(
         default=None,
@@ -74,7 +77,7 @@ class Verdicts(ResourceModel):
 
 
 class Condition(ResourceModel):
-    """One condition, as in the Kubernetes API conventions."""
+    """Condition, as in the Kubernetes API conventions."""
 
     type: Annotated[str, StringConstraints(max_length=316)] = Field(
         description="Type of the condition, in CamelCase."
@@ -99,7 +102,7 @@ class Condition(ResourceModel):
 
 
 class MemoryStatus(ResourceModel):
-    """Memory of the worst replica. Absent figures are unknown."""
+    """Memory of the worst replica. Absent values are unknown."""
 
     host_consumed_percent: int | None = Field(
         default=None,
@@ -117,7 +120,7 @@ class MemoryStatus(ResourceModel):
 
 
 class RecommendedMemory(ResourceModel):
-    """An amount of host memory."""
+    """Amount of host memory."""
 
     memory: Annotated[str, StringConstraints(max_length=64)] = Field(
         description="Amount of memory, as a quantity."
@@ -134,7 +137,7 @@ class RecommendedResources(ResourceModel):
 
 
 class Recommendation(ResourceModel):
-    """The memory contract of a revision, from what its replicas were observed to need."""
+    """Recommended memory contract of a revision, from the observed needs of its replicas."""
 
     message: Annotated[str, StringConstraints(max_length=1024)] = Field(
         description="Needs, pools, growth per request, and how long the limit lasts, in a sentence."
@@ -154,7 +157,7 @@ class Recommendation(ResourceModel):
 
 
 class Revisions(ResourceModel):
-    """Revisions of the pods, by hash: the names of their ControllerRevisions end with it."""
+    """Revisions of the pods, as hashes; the names of their ControllerRevisions end with them."""
 
     update: str | None = Field(default=None, description="Revision of the current spec.")
     current: str | None = Field(
@@ -171,7 +174,7 @@ class Revisions(ResourceModel):
 
 
 class SuspectRevision(ResourceModel):
-    """A revision that leaks in most of its replicas."""
+    """Revision that leaks in most of its replicas."""
 
     revision: str = Field(description="Hash of the revision.")
     leak: str = Field(description="Leak that the replicas share, as its kind and segment.")
@@ -195,7 +198,7 @@ class SuspectRevision(ResourceModel):
 
 
 class InferenceServiceStatus(Verdicts):
-    """The observed state."""
+    """Observed state of an InferenceService."""
 
     observed_generation: int | None = Field(
         default=None,

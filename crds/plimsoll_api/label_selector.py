@@ -1,4 +1,4 @@
-"""A Kubernetes label selector that must not be empty: its schema, rules and meaning."""
+"""Kubernetes label selector that must not be empty: schema, rules and matching."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 
 
 def _check_subdomain(key: str) -> str:
-    """Refuse a prefix that is not a DNS subdomain, such as ``a..b``, which the pattern allows.
+    """Refuse a key whose prefix is not a DNS subdomain, such as ``a..b``, which the pattern allows.
 
-    One such key in a selector would make the API server refuse the webhooks of all policies.
+    Because of one such key, the API server would refuse the webhooks of all policies.
     """
     prefix, slash, _ = key.rpartition("/")
     if slash and not _SUBDOMAIN.fullmatch(prefix):
@@ -68,7 +68,7 @@ REQUIREMENT_RULES = validations(
 
 
 class Requirement(ResourceModel):
-    """A requirement on one label."""
+    """Requirement on one label."""
 
     model_config = ResourceModel.model_config | {"json_schema_extra": REQUIREMENT_RULES}
 
@@ -96,7 +96,7 @@ class Requirement(ResourceModel):
         return (found is not None) == (self.operator is Operator.EXISTS)
 
     def query(self) -> str:
-        """Return the requirement as one term of a ``labelSelector`` query."""
+        """Return the requirement as a term of the query parameter ``labelSelector``."""
         if self.operator is Operator.EXISTS:
             return self.key
         if self.operator is Operator.DOES_NOT_EXIST:
@@ -113,7 +113,7 @@ def _valid_keys(labels: dict[str, str]) -> dict[str, str]:
 
 
 class LabelSelector(ResourceModel):
-    """Pods that have all of these labels. Never empty."""
+    """Non-empty selector of pods that meet all of its requirements."""
 
     model_config = ATOMIC
 
@@ -146,7 +146,7 @@ class LabelSelector(ResourceModel):
         )
 
     def query(self) -> str:
-        """Return the selector as the ``labelSelector`` query of a list request."""
+        """Return the selector as the query parameter ``labelSelector`` of a list request."""
         terms = [f"{key}={value}" for key, value in self.match_labels.items()]
         return ",".join([*terms, *(one.query() for one in self.match_expressions)])
 

@@ -1,12 +1,12 @@
-"""LeakIncident: a leak or stall, and what was done about it, written by the replica's supervisor.
+"""LeakIncident: a leak or stall, and the actions taken, written by the replica's supervisor.
 
-Times are RFC 3339, sizes are bytes. The supervisor writes these structs, the command line reads
+Times are in RFC 3339, sizes in bytes. The supervisor writes these structs, the command line reads
 them, and the CRD is generated from them.
 
-Any client with the token of a supervised pod may write them. So names, texts, lists, the whole
-object and the number of writes are limited by the schema and by ``config/admission-policy.yaml``. A
-pod has at most :data:`MAX_OF_POD` incidents. Each is written at most 1 + :data:`MAX_WRITES` times,
-and takes about 16 KiB.
+Any client with the token of a supervised pod may write them. So the schema and
+``config/admission-policy.yaml`` limit names, texts, lists, the object's size and the number of
+writes. A pod has at most :data:`MAX_OF_POD` incidents; each is written at most 1 +
+:data:`MAX_WRITES` times and takes about 16 KiB.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from plimsoll_api.manifest import written
 from plimsoll_api.roles import PodRole
 
 MAX_OF_POD = 20
-"""Maximum number of incidents of a pod: their names end in a number below this."""
+"""Maximum number of incidents of a pod; their names end with a number below this."""
 MAX_WRITES = 100
-"""Maximum number of writes to the status of an incident by its supervisor."""
+"""Maximum number of times that a supervisor writes the status of an incident."""
 MAX_TEXT = 400
 MAX_SENTENCES = 12
 MAX_TIMELINE = 24
 MAX_TEXTS = 4096
-"""Maximum length of all texts of a status together, in characters: about a screen."""
+"""Maximum length of all texts of a status together, in characters."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Word = Annotated[str, msgspec.Meta(max_length=63)]
@@ -47,7 +47,7 @@ MAX_INCIDENT_CONDITIONS = 4
 
 
 class IncidentWorkload(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The workload that the pod is a replica of."""
+    """Workload whose replica the pod is."""
 
     kind: Annotated[
         _Word, written("Kind of the object, for example `InferenceService` or `Deployment`.")
@@ -65,7 +65,7 @@ class PolicyReference(msgspec.Struct, rename="camel"):
 
 
 class IncidentTarget(msgspec.Struct, rename="camel"):
-    """Part of the pod among the pods that serve together."""
+    """Role of the pod among the pods that serve together."""
 
     role: Annotated[
         PodRole,
@@ -77,7 +77,7 @@ class IncidentTarget(msgspec.Struct, rename="camel"):
 
 
 class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The identity of an incident; it never changes."""
+    """Identity of an incident, which never changes."""
 
     id: Annotated[
         _Name,
@@ -129,7 +129,7 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class IncidentTrigger(msgspec.Struct, rename="camel"):
-    """A hypothesis: the growth follows a counter of the engine, or time."""
+    """Hypothesis that the growth follows a counter of the engine, or time."""
 
     counter: Annotated[
         _Name,
@@ -149,7 +149,7 @@ class IncidentTrigger(msgspec.Struct, rename="camel"):
 
 
 class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The memory that grew."""
+    """Memory that grew."""
 
     segment: Annotated[_Name | None, written("Memory segment that grew.")] = None
     process: Annotated[
@@ -183,7 +183,7 @@ class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class IncidentCondition(msgspec.Struct, rename="camel", omit_defaults=True):
-    """One condition, as in the Kubernetes API conventions."""
+    """Condition, as in the Kubernetes API conventions."""
 
     type: Annotated[_Word, written("Type of the condition, in CamelCase.")]
     status: Annotated[
@@ -208,7 +208,7 @@ def _characters(texts: str, of: str = "") -> str:
 
 
 class IncidentStep(msgspec.Struct, rename="camel", omit_defaults=True):
-    """One action that was taken, or would have been."""
+    """Action that was taken, or that would have been taken in mode Observe."""
 
     time: Annotated[str, written("Time at which the step began.", schema=_TIME)]
     step: Annotated[_Word, written("Action that was taken.")]
@@ -298,7 +298,7 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class LeakIncident(msgspec.Struct):
-    """A memory leak or an engine stall, and what was done about it."""
+    """Memory leak or engine stall, and the actions taken."""
 
     spec: Annotated[LeakIncidentSpec, written("Identity of the incident. Immutable.")]
     status: Annotated[

@@ -1,8 +1,8 @@
-"""The growth that the replicas of a workload have learned, kept over their pods.
+"""Growth that supervisors observed in the replicas of a workload, kept beyond the life of a pod.
 
-Supervisors report it in their metrics. The operator keeps it beside their configuration, in the
-same ConfigMap, so that a new pod or revision does not learn from the beginning. It comes from pods,
-so it is limited here, and a file that exceeds a limit is ignored.
+Supervisors report it in their metrics. The operator stores it in the ConfigMap of their
+configuration, so that new pods and revisions do not start to learn again. The values come from
+pods, so they are limited here, and a file that exceeds a limit is ignored.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ LEARNED_FILE = "learned.json"
 MAX_LEARNED = 100
 """Maximum number of workloads in a file."""
 MAX_LEARNED_BYTES = 128 << 10
-"""Maximum size of a file. A workload takes 300 bytes, and 700 with Kubernetes' longest names."""
+"""Maximum size of a file. A workload takes 300 bytes, or 700 with the longest possible names."""
 WINDOWS_H = (1, 6, 24)
-"""Windows in hours over which growth is observed."""
+"""Windows, in hours, over which growth is measured."""
 MAX_SEEN_S = 14 * 86400
-"""Longest observation in seconds: two weeks, so that each weekday occurs twice."""
+"""Maximum duration of observation in seconds: two weeks, so that each weekday occurs twice."""
 KEPT_H = MAX_SEEN_S // 3600
-"""Hours for which observations are kept."""
+"""Number of hours for which observations are kept."""
 RISE_A_DAY, FALL_A_DAY = 1.25, 0.9
-"""Most by which a learned budget rises or falls in a day. It falls slowly, because a busy week
-after a quiet one must not raise an alarm."""
+"""Maximum daily rise and fall of a learned budget, as factors. It falls slowly, so that a busy week
+after a quiet one causes no alarm."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
 
 
 class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The growth of healthy replicas in one memory, in bytes.
+    """Growth of healthy replicas in one kind of memory, in bytes.
 
-    ``seen_s`` is for how long they were observed, ``gains`` the 99th percentile of their growth
-    within each of :data:`WINDOWS_H`, and ``start`` what a start takes. ``budget`` is None while it
-    is learned.
+    ``seen_s`` is the duration of observation. ``gains`` are the 99th percentiles of growth within
+    each of :data:`WINDOWS_H`, and ``start`` is the memory that a start needs. ``budget`` is None
+    during learning.
     """
 
     seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEEN_S)] = 0
@@ -49,9 +49,9 @@ class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The lessons of the newest revision of a workload.
+    """Learned memory of a workload's newest revision.
 
-    ``workload`` is empty for a service. ``at`` is the hour of the last change, since 1970.
+    ``workload`` is empty for a service. ``at`` is the time of the last change, in hours since 1970.
     """
 
     workload: Annotated[str, msgspec.Meta(max_length=317)]
@@ -73,12 +73,12 @@ def decode(data: bytes) -> tuple[LearnedWorkload, ...]:
 
 
 def encode(workloads: Sequence[LearnedWorkload]) -> bytes:
-    """Format a file with one workload per line, for people."""
+    """Return the content of a file, with one workload per line for readability."""
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in workloads) + b"]\n"
 
 
 def stepped(now: int, wanted: int, days: float) -> int:
-    """Return the budget ``days`` after it was ``now``, on its way to ``wanted`` bytes."""
+    """Return the budget ``days`` after it was ``now``, moving towards ``wanted`` bytes."""
     days = min(days, 365.0)
     most = math.ceil(now * math.pow(RISE_A_DAY, days))
     least = math.floor(now * math.pow(FALL_A_DAY, days))

@@ -1,8 +1,8 @@
-"""Sockets that accept connections of both address families.
+"""Sockets that accept both IPv4 and IPv6 connections.
 
-A kubelet probes a pod, and Prometheus scrapes it, at an address of the cluster's family. In a
-cluster with only IPv6, a socket at ``0.0.0.0`` is never reached. Imports are few, because the
-supervisor's launcher uses this module.
+The kubelet and Prometheus connect to a pod with the cluster's address family. In a cluster with
+only IPv6, a socket at ``0.0.0.0`` is unreachable. This module imports little, because the
+supervisor's launcher uses it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import errno
 import socket
 
 EVERY_ADDRESS = "::"
-"""All addresses of this machine or pod, of both families."""
+"""All addresses of this machine or pod, in both families."""
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 """Errors of a kernel or sandbox without IPv6."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a TCP socket bound to ``host`` and ``port``, before it listens.
+    """Return a TCP socket that is bound to ``host`` and ``port``, but does not listen yet.
 
     :data:`EVERY_ADDRESS` includes IPv4, and means only IPv4 if there is no IPv6. Raises OSError, or
-    OverflowError for a number that is not a port.
+    OverflowError for an invalid port.
     """
     if host == EVERY_ADDRESS:
         try:
@@ -38,7 +38,7 @@ def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if host == EVERY_ADDRESS:
-            # Its default is a setting of the network namespace.
+            # Otherwise a setting of the network namespace decides.
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         found.bind((host, port))
     except (OSError, OverflowError):

@@ -1,4 +1,4 @@
-"""Structured logs, the same in every process: one JSON object per line, on standard error.
+"""Structured logs of all processes: one JSON object per line, on standard error.
 
 Each line has ``ts`` (RFC 3339, UTC), ``level``, ``logger`` and ``message``, then the fields passed
 as ``extra``, and ``exception`` with the traceback of an error.
@@ -15,10 +15,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Format a record as one line of JSON."""
+    """Formatter of records as lines of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, without a line break."""
+        """Return the record as one line, without a line break at its end."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {
             "ts": when.replace("+00:00", "Z"),
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str = "INFO", libraries: Mapping[str, str] | None = None) -> None:
-    """Make the root logger write JSON from ``level`` up; ``libraries`` sets levels by logger."""
+    """Configure the root logger to write JSON; ``libraries`` sets levels by logger name."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""``spec.supervision.maintenanceWindow``: when restarts that can wait are made."""
+"""``spec.supervision.maintenanceWindow``: time for restarts that can wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll_api.units import DAY_S
 
 
 class Weekday(StrEnum):
-    """A day of the week. Its position is its number, 0 for Monday."""
+    """Day of the week; its position is its number, 0 for Monday."""
 
     MONDAY = "Monday"
     TUESDAY = "Tuesday"
@@ -81,9 +81,10 @@ WEEKDAYS = FieldForm(
 
 
 class MaintenanceWindow(msgspec.Struct, frozen=True):
-    """The time for restarts that can wait: ``duration_s`` from ``start_s`` after midnight UTC.
+    """Time for restarts that can wait: ``duration_s`` seconds from ``start_s`` after midnight UTC.
 
-    ``days`` are the days on which the window begins, 0 is Monday; none means every day.
+    ``days`` are the numbers of the days on which the window opens, 0 for Monday; empty means every
+    day.
     """
 
     start_s: Annotated[
@@ -108,7 +109,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
     ] = ()
 
     def opens_in(self, now: float) -> float:
-        """Return the seconds from ``now`` (Unix seconds) until it opens; zero while open."""
+        """Return the seconds from ``now`` (Unix) until the window opens; zero while it is open."""
         today = int(now // DAY_S)
         # Yesterday's window may still be open.
         for day in range(today - 1, today + 8):
@@ -121,5 +122,5 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
 
     @property
     def opens_at(self) -> str:
-        """Return the opening time as ``HH:MM UTC``."""
+        """Opening time as ``HH:MM UTC``."""
         return f"{_write_time_of_day(self.start_s)} UTC"

@@ -1,9 +1,9 @@
-"""Converts between manifests and msgspec structs.
+"""Converts manifests to msgspec structs.
 
-A struct holds parsed values: bytes and seconds as numbers. Each of its fields describes with
-:func:`written` its form in a manifest: its name, ``512Mi`` or ``24h``, its description and its CEL
-rules. Both the CRD's schema (:mod:`plimsoll_api.structural`) and the parser of manifests
-(:func:`from_manifest`) follow from that, so the two cannot differ.
+A struct holds parsed values: bytes and seconds as numbers. :func:`written` annotates each field
+with its manifest form: its name, quantities such as ``512Mi`` or ``24h``, its description and its
+CEL rules. Both the CRD's schema (:mod:`plimsoll_api.structural`) and the parser
+(:func:`from_manifest`) use these annotations, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Path = tuple[int | str, ...]
 
 
 class FieldForm(NamedTuple):
-    """The form of a value in a manifest.
+    """Form of a value in a manifest.
 
-    ``read`` converts the manifest's value to the struct's and raises ValueError. ``write`` does the
-    reverse for defaults. ``schema`` is the structural schema of the manifest's value.
+    ``read`` converts the manifest's value to the struct's value and raises ValueError. ``write``
+    converts defaults back. ``schema`` is the structural schema of the manifest's value.
     """
 
     read: Callable[[Any], Any]
@@ -53,7 +53,10 @@ class FieldForm(NamedTuple):
 
 
 def text_of(value: Any) -> str:
-    """Return ``value`` as text; a whole number is also a quantity. Raises ValueError otherwise."""
+    """Return ``value`` as text; a whole number is also a quantity.
+
+    Raises ValueError for other types.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("must be a string")
     return str(value)
@@ -89,8 +92,8 @@ def _positive_seconds(value: Any) -> float:
 
 POSITIVE_BYTES = FieldForm(_positive_bytes, int, QUANTITY_SCHEMA)
 LIMIT_BYTES = FieldForm(_limit_bytes, int, QUANTITY_SCHEMA)
-"""A limit, rounded down: the API server compares the quantities as they are written, and what it
-refuses must be refused here as well."""
+"""Limit, rounded down. The API server compares the quantities as written, and this form must refuse
+the same ones."""
 DURATION = FieldForm(_seconds, format_duration, DURATION_SCHEMA)
 POSITIVE_DURATION = FieldForm(
     _positive_seconds, format_duration, DURATION_SCHEMA | validations(POSITIVE_DURATION_RULE)
@@ -98,11 +101,11 @@ POSITIVE_DURATION = FieldForm(
 
 
 class Several(dict[str, Any]):
-    """The values of several fields of a struct, which one value in a manifest sets."""
+    """Values for several fields of a struct, from one value in a manifest."""
 
 
 class Field(NamedTuple):
-    """A field of a struct in its manifest form. ``type`` is without None."""
+    """Field of a struct in its manifest form. ``type`` excludes None."""
 
     name: str
     python_name: str
@@ -128,10 +131,10 @@ def written(
     form: FieldForm | None = None,
     schema: dict[str, Any] | None = None,
 ) -> msgspec.Meta:
-    """Return the annotation of a field: its text for ``kubectl explain``, and its manifest form.
+    """Return the annotation of a field: its description for ``kubectl explain`` and its form.
 
-    ``name`` is given if the manifest's name is not the struct's in camelCase. ``schema`` adds keys
-    to the structural schema.
+    ``name`` is the name in the manifest if it differs from the struct's in camelCase. ``schema``
+    adds keys to the structural schema.
     """
     extra = (schema or {}) | (validations(*rules) if rules else {})
     return msgspec.Meta(
@@ -151,7 +154,7 @@ _SPLIT: dict[type, tuple[Field, ...]] = {}
 
 
 def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the fields of ``struct`` that a manifest has, in order: those with a description."""
+    """Return the fields of ``struct`` that a manifest has, which are those with a description."""
     if struct not in _SPLIT:
         hints = get_type_hints(struct, include_extras=True)
         found = (_field(one, hints[one.name]) for one in msgspec.structs.fields(struct))
@@ -196,7 +199,7 @@ def unwrap(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
 
 
 class ProblemKind(StrEnum):
-    """The kind of a problem."""
+    """Kind of a problem in a manifest."""
 
     UNKNOWN = "unknown"
     MISSING = "missing"
@@ -204,7 +207,7 @@ class ProblemKind(StrEnum):
 
 
 class Problem(NamedTuple):
-    """One fault in a manifest. ``path`` leads to it from the struct."""
+    """Problem in a manifest. ``path`` leads to it from the struct."""
 
     path: Path
     fault: ProblemKind
@@ -213,7 +216,7 @@ class Problem(NamedTuple):
 
 
 class ManifestError(ValueError):
-    """An invalid manifest; ``problems`` has all its faults."""
+    """Error for an invalid manifest, with all its ``problems``."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(f"{_dotted(one.path)}: {one.message}" for one in problems))
@@ -228,7 +231,7 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def from_manifest(struct: type[_Struct], raw: Any) -> _Struct:
-    """Parse ``raw`` as a ``struct``. Raises :class:`ManifestError`."""
+    """Parse ``raw``, a part of a manifest, as a ``struct``. Raises :class:`ManifestError`."""
     problems: list[Problem] = []
     value = _read(struct, raw, (), problems)
     if problems or not isinstance(value, struct):
@@ -282,7 +285,7 @@ def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
 
 
 def _allowed(type_: Any) -> str:
-    """Return which values an enumeration or a list of them allows; empty for other types."""
+    """Return a message with the allowed values of an enumeration or a list of it, or else empty."""
     inner = next(iter(get_args(type_)), type_)
     inner, _ = unwrap(inner)
     if isinstance(inner, type) and issubclass(inner, Enum):

@@ -1,4 +1,4 @@
-"""The memory contract of a revision: a sentence, and the requests and limits to set. Pure."""
+"""Memory contract of a revision: a sentence, and requests and limits to set. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from plimsoll_api.units import DAY_S, format_bytes, format_left
 STEP_BYTES = 256 << 20
 """Requests and limits are rounded up to a multiple of this size."""
 MIN_REQUESTS, MIN_GROWTH_AGE_S = 1000, 3600
-"""Requests and seconds after a warm-up from which growth per request and per second is stated."""
+"""Minimum number of requests, and of seconds after the warm-up, before growth rates are shown."""
 MAX_FORECAST_S = 3 * 365 * DAY_S
-"""Longest time that a text gives a limit to last; slower growth is not worth a word."""
+"""Longest time until a limit that a text mentions."""
 SHOWN_SHARE = 0.01
-"""Share of the level from which pools that are not full yet are mentioned."""
+"""Minimum share of the level above which unfilled pools are mentioned."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
 
 
 class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The needs of one memory of a replica, in bytes.
+    """Memory needs of a replica for one kind of memory, in bytes.
 
-    ``level`` is the most that it held while it was healthy. ``pools`` is the sum of the bounds in
-    the engine's ledger, and ``unfilled`` what these pools may still take. ``limit`` is None if
+    ``level`` is the maximum while it was healthy. ``pools`` is the sum of the bounds in the
+    engine's ledger, and ``unfilled`` the part that the pools do not use yet. ``limit`` is None if
     unknown.
     """
 
@@ -39,7 +39,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Contract(NamedTuple):
-    """A sentence about one memory, and its request and limit in bytes."""
+    """Sentence about one kind of memory, and its request and limit in bytes."""
 
     text: str
     request: int
@@ -49,7 +49,7 @@ class Contract(NamedTuple):
 def needs_of(
     memory: str, level: int, limit: int | None, ledger: Iterable[LedgerEntry]
 ) -> MemoryNeeds:
-    """Return the needs of ``memory`` (host or device). Its pools are those of the ledger."""
+    """Return the needs for ``memory`` (host or device), with the pools in the ledger."""
     pools = [(one.bytes, one.bound) for one in ledger if one.kind == memory]
     bounded = [(size, bound) for size, bound in pools if bound is not None]
     return MemoryNeeds(
@@ -67,10 +67,10 @@ def contract(
     budget: int,
     request: int | None = None,
 ) -> Contract:
-    """Return the contract of a revision by the worst of its replicas; ``needs`` is not empty.
+    """Return the contract of a revision for the worst of its replicas; ``needs`` is not empty.
 
-    ``growth`` is that since the warm-up, ``budget`` the leak budget and ``request`` the present
-    request, in bytes.
+    ``growth`` is the growth since the warm-up, ``budget`` the leak budget and ``request`` the
+    current request, in bytes.
     """
     worst = max(needs, key=lambda one: one.level + one.unfilled)
     level = max(one.level for one in needs)
@@ -94,7 +94,7 @@ def contract(
 
 
 def _two_digits(value: float) -> float:
-    """Return ``value`` with two digits, so that a status seldom changes."""
+    """Round ``value`` to two digits, so that a status seldom changes."""
     return round(value, 1 - math.floor(math.log10(value)))
 
 
@@ -103,5 +103,5 @@ def _rounded(size: int) -> int:
 
 
 def quantity_text(size: int) -> str:
-    """Format a multiple of 1 MiB as a quantity in a manifest: ``17408Mi``, ``18Gi``."""
+    """Format a multiple of 1 MiB as a quantity: ``17408Mi``, ``18Gi``."""
     return f"{size >> 30}Gi" if size % (1 << 30) == 0 else f"{size >> 20}Mi"

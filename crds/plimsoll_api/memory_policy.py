@@ -1,4 +1,4 @@
-"""``spec.memory``: the growth budgets of a replica, in bytes and seconds."""
+"""``spec.memory``: growth budgets of a replica, in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from plimsoll_api.manifest import (
 from plimsoll_api.units import DAY_S, format_bytes
 
 NEAR_LIMIT_RATIO = 0.95
-"""Share of a memory limit in use, without what the kernel can reclaim, that counts as near it."""
+"""Share of a memory limit, without reclaimable memory, above which the replica counts as near
+it."""
 AUTO = "Auto"
-"""The value of ``growthBudget`` for an automatic budget, which is learned."""
+"""Value of ``growthBudget`` for a learned budget."""
 PROVISIONAL_BYTES = 2 << 30
 PROVISIONAL_SHARE = 0.125
-"""The budget before a level is known: an eighth of the memory limit, at most 2 GiB. It is a choice,
-not a measurement: large enough that a first day seldom spends it, and small enough to report a
+"""Budget before a level is known: an eighth of the memory limit, at most 2 GiB. This is a choice,
+not a measurement: large enough that a first day seldom exhausts it, and small enough to report a
 leak well before the limit."""
 
 
 def provisional(limit_bytes: int | None) -> int:
-    """Return the budget in bytes that ``Auto`` means before a level is known."""
+    """Return the budget of ``Auto`` in bytes before a level is known."""
     if limit_bytes is None:
         return PROVISIONAL_BYTES
     return max(1, min(PROVISIONAL_BYTES, int(PROVISIONAL_SHARE * limit_bytes)))
@@ -56,8 +57,8 @@ GROWTH_BUDGET = FieldForm(
 class MemoryBudget(msgspec.Struct, frozen=True):
     """Unexplained growth allowed within a window. ``limit_bytes`` is the container's limit.
 
-    An ``auto`` budget is learned by the supervisor. Its ``growth_bytes`` are then what an earlier
-    supervisor, which learns nothing, goes by.
+    The supervisor learns an ``auto`` budget. Its ``growth_bytes`` are for older supervisors, which
+    cannot learn.
     """
 
     growth_bytes: Annotated[
@@ -158,14 +159,17 @@ class AutoBudgets(msgspec.Struct, frozen=True):
 
 
 def budget_of(text: str, window_s: float = DAY_S) -> MemoryBudget:
-    """Return the budget that ``text``, a size or ``Auto``, stands for. Raises ValueError."""
+    """Parse a budget: a size or ``Auto``. Raises ValueError."""
     value = GROWTH_BUDGET.read(text)
     given = value if isinstance(value, Several) else {"growth_bytes": value}
     return MemoryBudget(window_s=window_s, **given)
 
 
 class MemoryPolicy(msgspec.Struct, frozen=True):
-    """Budgets for host and device memory; memory without a budget is watched, never acted on."""
+    """Budgets for host and device memory.
+
+    Without a budget, memory is observed, but growth has no effect.
+    """
 
     host: Annotated[
         MemoryBudget | None,
@@ -208,11 +212,11 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
 
     @property
     def learns(self) -> bool:
-        """Whether any budget is automatic (learned)."""
+        """Whether any budget is learned."""
         return any(one is not None and one.auto for one in (self.host, self.device))
 
     def auto_of(self, kind: IncidentKind) -> MemoryBudget | None:
-        """Return the budget for incidents of ``kind`` if it is automatic (learned), else None."""
+        """Return the budget for incidents of ``kind`` if it is learned, or else None."""
         budgets = {IncidentKind.HOST_GROWTH: self.host, IncidentKind.DEVICE_GROWTH: self.device}
         budget = budgets.get(kind)
         return budget if budget is not None and budget.auto else None

@@ -1,8 +1,8 @@
-"""Enumerations whose readers may be older than their writers.
+"""Enumerations that accept words of later versions.
 
-Parts of one installation have different versions: an upgrade of the operator restarts no pods, and
-each pod keeps its supervisor and engine. So a reader must expect unknown words. It keeps the text
-of such a word, which equals no known one.
+The parts of one installation have different versions: an upgrade of the operator restarts no pods,
+and each pod keeps its supervisor and engine. So a reader must accept unknown words. It keeps their
+text, which equals no known word.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
 
 class OpenEnum(StrEnum):
-    """An enumeration that later versions may extend.
+    """Enumeration that later versions may extend.
 
-    An unknown word keeps its text, equals no member and is not in ``list(...)``; ``is_known`` is
-    then false. Anything but a short plain word is refused with ValueError, or with msgspec's error
-    if msgspec decodes it.
+    An unknown word keeps its text, equals no member, is not in ``list(...)`` and has a false
+    ``is_known``. Text that is not a short plain word raises ValueError, or msgspec's error in a
+    decoder.
     """
 
     @classmethod
@@ -40,7 +40,7 @@ class OpenEnum(StrEnum):
 
 
 def unknown_words(value: object) -> Iterator[OpenEnum]:
-    """Yield the unknown words within ``value``, a struct or a container of structs."""
+    """Yield the unknown words in ``value``, a struct or a container of structs."""
     if isinstance(value, OpenEnum):
         if not value.is_known:
             yield value

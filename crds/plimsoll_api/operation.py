@@ -1,4 +1,4 @@
-"""The operations part of an InferenceService: scaling, rollouts, network, monitoring."""
+"""Operational part of an InferenceService: scaling, rollouts, network, monitoring."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Count = Annotated[
         }
     ),
 ]
-"""A number of replicas, or a percentage of them."""
+"""Number of replicas, or percentage of them."""
 
 Labels = Annotated[
     dict[str, Annotated[str, StringConstraints(max_length=63, pattern=_LABEL)]],
@@ -42,12 +42,12 @@ Labels = Annotated[
 
 
 def count(text: str) -> int | str:
-    """Return the count in Kubernetes' form: a whole number, or a text that ends in %."""
+    """Return the count as Kubernetes writes it: an integer, or text that ends with %."""
     return text if text.endswith("%") else int(text)
 
 
 class ScaleMetric(ResourceModel):
-    """A metric of the pods that the cluster's custom metrics API serves."""
+    """Metric of the pods in the cluster's custom metrics API."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
         description="Name of the metric in the custom metrics API, for example "
@@ -65,7 +65,7 @@ class ScaleMetric(ResourceModel):
 
 
 class ScaleTarget(ResourceModel):
-    """The quantity that determines the number of replicas: one of the two."""
+    """Target that determines the number of replicas; exactly one field is set."""
 
     cpu_percent: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         default=None,
@@ -82,7 +82,7 @@ class ScaleTarget(ResourceModel):
 
 
 class TriggerAuthentication(ResourceModel):
-    """The credentials of a trigger."""
+    """Credentials of a trigger."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
         description="Name of the object."
@@ -94,7 +94,7 @@ class TriggerAuthentication(ResourceModel):
 
 
 class ScaleTrigger(ResourceModel):
-    """A trigger of KEDA, as in a ScaledObject."""
+    """KEDA trigger, as in a ScaledObject."""
 
     type: Annotated[str, StringConstraints(min_length=1, max_length=63)] = Field(
         description="Type of KEDA's scaler, for example `prometheus`."
@@ -108,7 +108,7 @@ class ScaleTrigger(ResourceModel):
 
 
 class Autoscaling(ResourceModel):
-    """A HorizontalPodAutoscaler for the service, or a ScaledObject of KEDA."""
+    """HorizontalPodAutoscaler, or ScaledObject of KEDA, for the service."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_SERVICE_REPLICAS)] = Field(
         default=1,
@@ -176,7 +176,7 @@ AUTOSCALING_RULES = validations(
 
 
 class OnLeak(StrEnum):
-    """The reaction to a rollout whose new revision leaks in most of its replicas."""
+    """Reaction to a revision that leaks in most of its replicas."""
 
     CONTINUE = "Continue"
     HOLD = "Hold"
@@ -184,14 +184,14 @@ class OnLeak(StrEnum):
 
 
 class RunRevision(StrEnum):
-    """The revision that the pods run."""
+    """Revision that the pods run."""
 
     SPEC = "Spec"
     LAST_GOOD = "LastGood"
 
 
 class Rollout(ResourceModel):
-    """The way in which new pods replace old ones."""
+    """Settings of the replacement of old pods by new ones."""
 
     max_surge: Count | None = Field(
         default=None,
@@ -243,7 +243,7 @@ ROLLOUT_RULES = validations(
 
 
 class Disruption(ResourceModel):
-    """A PodDisruptionBudget for the replicas."""
+    """PodDisruptionBudget for the replicas."""
 
     enabled: bool = Field(
         default=True, description="Whether to create a PodDisruptionBudget. Defaults to true."
@@ -257,7 +257,7 @@ class Disruption(ResourceModel):
 
 
 class NetworkPolicy(ResourceModel):
-    """A NetworkPolicy that admits only the peers named here."""
+    """NetworkPolicy that allows traffic only from the listed peers."""
 
     enabled: bool = Field(
         default=True,
@@ -285,7 +285,7 @@ class NetworkPolicy(ResourceModel):
 
 
 class Monitor(ResourceModel):
-    """An object for the Prometheus operator."""
+    """Object for the Prometheus operator."""
 
     enabled: bool = Field(
         default=False,
@@ -299,7 +299,7 @@ class Monitor(ResourceModel):
 
 
 class PodMonitor(Monitor):
-    """Tells Prometheus to scrape engine and supervisor."""
+    """PodMonitor for the engine and the supervisor."""
 
     interval: PositiveDuration = Field(
         default="15s", description="Time between two scrapes. Defaults to 15s."
@@ -320,7 +320,7 @@ class Observability(ResourceModel):
 
 
 class ServiceOptions(ResourceModel):
-    """The Services in front of the replicas."""
+    """Services in front of the replicas."""
 
     headless: bool = Field(
         default=False,
@@ -336,7 +336,7 @@ _DomainName = Annotated[
 
 
 class GatewayParent(ResourceModel):
-    """A Gateway that routes requests to the service."""
+    """Gateway that routes requests to the service."""
 
     name: _DomainName = Field(description="Name of the Gateway.")
     namespace: Annotated[str, StringConstraints(max_length=63, pattern=rf"^{_HOST}$")] | None = (
@@ -348,7 +348,7 @@ class GatewayParent(ResourceModel):
 
 
 class EndpointPicker(ResourceModel):
-    """The Service of an endpoint picker, which chooses the replica for each request."""
+    """Service of an endpoint picker, which chooses the replica for each request."""
 
     name: _DomainName = Field(description="Name of the Service, in the service's namespace.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(
@@ -362,7 +362,7 @@ class EndpointPicker(ResourceModel):
 
 
 class Gateway(ResourceModel):
-    """An InferencePool of the replicas, and an HTTPRoute to it."""
+    """InferencePool of the replicas, and an HTTPRoute to it."""
 
     parent_refs: Annotated[list[GatewayParent], Field(min_length=1, max_length=8)] = Field(
         description="Gateways that route requests to the service, each name once.",

@@ -1,8 +1,8 @@
-"""Rules for pages that people open in a browser: nothing is loaded, and no web site reads them.
+"""Security of web pages: no external content, and no access by other web sites.
 
-With DNS rebinding, a web site's name leads to a pod or a forwarded port. The browser then treats
-the page as that site's own, and the Host header has the site's name. An IP address cannot be
-rebound.
+With DNS rebinding, the name of a web site resolves to a pod or a forwarded port. The browser then
+treats the page as part of that site, and sends the site's name in the Host header. An IP address
+cannot be rebound.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import ipaddress
 
 SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content security policy: no scripts, and nothing is loaded."""
+"""Content security policy without scripts and external content."""
 
 
 def host_name(header: str) -> str:
-    """Return the normalized name or address in a Host header, without its port."""
+    """Return the normalized name or address in a Host header, without the port."""
     return normalize_host(_without_port(header))
 
 
 def normalize_host(name: str) -> str:
-    """Return the name in lower case, without spaces around it and without a final dot."""
+    """Return ``name`` in lower case, without surrounding spaces and a final dot."""
     return name.strip().lower().removesuffix(".")
 
 

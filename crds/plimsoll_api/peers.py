@@ -1,7 +1,7 @@
-"""The growth of a service's replicas, published by the operator while one of them may leak.
+"""Growth of a service's replicas, published by the operator while one of them may leak.
 
-It is a file beside the supervisor's configuration, in the same ConfigMap. The figures come from the
-pods, so they are limited here, and a file that exceeds a limit is ignored.
+The file is in the ConfigMap of the supervisor's configuration. Its values come from the pods, so
+they are limited here, and a file that exceeds a limit is ignored.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from plimsoll_api import decoding
 
 PEERS_FILE = "peers.json"
 MAX_PEERS = 64
-"""Maximum number of replicas in a file; more siblings would add little evidence."""
+"""Maximum number of replicas in a file; more would add little evidence."""
 MAX_PEERS_BYTES = 64 << 10
-"""Maximum size of a file. A replica takes 200 bytes, and 900 with Kubernetes' longest names."""
+"""Maximum size of a file. A replica takes 200 bytes, or 900 with the longest possible names."""
 MAX_GROWTH_BYTES = 1 << 50
 MAX_AGE_S = 1 << 32
 MAX_REQUESTS = 1 << 53
-"""Maxima of growth, age and requests: a pebibyte, a century, and the largest exact double."""
+"""Maximum growth (1 PiB), age (a century) and number of requests (the largest exact double)."""
 
 
 class PeerGrowth(msgspec.Struct, frozen=True):
-    """The growth of one memory since its warm-up, as the replica's own supervisor reports it.
+    """Growth of one kind of memory since the warm-up, as the replica's supervisor reports it.
 
     ``bytes`` is the growth at comparable load that no ledger explains. ``age_s`` is the time since
-    the warm-up in whole seconds, and ``requests`` the number of the engine's answers in that
-    time.
+    the warm-up in whole seconds, and ``requests`` the number of answered requests since then.
     """
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
@@ -38,7 +37,10 @@ class PeerGrowth(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A replica. ``workload`` owns a policy's pod; the growth of a memory is null if unknown."""
+    """Replica of the service. ``workload`` is the owner of a policy's pod.
+
+    Null growth is unknown.
+    """
 
     pod: Annotated[str, msgspec.Meta(max_length=253)]
     revision: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
@@ -59,5 +61,5 @@ def decode(data: bytes) -> tuple[Peer, ...]:
 
 
 def encode(peers: Sequence[Peer]) -> bytes:
-    """Format a file with one replica per line, for people."""
+    """Return the content of a file, with one replica per line for readability."""
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in peers) + b"]\n"

@@ -1,4 +1,4 @@
-"""``spec.probe``: the probe that the operator loads into an engine's Python processes."""
+"""``spec.probe``: probe that the operator loads into an engine's Python processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Image = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
 class InjectedProbe(msgspec.Struct, frozen=True):
-    """The probe for the pods of a policy.
+    """Probe for the pods of a policy.
 
-    Its image is not a field of a policy: it runs in other people's pods, so the operator's
+    A policy cannot set its image, which would run in other people's pods; the operator's
     administrator chooses it.
     """
 
@@ -35,7 +35,7 @@ class InjectedProbe(msgspec.Struct, frozen=True):
 
 
 class Probe(InjectedProbe, frozen=True):
-    """The probe for the pods of a service, and its image."""
+    """Probe for the pods of a service, with its image."""
 
     image: Annotated[
         Image | None,
@@ -57,7 +57,7 @@ PATH_MESSAGE = (
 
 
 def refusal(probe: Probe, engine: Engine) -> str | None:
-    """Return why ``engine`` cannot have the probe; None if it can."""
+    """Return the reason why ``engine`` cannot have the probe; None if it can."""
     if not probe.enabled:
         return None
     if engine.type is EngineType.PLIMSOLL or engine.admin_contract == "Plimsoll":

@@ -1,4 +1,4 @@
-"""Compute resources of a container. A manifest is checked as the API server checks pods."""
+"""Compute resources of a container, with the API server's checks for pods."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ONE_SOURCE = "a resource claim needs one of resourceClaimName and resourceClaimT
 
 
 class DeviceClaim(ResourceModel):
-    """Devices of a ResourceClaim, by dynamic resource allocation."""
+    """Devices from a ResourceClaim (dynamic resource allocation)."""
 
     name: _LABEL = Field(description="Name of the claim within the pod.")
     resource_claim_name: _NAME | None = Field(
@@ -84,7 +84,7 @@ CLAIM_RULES = validations(
 
 
 class EngineResources(Resources):
-    """Compute resources of an engine, which may have devices by claim."""
+    """Compute resources of an engine, which may include claims for devices."""
 
     resource_claims: Annotated[
         list[Annotated[DeviceClaim, Field(json_schema_extra=CLAIM_RULES)]], Field(max_length=8)
@@ -119,7 +119,7 @@ def _amount(of: str) -> str:
 
 
 def _rule(of: str, wrong: str, message: str) -> dict[str, str]:
-    """Return the rule that no resource ``r`` is ``wrong``; the message names the first that is."""
+    """Return the rule that ``wrong`` is false for each resource; ``r`` is its name."""
     return rule(
         f"!has(self.{of}) || !self.{of}.exists(r, {wrong})",
         f"resources.{of}: an amount {message}",
@@ -137,4 +137,4 @@ RESOURCE_RULES: dict[str, Any] = validations(
     _rule("requests", f"{_UNSHARED} && (!{_HAS_LIMIT} || {_COMPARED} != 0)", _SAME),
     _rule("limits", f"r.contains('/') && !{_amount('limits')}.isInteger()", _WHOLE),
 )
-"""The same checks as CEL rules, for each ``resources``."""
+"""The same checks as CEL rules for each ``resources``."""

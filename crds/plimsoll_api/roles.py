@@ -1,8 +1,8 @@
 """Finds the role of a pod in disaggregated or multi-node serving.
 
-Labels of the controllers that create such pods come first, then the engine's arguments. Where
-neither names a part in serving, a pod of a multi-node group is its leader or a worker. Anyone who
-may create pods can write the labels, so a role grants no permissions.
+The labels of controllers take precedence over the engine's arguments. A pod of a multi-node group
+without another role is its leader or a worker. Anyone who may create pods can write labels, so a
+role grants no permissions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ KV_TRANSFER_CONFIG = "--kv-transfer-config"
 DISAGGREGATION_MODE = "--disaggregation-mode"
 
 DISAGGREGATED_SET_ROLE = "disaggregatedset.x-k8s.io/role"
-"""The name of a role, which its author chooses. Only the usual names count."""
+"""Label with the name of a role, which its author chooses; only the usual names are recognized."""
 LLM_D_ROLE = "llm-d.ai/role"
-"""Also set by KServe on the pods of an LLMInferenceService."""
+"""Label of llm-d, which KServe also sets on the pods of an LLMInferenceService."""
 DYNAMO_TYPE = "nvidia.com/dynamo-component-type"
 DYNAMO_SUBTYPE = "nvidia.com/dynamo-sub-component-type"
 COMPONENT = "app.kubernetes.io/component"
 
 
 class PodRole(OpenEnum):
-    """Part of a pod in disaggregated or multi-node serving."""
+    """Role of a pod in disaggregated or multi-node serving."""
 
     PREFILL = "Prefill"
     DECODE = "Decode"
@@ -73,7 +73,7 @@ _BY_LABEL: tuple[tuple[str, Mapping[str, PodRole]], ...] = (
     (DYNAMO_SUBTYPE, _DYNAMO),
     (COMPONENT, _KSERVE),
 )
-"""Labels with the roles of their values, the most specific label first."""
+"""Labels and the roles for their values, the most specific label first."""
 _KV_ROLES = {
     "kv_producer": PodRole.PREFILL,
     "kv_consumer": PodRole.DECODE,
@@ -89,7 +89,7 @@ _PROGRAMS = {
 
 
 class ConnectorOptions(msgspec.Struct):
-    """The options of a connector that decide how long it holds blocks, and nested connectors."""
+    """Options of a connector that limit how long it holds blocks, and nested connectors."""
 
     kv_lease_duration: float | None = None
     decoder_kv_blocks_ttl: float | None = None
@@ -97,7 +97,7 @@ class ConnectorOptions(msgspec.Struct):
 
 
 class TransferConfig(msgspec.Struct):
-    """vLLM's ``KVTransferConfig``, as far as Plimsoll reads it."""
+    """Fields of vLLM's ``KVTransferConfig`` that Plimsoll uses."""
 
     kv_connector: str = ""
     kv_role: str | None = None
@@ -107,10 +107,9 @@ class TransferConfig(msgspec.Struct):
 def role_of(
     labels: Mapping[str, Any], words: Sequence[str] = (), worker: bool | None = None
 ) -> PodRole | None:
-    """Return the role of a pod with ``labels``, whose engine has the arguments ``words``.
+    """Return the role of a pod with ``labels`` and the engine arguments ``words``; None if unknown.
 
-    ``worker`` says whether a pod of a group is a worker; None for a pod without a group. None if
-    nothing names a role.
+    ``worker`` is whether the pod of a group is a worker; None for a pod without a group.
     """
     found = [_role_of_label(labels, label, roles) for label, roles in _BY_LABEL]
     found.append(role_of_arguments(words))
@@ -122,7 +121,7 @@ def role_of(
 
 
 def role_of_arguments(words: Sequence[str]) -> PodRole | None:
-    """Return the role that a command line names; None if it names none."""
+    """Return the role in the arguments ``words``; None if there is none."""
     if (mode := _MODES.get(next(option_values(words, DISAGGREGATION_MODE), ""))) is not None:
         return mode
     config = transfer_config(words)
@@ -133,7 +132,7 @@ def role_of_arguments(words: Sequence[str]) -> PodRole | None:
 
 
 def transfer_config(words: Sequence[str]) -> TransferConfig | None:
-    """Return vLLM's configuration of KV transfers in a command line; None if it is malformed."""
+    """Return vLLM's configuration of KV transfers in the arguments; None if it is malformed."""
     text = next(option_values(words, KV_TRANSFER_CONFIG), None)
     if text is None:
         return _from_keys(words)
@@ -144,7 +143,7 @@ def transfer_config(words: Sequence[str]) -> TransferConfig | None:
 
 
 def option_values(words: Sequence[str], flag: str) -> Iterator[str]:
-    """Yield the values of a flag from last to first, because the last takes precedence."""
+    """Yield the values of a flag from last to first; the last one takes precedence."""
     for number in range(len(words) - 1, -1, -1):
         name, given, value = words[number].partition("=")
         if name.replace("_", "-") != flag:

@@ -1,4 +1,4 @@
-"""Field types of manifests. Their pydantic checks also become checks of the CRD's schema."""
+"""Field types of manifests. Their checks in pydantic also become checks in the CRD's schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from plimsoll_api.units import parse_bytes, parse_duration, quantity
 
 
 class ResourceModel(BaseModel):
-    """A part of a manifest, with names in camelCase. Unknown fields are refused."""
+    """Part of a manifest, with names in camelCase. Unknown fields are refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
@@ -93,7 +93,7 @@ Amount = Annotated[
     AfterValidator(_validate_not_negative),
     Field(json_schema_extra=_AMOUNT_SCHEMA),
 ]
-"""An amount of a resource, at least zero."""
+"""Amount of a resource, at least zero."""
 PositiveQuantity = Annotated[Quantity, AfterValidator(_validate_more_than_zero_bytes)]
 Duration = Annotated[str, AfterValidator(_is_duration), Field(json_schema_extra=DURATION_SCHEMA)]
 PositiveDuration = Annotated[
@@ -108,18 +108,19 @@ PreservedObject = Annotated[
 
 
 STRUCTURAL = "x-structural"
-"""Marks a schema from :func:`plimsoll_api.structural.structural`, which needs no rewriting."""
+"""Key that marks a schema from :func:`plimsoll_api.structural.structural`, which is already
+structural."""
 
 
 ATOMIC = ResourceModel.model_config | {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
-"""Configuration of a model that one field manager owns as a whole, because a mixture of two would
-be wrong."""
+"""Configuration of a model that one field manager owns as a whole, because a mixture of two values
+would be wrong."""
 
 
 class FromStruct:
     """Annotation of a pydantic field whose type is a msgspec struct.
 
-    The struct determines the field's form, checks and description.
+    The struct defines the field's form, checks and description.
     """
 
     def __init__(self, struct: type[msgspec.Struct]) -> None:

@@ -1,4 +1,4 @@
-"""The serving part of an InferenceService: model, engine, containers."""
+"""Serving part of an InferenceService: model, engine, containers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=rf"^{_CLAI
 
 
 class SecretKey(ResourceModel):
-    """One key of a Secret in the same namespace."""
+    """Key of a Secret in the same namespace."""
 
     model_config = ATOMIC
 
@@ -56,7 +56,7 @@ class SecretKey(ResourceModel):
 
 
 class SecretName(ResourceModel):
-    """A Secret in the same namespace."""
+    """Secret in the same namespace."""
 
     model_config = ATOMIC
 
@@ -64,7 +64,7 @@ class SecretName(ResourceModel):
 
 
 class EnvVar(ResourceModel):
-    """One environment variable, as in a container."""
+    """Environment variable of a container."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
         description="Name of the variable."
@@ -81,7 +81,7 @@ class EnvVar(ResourceModel):
 
 
 class ModelCache(ResourceModel):
-    """Storage for downloaded checkpoints, so that new pods can reuse them."""
+    """Storage for downloaded checkpoints, which new pods reuse."""
 
     claim_name: ObjectName = Field(
         description="Name of a PersistentVolumeClaim in the same namespace. Several "
@@ -91,7 +91,7 @@ class ModelCache(ResourceModel):
 
 
 class ModelSource(ResourceModel):
-    """The weights to serve, and their name."""
+    """Weights to serve, and the name of the model."""
 
     uri: Annotated[
         str,
@@ -180,7 +180,7 @@ _ONLY_FOR = {
     "env": ("hf://", "s3://"),
     "resources": ("hf://", "s3://"),
 }
-"""Fields of a model that are only allowed with some sources."""
+"""Fields of a model that some sources do not support."""
 
 
 def _only_for(name: str) -> str:
@@ -204,7 +204,7 @@ _Path = Annotated[str, StringConstraints(max_length=256, pattern=PATH_PATTERN)]
 
 
 class EngineProbes(ResourceModel):
-    """HTTP paths on the engine's port that the kubelet probes."""
+    """HTTP paths on the engine's port for the kubelet's probes."""
 
     readiness: _Path | None = Field(
         default=None,
@@ -220,7 +220,7 @@ class EngineProbes(ResourceModel):
 
 
 class Engine(ResourceModel):
-    """The engine's container."""
+    """Container of the engine."""
 
     type: EngineType = Field(
         default=EngineType.PLIMSOLL,

@@ -1,7 +1,7 @@
-"""The start gate: an engine that starts asks its supervisor whether its devices are free.
+"""Start gate: a starting engine waits until its supervisor reports that its devices are free.
 
-The supervisor keeps the answer in a file of the run directory, and only if a gate is configured.
-The engine writes a new question at each start. Both files are small and replaced as a whole.
+If a gate is configured, the supervisor keeps its answer in a file in the run directory. The engine
+writes a new question at each start. Both files are small and replaced atomically.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * QUESTION_BYTES}
 
 
 class GateAnswer(msgspec.Struct, omit_defaults=True):
-    """The supervisor's answer, written at ``at`` in Unix seconds.
+    """Answer of the supervisor, written at ``at`` in Unix seconds.
 
-    ``answered`` is the last question of an engine that may start. ``reason`` says why another one
+    ``answered`` is the last question whose engine may start. ``reason`` explains why another engine
     waits.
     """
 

@@ -1,4 +1,4 @@
-"""``/state``: the supervisor's view of one replica, for the live view and the page."""
+"""Content of ``/state``: the supervisor's view of one replica, for the live view and the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plimsoll_api.supervision import Action
 
 
 class SignalReason(StrEnum):
-    """The reason why a supervisor lacks a signal; the same word in logs, metrics and status."""
+    """Reason why a supervisor lacks a signal; logs, metrics and status use the same word."""
 
     ENGINE_NOT_FOUND = "EngineNotFound"
     ENGINE_SILENT = "EngineSilent"
@@ -31,10 +31,10 @@ class SignalReason(StrEnum):
 
 
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether the supervisor has one of the signals by which it judges an engine.
+    """State of one signal on which the supervisor judges an engine.
 
-    ``reason`` is a :class:`SignalReason` and ``message`` says what to do; both are empty if it has
-    the signal.
+    ``reason`` is a :class:`SignalReason` and ``message`` says what to do; both are empty if the
+    signal is available.
     """
 
     ok: bool = True
@@ -43,14 +43,13 @@ class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class View(msgspec.Struct, kw_only=True):
-    """The content of ``/state``, written after each sample. Times are Unix seconds.
+    """Content of ``/state``, written after each sample. Times are in Unix seconds.
 
-    ``budgets`` is the MemoryPolicy in force. ``set_aside`` names the files of damaged parts of the
-    journal, in the folder ``set-aside`` of the state directory. ``out_of_service`` has each reason
-    for which the supervisor keeps the pod unready (``names.UNREADY_REASONS``), with the time at
-    which it ends by itself. ``signals`` has the signals of the newest sample: ``engine``,
-    ``metrics``, ``host``, ``device``, ``shared_memory``. ``role`` is the pod's part in
-    disaggregated or multi-node serving.
+    ``budgets`` is the current MemoryPolicy. ``set_aside`` are damaged files of the journal that
+    were moved to the folder ``set-aside`` of the state directory. ``out_of_service`` maps each
+    reason that keeps the pod unready (``names.UNREADY_REASONS``) to the time at which it ends.
+    ``signals`` are those of the newest sample: ``engine``, ``metrics``, ``host``, ``device``,
+    ``shared_memory``. ``role`` is the pod's role in disaggregated or multi-node serving.
     """
 
     time: float

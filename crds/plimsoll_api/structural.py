@@ -1,4 +1,4 @@
-"""The structural schema of a msgspec struct for a CRD."""
+"""Structural schema of msgspec structs for a CRD."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LIMITS = {
 
 
 def structural(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the schema of ``struct`` in its manifest form.
+    """Return the structural schema of ``struct`` in its manifest form.
 
-    A field that is never null and whose parts have defaults gets the default ``{}``, so that the
-    defaults apply if a manifest omits it. Rules of the whole struct are its ``RULES``.
+    A field that is never null and whose parts have defaults gets the default ``{}``, so that these
+    defaults apply if a manifest omits it. ``RULES`` of the struct are rules of the whole object.
     """
     known = fields(struct)
     required = [one.name for one in known if one.required]

@@ -1,6 +1,6 @@
 """``spec.supervision``: what the supervisor may do about a leak or a stall.
 
-Sizes are bytes and times are seconds. A manifest writes the same fields as quantities and durations
+Sizes are in bytes and times in seconds. In a manifest, the same fields are quantities and durations
 (:mod:`plimsoll_api.manifest`).
 """
 
@@ -21,7 +21,7 @@ MAX_SLOTS = 16
 
 
 class Mode(StrEnum):
-    """``Observe`` records what the supervisor would do; ``Recover`` does it."""
+    """Mode of the supervisor: ``Observe`` records what it would do; ``Recover`` does it."""
 
     OBSERVE = "Observe"
     RECOVER = "Recover"
@@ -35,7 +35,7 @@ class SlotScope(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """The lowest severity that the supervisor logs."""
+    """Lowest severity that the supervisor logs."""
 
     DEBUG = "Debug"
     INFO = "Info"
@@ -44,7 +44,7 @@ class LogLevel(StrEnum):
 
 
 class Action(OpenEnum):
-    """An action of the remediation ladder, least disruptive first."""
+    """Actions of the remediation ladder, least disruptive first."""
 
     TRIM = "Trim"
     WORKER_RESTART = "WorkerRestart"
@@ -53,7 +53,7 @@ class Action(OpenEnum):
 
 
 class RestartBudget(msgspec.Struct, frozen=True):
-    """Maximum number of disruptive actions in a window; then none until a person resets it."""
+    """Maximum number of disruptive actions within a window; after that, a person must reset it."""
 
     count: Annotated[
         int,
@@ -77,7 +77,8 @@ _DRAIN_MODES = {mode.value.capitalize(): mode for mode in DrainMode}
 
 
 _STORED_DRAIN_MODES = _DRAIN_MODES | {mode.value: mode for mode in DrainMode}
-"""Values of an earlier release as well: the API server wrote its default into each object."""
+"""Also accepts the values of an earlier release, whose default the API server wrote into each
+object."""
 
 
 def _read_drain_mode(value: Any) -> DrainMode:
@@ -91,12 +92,12 @@ DRAIN_MODE = FieldForm(
     lambda mode: mode.value.capitalize(),
     {"type": "string", "enum": list(_DRAIN_MODES)},
 )
-"""The value is in CamelCase in a manifest. In the admin protocol and in a supervisor's
-configuration, which an older supervisor may read, it is in lower case."""
+"""The value is in CamelCase in a manifest. It is in lower case in the admin protocol and in a
+supervisor's configuration, which an older supervisor may read."""
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """The treatment of running requests before a disruptive action."""
+    """Treatment of running requests before a disruptive action."""
 
     mode: Annotated[
         DrainMode,
@@ -118,7 +119,7 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """When an engine counts as stalled."""
+    """Criterion for a stalled engine."""
 
     timeout_s: Annotated[
         PositiveSeconds,
@@ -162,7 +163,7 @@ LADDER = FieldForm(
 
 
 class Recycle(msgspec.Struct, frozen=True):
-    """When a healthy engine is restarted because of its age."""
+    """Planned restarts of healthy engines that have reached an age."""
 
     max_age_s: Annotated[
         PositiveSeconds,
@@ -241,7 +242,7 @@ _NO_RUNG = (
 
 
 class Supervision(msgspec.Struct, frozen=True):
-    """The supervisor's permitted actions on a leak or a stall."""
+    """Permitted actions of the supervisor on a leak or a stall."""
 
     mode: Annotated[
         Mode,

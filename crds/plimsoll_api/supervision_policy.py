@@ -1,7 +1,7 @@
-"""SupervisionPolicy, spec side: which pods of other workloads get a supervisor.
+"""Spec of SupervisionPolicy, which selects pods of other workloads for supervision.
 
-``memory``, ``supervision`` and ``supervisor`` have the types and meaning of an
-InferenceService's.
+``memory``, ``supervision`` and ``supervisor`` have the same types and meaning as in an
+InferenceService.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENGINE_PORT_MESSAGE = (
 
 
 class SelectedType(StrEnum):
-    """The engine of the selected pods. ``auto`` detects it in each pod."""
+    """Engine type of the selected pods; ``auto`` detects it in each pod."""
 
     AUTO = "auto"
     VLLM = "vllm"
@@ -38,14 +38,14 @@ class SelectedType(StrEnum):
 
 
 class PolicyRollout(StrEnum):
-    """The treatment of selected pods that have no supervisor yet."""
+    """Treatment of selected pods that have no supervisor yet."""
 
     ON_DELETE = "OnDelete"
     RESTART = "Restart"
 
 
 class SelectedEngine(ResourceModel):
-    """The engine in a selected pod: its container, its type and its port."""
+    """Engine in a selected pod: its container, type and port."""
 
     type: SelectedType = Field(
         default=SelectedType.AUTO,
@@ -83,7 +83,7 @@ class SelectedEngine(ResourceModel):
 
 
 class SupervisionPolicySpec(ResourceModel):
-    """The desired state."""
+    """Desired state of a SupervisionPolicy."""
 
     selector: LabelSelector = Field(
         description="Pods to supervise, by their labels. Must not be empty.",
@@ -128,7 +128,7 @@ class SupervisionPolicySpec(ResourceModel):
 
 
 class SupervisionPolicy(ResourceModel):
-    """Supervision for the inference engines in pods that other workloads create."""
+    """Supervision for inference engines in pods that other workloads create."""
 
     api_version: Literal["plimsoll.dev/v1alpha1"] = API_VERSION  # type: ignore[assignment]
     kind: Literal["SupervisionPolicy"] = POLICY_KIND  # type: ignore[assignment]

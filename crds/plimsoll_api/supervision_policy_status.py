@@ -1,4 +1,4 @@
-"""SupervisionPolicy, status side: what the operator observed."""
+"""Status of SupervisionPolicy, written by the operator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PolicyCondition(StrEnum):
 
 
 class RefusedPod(ResourceModel):
-    """A selected pod that cannot be supervised."""
+    """Selected pod that cannot be supervised."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="Name of the pod.")
     reason: Annotated[str, StringConstraints(max_length=MAX_REASON)] = Field(
@@ -49,7 +49,7 @@ class RefusedPod(ResourceModel):
 
 
 class PolicyWorkload(Verdicts):
-    """One workload that owns selected pods."""
+    """Workload that owns selected pods."""
 
     api_group: Annotated[str, StringConstraints(max_length=253)] | None = Field(
         default=None,
@@ -103,7 +103,7 @@ class PolicyWorkload(Verdicts):
 
 
 class InjectionStop(ResourceModel):
-    """The reason why new pods no longer get a supervisor."""
+    """Reason why new pods no longer get a supervisor."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(
         description="One of the pods that do not start, or the owner of those that the API server "
@@ -131,7 +131,7 @@ class InjectionStop(ResourceModel):
 
 
 class Injection(ResourceModel):
-    """Whether new pods get a supervisor."""
+    """State of the injection of supervisors into new pods."""
 
     images: Annotated[str, StringConstraints(max_length=1026)] = Field(
         description="Images that new pods get: that of the supervisor, and that of the probe if it "
@@ -168,7 +168,7 @@ class Injection(ResourceModel):
 
 
 class SupervisionPolicyStatus(ResourceModel):
-    """The observed state."""
+    """Observed state of a SupervisionPolicy."""
 
     observed_generation: int | None = Field(
         default=None,

@@ -1,8 +1,7 @@
-"""The supervisor's configuration: one JSON file, mounted from a ConfigMap.
+"""Configuration of a supervisor: one JSON file, mounted from a ConfigMap.
 
-The operator writes it from an InferenceService or a SupervisionPolicy, local mode writes the same
-file, and the supervisor reads it again after each change. All sizes are bytes and all times are
-seconds.
+The operator writes it for an InferenceService or a SupervisionPolicy, and local mode writes the
+same file. The supervisor reads it again after each change. Sizes are in bytes and times in seconds.
 """
 
 from __future__ import annotations
@@ -24,32 +23,30 @@ from plimsoll_api.workloads import WorkloadRef, slot_names, slot_owner
 CONFIG_FILE = "supervisor.json"
 NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
 AMD_EXPORTER_PORT = "AMD_EXPORTER_PORT"
-"""Environment variable of the supervisor's container, if a manifest sets an exporter's port."""
+"""Environment variables of the supervisor's container if a manifest sets an exporter's port."""
 
 CONTAINER_ENV = "PLIMSOLL_CONTAINER"
-"""Environment variable of the engine's container: its name, which identifies the engine's
-processes."""
+"""Environment variable of the engine's container with the container's name, which identifies the
+engine's processes."""
 
 POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
 """Environment variable of the supervisor's container in a pod of a SupervisionPolicy: a
-:class:`PodEngine` as JSON. All pods of the policy share one configuration; this is the part that
-differs."""
+:class:`PodEngine` as JSON. It has what differs between the pods of the policy, which share one
+configuration."""
 
 GROUP_ENV = "PLIMSOLL_GROUP"
 """Environment variable of the supervisor's container in a pod of an InferenceService whose replicas
 are groups: a :class:`GroupMember` as JSON."""
 
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
-"""Environment variable of both containers: the folder for the sockets of the probes in the
-engine."""
+"""Environment variable of both containers: folder of the probes' sockets."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The place of a pod in a multi-node group, which is one replica of its workload.
+    """Place of a pod in a multi-node group, which is one replica of its workload.
 
-    ``key`` names the group within the workload. The leader serves, and restarts the group; a
-    ``worker`` serves nothing. ``subdomain`` is the headless Service that lists the group's pods;
-    empty if there is none.
+    ``key`` identifies the group within the workload. The leader serves and restarts the group; a
+    ``worker`` does neither. ``subdomain`` is the headless Service of the group's pods, or empty.
     """
 
     key: Annotated[str, msgspec.Meta(max_length=63)] = msgspec.field(name="index")
@@ -58,11 +55,11 @@ class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServiceRef(msgspec.Struct, frozen=True):
-    """The InferenceService or SupervisionPolicy that a replica belongs to, by ``kind``.
+    """InferenceService or SupervisionPolicy that a replica belongs to, by ``kind``.
 
-    ``uid`` is empty in local mode. ``workload`` owns a policy's pod, and ``group`` is the pod's
-    place in a multi-node group of that workload. ``role`` is the pod's part in disaggregated or
-    multi-node serving; None if it has none.
+    ``uid`` is empty in local mode. ``workload`` is the owner of a policy's pod, and ``group`` the
+    pod's place in a multi-node group of that workload. ``role`` is the pod's role in disaggregated
+    or multi-node serving; None if it has none.
     """
 
     name: str
@@ -75,24 +72,23 @@ class ServiceRef(msgspec.Struct, frozen=True):
 
     @property
     def is_worker(self) -> bool:
-        """Whether the pod is a worker of its group, whose leader acts for it."""
+        """Whether the pod is a worker of its group; the leader then acts for it."""
         return self.group is not None and self.group.worker
 
 
 class MainProcess(msgspec.Struct, frozen=True):
-    """A process by its PID and its start, in clock ticks since boot."""
+    """Process, identified by its PID and its start in clock ticks since boot."""
 
     pid: int
     started: int
 
 
 class EngineEndpoint(msgspec.Struct, frozen=True):
-    """The addresses of the engine, on the pod's own loopback.
+    """Addresses of the engine on the pod's loopback.
 
-    ``container`` is the name of its container, which is in that container's environment
-    (:data:`CONTAINER_ENV`); empty if unset, as outside of a pod. The worker of a multi-node engine
-    does not ``serve``: nothing listens there. ``process`` is the main process that a person named;
-    it is not written where the process must be found, as in a pod.
+    ``container`` is the container's name in its environment (:data:`CONTAINER_ENV`), or empty, as
+    outside a pod. A worker of a multi-node engine does not serve (``serves``). ``process`` is the
+    main process if a person named it; in a pod, the supervisor finds it.
     """
 
     type: EngineType
@@ -106,7 +102,7 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
 
     @property
     def pid(self) -> int | None:
-        """Return the PID of the named main process; None without one."""
+        """PID of the named main process; None without one."""
         return None if self.process is msgspec.UNSET else self.process.pid
 
 
@@ -130,9 +126,9 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
-    """The supervisor's complete configuration.
+    """Complete configuration of a supervisor.
 
-    ``slots`` names the service's restart-slot Leases; empty in local mode. In the file of a
+    ``slots`` are the names of the service's slot Leases; empty in local mode. For a
     SupervisionPolicy, they are for pods without a workload.
     """
 
@@ -145,14 +141,14 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
-    """Combine a policy's configuration with what admission found in one of its pods.
+    """Combine a policy's configuration with the engine that admission found in one of its pods.
 
-    The result has the pod's engine and memory limit, the slots of its workload, and only rungs of
-    the ladder that help it. The supervisor of a worker only observes: its group's leader acts.
+    The result has the pod's engine and memory limit, the slots of its workload, and only actions
+    that help it. The supervisor of a worker only observes; the group's leader acts.
     """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
-        # A budget above the limit could never be exhausted, because the kernel would kill first.
+        # A budget above the limit could never be exhausted: the kernel would kill the engine first.
         growth = min(host.growth_bytes, pod.memory_limit_bytes)
         host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
     shared = memory.shared_device or pod.shared_device
@@ -199,7 +195,7 @@ def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
 
 
 def decode(data: bytes) -> SupervisorConfig:
-    """Parse a configuration file. :class:`~plimsoll_api.decoding.Malformed` names a wrong field.
+    """Parse a configuration file. :class:`~plimsoll_api.decoding.Malformed` names an invalid field.
 
     Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
     read the configuration of a newer operator.
@@ -210,6 +206,7 @@ def decode(data: bytes) -> SupervisorConfig:
 def encode(config: SupervisorConfig) -> bytes:
     """Format a configuration file.
 
-    The same configuration always gives the same bytes, so that a ConfigMap does not flap.
+    The same configuration always gives the same bytes, so that the ConfigMap does not change
+    without a reason.
     """
     return msgspec.json.format(msgspec.json.encode(config, order="sorted"), indent=2) + b"\n"

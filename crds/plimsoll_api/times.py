@@ -1,4 +1,4 @@
-"""RFC 3339 times, as Kubernetes writes them."""
+"""Times in RFC 3339, as Kubernetes writes them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import time
 from datetime import UTC, datetime
 
 LAST_TIME = 253_402_300_799.0
-"""The end of the year 9999 in Unix seconds, the last time in RFC 3339."""
+"""End of the year 9999 in Unix seconds, the last time in RFC 3339."""
 NO_TIME = "--:--:--"
 
 
 def rfc3339(at: float) -> str:
-    """Return Unix seconds as Kubernetes' Time: whole seconds, UTC, clipped to the valid range."""
+    """Format Unix seconds as Kubernetes' Time: whole seconds, UTC, limited to the valid range."""
     return _moment(at).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def rfc3339_micro(at: float) -> str:
-    """Return Unix seconds as Kubernetes' MicroTime, for Leases and Events."""
+    """Format Unix seconds as Kubernetes' MicroTime, for Leases and Events."""
     return _moment(at).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def unix_seconds(text: str) -> float:
-    """Return the Unix seconds of an RFC 3339 time. Raises ValueError for any other text."""
+    """Parse an RFC 3339 time to Unix seconds. Raises ValueError for other text."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone: write for example 2026-01-31T12:00:00Z")
@@ -29,9 +29,9 @@ def unix_seconds(text: str) -> float:
 
 
 def clock_time(at: float | None, form: str = "%H:%M:%S") -> str:
-    """Return Unix seconds in local time, as ``strftime`` writes ``form``; ``--:--:--`` if unknown.
+    """Format Unix seconds as local time (``form`` as in ``strftime``); ``--:--:--`` if unknown.
 
-    A time out of range is unknown, too.
+    A time outside the valid range is also unknown.
     """
     try:
         return time.strftime(form, time.localtime(at)) if at is not None else NO_TIME

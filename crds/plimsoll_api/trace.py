@@ -1,12 +1,12 @@
-"""Samples of an engine, and traces of them.
+"""Samples of an engine, and traces of samples.
 
-The sampler makes a :class:`Sample` each interval, the detector consumes it, ``plimsoll record``
-writes it and ``plimsoll replay`` reads it. A replay differs from a live run only in the clock and
-the source. The format is JSON Lines, UTF-8, optionally gzip: one :class:`Header`, then one sample
-per line.
+The sampler creates a :class:`Sample` in each interval and the detector consumes it. ``plimsoll
+record`` writes samples to a trace and ``plimsoll replay`` reads them. A replay differs from a live
+run only in clock and source. The format is JSON Lines, UTF-8, optionally gzip: one :class:`Header`,
+then one sample per line.
 
-A key that is absent or null is unknown, never zero. Unknown keys are ignored. Sizes are bytes,
-times are seconds.
+A key that is absent or null is unknown, never zero. Unknown keys are ignored. Sizes are in bytes,
+times in seconds.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from plimsoll_api.decoding import Malformed, decode
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_TRACE_LINE_BYTES = 4 << 20
-"""Maximum length of a line: that of an engine's longest accepted answer. A file may be a gzip
-bomb."""
+"""Maximum length of a line, equal to that of an engine's longest accepted answer. A file may be a
+gzip bomb."""
 _UNREADABLE = (OSError, EOFError, zlib.error)
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read. The message names the file and the line."""
+    """Error for an unreadable trace. The message names the file and the line."""
 
 
 class EngineInfo(msgspec.Struct, omit_defaults=True):
-    """The recorded engine; empty if unknown."""
+    """Recorded engine; empty if unknown."""
 
     type: str
     version: str = ""
@@ -50,23 +50,23 @@ class Limits(msgspec.Struct):
 
 
 class TraceBudget(msgspec.Struct):
-    """A leak budget: ``growth`` in bytes within ``window_s``."""
+    """Leak budget: ``growth`` in bytes within ``window_s`` seconds."""
 
     growth: int
     window_s: float
 
 
 class Budgets(msgspec.Struct, omit_defaults=True):
-    """The leak budgets in force; null if there was none."""
+    """Leak budgets during the recording; null if there was none."""
 
     host: TraceBudget | None = None
     device: TraceBudget | None = None
 
 
 class Header(msgspec.Struct, kw_only=True):
-    """The first line. It does not say what is wrong with the run.
+    """First line of a trace. It does not reveal what is wrong with the run.
 
-    With a ``shared_device``, others used the engine's devices too, and ``used`` includes their
+    ``shared_device`` means that others also used the engine's devices, and ``used`` includes their
     memory.
     """
 
@@ -84,8 +84,8 @@ class Header(msgspec.Struct, kw_only=True):
 class RoleRss(msgspec.Struct, omit_defaults=True):
     """Memory of one process. ``role`` is an external engine's name for it, or its role.
 
-    ``in_use`` is what malloc and Python's objects hold, ``retained`` what malloc keeps unused; null
-    if the process does not report them.
+    ``in_use`` is the memory of malloc and Python's objects, ``retained`` the unused memory in
+    malloc; null if the process does not report them.
     """
 
     role: str
@@ -102,9 +102,9 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 
 
 class OpenFiles(msgspec.Struct):
-    """Open file descriptors of the process closest to its limit.
+    """Open file descriptors of the process that is closest to its limit.
 
-    ``process`` is as in :class:`RoleRss`; ``limit`` is its soft limit, at least 1.
+    ``process`` is as in :class:`RoleRss`; ``limit`` is the soft limit, at least 1.
     """
 
     process: str
@@ -120,19 +120,19 @@ class OpenFiles(msgspec.Struct):
 class Host(msgspec.Struct, omit_defaults=True):
     """Host memory of the engine's processes, in bytes.
 
-    ``rss_*`` are sums over ``processes`` processes; zero if all known ones have ended.
+    ``rss_*`` are sums over ``processes`` processes; zero if all known processes have ended.
     ``oom_kills`` counts the kernel's kills in their cgroup. ``frontend_lives`` is false if the
-    process that the others end with has ended. ``cpu_s`` is the processor time of the others, in
+    process on which the others depend has ended. ``cpu_s`` is the CPU time of the others, in
     seconds since an arbitrary start.
 
-    ``shm_orphan`` is shared memory that no living process holds, and ``shm_orphan_earlier`` the
-    part of it from an earlier container of the engine. ``swap`` is the processes' memory in swap,
-    and ``cgroup_swap`` that of their cgroup; no other figure includes them.
+    ``shm_orphan`` is shared memory that no running process holds, and ``shm_orphan_earlier`` its
+    part from an earlier container of the engine. ``swap`` is the processes' memory in swap, and
+    ``cgroup_swap`` that of their cgroup; no other value includes them.
 
-    ``hugetlb`` are huge pages of the node's pool. ``cgroup_kernel`` excludes reclaimable memory.
-    ``cgroup_other`` is charged to the group but in no figure of the kernel's.
+    ``hugetlb`` are huge pages from the node's pool. ``cgroup_kernel`` excludes reclaimable memory.
+    ``cgroup_other`` is charged to the cgroup, but in no category of the kernel.
     ``cgroup_reclaimable`` is what the kernel reclaims before it kills. ``cgroup_throttled`` counts
-    how often the cgroup exceeded ``memory.high``, which makes its processes wait.
+    how often the cgroup exceeded ``memory.high``, which delays its processes.
     """
 
     rss_anon: int | None = None
@@ -162,11 +162,11 @@ class Host(msgspec.Struct, omit_defaults=True):
 
 
 class Malloc(msgspec.Struct, omit_defaults=True):
-    """The worker's allocators, in bytes.
+    """Memory in the worker's allocators, in bytes.
 
     ``in_use`` and ``retained`` come from ``mallinfo2``; ``py_blocks`` is a count.
-    ``full_collections`` counts garbage collections of the oldest generation, in the process with
-    the fewest.
+    ``full_collections`` is the number of garbage collections of the oldest generation in the
+    process with the fewest.
     """
 
     in_use: int | None = None
@@ -177,16 +177,16 @@ class Malloc(msgspec.Struct, omit_defaults=True):
 
 
 class Torch(msgspec.Struct, omit_defaults=True):
-    """torch's allocator on one device, in bytes."""
+    """Memory in PyTorch's allocator on one device, in bytes."""
 
     allocated: int | None = None
     reserved: int | None = None
 
 
 class Device(msgspec.Struct, omit_defaults=True):
-    """A device; ``used`` and ``total`` cover the whole device.
+    """One device; ``used`` and ``total`` cover the whole device.
 
-    ``shared`` gives the evidence that others use it; null if there is none.
+    ``shared`` is the evidence that others use the device; null if there is none.
     """
 
     index: int
@@ -201,7 +201,7 @@ SampleLoad = Load
 
 
 class LedgerLine(msgspec.Struct, omit_defaults=True):
-    """An owner in the engine's ledger: bytes in use, and its maximum."""
+    """Owner in the engine's ledger: bytes in use, and their maximum."""
 
     owner: str
     kind: str
@@ -210,13 +210,12 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
-    """One observation, ``t`` seconds after the start. ``epoch`` grows at each engine restart.
+    """One observation, ``t`` seconds after the start. ``epoch`` increases at each engine restart.
 
-    ``serving`` says whether the serving port answered (null if it was not asked, which is the rule
-    while the status answers). ``ready`` is false while the engine reports that it starts, warms up
-    or replaces its worker, and null in a state unknown to this version. ``load_age_s`` is the age
-    of ``load`` if that is read at intervals. ``parts`` has an external engine's names of its
-    processes.
+    ``serving`` is whether the serving port answered; null if it was not asked, as usual while the
+    status is available. ``ready`` is false while the engine reports that it starts, warms up or
+    replaces its worker; null in an unknown state. ``load_age_s`` is the age of ``load`` if it is
+    polled. ``parts`` are an external engine's names for its processes.
     """
 
     t: float
@@ -237,9 +236,9 @@ _encoder = msgspec.json.Encoder()
 
 
 def open_for_writing(path: Path) -> IO[bytes]:
-    """Open a trace for writing, compressed if its name ends in ``.gz``."""
+    """Open a trace for writing, compressed if its name ends with ``.gz``."""
     if path.name.endswith(".gz"):
-        # No mtime: gzip's field ends in 2106, and a later clock would be an error.
+        # No mtime: gzip's field ends in 2106, and a later clock would raise an error.
         return cast("IO[bytes]", gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
     return path.open("wb")
 
@@ -256,7 +255,7 @@ def write_line(out: IO[bytes], line: Header | Sample) -> None:
 
 
 def read(path: Path) -> tuple[Header, Iterator[Sample]]:
-    """Read a trace: return its header, and an iterator over the samples.
+    """Return the header of a trace and an iterator over its samples.
 
     Raises :class:`TraceError`, which names the file and the unreadable line.
     """

@@ -1,4 +1,4 @@
-"""Quantities and durations as Kubernetes writes them, parsed to bytes and seconds."""
+"""Parses and formats Kubernetes quantities and durations, in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _QUANTITY = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
 )
 MAX_QUANTITY = 64
-"""Maximum length of a quantity. Exponents have two digits. Together, these limit the time to parse
-it: 1e99999999 alone would take minutes."""
+"""Maximum length of a quantity. Exponents have at most two digits. Together, these limit the
+parsing time: 1e99999999 alone would take minutes."""
 MAX_DIGITS = 18
-"""Maximum number of digits: such numbers fit into 63 bits."""
+"""Maximum number of digits, so that numbers fit into 63 bits."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _DURATION = re.compile(r"^(?:\d+(?:\.\d+)?(?:ms|h|m|s))+$")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def whole_number(text: str) -> int | None:
-    """Return a number of at most 18 ASCII digits; None for any other text.
+    """Parse a number of at most 18 ASCII digits; None for other text.
 
-    ``str.isdigit`` alone accepts texts that ``int`` refuses: "²", and more than 4,300 digits.
+    ``str.isdigit`` alone accepts text that ``int`` refuses: "²", and more than 4,300 digits.
     """
     return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else None
 
@@ -38,7 +38,7 @@ def whole_number(text: str) -> int | None:
 def quantity(text: str | int | float) -> Fraction:
     """Parse a Kubernetes quantity exactly, for example ``512Mi``, ``1.5G`` or ``100m``.
 
-    Raises ValueError for anything else. Source: ``k8s.io/apimachinery/pkg/api/resource``.
+    Raises ValueError for other text. Source: ``k8s.io/apimachinery/pkg/api/resource``.
     """
     written = str(text)
     match = _QUANTITY.match(written) if len(written) <= MAX_QUANTITY else None
@@ -53,20 +53,20 @@ def quantity(text: str | int | float) -> Fraction:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Parse a memory quantity to bytes, rounded up. Raises ValueError as :func:`quantity`."""
+    """Parse a memory quantity to bytes, rounded up. Raises ValueError like :func:`quantity`."""
     value = quantity(text)
     return -((-value.numerator) // value.denominator)
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds in a duration such as ``90s``, ``10m``, ``1h30m`` or ``250ms``."""
+    """Parse a duration such as ``90s``, ``10m``, ``1h30m`` or ``250ms`` to seconds."""
     if not _DURATION.match(text):
         raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
     return sum(float(n) * _UNIT_S[unit] for n, unit in _DURATION_PART.findall(text))
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as in a manifest, in the largest whole unit: ``24h``, ``90s``."""
+    """Format seconds in the largest unit that gives a whole number: ``24h``, ``90s``."""
     for unit in ("h", "m", "s"):
         if seconds % _UNIT_S[unit] == 0 and seconds:
             return f"{seconds / _UNIT_S[unit]:.0f}{unit}"
@@ -74,7 +74,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_left(seconds: float) -> str:
-    """Format the time until an event for people: ``12 days``; below two days ``31 hours``."""
+    """Format the time until an event for people: ``12 days``, or ``31 hours`` below two days."""
     if seconds >= 2 * DAY_S:
         return f"{seconds / DAY_S:.0f} days"
     return f"{seconds / 3600:.0f} hours"

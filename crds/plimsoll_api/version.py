@@ -1,4 +1,4 @@
-"""The version of the installed distribution."""
+"""Version of the installed distribution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ UNKNOWN_VERSION = "unknown"
 
 def version() -> str:
     """Return the installed version; ``unknown`` if the packages have no metadata."""
-    # A late import: it loads half of the email package, which most programs never need.
+    # A late import: it loads half of the email package, which most programs do not need.
     from importlib import metadata
 
     try:

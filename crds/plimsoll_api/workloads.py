@@ -1,6 +1,6 @@
-"""Finds the workload of a pod, the replica that the pod belongs to, and its revision.
+"""Finds a pod's workload, its replica of that workload, and its revision.
 
-Only the pod's labels and owner references are used, so other people's pods cost no further request.
+Only the pod's labels and owner references are read, so other people's pods cost no further request.
 Anyone who may create pods can write both, so they grant no permissions.
 """
 
@@ -58,20 +58,18 @@ _USUAL_GROUPS = {
     DYNAMO_KIND: DYNAMO_API,
     KSERVE_LLM_KIND: KSERVE_API,
 }
-"""Default API group of a kind without one."""
+"""Default API groups by kind."""
 _BEHIND_REPLICA_SETS = (
     (TEMPLATE_HASH, APPS, "Deployment"),
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),
 )
-"""Label of a pod, and group and kind of the controller of its ReplicaSet, named NAME-LABEL."""
+"""Pod label, group and kind for controllers whose ReplicaSets are named NAME-LABEL."""
 _GRAPHS = (
     (DISAGGREGATED_NAME, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION),
     (DYNAMO_NAME, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION),
 )
-"""Controllers whose objects for a role have another name in each revision.
-
-Each has the label with its name, its API group and kind, and the label with the revision.
-"""
+"""Controllers whose objects for a role have another name in each revision. Each has the label with
+its name, its API group and kind, and the label with the revision."""
 KV_ROLES = frozenset({PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH})
 """Roles whose pods replace only those of the same role."""
 _ROLES = {role.value: role for role in PodRole}
@@ -80,10 +78,10 @@ PARTNERS = {PodRole.PREFILL: PodRole.DECODE, PodRole.DECODE: PodRole.PREFILL}
 
 
 class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The workload that owns a pod, such as a Deployment.
+    """Workload that owns a pod, such as a Deployment.
 
-    As text it is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the kind's default.
-    An empty ``api_group`` means the default.
+    The text form is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the kind's
+    default. An empty ``api_group`` means the default.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND)]
@@ -101,7 +99,7 @@ class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, text: str) -> WorkloadRef | None:
-        """Parse the text of ``str``; return None for an empty text."""
+        """Parse the text form; None for an empty text."""
         kind, _, name = text.partition("/")
         kind, _, api_group = kind.partition(".")
         return cls(kind, name, api_group) if kind else None
@@ -128,12 +126,12 @@ class Membership:
     graph: WorkloadRef | None = None
 
     def replica(self, pod: str) -> str:
-        """Return the name of the replica that the pod is, or belongs to."""
+        """Return the name of the pod's replica."""
         return f"group {self.group}" if self.group else pod
 
     @property
     def ray_cluster(self) -> str:
-        """Name of the pod's RayCluster; empty if it is in none."""
+        """Name of the pod's RayCluster; empty without one."""
         ray = self.workload is not None and self.workload.kind == RAY_KIND
         return self.group if ray and self.api_group == RAY_API else ""
 
@@ -184,9 +182,9 @@ def _owned_membership(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Me
 
 
 def lws_group(labels: Mapping[str, Any]) -> str:
-    """Return the group of a LeaderWorkerSet that a pod belongs to; empty if no label says it.
+    """Return the pod's group in a LeaderWorkerSet; empty if its labels name none.
 
-    The key stays the same where groups have no index, or one that another group takes over.
+    The group key never changes, whereas an index may be missing or move to another group.
     """
     return str(labels.get(LWS_GROUP) or labels.get(LWS_INDEX) or "")
 
@@ -230,7 +228,7 @@ def slot_names(policy: str, owner: SlotOwner, count: int) -> tuple[str, ...]:
 
 
 def ray_service_name(policy: str, cluster: str) -> str:
-    """Return the name of the headless Service of a policy's pods in a RayCluster: a DNS label.
+    """Return the name of the headless Service for a policy's pods in a RayCluster, a DNS label.
 
     The operator creates the Service, and the injection passes its name to the head's supervisor.
     """
@@ -246,7 +244,7 @@ def members_service_name(policy: str) -> str:
 
 
 def _name_parts(name: str, whole: str) -> list[str]:
-    """Return parts of an object's name: ``name`` in safe characters, and a digest of ``whole``.
+    """Return parts of an object's name: ``name`` in valid characters, and a digest of ``whole``.
 
     At most 32 characters of ``name`` are kept.
     """
@@ -257,13 +255,13 @@ def _name_parts(name: str, whole: str) -> list[str]:
 def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
     """Format the annotation of a slot that lists its replicas.
 
-    Commas separate the pods of a replica, and spaces the replicas.
+    Commas separate the pods of a replica, and spaces separate replicas.
     """
     return " ".join(",".join(pods) for pods in replicas)
 
 
 def parse_replicas(text: str) -> list[tuple[str, ...]]:
-    """Parse the text of :func:`format_replicas`."""
+    """Parse the output of :func:`format_replicas`."""
     return [tuple(one.split(",")) for one in text.split()]
 
 

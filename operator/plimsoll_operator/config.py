@@ -54,14 +54,11 @@ class Intervals:
     orphans: float = 604800.0
     """Time for which an incident outlives its service or policy: a week."""
     rollout_settle: float = 10.0
-    """Delay between a policy's new generation and the restart of its workloads.
-
-    The webhook and the API server must know the generation first.
-    """
+    """Delay between a policy's new generation and the restart of its workloads. The webhook and the
+    API server must know the generation first."""
     rollout_again: float = 60.0
     """Interval between checks of a workload that could not be restarted, or whose restart was
-    requested.
-    """
+    requested."""
     publish: float = 60.0
     """Minimum time between changes of a value in a status, and of a peers file."""
     event: float = 5.0
@@ -69,8 +66,8 @@ class Intervals:
     suspicious: float = 60.0
     """Interval between lists after a list that showed changes without an event."""
     quiet: float = 5.0
-    """Time without a restart of any watch before a list, because watches tend to restart together.
-    """
+    """Time without a restart of any watch before a list, because watches tend to restart
+    together."""
     canary: float = 20.0
     """Interval between reads that check whether the API server answers."""
     definitions: float = 2.0
@@ -78,45 +75,32 @@ class Intervals:
     breaker: float = 1.0
     """Interval between decisions of the circuit breaker."""
     slot_expiry: float = 90.0
-    """Time without a change of its Lease after which the holder of a slot counts as dead.
-
-    A supervisor renews every 15 s, and counts as dead for the other supervisors after 60 s.
-    """
+    """Time without a change of its Lease after which the holder of a slot counts as dead. A
+    supervisor renews every 15 s, and counts as dead for the other supervisors after 60 s."""
     slot_hold: float = 3600.0
-    """Time after which a held slot no longer counts, although its holder keeps it.
-
-    A drain, a restart and its start-up take minutes.
-    """
+    """Time after which a held slot no longer counts, although its holder keeps it. A drain, a
+    restart and its start-up take minutes."""
     slot_turn: float = 30.0
-    """Time for a service to take the slot that is kept open for it, before the next service may.
-
-    A supervisor tries every 5 s.
-    """
+    """Time for a service to take the slot that is kept open for it, before the next service may. A
+    supervisor tries every 5 s."""
     evict_again: float = 15.0
     """Interval between attempts of an eviction that a disruption budget refused."""
     creating_again: float = 30.0
     """Interval between reads of the Events of a pod whose containers are not created."""
     incident_age: float = 600.0
-    """Minimum age at which an incident is deleted.
-
-    A pod has few names for its incidents. Freeing a name only after this time limits the pod's
-    writes between two compactions of etcd (5 minutes).
-    """
+    """Minimum age at which an incident is deleted. A pod has few names for its incidents. Freeing a
+    name only after this time limits the pod's writes between two compactions of etcd (5
+    minutes)."""
     webhook_policies: float = 2.0
-    """Interval between checks for changed policies.
-
-    A pod created this long after its policy gets a supervisor.
-    """
+    """Interval between checks for changed policies. A pod created this long after its policy gets a
+    supervisor."""
     webhook_current: float = 10.0
     """Time after a check for which the webhook's configuration counts as current."""
     webhook_check: float = 30.0
     """Interval between reads of the webhook's Secret and configuration, which anyone may change."""
     lease: float = 15.0
-    """Duration of the leader's Lease, client-go's ``LeaseDuration``.
-
-    A leader that has not renewed it for this long counts as dead. It must exceed ``renew``, which
-    must exceed ``retry``.
-    """
+    """Duration of the leader's Lease, client-go's ``LeaseDuration``. A leader that has not renewed
+    it for this long counts as dead. It must exceed ``renew``, which must exceed ``retry``."""
     renew: float = 10.0
     """Time without a renewal after which the leader exits (client-go's ``RenewDeadline``)."""
     retry: float = 2.0

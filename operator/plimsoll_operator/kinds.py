@@ -1,4 +1,4 @@
-"""The kinds that the operator reads and writes, with their API paths."""
+"""Kinds that the operator reads and writes, with their API paths."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object that the operator reads or writes.
+    """Kind of objects that the operator reads or writes.
 
-    ``selector`` limits lists and watches by label to objects that the operator created, and
-    ``fields`` limits them by field. A kind that is not ``watched`` belongs to an API that a cluster
-    may lack or get later: each resync checks for it and lists it. A list is read in pages of
-    ``page`` objects. Without the kinds in ``also``, no object of this kind is created.
+    ``selector`` (labels) and ``fields`` limit lists and watches to the operator's objects. A kind
+    that is not ``watched`` belongs to an API that a cluster may lack; each resync lists it if it is
+    installed. Lists have pages of ``page`` objects. An object of this kind is only created if the
+    kinds in ``also`` are installed.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """The ``apiVersion`` of an object of this kind."""
+        """The ``apiVersion`` of objects of this kind."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -80,11 +80,11 @@ class Kind:
 
     @property
     def crd(self) -> str:
-        """Name of the CustomResourceDefinition of the kind."""
+        """Name of the kind's CustomResourceDefinition."""
         return f"{self.plural}.{self.group}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the URL path of an object, or of the list of a namespace or of all namespaces."""
+        """Return the URL path of an object, or of a list in one namespace or in all."""
         parts = [self.group_path]
         if namespace:
             parts += ["namespaces", namespace]
@@ -94,10 +94,10 @@ class Kind:
 
 SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
 INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "", page=20)
-"""Any supervised pod may write incidents: a page of 20 is below 1 MiB whatever they hold."""
+"""Any supervised pod may write incidents; with the maximum size, a page of 20 is below 1 MiB."""
 POLICY = Kind(POLICY_KIND, API_GROUP, CRD_VERSION, POLICY_PLURAL, "")
 DEFINED = (SERVICE, INCIDENT, POLICY)
-"""The kinds of our own CustomResourceDefinitions."""
+"""Kinds of Plimsoll's own CustomResourceDefinitions."""
 
 POD = Kind("Pod", "", "v1", "pods")
 EVENT = Kind("Event", "", "v1", "events", "")
@@ -136,8 +136,8 @@ OWNED = (
         also=("InferencePool",),
     ),
 )
-"""The kinds that the renderer creates. The operator reverts changes to these objects, and deletes
-those that are no longer needed."""  # fmt: skip
+"""Kinds of rendered objects. The operator reverts changes to these objects and deletes surplus
+ones."""  # fmt: skip
 
 LWS = next(kind for kind in OWNED if kind.kind == LWS_KIND)
 OPTIONAL = tuple(kind for kind in OWNED if not kind.watched)
@@ -159,7 +159,7 @@ def owner_uid(item: Object) -> str | None:
 
 
 def key_of(item: Object) -> Key | None:
-    """Return the service or policy that ``item`` belongs to; None if it belongs to none."""
+    """Return the service or policy that ``item`` belongs to; None if there is none."""
     meta = item["metadata"]
     namespace = meta.get("namespace") or ""
     if item["kind"] in (SERVICE.kind, POLICY.kind):
@@ -196,9 +196,9 @@ class MissingApi(InvalidSpec):
 
 
 def read(model: type[_Model], item: Object) -> _Model:
-    """Parse the object as ``model``, without its status.
+    """Parse an object, without its status, as ``model``.
 
-    Raises InvalidSpec, which names each wrong field.
+    Raises InvalidSpec, which names each invalid field.
     """
     without_status = {key: value for key, value in item.items() if key != "status"}
     try:

@@ -1,4 +1,4 @@
-"""``plimsoll-operator run``: wires the parts and runs them until SIGTERM or SIGINT."""
+"""``plimsoll-operator run``: creates the operator's parts and runs them until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -47,14 +47,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECURSION_LIMIT = 12_000
-"""Recursion limit of Python.
-
-The API server takes JSON of 10,000 levels, also in an open schema such as ``podTemplate``. One
-object that no list and no watch could read would end the operator. A decoder needs less than 2 MiB
-of the main thread's stack of 8 MiB for this depth."""
+"""Recursion limit of Python. The API server accepts JSON with 10,000 levels in an open schema such
+as ``podTemplate``, and an object that cannot be decoded would end the operator. For this depth, a
+decoder needs less than 2 MiB of the main thread's 8 MiB stack."""
 EXIT_S = 5.0
-"""Time limit for the exit of a process that has lost its Lease, even if a part hangs. It writes
-nothing in that time."""
+"""Seconds until a process that has lost its Lease exits, even if a part hangs. It writes nothing in
+this time."""
 UNBOUND = (
     "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
     "restart slots of every pod of its namespace without bounds; install them with the chart's "
@@ -63,10 +61,10 @@ UNBOUND = (
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
-    """Run the operator until ``stop``.
+    """Run the operator until ``stop`` is set.
 
-    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start. Raises
-    LeadershipLost if the Lease is lost, and an ExceptionGroup if a part failed for good (see
+    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start,
+    LeadershipLost if the Lease is lost, and an ExceptionGroup if a part failed permanently (see
     :mod:`background`).
     """
     if config.without_admission_policies:
@@ -96,7 +94,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     health = HealthServer(api, watches, metrics, config)
     election = voting = None
     if config.lease:
-        # A separate client, so that other requests cannot delay a renewal.
+        # A separate client, so that other requests cannot delay renewals.
         timeout_s = config.clocks.renew / 2
         voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), tries=1)
         election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
@@ -146,7 +144,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
                 return
         leading.set()
         metrics.leading.set(1)
-        # A full list comes before the first reconcile, so that a restart writes nothing.
+        # The first reconcile needs a complete cache: otherwise a restart would write objects again.
         renewal = [partial(_keep_lease, election)] if election else []
         if not await _completes_before(
             stop, resync.list_all(), canary(), *(one() for one in renewal)
@@ -179,9 +177,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 def _freeze_heap() -> None:
-    """Exclude all present objects from later garbage collections.
+    """Exclude all existing objects from later garbage collections.
 
-    A full collection blocks the event loop, and with it the webhook, for 50 ms and more.
+    A full collection blocks the event loop, and with it the webhook, for 50 ms or longer.
     """
     gc.collect()
     gc.freeze()
@@ -190,9 +188,9 @@ def _freeze_heap() -> None:
 async def _completes_before(
     stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any
 ) -> bool:
-    """Return whether ``wanted`` completed before ``stop``.
+    """Report whether ``wanted`` completed before ``stop`` was set.
 
-    ``beside`` runs meanwhile, and its end is an error.
+    ``beside`` runs meanwhile; it is an error if it ends.
     """
     tasks = [asyncio.create_task(part) for part in (stop.wait(), wanted, *beside)]
     try:
@@ -208,7 +206,7 @@ async def _completes_before(
 
 
 async def _keep_lease(election: Election) -> None:
-    """Renew the leader's Lease; exit the process soon after it is lost."""
+    """Renew the leader's Lease; exit the process soon after losing it."""
     try:
         await election.keep()
     except LeadershipLost as error:
@@ -220,9 +218,9 @@ async def _keep_lease(election: Election) -> None:
 
 
 async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> None:
-    """Run kopf, which handles the signals and ends on them; the other parts follow it.
+    """Run kopf, which handles the signals and ends after one; then all other parts end.
 
-    At its end it waits 5 s for every task that is younger than itself, so it starts last.
+    At its end, kopf waits 5 s for tasks that started after it, so it starts last.
     """
     await asyncio.sleep(0)
     kopf.on.login(registry=registry)(login_with_kubeconfig if config.kubeconfig else login_in_pod)
@@ -238,7 +236,7 @@ async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> No
 
 
 async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Run ``parts`` until ``stop``; if one ends earlier, end all with an error."""
+    """Run ``parts`` until ``stop`` is set; if one ends earlier, end all with an error."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
         tasks = [group.create_task(part) for part in parts]
@@ -260,7 +258,7 @@ async def _serve(config: Config) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator; return 0 after a signal, 1 if the cluster could not be used."""
+    """Run the operator; return 0 after a signal, or 1 after an error."""
     config = parse_config(arguments)
     sys.setrecursionlimit(RECURSION_LIMIT)
     libraries = dict.fromkeys(("kopf", "aiohttp", "asyncio"), "WARNING")

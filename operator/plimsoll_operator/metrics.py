@@ -1,4 +1,4 @@
-"""The operator's own metrics, and their Prometheus page."""
+"""Metrics of the operator itself, and their Prometheus page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 
 
 class Metrics:
-    """The metrics of one operator, with a registry of their own."""
+    """Metrics of one operator, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -78,39 +78,39 @@ class Metrics:
         )
 
     def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
-        """Report the webhook with ``secret`` as healthy while ``problem`` returns None."""
+        """Add the metric of the webhook's health; ``problem`` returns None while it is healthy."""
         self._ready.labels(secret).set_function(lambda: float(problem() is None))
 
     def admitted(self, result: str, count: int = 1) -> None:
         """Count admission reviews by result.
 
-        With ``count`` 0, create the series, so that the first review is an increase.
+        With ``count`` 0, create the series, so that the first review counts as an increase.
         """
         self._admissions.labels(result).inc(count)
 
     def certificate(self, secret: str, expires_s: float) -> None:
-        """Record the expiry of the certificate that the webhook serves, in Unix seconds."""
+        """Record the expiry time of the webhook's certificate in Unix seconds."""
         self._certificate.labels(secret).set(expires_s)
 
     def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
-        """Record the end of a reconcile, with its waiting time and duration in seconds."""
+        """Record a reconcile with its waiting time and duration in seconds, and its error."""
         self.waiting.observe(waited_s)
         self.latency.observe(took_s)
         if error is not None:
             self.errors.labels(reason_of(error)).inc()
 
     def page(self) -> bytes:
-        """Return the page for a scrape."""
+        """Return the metrics as text for a scrape."""
         return generate_latest(self.registry)
 
 
 def reason_of(error: Exception) -> str:
-    """Return one word of a bounded set: Kubernetes' reason, else the class of the error."""
+    """Return the error's reason from the API server, or else its class; both have few values."""
     return error.reason if isinstance(error, ApiError) else type(error).__name__
 
 
 class OperatorCollector(Collector):
-    """Metrics that other parts of the operator hold, read at the time of a scrape."""
+    """Collector of metrics whose values are in other parts of the operator."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class OperatorCollector(Collector):
         self._stopped, self._verdicts = stopped, verdicts
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics with their present values."""
+        """Yield all metrics with their current values."""
         yield _gauge("watch_age_seconds", "Time since the last watch event.", self._watches.age_s)
         ages = GaugeMetricFamily(
             f"{METRIC_PREFIX}watch_kind_age_seconds",
@@ -243,7 +243,7 @@ class OperatorCollector(Collector):
         yield writes
 
     def _revisions(self) -> Iterable[Metric]:
-        """Yield the verdicts on revisions, with the time until a verdict where it is known."""
+        """Yield the verdicts on revisions, and the time until a verdict if known."""
         labels = ("inferenceservice", "supervisionpolicy", "workload", "revision")
         verdict = GaugeMetricFamily(
             f"{METRIC_PREFIX}revision_verdict",

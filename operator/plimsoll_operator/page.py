@@ -1,8 +1,8 @@
-"""The read-only page of the fleet: what the operator knows, in tables, with nothing from elsewhere.
+"""Read-only web page of the fleet, without external content.
 
-It shows names and texts of all namespaces that the operator watches, so it is off by default. Texts
-of incidents come from pods: every text is cut and escaped. Tables have at most :data:`MAX_ROWS`
-rows, the worst first, and a page serves all readers of :data:`CACHE_S`.
+The page shows names and texts of all watched namespaces, so it is off by default. Texts of
+incidents come from pods; every text is truncated and escaped. Tables have at most :data:`MAX_ROWS`
+rows, the worst first. The page is cached for :data:`CACHE_S` seconds.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from plimsoll_operator.runtime.cache import Store
 MAX_ROWS = 200
 MAX_INCIDENTS = 100
 MAX_CELL = 200
-"""Characters of one cell."""
+"""Maximum number of characters in a cell."""
 CACHE_S = 5.0
 AT_ONCE = 100
-"""Objects that are unpacked before other tasks of the event loop get a turn."""
+"""Number of objects to decompress before other tasks of the event loop run."""
 HEADERS = {
     "Content-Security-Policy": SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -71,7 +71,7 @@ font-size:.85rem}}tbody th{{min-width:7rem}}}}
 
 @dataclass(frozen=True)
 class Breaker:
-    """The restart slots of the whole cluster: those in use, their limit, and who has to wait."""
+    """Restart slots of the cluster: those in use, their limit, and the names of blocked ones."""
 
     held: int
     limit: int
@@ -80,7 +80,7 @@ class Breaker:
 
 @dataclass
 class Fleet:
-    """Contents of the page. ``budgets`` has the host's and the device's budget by the row's key."""
+    """Content of the page. ``budgets`` are host and device budgets by row key."""
 
     breaker: Breaker
     rows: list[FleetRow] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Fleet:
 
 
 class FleetPage:
-    """Page of the fleet, from the operator's cache. It needs no request to the API server."""
+    """Page of the fleet, rendered from the operator's cache without requests to the API server."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class FleetPage:
         namespaces: tuple[str, ...] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``slots`` returns the circuit breaker's last decision, and ``limit`` is its limit."""
+        """Create the page; ``slots`` returns the circuit breaker's last decision."""
         self._store, self._slots, self._limit = store, slots, limit
         self._leading, self._clock = leading, clock
         self._scope = f"Namespaces {', '.join(namespaces)}" if namespaces else "All namespaces"
@@ -112,7 +112,7 @@ class FleetPage:
         self._made, self._at = b"", float("-inf")
 
     async def get(self) -> bytes:
-        """Return the page as HTML in UTF-8, at most :data:`CACHE_S` old."""
+        """Return the page as HTML in UTF-8, at most :data:`CACHE_S` seconds old."""
         async with self._lock:
             now = self._clock()
             if not self._made or not 0 <= now - self._at < CACHE_S:
@@ -130,7 +130,7 @@ class FleetPage:
 
 
 async def read(store: Store, breaker: Breaker) -> Fleet:
-    """Read the fleet from the cache, a part at a time, so that other tasks run in between."""
+    """Read the fleet from the cache in parts, so that other tasks can run in between."""
     fleet = Fleet(breaker)
     kept: list[FleetRow] = []
     for count, key in enumerate(store.known_keys()):
@@ -189,7 +189,7 @@ def _slot_owner(lease: Object) -> str:
 
 
 def render(body: str, scope: str, now: float) -> bytes:
-    """Return the whole page around ``body``, which is HTML; ``now`` is in Unix seconds."""
+    """Return the page with ``body``, which is HTML; ``now`` is in Unix seconds."""
     return PAGE.format(scope=_text(scope), at=rfc3339(now), body=body).encode()
 
 
@@ -221,7 +221,8 @@ def fleet_html(fleet: Fleet) -> str:
 
 
 _Heads = tuple[tuple[str, str], ...]
-"""Title and classes of each column: ``n`` for numbers, ``w`` where a narrow window has no room."""
+"""Title and CSS classes of each column: ``n`` for numbers, ``w`` for columns that narrow windows
+hide."""
 _ROWS: _Heads = (
     ("name", ""), ("mode", "w"), ("state", ""), ("pods", "n"), ("host budget", ""),
     ("device budget", ""), ("incidents", "n"), ("restarts", "n w"),
@@ -238,7 +239,7 @@ _WAITING: _Heads = (("restart slot that is kept closed while others are in use",
 
 
 def _section(title: str, head: _Heads, rows: Iterable[str], none: str, more: int) -> str:
-    """Return a table in a region that scrolls by itself; ``more`` rows are left out."""
+    """Return a scrollable table; ``more`` is the number of omitted rows."""
     made = list(rows)
     name = title.lower().replace(" ", "-")
     if not made:
@@ -271,7 +272,7 @@ def _row(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRow], str]:
 
 
 def _meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
-    """Return a meter of the worst pod's share; unknown is no nought, and none is no unknown."""
+    """Return a meter of the worst pod's consumed budget, or text for unknown and for no budget."""
     if not budget and percent is None:
         return "<small>none</small>"
     if percent is None:
@@ -314,7 +315,7 @@ def _waiting(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as HTML text of at most :data:`MAX_CELL` characters; empty for None."""
+    """Return a value as escaped text of at most :data:`MAX_CELL` characters; empty for None."""
     text = "" if value is None else str(value)
     return escape(text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…")
 
@@ -324,9 +325,9 @@ def _count(value: Any) -> str:
 
 
 def refusal(host: str | None) -> str | None:
-    """Return why a Host header is refused, or None.
+    """Return the reason to refuse a request with this Host header; None to accept it.
 
-    An IP address and a name of the cluster cannot be a web site's
+    A web site cannot have an IP address or a name of the cluster
     (:mod:`plimsoll_api.page_security`).
     """
     name = host_name(host or "")

@@ -1,9 +1,9 @@
-"""Scrapes the supervisors' memory figures from their pods, with all resources bounded.
+"""Scrapes memory metrics from the supervisors in the pods, with limits on all resources.
 
-Pods are untrusted. A scrape uses plain HTTP to the pod's own address only: it follows no redirect,
-sends no credential and requests no compression. A page larger than :data:`MAX_BYTES`, or slower
-than :data:`TIMEOUT_S`, makes that pod's figures unknown. Each namespace has its own connections, so
-slow pods delay no other namespace.
+Pods are untrusted. A scrape uses plain HTTP to the pod's own address; it follows no redirects,
+sends no credentials and requests no compression. After a page that is larger than :data:`MAX_BYTES`
+or slower than :data:`TIMEOUT_S`, that pod's figures are unknown. Each namespace has its own
+connections, so slow pods delay no other namespace.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
 HAS_PORT = re.compile(r":\d+$")
-"""Matches the port of an address in a URL; an IPv6 address without a port ends with a bracket."""
+"""Matches the port at the end of an address; an IPv6 address without a port ends with a bracket."""
 
 
 class BadPage(Exception):
-    """An answer that is not a page of metrics. The message says why."""
+    """Error for an answer that is not a page of metrics. The message says why."""
 
 
 class Scraper:
-    """Scraper of pods that calls ``changed`` with each service whose published figures changed.
+    """Scraper of pods, which calls ``changed`` for each service whose published figures changed.
 
-    A figure in a status changes at most every ``publish_s`` seconds; the first one comes at
-    once.
+    The figures in a status change at most every ``publish_s`` seconds; the first ones are published
+    immediately.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Scraper:
         self.failures = 0
 
     def published(self, key: Key) -> dict[str, SupervisorFigures] | None:
-        """Return the published figures by pod name; None before the service was first scraped."""
+        """Return the published figures by pod name; None until the service was first scraped."""
         found = self._published.get(key)
         return found[1] if found else None
 
     def drained(self) -> dict[Key, int]:
-        """Return how many pods a person keeps out of service, where supervisors report it."""
+        """Return the number of pods that a person keeps out of service, by service, where known."""
         counts = {key: count_drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
@@ -96,16 +96,16 @@ class Scraper:
         return self._latest.get(key, {})
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
-        """Scrape these pods, by name, for a policy, because its pods are not in the store."""
+        """Scrape the pods of a policy, which are not in the store; ``addresses`` is by pod name."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:
-        """Forget a service or policy that is gone."""
+        """Forget a service or policy that no longer exists."""
         for known in (self._published, self._latest, self._followed):
             known.pop(key, None)
 
     def publish(self, key: Key, fresh: dict[str, SupervisorFigures]) -> None:
-        """Publish ``fresh`` if the status would change and ``publish_s`` has passed."""
+        """Publish ``fresh`` figures if the status would change and ``publish_s`` has passed."""
         now = self._clock()
         self._latest[key] = fresh
         known = self._published.get(key)
@@ -118,7 +118,7 @@ class Scraper:
         self._changed(key)
 
     async def run(self, every_s: float) -> None:
-        """Scrape until cancelled. A namespace whose last round still runs is skipped."""
+        """Scrape until cancelled. A namespace is skipped while its last round still runs."""
         async with self.session() as session:
             try:
                 while True:
@@ -131,7 +131,7 @@ class Scraper:
                 self._rounds.clear()
 
     def session(self) -> aiohttp.ClientSession:
-        """Return an HTTP client without proxies, cookies or decompression."""
+        """Return an HTTP client that uses no proxies, cookies or decompression."""
         return aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT),
@@ -182,7 +182,7 @@ class Scraper:
     async def figures(
         self, session: aiohttp.ClientSession, address: str
     ) -> SupervisorFigures | None:
-        """Return the figures of the pod at ``address``; None if it does not answer with a page."""
+        """Return the figures of the pod at ``address``; None without a valid page of metrics."""
         try:
             return parse_figures(await self._page(session, address))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPage) as error:
@@ -226,7 +226,7 @@ def _status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
 def _has_same_drained(
     known: dict[str, SupervisorFigures], fresh: dict[str, SupervisorFigures]
 ) -> bool:
-    """Report whether no pod that answered was drained or resumed since."""
+    """Report whether the same pods are drained, among those that answered."""
     return all(
         one.drained is None or one.drained == bool(pod in known and known[pod].drained)
         for pod, one in fresh.items()
@@ -236,9 +236,8 @@ def _has_same_drained(
 def address_of(pod: Object) -> str | None:
     """Return the address of a running pod for a URL; None if it has none.
 
-    The address has a port if the pod uses its node's network and its supervisor has one of these
-    ports. Loopback, link-local (metadata services of clouds) and multicast addresses are
-    refused.
+    The address has a port if the pod uses its node's network and its supervisor has a port of its
+    own. Loopback, link-local (cloud metadata services) and multicast addresses are refused.
     """
     status = pod.get("status") or {}
     if status.get("phase") != "Running":

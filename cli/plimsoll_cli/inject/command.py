@@ -36,8 +36,8 @@ from plimsoll_operator.render.names import supervisor
 Object = dict[str, Any]
 
 RECORD = "plimsoll.dev/injected"
-"""Annotation of an injected ConfigMap; its value names the changed document and lists the changes.
-"""
+"""Annotation of an injected ConfigMap; its value names the changed document and lists the
+changes."""
 TEMPLATE = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 
 

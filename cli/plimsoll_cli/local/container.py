@@ -20,8 +20,7 @@ BACK_OFF_S = 1.0
 BACK_OFF_MAX_S = 10.0
 RESET_BACKOFF_S = 60.0
 """The kubelet's back-off (10 s, doubled up to 5 min, reset after 10 min), shortened for interactive
-use.
-"""
+use."""
 TAIL_LINES = 20
 TAIL_BYTES = 64 << 10
 

@@ -30,8 +30,7 @@ STOP_MARGIN_S = 10.0
 """Seconds after the drain until the engine is killed; it frees its memory during this time."""
 REMOVED_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
 """Environment variables that are removed: local mode uses no cluster, and only the manifest injects
-faults.
-"""
+faults."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,7 @@ SUPERVISOR_STOP_S = 10.0
 """Maximum duration of a stop in seconds, longer than the launcher's grace period for its child."""
 READY_MARGIN_S = 30.0
 """Seconds that are added to the engine's startup timeout, so that the engine fails first, with a
-message (as in the rendered startup probe).
-"""
+message (as in the rendered startup probe)."""
 PROBE_PERIOD_S = 0.2
 PROBE_TIMEOUT_S = 2.0
 
@@ -185,8 +184,7 @@ def _make_unusable_error(root: Path, error: OSError) -> UsageError:
 
 PORT_RANGE = range(20_000, 32_000)
 """Ports below Linux's default ephemeral range (32768 to 60999, ip(7)), so that no outgoing
-connection takes a port before it is used.
-"""
+connection takes a port before it is used."""
 PORT_TRIES = 200
 
 

@@ -22,10 +22,8 @@ from plimsoll_operator.kinds import Object
 WEBHOOK_TIMEOUT_S = 2
 MAX_WEBHOOKS = 64
 MAX_SELECTORS_CHARS = 1 << 19
-"""Maximum size of all selectors in characters.
-
-etcd accepts 1.5 MiB, and one selector may have up to 46 KiB.
-"""
+"""Maximum size of all selectors in characters. etcd accepts 1.5 MiB, and one selector may have up
+to 46 KiB."""
 MAX_NAMESPACES = 256
 """Maximum number of namespaces per webhook, for policies beyond :data:`MAX_WEBHOOKS`."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"

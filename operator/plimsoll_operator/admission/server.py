@@ -40,21 +40,16 @@ MAX_REVIEW_BYTES = 1 << 20
 """Maximum size of a review in bytes. A larger pod is created without a supervisor."""
 REVIEW_THREADS = 2
 SWITCH_INTERVAL_S = 0.0005
-"""Interpreter switch interval in seconds.
-
-The event loop releases the interpreter lock at each system call, and another thread may then keep
-it for this long.
-"""
+"""Interpreter switch interval in seconds. The event loop releases the interpreter lock at each
+system call, and another thread may then keep it for this long."""
 MAX_WAITING_REVIEWS = 64
 """Maximum number of reviews that are being examined or wait for a thread. Each takes about 3 ms."""
 MAX_CONNECTIONS = 512
 MAX_BODIES = 32
 """Maximum number of bodies that are read at the same time, which limits their memory."""
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, IDLE_TIMEOUT_S = 2.0, 5.0, 100.0
-"""Timeouts in seconds of a connection: TLS handshake, head of a request, idle time.
-
-An API server keeps a connection for the next pod, and closes it after 90 s.
-"""
+"""Timeouts in seconds of a connection: TLS handshake, head of a request, idle time. An API server
+keeps a connection for the next pod, and closes it after 90 s."""
 LOG_INTERVAL_S = 10.0
 """Minimum seconds between log lines about unanswered reviews. The metric counts all of them."""
 

@@ -103,8 +103,8 @@ class WebhookUpkeep:
         self._before: tuple[bytes, datetime.datetime] | None = None
         """Previous bundle, and the time until which the API server trusts it."""
         self._trusted: tuple[bytes, float] | None = None
-        """Bundle that the configuration trusts, and the time since which this replica has seen it.
-        """
+        """Bundle that the configuration trusts, and the time since which this replica has seen
+        it."""
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
         self._written: Object | None = None

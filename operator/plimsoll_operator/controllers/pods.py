@@ -30,8 +30,7 @@ DELETION_MANAGER = "plimsoll-operator-incidents"
 """Field manager that owns only the annotation of a deleted owner on an incident."""
 OWNER_DELETED_ANNOTATION = "plimsoll.dev/owner-gone-at"
 """Annotation of an incident: the time when its service or policy was first found missing (RFC
-3339).
-"""
+3339)."""
 MAX_PODS_WITH_EVENTS = 4
 """Maximum number of pods whose Events are read, because a service's pods have the same problem."""
 

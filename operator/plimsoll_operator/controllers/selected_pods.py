@@ -33,8 +33,8 @@ from plimsoll_operator.scraper import address_of
 MAX_SINGLE_READS = 8
 """Maximum number of changed pods that are read one by one; more are read with a list."""
 PAGE_PODS = 50
-"""Number of pods in one page, at most 75 MiB: a pod has up to 1.5 MiB, and anyone may create one.
-"""
+"""Number of pods in one page, at most 75 MiB: a pod has up to 1.5 MiB, and anyone may create
+one."""
 
 PolicyGenerations = tuple[tuple[str, str, int], ...]
 

@@ -38,14 +38,11 @@ REPORT_AFTER_FAILURES = 3
 
 MAX_CACHED_EVENTS = 1024
 CLAIM_CACHE_S = 600.0
-"""Seconds for which a claim's access modes are cached.
-
-They never change, but a new claim may reuse the name.
-"""
+"""Seconds for which a claim's access modes are cached. They never change, but a new claim may reuse
+the name."""
 EVENT_REPEAT_S = 600.0
 """Seconds within which a repeated Event is only counted, because a refusal repeats with each
-attempt.
-"""
+attempt."""
 
 MAX_MESSAGE_CHARS = 1000
 

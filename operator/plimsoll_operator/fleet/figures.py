@@ -40,31 +40,23 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key, Object
 
 PERCENT_STEP = 5
-"""Step of the percentages in a status.
-
-A status that followed every sample would be written constantly.
-"""
+"""Step of the percentages in a status. A status that followed every sample would be written
+constantly."""
 
 MAX_RATIO = 1e9
-"""Maximum consumed share, so that its percentage fits the status.
-
-It is that of a replica of 1 GB with the smallest budget, one byte.
-"""
+"""Maximum consumed share, so that its percentage fits the status. It is that of a replica of 1 GB
+with the smallest budget, one byte."""
 
 MAX_RESTARTS = 1000
 """Maximum of ``restartBudget.count`` in the schema."""
 
 
 SIGNAL_MISSING_S = 120.0
-"""Seconds without a signal after which it is reported, as in the alert PlimsollSupervisorBlind.
-
-An engine has no signals for some seconds after its start.
-"""
+"""Seconds without a signal after which it is reported, as in the alert PlimsollSupervisorBlind. An
+engine has no signals for some seconds after its start."""
 NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
-"""Share of the limit below which memory is no longer near it.
-
-It is lower than the share above which memory is near it, so that the status does not flap.
-"""
+"""Share of the limit below which memory is no longer near it. It is lower than the share above
+which memory is near it, so that the status does not flap."""
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
 """Signals that a supervisor needs from its engine, the most important first."""
@@ -134,10 +126,8 @@ _SAMPLE = re.compile(
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
     re.MULTILINE,
 )
-"""Pattern for name, labels and value of a sample.
-
-Every part is bounded, so the time to match grows only with the page's length.
-"""
+"""Pattern for name, labels and value of a sample. Every part is bounded, so the time to match grows
+only with the page's length."""
 
 _LEAK_METRIC = b"plimsoll_memory_slow_leak"
 _LEAK_RATE_METRIC = b"plimsoll_memory_slow_leak_bytes_per_second"
@@ -170,10 +160,8 @@ _NEEDS_METRICS = {
     b"plimsoll_memory_declared_unfilled_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_limit_bytes": MAX_GROWTH_BYTES,
 }
-"""Metrics of a memory's needs, each with its maximum.
-
-They are in the order of the fields of :class:`MemoryNeeds`, with the limit last.
-"""
+"""Metrics of a memory's needs, each with its maximum. They are in the order of the fields of
+:class:`MemoryNeeds`, with the limit last."""
 
 _WINDOW_LABEL = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
 

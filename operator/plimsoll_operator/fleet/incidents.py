@@ -38,15 +38,11 @@ REPLACE_STEP = "PodReplace"
 REQUESTED_OUTCOMES = frozenset({"Requested", "Begun"})
 ENGINE_RESTART = "EngineRestart"
 STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
-"""Outcomes of an engine restart that recreated the group.
-
-Its supervisor may be killed before it can report success.
-"""
+"""Outcomes of an engine restart that recreated the group. Its supervisor may be killed before it
+can report success."""
 MAX_KEPT_OF_POD = 10
-"""Maximum number of incidents kept per pod.
-
-It is half of ``plimsoll_api.leakincident.MAX_OF_POD``, so that one name is free.
-"""
+"""Maximum number of incidents kept per pod. It is half of ``plimsoll_api.leakincident.MAX_OF_POD``,
+so that one name is free."""
 MAX_KEPT_OPEN = 500
 """Maximum number of open incidents per service or policy: one for each replica, with a margin."""
 MAX_KEPT_OF_NAMESPACE = 2000

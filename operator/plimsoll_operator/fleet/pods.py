@@ -22,10 +22,8 @@ from plimsoll_operator.kinds import Object
 BACKOFF_RESET_S = 600.0
 """Run time in seconds after which the kubelet resets a container's back-off."""
 MIN_SETTLE_S = 30.0
-"""Minimum run time in seconds for a container to count as recovered.
-
-It is twice the last run time if that is longer.
-"""
+"""Minimum run time in seconds for a container to count as recovered. It is twice the last run time
+if that is longer."""
 PLANNED_EXIT_CODES = (0, 143)
 """Exit codes of a container that was stopped on request, for example for a planned restart."""
 MIN_CREATING_S = 10.0

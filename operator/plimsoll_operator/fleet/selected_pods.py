@@ -40,10 +40,8 @@ MAX_IMAGES_CHARS = 1026
 MAX_FAILED_STARTS = 2
 """Number of failed starts after which a container counts as one that cannot start."""
 IMMEDIATE_FAILURE_S = 3.0
-"""Maximum run time in seconds of an engine that fails because it is not process 1.
-
-An engine that loads a model takes longer to import its libraries.
-"""
+"""Maximum run time in seconds of an engine that fails because it is not process 1. An engine that
+loads a model takes longer to import its libraries."""
 
 
 class SupervisionState(Enum):

@@ -30,11 +30,9 @@ OPERATOR_HOLDER = "plimsoll-operator"
 LEASE_DURATION_S = 120
 RENEW_S = 40.0
 SHARE_DIVISOR = 2
-"""Divisor of the limit for the share of one namespace, or of one service.
-
-A namespace may use one half of the limit if several namespaces have slots. With a single namespace,
-the limit is not divided.
-"""
+"""Divisor of the limit for the share of one namespace, or of one service. A namespace may use one
+half of the limit if several namespaces have slots. With a single namespace, the limit is not
+divided."""
 
 AWAITING_SLOT = "AwaitingSlot"
 """Phase of an incident whose supervisor tries to take a slot."""

@@ -28,10 +28,8 @@ from plimsoll_operator.kinds import Object
 MAX_WORKLOADS = 100
 """Maximum number of workloads of a policy that have restart slots."""
 MAX_REPLICAS_BYTES = 1 << 16
-"""Maximum size of an annotation that names a workload's pods.
-
-All annotations of an object may have 256 KiB, and the restart counts need up to 128 KiB.
-"""
+"""Maximum size of an annotation that names a workload's pods. All annotations of an object may have
+256 KiB, and the restart counts need up to 128 KiB."""
 MAX_ROLES_BYTES = MAX_REPLICAS_BYTES // 2
 """Maximum size of an annotation that names a graph's pods by role."""
 

@@ -46,10 +46,8 @@ INIT_PROGRAMS = frozenset(
         *("catatonit", "runit-init", "s6-linux-init", "s6-overlay-suexec", "systemd"),
     }
 )
-"""Programs that exit or do not work unless they are process 1.
-
-They are listed by path, or by name if nothing else has that name.
-"""
+"""Programs that exit or do not work unless they are process 1. They are listed by path, or by name
+if nothing else has that name."""
 INIT_IMAGES = re.compile(r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd")
 """Images that start such a program by default: s6-overlay and systemd."""
 S6_PREFIX = "S6_"

@@ -51,10 +51,8 @@ PRESET_PORT, PRESET_DECODE_PORT = 8000, 8001
 """Ports of the engine in the presets. In a decode pod, a proxy has the first one."""
 TLS_TEMPLATE = ".GlobalConfig.EnableTLS"
 SCHEME_TEMPLATE = f"{{{{ if {TLS_TEMPLATE} }}}}https{{{{ else }}}}http{{{{ end }}}}"
-"""Template of the scheme.
-
-KServe renders its configurations as Go templates, and its presets choose TLS by this field.
-"""
+"""Template of the scheme. KServe renders its configurations as Go templates, and its presets choose
+TLS by this field."""
 PART_OF_LABEL = "llminferenceservice"
 MAX_LABEL_CHARS = 63
 

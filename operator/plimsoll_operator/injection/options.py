@@ -15,10 +15,8 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
 
 DEFAULT_MEMORY_POLICY = MemoryPolicy(host=budget_of(AUTO), warmup_s=300.0)
-"""Memory policy of ``plimsoll inject`` without a SupervisionPolicy.
-
-The warm-up is long, because the engine is unknown.
-"""
+"""Memory policy of ``plimsoll inject`` without a SupervisionPolicy. The warm-up is long, because
+the engine is unknown."""
 
 
 @dataclass(frozen=True)

@@ -64,21 +64,14 @@ ENGINE_ANNOTATION = "plimsoll.dev/engine"
 POD_PATH = "spec"
 """Path of the pod spec at the beginning of messages."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
-"""Annotation of the pods of a LeaderWorkerSet that allows restarts of the whole group.
-
-``true`` accepts that a restart of the supervisor restarts the group.
-"""
+"""Annotation of the pods of a LeaderWorkerSet that allows restarts of the whole group. ``true``
+accepts that a restart of the supervisor restarts the group."""
 ALLOW_HOST_PORTS = "plimsoll.dev/allow-host-ports"
-"""Annotation of pods on their node's network.
-
-``true`` accepts that a node runs only one of them.
-"""
+"""Annotation of pods on their node's network. ``true`` accepts that a node runs only one of
+them."""
 LWS_LEADER_ANNOTATION = "leaderworkerset.sigs.k8s.io/leader-name"
-"""Annotation of a LeaderWorkerSet's workers.
-
-The label with their index may be missing at admission, because the webhook of LeaderWorkerSets may
-be called after Plimsoll's.
-"""
+"""Annotation of a LeaderWorkerSet's workers. The label with their index may be missing at
+admission, because the webhook of LeaderWorkerSets may be called after Plimsoll's."""
 MAX_LABEL_CHARS = 63
 MAX_ANNOTATIONS_BYTES = 1 << 18
 """Maximum size of all annotations in bytes. The API server refuses a pod that has more."""

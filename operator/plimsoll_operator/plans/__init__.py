@@ -1,1 +1,4 @@
-"""Plans: which objects a service or policy should have. Pure functions of spec and observation."""
+"""Plans of the objects that a service or policy should have.
+
+Pure functions of spec and observation.
+"""

@@ -1,14 +1,14 @@
-"""The circuit breaker of injection: whether the new pods of a policy get a supervisor.
+"""Circuit breaker of injection: decides whether new pods of a policy get a supervisor.
 
-An engine starts after its supervisor, so a pod is lost if its supervisor cannot start. Until one
-pod of a policy has run with the present images, only a few pods at a time get them. Injection stops
-if several pods are stuck with them, or if the API server refuses pods because of them. It resumes
-when a person requests another try. It also resumes if the API server refuses the same owner's pods
-without a supervisor too, because then the supervisor was not the reason.
+An engine starts after its supervisor, so a pod fails if its supervisor cannot start. Until one pod
+of a policy has run with the current images, only a few pods at a time get them. Injection stops if
+several pods are stuck with them, or if the API server refuses pods because of them. It resumes on a
+person's request. It also resumes if the API server refuses the same owner's pods without a
+supervisor, too, because then the supervisor was not the cause.
 
 The operator decides and writes ``status.injection``, which the webhook of each replica reads.
-Anyone who may create pods or Events in a namespace can forge the evidence. This can stop or resume
-the injection of a policy of that namespace, and nothing else.
+Anyone who may create pods or Events in a namespace can forge the evidence, and thereby stop or
+resume the injection of that namespace's policies, but nothing else.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
 
 RETRY = "plimsoll.dev/retry-injection"
-"""Annotation of a policy: any value other than that at the stop requests another try."""
+"""Annotation of a policy; a value that differs from the one at the stop requests another
+attempt."""
 MAX_RETRY = 256
 PROPAGATION_S = 15.0
-"""Time after a stop by which every webhook knows of it: they read the policies every 2 s."""
+"""Seconds after a stop until every webhook knows it; webhooks read the policies every 2 s."""
 
 
 def parse_injection(status: Object | None) -> Injection | None:
@@ -48,11 +49,11 @@ def decide_injection(
     now: str,
     refused: Sequence[RefusedCreation] = (),
 ) -> Object:
-    """Return ``status.injection`` from the last one and the policy's pods. ``now`` is RFC 3339.
+    """Return the new ``status.injection`` from the previous one and the policy's pods.
 
-    ``limit`` stuck pods stop the injection, and so does one of ``refused``, the recent refusals to
-    create pods of the policy. It resumes with other images, another generation of the policy or
-    another value of :data:`RETRY`. After that, only younger pods and refusals count.
+    ``now`` is in RFC 3339. Injection stops if ``limit`` pods are stuck, or if ``refused`` has a
+    recent refusal to create a pod of the policy. It resumes with other images, another generation
+    of the policy or another value of :data:`RETRY`; older pods and refusals then no longer count.
     """
     same = before if before is not None and before.images == images else Injection(images=images)
     stopped, since, proven = same.stopped, same.since, same.proven
@@ -106,10 +107,10 @@ def decide_injection(
 def reason_to_skip(
     policy: SupervisionPolicy, before: Injection | None, images: str, tried: int, limit: int
 ) -> str:
-    """Return why a new pod of ``policy`` gets no supervisor; empty if it gets one.
+    """Return the reason why a new pod of ``policy`` gets no supervisor; empty if it gets one.
 
-    ``tried`` replicas got one from this webhook so recently that the status may not count them
-    yet.
+    ``tried`` is the number of replicas that got one from this webhook too recently for the status
+    to count them.
     """
     same = before if before is not None and before.images == images else Injection(images=images)
     if same.stopped is not None and _is_in_force(same.stopped, policy):
@@ -123,22 +124,22 @@ def reason_to_skip(
 
 
 def stop_cause(stopped: InjectionStop) -> str:
-    """Return in a few words which pod or owner stopped the injection."""
+    """Return which pod or owner stopped the injection, as a clause."""
     if stopped.refusal:
         return f"the API server refuses pods of {stopped.pod} with a supervisor"
     return f"pod {stopped.pod} does not start"
 
 
 def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreation) -> bool:
-    """Report whether the API server refuses the same owner's pods without a supervisor, too."""
+    """Report whether the API server also refuses the same owner's pods without a supervisor."""
     same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
     return same and bool(refused.at) and subtract_times(stopped.time, refused.at) > PROPAGATION_S
 
 
 def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
-    """Count the stuck pods; if others of ``ours`` run on another node, count the nodes instead.
+    """Return the number of stuck pods, or of their nodes if others of ``ours`` run on another node.
 
-    A single broken node is no evidence against the images.
+    A single broken node is not evidence against the images.
     """
     nodes = {one.node for one in stuck}
     elsewhere = {one.node for one in ours if one.start.ran} - nodes - {""}
@@ -150,5 +151,5 @@ def _retry_value(policy: SupervisionPolicy) -> str:
 
 
 def _is_in_force(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
-    """Report whether the policy is unchanged since the stop, without a request for another try."""
+    """Report whether a stop is still in effect: same policy, and no request for another attempt."""
     return (stopped.generation, stopped.retry) == (policy.metadata.generation, _retry_value(policy))

@@ -65,10 +65,10 @@ MAX_LISTED_NAMES = 4
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """The changes to make for a policy.
+    """Changes to make for a policy.
 
-    ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``failure`` says
-    which limit is exceeded, and ``suspects`` lists the workloads with a revision that leaks.
+    ``desired`` is in the order of application; ``surplus`` is removed after that. ``failure`` is
+    the limit that is exceeded, and ``suspects`` are the workloads with a leaking revision.
     """
 
     desired: list[Object]
@@ -87,10 +87,10 @@ def reconcile(
     status: Object | None = None,
     beside: Mapping[str, str] = MappingProxyType({}),
 ) -> PolicyPlan:
-    """Plan which objects to apply, and which of the policy's own objects to remove.
+    """Plan which objects to apply, and which of the policy's objects to remove.
 
-    ``status`` is the last one, ``now`` RFC 3339. ``beside`` has the files beside the
-    supervisors' configuration, by name.
+    ``status`` is the previous status, and ``now`` is in RFC 3339. ``beside`` are the other files in
+    the supervisors' ConfigMap, by name.
     """
     uid, name = policy.metadata.uid, policy.metadata.name
     own = {where: item for where, item in owned.items() if owner_uid(item) == uid}
@@ -99,7 +99,7 @@ def reconcile(
     workloads = group_pods(pods)
     sharing = group_by_slots(pods, policy.spec.supervision.scope)
     chosen = choose_workloads(name, sharing, leases)
-    # Includes terminating pods, whose supervisors release slots and close incidents.
+    # Includes terminating pods, whose supervisors still release slots and close incidents.
     accounts = sorted(
         {
             one.account
@@ -129,7 +129,7 @@ def reconcile(
 
 
 def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
-    """Return why the supervisors of some of the pods with ``accounts`` have no permissions."""
+    """Return why some supervisors have no permissions; None if ``accounts`` are few enough."""
     if len(accounts) <= MAX_ACCOUNTS:
         return None
     text = (
@@ -141,7 +141,7 @@ def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
 
 
 def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Return why supervisors of some pods have no restart slot. ``chosen`` are those with slots."""
+    """Return why supervisors of some pods have no slot; ``chosen`` are the workloads with slots."""
     have = {(one.ref, one.role) for one in chosen}
     without = [one for one in workloads if one.needs_slots and (one.ref, one.role) not in have]
     if without:
@@ -160,7 +160,7 @@ def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]
 
 
 def display_name(ref: WorkloadRef | None) -> str:
-    """Return the name of a workload for a message, truncated and cleaned.
+    """Return the name of a workload for a message, truncated and with printable characters only.
 
     The creator of a pod may write any text as its owner's name.
     """
@@ -168,13 +168,13 @@ def display_name(ref: WorkloadRef | None) -> str:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """List the first names, and how many more there are."""
+    """Return the first names as text, with the number of other names."""
     more = len(names) - MAX_LISTED_NAMES
     return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 REPORT = "report"
-"""Verb on a SupervisionPolicy: permission to write incidents and take slots in its name. Only the
+"""Verb on a SupervisionPolicy that permits writing incidents and taking slots in its name. Only the
 admission policies check it; it has no meaning to the API server."""
 
 DEFAULT_PORT = 8000
@@ -186,9 +186,9 @@ def key_of(policy: SupervisionPolicy) -> Key:
 
 
 def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
-    """Build the configuration that all of the policy's pods share.
+    """Return the configuration that all of the policy's pods share.
 
-    Each supervisor replaces ``engine`` with the engine found in its pod
+    Each supervisor replaces ``engine`` with the engine in its pod
     (:class:`plimsoll_api.supervisor_config.PodEngine`).
     """
     meta, spec = policy.metadata, policy.spec
@@ -219,9 +219,9 @@ def render(
 ) -> list[Object]:
     """Return all objects of ``policy``, in the order of application.
 
-    ``accounts`` are the ServiceAccounts of the pods that it supervises. ``workloads`` are those
-    that have slots. ``held`` names surplus slots that are still held: their holders release them.
-    ``beside`` has the files beside the supervisors' configuration, by name.
+    ``accounts`` are the ServiceAccounts of the supervised pods, and ``workloads`` those that have
+    slots. ``held`` are the names of surplus slots whose holders have not released them yet.
+    ``beside`` are the other files in the supervisors' ConfigMap, by name.
     """
     name = policy_object_name(policy.metadata.name)
     config: Object = {
@@ -249,9 +249,9 @@ def render(
 
 
 def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
-    """Build the slots of one workload.
+    """Return the slots of one workload.
 
-    The admission policy for slots selects Leases by their label, and lets only the pods in the
+    The admission policy for slots selects Leases by their label, and only lets the pods in the
     annotation take a slot.
     """
     name = policy.metadata.name
@@ -300,7 +300,7 @@ def _service(name: str, labels: Object) -> Object:
 
 
 def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
-    """Build the Role of the supervisors.
+    """Return the Role of the supervisors.
 
     The admission policies limit each supervisor to its own pod's objects.
     """

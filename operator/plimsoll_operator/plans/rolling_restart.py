@@ -1,7 +1,6 @@
-"""``spec.rollout: Restart``: which workloads get a rolling restart, and how it is requested.
+"""``spec.rollout: Restart``: decides which workloads get a rolling restart, and requests it.
 
-Only the workload's own controller replaces pods, by its own strategy: nothing here deletes a
-pod.
+The workload's own controller replaces the pods by its own strategy; the operator deletes no pod.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
 
 MANAGER = "plimsoll-operator-rollout"
-"""Field manager of the restarts, which owns no other field of a workload."""
+"""Field manager of the restarts; it owns no other field of a workload."""
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 RESTARTED_FOR = "plimsoll.dev/restarted-for"
-"""Annotation of a workload: UID and generation of the policy that it was last restarted for."""
+"""Annotation of a workload: UID and generation of the policy that last requested a restart."""
 
 REQUESTED = (
     "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
@@ -39,15 +38,14 @@ KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
 
 
 def waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
-    """Return the workloads with pods that would get a supervisor if they were recreated."""
+    """Return the workloads with pods that would get a supervisor when recreated."""
     return [one for one in workloads if one.count(SupervisionState.WAITING)]
 
 
 def kind_of(workload: Workload) -> Kind | None:
-    """Return the kind to request a rolling restart of; None if a person must restart the workload.
+    """Return the kind for a restart request; None if a person must restart the workload.
 
-    The name becomes part of a URL, and the creator of a pod may write any text as its owner's
-    name.
+    The name becomes part of a URL, and the creator of a pod may write any text as its owner's name.
     """
     if workload.ref is None or workload.api_group != APPS or not NAME.fullmatch(workload.ref.name):
         return None
@@ -55,7 +53,7 @@ def kind_of(workload: Workload) -> Kind | None:
 
 
 def manual_restart_hint(ref: WorkloadRef | None) -> str:
-    """Explain that a workload has no rolling restart, and what to do."""
+    """Return why the operator cannot restart a workload, and what to do."""
     if ref is None:
         return "no workload owns these pods: recreate them yourself"
     return f"a {ref.kind} has no rolling restart that the operator can ask for: restart it yourself"
@@ -64,8 +62,8 @@ def manual_restart_hint(ref: WorkloadRef | None) -> str:
 def is_requested(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
     """Report whether a restart for this generation of the policy was already requested.
 
-    A restart in a ``trial``, while only a few pods get a supervisor, does not count after the
-    trial.
+    After a ``trial``, in which only a few pods get a supervisor, a restart from the trial does not
+    count.
     """
     annotations = live["metadata"].get("annotations") or {}
     marks = {_mark(policy), _mark(policy, trial)}
@@ -91,9 +89,9 @@ def restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
 
 
 def restart_patch(live: Object, policy: SupervisionPolicy, now: str, trial: bool = False) -> Object:
-    """Build the patch for the workload, to be applied under its own field manager.
+    """Return the patch of the workload, to apply with a field manager of its own.
 
-    With the UID, the API server refuses another object of the same name.
+    It contains the UID, so that the API server refuses another object with the same name.
     """
     meta = live["metadata"]
     return {

@@ -1,4 +1,4 @@
-"""The plan for a service: from its spec and the observed objects to what is applied and removed.
+"""Plans the objects of a service: which to apply, and which to remove.
 
 Pure: no cluster, no clock. The same observation always gives the same plan.
 """
@@ -37,7 +37,10 @@ CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why the spec cannot be applied. ``is_lasting``: another try will not help."""
+    """Reason why the spec cannot be applied.
+
+    ``is_lasting`` means that another attempt cannot help.
+    """
 
     reason: str
     message: str
@@ -62,10 +65,10 @@ class Plan:
 
 
 def parse(item: Object) -> InferenceService:
-    """Parse the service. Raises :class:`InvalidSpec` if it is invalid.
+    """Parse the service. Raises :class:`InvalidSpec`.
 
-    The API server refuses such specs by schema and CEL, except those stored before an upgrade and a
-    deeply nested ``podTemplate``, whose schema is open.
+    The API server refuses invalid specs by schema and CEL, except those stored before an upgrade
+    and a deeply nested ``podTemplate``, whose schema is open.
     """
     if _is_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
         raise InvalidSpec(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
@@ -93,12 +96,12 @@ def reconcile(
     beside: Mapping[str, str] = MappingProxyType({}),
     shared: Collection[str] = (),
 ) -> Plan:
-    """Plan which objects to apply, and which of the service's own objects to remove.
+    """Plan which objects to apply, and which of the service's objects to remove.
 
-    ``pods`` are those that are not terminating, ``status`` is the last one. ``restricted`` holds
-    the service's ``podTemplate`` to the Pod Security Standard. ``beside`` has the files beside the
-    supervisors' configuration, by name. ``shared`` names claims that pods on several nodes may
-    mount. Raises :class:`InvalidSpec`.
+    ``pods`` are the pods that are not terminating, and ``status`` is the previous status. If
+    ``restricted``, the service's ``podTemplate`` must meet the Pod Security Standard. ``beside``
+    are the other files in the supervisors' ConfigMap, by name. ``shared`` are claims that pods on
+    several nodes may mount. Raises :class:`InvalidSpec`.
     """
     before = status or {}
     update = pod_hash(service)
@@ -118,7 +121,7 @@ def reconcile(
                 template = pod_template(service, images, worker)
                 check(service, template, rendered_template(service, images, worker))
         if pinned is None and (found := find_dependency(pod_template(service, images)["spec"])):
-            # A revision that runs already may continue.
+            # A revision that is already running may continue.
             raise InvalidSpec(
                 f"the pod's {found}, which is another one, for containers of a service share their"
                 " process IDs: signal the engine by its name, or start it without an init system"
@@ -134,7 +137,7 @@ def reconcile(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if service.spec.pod_template is None:
             raise
-        # Its schema is open: only a malformed pod template fails here, the server checks the rest.
+        # The schema is open: only a malformed template fails here, the API server checks the rest.
         raise InvalidSpec(
             "spec.podTemplate: a field is of another type than in a pod template: compare it with"
             " kubectl explain deployment.spec.template"
@@ -160,10 +163,9 @@ def reconcile(
 
 
 def claims_of(service: InferenceService) -> list[str]:
-    """Return the names of the claims that pods of ``service`` mount, by its spec.
+    """Return the names of the claims that pods of ``service`` mount, according to its spec.
 
-    The schema of its pod template is open: a value that cannot be the name of a claim is left
-    out.
+    The schema of the pod template is open: values that cannot be names of claims are omitted.
     """
     template = service.spec.pod_template or {}
     spec = template.get("spec")
@@ -201,7 +203,7 @@ def _running_revision(service: InferenceService, owned: Mapping[Ref, Object]) ->
 def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
     """Return the names of the slot Leases whose holders still exist.
 
-    The age of a renewal does not matter, because clocks are not compared.
+    The time of the last renewal does not matter, because clocks are not compared.
     """
     return [
         item["metadata"]["name"]

@@ -1,6 +1,6 @@
-"""Renders an InferenceService into its objects: pure functions, no cluster, no clock.
+"""Renders the objects of an InferenceService. Pure: no cluster, no clock.
 
-Called by the operator's reconcile and, only for engine and supervisor, by local mode.
+The operator's reconcile uses all of it, local mode only engine and supervisor.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Merges and compares objects as the API server does.
+"""Merges and compares objects like the API server.
 
 ``podTemplate`` merges over the rendered pod template like a strategic merge patch: objects merge by
-key and null removes a key. A list in :data:`LIST_KEYS` merges by its key if all items have it;
-every other list is replaced as a whole.
+key, and null removes a key. A list in :data:`LIST_KEYS` merges by its key if all items have it;
+other lists are replaced as a whole.
 
-The operator compares the hash of an applied object, and the fields that the API server lists as
-ours afterwards. Neither changes if the server writes a quantity differently, drops a field, or if a
-webhook rewrites an image. So the same object is not applied again. A client that changes one of our
-fields removes it from that list.
+An object is applied again only if its hash, or the hash of the fields that the API server lists as
+ours, has changed. Neither changes if the server writes a quantity differently or drops a field, or
+if a webhook rewrites an image. A client that changes one of our fields removes it from that list.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
     "resourceClaims": ("name",),
 }
-"""The keys by which the items of a pod's list merge (``patchMergeKey`` of core/v1), by field."""
+"""Merge keys of the items of a pod's lists (``patchMergeKey`` of core/v1), by field."""
 
 
 def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
-    """Return the values of ``keys`` in ``item``; None if it lacks one."""
+    """Return the values of ``keys`` in ``item``; None if one is missing."""
     if not isinstance(item, dict):
         return None
     found = tuple(item.get(key) for key in keys)
@@ -47,7 +46,7 @@ def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """Merge ``patch`` over ``base``; neither is changed."""
+    """Return ``base`` with ``patch`` merged over it; both stay unchanged."""
     if isinstance(patch, dict):
         merged = dict(base) if isinstance(base, dict) else {}
         for key, value in patch.items():
@@ -77,9 +76,9 @@ def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> lis
 
 
 def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """Merge ``patch`` over the pod template.
+    """Return the pod template ``base`` with ``patch`` merged over it.
 
-    The supervisor is an init container (a native sidecar). A patch may also name it under
+    The supervisor is an init container (a native sidecar), but a patch may also name it under
     ``containers``, where people expect it.
     """
     spec = dict(patch.get("spec") or {})
@@ -106,8 +105,8 @@ def needs_apply(
 ) -> bool:
     """Report whether ``live`` is absent, was applied from another object, or was changed by others.
 
-    ``fields`` is the hash of our fields after the last application. It is None after a start; the
-    contents are then compared.
+    ``fields`` is the hash of our fields after the last application. Without it, after a start of
+    the operator, the contents are compared.
     """
     if live is None or _applied_hash(desired) != _applied_hash(live):
         return True
@@ -117,7 +116,7 @@ def needs_apply(
 
 
 def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
-    """Return the hash of the fields of ``live`` that are ours; None if it is unknown.
+    """Return the hash of our fields in ``live``; None if it is unknown.
 
     The replicas of a workload count if ``desired`` has them.
     """
@@ -130,7 +129,7 @@ def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
 def missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
     """Return the fields of ``desired`` that are missing in ``live``, at most :data:`MAX_ABSENT`.
 
-    Default values that the API server drops (false, 0, empty) do not count.
+    Default values that the API server drops (false, 0, empty) are not missing.
     """
     found = list(_missing(live, desired, "", ""))
     more = [f"{len(found) - MAX_ABSENT} more"] if len(found) > MAX_ABSENT else []
@@ -186,8 +185,8 @@ def _applied_hash(item: dict[str, Any]) -> str | None:
 def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bool:
     """Report whether ``live`` contains everything in ``wanted``, and possibly more.
 
-    Empty and absent are equal, because the API server drops empty values. Two quantities of the
-    same amount are equal: the server writes ``1000m`` as ``1``.
+    Empty and absent are equal, because the API server drops empty values. Quantities of the same
+    amount are equal, because the server writes ``1000m`` as ``1``.
     """
     if wanted in (None, "", [], {}) and live in (None, "", [], {}):
         return True
@@ -213,7 +212,7 @@ def _list_contains(live: list[Any], wanted: list[Any], field: str, texts: bool) 
 
 def _is_same_amount(live: Any, wanted: Any) -> bool:
     if isinstance(wanted, bool) or not isinstance(live, str):
-        return False  # a quantity comes back as a string
+        return False  # a quantity comes back as text
     try:
         return quantity(live) == quantity(wanted)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Settings that all containers of a pod have in common."""
+"""Settings that all containers of a pod share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Object = dict[str, Any]
 PROBE_PERIOD_S = 2
 
 LOG_ON_ERROR = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""On a failure, puts the end of the container's log into the pod's status, and so into ours."""
+"""After a failure, the pod's status contains the end of the container's log, and so does ours."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images for services and policies that name none, with their pull secrets and resources.
+    """Default images of services and policies, with their pull secrets and resources.
 
-    Without an image for the probe, the supervisor's is used. ``pull_secrets`` names Secrets in the
+    Without an image for the probe, the supervisor's is used. ``pull_secrets`` are Secrets in the
     namespace of each pod, and ``resources`` are the supervisor's. ``host`` is the listen address
-    for engines that accept the addresses of one family only.
+    for engines that can only listen on one address family.
     """
 
     engine: str
@@ -38,7 +38,7 @@ class Images:
 
 
 def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
-    """Build an HTTP or HTTPS probe without thresholds.
+    """Return an HTTP or HTTPS probe without thresholds.
 
     The kubelet does not verify the certificate.
     """
@@ -50,7 +50,7 @@ def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
 
 
 def restricted() -> dict[str, Any]:
-    """Return a security context that satisfies the restricted Pod Security Standard, and more."""
+    """Return a security context that meets the restricted Pod Security Standard."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -72,19 +72,19 @@ def claimed_devices(wanted: EngineResources) -> tuple[list[Object], list[Object]
 
 QOS_RESOURCES = ("cpu", "memory")
 QUOTA_LIMITS = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
-"""Limits of our container for resources that a ResourceQuota may count, used if all other
-containers have one. The supervisor's volumes hold at most 320 MiB; the rest is for its log."""
+"""Limits of our container for resources that a ResourceQuota may count, if all other containers
+have limits. The supervisor's volumes hold at most 320 MiB; the rest is for its log."""
 QUOTA_REQUESTS = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
 """Requests of our container for the same resources."""
 
 
 def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
-    """Return limits and requests for one of our containers beside ``others`` in the same pod.
+    """Return limits and requests for one of our containers in a pod with ``others``.
 
-    A ResourceQuota on a resource refuses a pod if any container does not set that resource, so our
-    container sets each resource that all others set. A limit on ephemeral storage applies to the
-    whole pod. In a pod of the QoS class Guaranteed, our requests equal our limits, so that the pod
-    stays Guaranteed.
+    A ResourceQuota on a resource refuses a pod with any container that does not set the resource,
+    so our container sets each resource that all others set. A limit on ephemeral storage applies to
+    the whole pod. In a pod of the QoS class Guaranteed, our requests equal our limits, so that the
+    class stays.
     """
     others = list(others)
     each = [_resources(one) for one in others]
@@ -107,20 +107,20 @@ def all_containers(spec: Object) -> list[Object]:
 
 
 def other_containers(pod: Object) -> list[Object]:
-    """Return the containers of ``pod``, a pod spec, that an injection did not add."""
+    """Return the containers of ``pod``, a pod spec, that no injection added."""
     return [
         one for one in all_containers(pod) if one.get("name") not in (names.SUPERVISOR, names.PROBE)
     ]
 
 
 def native_sidecars(pod: Object) -> list[Object]:
-    """Return the native sidecars of ``pod``, a pod spec, except ours."""
+    """Return the native sidecars of ``pod``, a pod spec, without ours."""
     listed = other_containers({"initContainers": pod.get("initContainers")})
     return [one for one in listed if one.get("restartPolicy") == "Always"]
 
 
 def _resources(container: Object) -> dict[str, Object]:
-    """Return the container's limits and requests; in a manifest, each may have any type."""
+    """Return the container's limits and requests; in a manifest, both may have any type."""
     found = container.get("resources")
     held = found if isinstance(found, dict) else {}
     return {
@@ -130,7 +130,7 @@ def _resources(container: Object) -> dict[str, Object]:
 
 
 def is_guaranteed(containers: Iterable[Object]) -> bool:
-    """Report whether a pod of these containers has the QoS class Guaranteed.
+    """Report whether a pod with these containers has the QoS class Guaranteed.
 
     Kubernetes derives a missing request from the limit and compares the sums over all containers.
     No request exceeds its limit, so equal sums mean that each container's values are equal.

@@ -1,8 +1,8 @@
-"""The Deployment, and the ControllerRevision that pins its pod template.
+"""Renders the Deployment, and the ControllerRevision that stores its pod template.
 
-The first template rendered for a spec stays in use until the spec changes in a part about pods. An
-upgraded operator renders other templates, and must not restart engines with running requests. The
-template is kept in a ControllerRevision, whose data is immutable.
+The first template rendered for a spec is used until a pod-related part of the spec changes: an
+upgraded operator renders other templates, but must not restart engines with running requests. A
+ControllerRevision keeps the template, because its data is immutable.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.names import digest
 
 PULL_MARGIN_S = 300
-"""Time in addition to the startup timeout for scheduling and pulling an image, in seconds."""
+"""Seconds for scheduling and pulling an image, in addition to the startup timeout."""
 
 
 def pod_hash(service: InferenceService) -> str:
-    """Return the hash of the parts of the spec that concern pods.
+    """Return the hash of the parts of the spec that affect pods.
 
-    Defaults are omitted, so that a field added by a later version does not change the hash.
+    Defaults are omitted, so that a field of a later version does not change the hash.
     """
     parts = {"model", "engine", "supervisor", "pod_template", "restart"}
     spec = service.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=parts)
@@ -47,7 +47,7 @@ def _later_parts(service: InferenceService) -> dict[str, Any]:
 
 
 def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
-    """Build the ControllerRevision that holds ``template``."""
+    """Return the ControllerRevision that stores ``template``."""
     name = names.revision(service.metadata.name, pod_hash(service))
     return {
         "apiVersion": "apps/v1",
@@ -65,9 +65,9 @@ def deployment(
     paused: bool = False,
     shared: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Build the Deployment with the ``template`` of revision ``of``; ``paused`` pauses a rollout.
+    """Return the Deployment with the ``template`` of revision ``of``; ``paused`` pauses a rollout.
 
-    ``shared`` names the claims whose volumes pods on several nodes may mount.
+    ``shared`` are claims whose volumes pods on several nodes may mount.
     """
     return {
         "apiVersion": "apps/v1",
@@ -121,7 +121,7 @@ def rolling_update(
         missing = "1" if surge in _NONE else missing
     if wanted.max_unavailable is not None:
         missing = wanted.max_unavailable
-        # If only one is set and it is 0, the other must allow progress.
+        # If only one is set, and to 0, the other must allow progress.
         surge = "1" if missing in _NONE and wanted.max_surge is None else surge
     return {"maxSurge": count(surge), "maxUnavailable": count(missing)}
 
@@ -132,8 +132,8 @@ _NONE = ("0", "0%")
 def _is_exclusive(spec: dict[str, Any], shared: Collection[str]) -> bool:
     """Report whether a pod holds a resource that no other pod can have at the same time.
 
-    These are devices, by a device plugin or a claim, ports of the node, and volumes of claims that
-    are not ``shared``.
+    Such resources are devices (from a device plugin or a claim), ports of the node, and volumes of
+    claims that are not ``shared``.
     """
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     taken = any(_has_devices(one) or _has_node_ports(one) for one in containers)

@@ -1,8 +1,8 @@
-"""The engine's arguments, environment and container.
+"""Renders the engine's arguments, environment and container.
 
 Arguments and environment are the same in a pod and in local mode. API keys are one key of a Secret,
-mounted as a directory. So a rotated key arrives without a restart, because the engine reads the
-changed file again. A pod whose Secret is missing waits, and its Events name the Secret.
+mounted as a directory, so the engine reads a rotated key without a restart. A pod whose Secret is
+missing waits, and its Events name the Secret.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS_VOLUME = "api-keys"
 
 
 def key_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volume with the API keys, if the service has any."""
+    """Return the volume with the API keys, if there are any."""
     ref = service.spec.engine.api_key_secret_ref
     if ref is None:
         return []
@@ -40,7 +40,7 @@ def key_volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def key_mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the mount of the API keys, which only the engine's container gets."""
+    """Return the mount of the API keys, which only the engine's container has."""
     if service.spec.engine.api_key_secret_ref is None:
         return []
     return [{"name": KEYS_VOLUME, "mountPath": KEYS_DIR, "readOnly": True}]
@@ -65,7 +65,7 @@ def engine_args(service: InferenceService, places: Places | None = None) -> list
 
 
 def drain_args(service: InferenceService, places: Places | None = None) -> list[str]:
-    """Return the arguments after ``python -m plimsoll_engine`` that drain it before a pod ends."""
+    """Return the arguments of ``python -m plimsoll_engine`` that drain it before its pod ends."""
     at = places or in_pod(service)
     deadline = service.spec.supervision.drain.deadline_s
     return [
@@ -77,7 +77,7 @@ def drain_args(service: InferenceService, places: Places | None = None) -> list[
 
 
 def engine_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the manifest's variables in the format of a container, in the same order."""
+    """Return the manifest's variables in a container's format, in the same order."""
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
         for variable in service.spec.engine.env
@@ -85,9 +85,9 @@ def engine_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def process_env(service: InferenceService) -> dict[str, str]:
-    """Return the manifest's variables in the format of a process.
+    """Return the manifest's variables in a process's format.
 
-    Raises ValueError if one of them, or the engine's API keys, refers to another object.
+    Raises ValueError if a variable, or the engine's API keys, refers to another object.
     """
     if service.spec.engine.api_key_secret_ref is not None:
         raise ValueError(
@@ -106,15 +106,16 @@ def process_env(service: InferenceService) -> dict[str, str]:
 
 
 def format_seconds(value: float) -> str:
-    """Format a number of seconds: ``30`` rather than ``30.0``, but ``0.5``."""
+    """Format a number of seconds: ``30`` instead of ``30.0``, but ``0.5``."""
     return f"{value:g}" if value < 1e6 else f"{value:.0f}"
 
 
 STARTUP_MARGIN_S = 30
-"""The engine gives up with a message this long before the kubelet does, in seconds."""
+"""Seconds before the kubelet's timeout at which the engine gives up with a message."""
 
 ENDPOINTS_S = 5
-"""Seconds for which an external engine serves on before SIGTERM, while endpoints remove its pod."""
+"""Seconds for which an external engine continues to serve before SIGTERM, until its pod has left
+the endpoints."""
 
 
 def engine_container(
@@ -163,7 +164,7 @@ def _server(service: InferenceService) -> dict[str, Any]:
 
 
 def _environment(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the environment without duplicates; of two, the manifest's variable is kept."""
+    """Return the environment without duplicates; the manifest's variables take precedence."""
     variables = [
         {"name": "HOME", "value": paths.CACHE_DIR},
         {"name": "HF_HOME", "value": f"{paths.CACHE_DIR}/huggingface"},
@@ -220,9 +221,9 @@ def _custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
 def _pre_stop_hook(service: InferenceService) -> dict[str, Any]:
     """Return the preStop hook.
 
-    Our engine drains by an exec hook, because an HTTP hook cannot reach a loopback port. An
-    external engine's image may lack any program. So the hook sleeps while endpoints follow, and
-    SIGTERM then drains the engine.
+    Our engine drains in an exec hook, because an HTTP hook cannot reach a loopback port. The image
+    of an external engine may contain no usable program, so the hook sleeps until the endpoints are
+    updated, and SIGTERM then drains the engine.
     """
     if service.spec.engine.type is EngineType.PLIMSOLL:
         return {"exec": {"command": ["python", "-m", "plimsoll_engine", *drain_args(service)]}}

@@ -1,4 +1,4 @@
-"""The source of a replica's weights: a claim, or a download before the engine starts."""
+"""Renders the source of a replica's weights: a claim, or a download before the engine starts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DOWNLOAD = "model-download"
 
 
 def mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the engine's read-only mount of the checkpoint; nothing for a path in its image."""
+    """Return the engine's read-only mount of the checkpoint; empty for a path in its image."""
     if service.spec.model.uri.startswith("file://"):
         return []
     return [{"name": VOLUME, "mountPath": paths.CLAIM_DIR, "readOnly": True}]
 
 
 def volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volume that holds the checkpoint, if there is one."""
+    """Return the volume with the checkpoint; empty for a path in the engine's image."""
     model = service.spec.model
     if model.uri.startswith("file://"):
         return []
@@ -43,7 +43,7 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
 def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
     """Return the init container that downloads the model, with the supervisor's image.
 
-    It resumes an interrupted download, and exits at once if the download is complete.
+    It resumes an interrupted download, and exits immediately if the download is complete.
     """
     model = service.spec.model
     if not model.uri.startswith(("hf://", "s3://")):
@@ -90,14 +90,14 @@ PASSED_VARIABLES = frozenset(
         *("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DISABLE_XET"),
     }
 )
-"""Variables of the engine that the download gets, in upper case and, for proxies, also in lower
-case. HF_HUB_OFFLINE is not among them: an engine with a downloaded model needs no hub."""
+"""Variables of the engine that the download also gets, in upper case and, for proxies, in lower
+case. HF_HUB_OFFLINE is not one of them: an engine with a downloaded model needs no hub."""
 
 
 def _is_passed_on(name: str, secret: bool) -> bool:
     """Report whether the download gets this variable.
 
-    ``secret`` says that a Secret has its credentials for S3.
+    ``secret`` means that a Secret has the credentials for S3.
     """
     aws = name.startswith("AWS_") and not secret
     return name.upper() in PASSED_VARIABLES or name.startswith("HF_XET_") or aws
@@ -108,9 +108,9 @@ def _variables(listed: Iterable[EnvVar]) -> list[dict[str, Any]]:
 
 
 def _environment(service: InferenceService) -> dict[str, Any]:
-    """Return the download's environment, the only one with the model's Secrets.
+    """Return the environment of the download, the only container with the model's Secrets.
 
-    If a variable is set twice, the last one counts, as in the API server's own merges.
+    If a variable is set twice, the last value is used, like in the API server's merges.
     """
     source = service.spec.model
     keys = source.credentials_secret_ref

@@ -1,13 +1,13 @@
-"""PodMonitor, PrometheusRule, and the alerts on leak budgets that burn too fast.
+"""Renders the PodMonitor, the PrometheusRule, and the alerts on fast-burning leak budgets.
 
-The rules of a whole cluster (``dashboards/``) and those of one service both come from here.
+Both the rules of a whole cluster (``dashboards/``) and those of one service come from here.
 
-Burn rate = increase(growth over a range) / budget x window / range: at 1 the budget is exhausted
-exactly within its window. The multi-window form is the Site Reliability Workbook's (chapter 5). A
-long range shows that the burn matters, and a short one that it continues. Its factors 14.4 and 6
-assume a window of 30 days. Here a factor is the rate that spends ``share`` of the budget within
-``window / part``, so factor = share x part. The ranges follow from the window. PromQL needs literal
-ranges.
+Burn rate = increase(growth over a range) / budget x window / range: at 1, the budget is exhausted
+exactly within its window. The multi-window form is that of the Site Reliability Workbook (chapter
+5): the long range shows that the burn matters, and the short range that it continues. The
+workbook's factors 14.4 and 6 assume a window of 30 days. Here, a factor is the rate that spends
+``share`` of the budget within ``window / part``: factor = share x part. The ranges depend on the
+window, and PromQL needs literal ranges.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_operator.render import names
 
 RUNBOOKS = "https://plimsoll.dev/runbooks"
-"""URL of the published ``docs/runbooks/``; an alert's page is ``NAME.md`` below it."""
+"""URL of the published ``docs/runbooks/``; the page of an alert is ``NAME.md``."""
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
-"""Classes of windows: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the largest one up to its own
-window."""
+"""Window classes: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the largest class that does not
+exceed its window."""
 SHORT_PART = 12
 MIN_RANGE_S = 120
 MIN_LONG_RANGE_S = 360
-"""Minimum of the long range, in seconds: it must contain several scrapes of 15 to 30 s."""
+"""Minimum of the long range in seconds, so that it contains several scrapes of 15 to 30 s."""
 
 
 @dataclass(frozen=True)
 class Burn:
-    """A burn that spends ``share`` of the budget within a ``part``-th of its window."""
+    """Burn that spends ``share`` of the budget within a ``part``-th of its window."""
 
     name: str
     share: float
@@ -46,9 +46,9 @@ SLOW = Burn("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
 
 
 def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
-    """Return the PromQL of the burn rate: each service's worst replica.
+    """Return the PromQL of the burn rate in each service's worst replica.
 
-    ``matchers`` are label matchers in braces. ``window`` selects the budgets by their window in
+    ``matchers`` are label matchers in braces. ``window`` selects budgets by their window in
     seconds, for example ``" >= 3600 < 21600"``.
     """
     growth = f"plimsoll_memory_unexplained_growth_bytes_total{matchers}"
@@ -61,10 +61,10 @@ def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
 
 
 def burn_rule(rule: Burn, window_s: int, matchers: str = "", window: str = "") -> dict[str, Any]:
-    """Build the rule with ranges for a window of ``window_s`` seconds.
+    """Return the alert rule, with ranges for a window of ``window_s`` seconds.
 
-    Its ``window`` label is the class of the window. A service's own rule and the cluster's then
-    have equal labels, which are one alert to Alertmanager.
+    The label ``window`` is the window class. A service's own alert and the cluster's alert
+    therefore have equal labels, and Alertmanager treats them as one.
     """
     long_s = max(window_s // rule.part, MIN_LONG_RANGE_S)
     short_s = max(long_s // SHORT_PART, MIN_RANGE_S)
@@ -94,7 +94,7 @@ def alert(
     dashboard: str = "service",
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Build one rule of a rules file; it fires after ``wait`` (a PromQL range)."""
+    """Return an alerting rule; it fires after the condition held for ``wait`` (a PromQL range)."""
     query = "?var-namespace={{ $labels.namespace }}&var-service={{ $labels.service }}"
     return {
         "alert": name,
@@ -122,7 +122,7 @@ GROUP = "monitoring.coreos.com"
 
 
 def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PodMonitor, if enabled: it scrapes engine and supervisor by their port names."""
+    """Return the PodMonitor, if enabled; it selects the engine's and supervisor's ports by name."""
     wanted = service.spec.observability.pod_monitor
     if not wanted.enabled:
         return []
@@ -150,9 +150,9 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PrometheusRule, if enabled: alerts on this service's own budgets.
+    """Return the PrometheusRule, if enabled, with alerts on this service's budgets.
 
-    All other alerts are independent of a service and belong to the cluster
+    All other alerts do not depend on a service and belong to the cluster
     (``dashboards/alerts.yaml``).
     """
     wanted = service.spec.observability.prometheus_rule

@@ -18,14 +18,14 @@ from plimsoll_api.names import (
 from plimsoll_api.workloads import LWS_WORKER
 
 MANAGER = OPERATOR
-"""Field manager of every write, and value of the managed-by label."""
+"""Field manager of all writes, and value of the managed-by label."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 OWNED_FIELDS = "ownedFields"
-"""Key in the metadata of an object that was read, in place of ``managedFields``: a hash of the
-fields that we own by server-side apply. It is never sent to the API server."""
+"""Key in the metadata of read objects that replaces ``managedFields``: a hash of the fields that we
+own by server-side apply. It is never sent to the API server."""
 
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
 PROBE = "plimsoll-probe"
@@ -67,22 +67,22 @@ def group_set(service: InferenceService) -> str:
 
 
 def slot(service: str, index: int) -> str:
-    """Return the name of one restart-slot Lease."""
+    """Return the name of a slot Lease."""
     return f"{service}-restart-{index}"
 
 
 def slots(service: str, count: int) -> tuple[str, ...]:
-    """Return the names of the service's restart-slot Leases."""
+    """Return the names of the service's slot Leases."""
     return tuple(slot(service, index) for index in range(count))
 
 
 def revision(service: str, pod_hash: str) -> str:
-    """Return the name of the ControllerRevision that pins a pod template."""
+    """Return the name of the ControllerRevision that stores a pod template."""
     return f"{service}-{pod_hash}"
 
 
 def digest(value: Any) -> str:
-    """Return the hash of a JSON value, the same in every process, as 10 hexadecimal digits."""
+    """Return the hash of a JSON value as 10 hexadecimal digits, the same in every process."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -90,7 +90,7 @@ def digest(value: Any) -> str:
 def owned(
     item: dict[str, Any], kind: str, owner: ObjectMeta, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """Return ``item`` with an ``owner`` of ``kind``, and with ``labels`` added to its own."""
+    """Return ``item`` with an ``owner`` of ``kind``, and with additional ``labels``."""
     meta = item["metadata"]
     reference = {
         "apiVersion": API_VERSION,

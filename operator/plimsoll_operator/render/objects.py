@@ -1,4 +1,4 @@
-"""The objects around the Deployment: Services, slots, network, scaling, permissions."""
+"""Renders the objects around the Deployment: Services, slots, network, scaling, permissions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PORT = 80
 
 
 def service_object(service: InferenceService) -> dict[str, Any]:
-    """Build the ClusterIP Service in front of the ready replicas."""
+    """Return the ClusterIP Service for the ready replicas."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -31,7 +31,7 @@ def service_object(service: InferenceService) -> dict[str, Any]:
 
 
 def headless_service(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the headless Service, if enabled, whose name resolves to each ready replica."""
+    """Return the headless Service, if enabled; it resolves to the ready replicas' addresses."""
     if not service.spec.service.headless:
         return []
     base = service_object(service)
@@ -45,9 +45,9 @@ def url(service: InferenceService) -> str:
 
 
 def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PodDisruptionBudget, if enabled: evictions take no more replicas than restarts.
+    """Return the PodDisruptionBudget, if enabled; its default allows as many evictions as restarts.
 
-    Replicas that are not ready may always be evicted: pods that serve no one must not prevent the
+    Replicas that are not ready can always be evicted: pods that do not serve must not block the
     drain of a node.
     """
     wanted = service.spec.disruption
@@ -78,10 +78,9 @@ def _count_pods(replicas: int | str, nodes: int) -> int | str:
 
 
 def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
-    """Return one Lease for each restart slot.
+    """Return a Lease for each restart slot.
 
-    They are applied without ``spec``, which belongs to the supervisors that take and release
-    them.
+    They are applied without ``spec``, which the supervisors own that take and release them.
     """
     wanted = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
     return [
@@ -91,17 +90,16 @@ def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def network_policy(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the NetworkPolicy, if enabled: clients reach the serving port, monitoring the metrics.
+    """Return the NetworkPolicy, if enabled, for clients and monitoring.
 
-    The admin port listens on loopback only and is open to no one. The kubelet's probes come from
-    the pod's own node, which no policy blocks. The probe port is open to no one else unless
-    named.
+    The admin port listens only on loopback. The kubelet's probes come from the pod's own node,
+    which no policy blocks; other peers reach the probe port only if the spec lists them.
     """
     wanted = service.spec.network_policy
     if not wanted.enabled:
         return []
     port = service.spec.engine.port
-    # Engines have their metrics on the serving port, which must not be open to everyone.
+    # Engines serve their metrics on the serving port, which not everyone may reach.
     scraped = (port, METRICS_PORT) if wanted.monitoring else (METRICS_PORT,)
     return [
         {
@@ -123,7 +121,7 @@ def network_policy(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
-    """Build an ingress rule; without ``peers`` it admits everyone."""
+    """Return an ingress rule; without ``peers`` it allows all traffic."""
     rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return rule | ({"from": peers} if peers else {})
 
@@ -138,8 +136,7 @@ def _within_groups(service: InferenceService) -> list[dict[str, Any]]:
 def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, Any]]:
     """Return the autoscaler, if enabled, which then owns the Deployment's replicas.
 
-    With ``hold``, it removes no replicas: a replica with an open incident is to be judged, and not
-    to disappear with the evidence.
+    With ``hold``, it removes no replicas: one with an open incident must remain as evidence.
     """
     wanted = service.spec.autoscaling
     if wanted is None:
@@ -212,7 +209,7 @@ POOL_GROUP = "inference.networking.k8s.io"
 
 
 def gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the InferencePool of the replicas and the HTTPRoute to it, if enabled."""
+    """Return the InferencePool of the replicas and its HTTPRoute, if enabled."""
     wanted = service.spec.gateway
     if wanted is None:
         return []
@@ -260,7 +257,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def service_account(service: InferenceService) -> dict[str, Any]:
-    """Build the ServiceAccount of the pods; only the supervisor's container gets its token."""
+    """Return the ServiceAccount of the pods; only the supervisor's container gets its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -270,9 +267,9 @@ def service_account(service: InferenceService) -> dict[str, Any]:
 
 
 def role(service: InferenceService, held: Collection[str] = ()) -> dict[str, Any]:
-    """Build the Role of the service's supervisors.
+    """Return the Role of the service's supervisors.
 
-    ``held`` names surplus slots that are still held: their holders release them.
+    ``held`` are the names of surplus slots whose holders have not released them yet.
     """
     slots = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
     return supervisor_role(
@@ -281,13 +278,13 @@ def role(service: InferenceService, held: Collection[str] = ()) -> dict[str, Any
 
 
 def role_binding(service: InferenceService) -> dict[str, Any]:
-    """Build the RoleBinding of the service's supervisors."""
+    """Return the RoleBinding of the service's supervisors."""
     name = names.supervisor(service.metadata.name)
     return supervisor_binding(name, [name], service.metadata.namespace)
 
 
 def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> dict[str, Any]:
-    """Build the supervisors' Role: incidents, Events, peers, ``slots``, and ``more`` rules."""
+    """Return a supervisors' Role for incidents, Events, peers, ``slots`` and ``more`` rules."""
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "Role",
@@ -305,7 +302,7 @@ def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> d
 
 
 def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> dict[str, Any]:
-    """Bind the Role ``name`` to service accounts of its namespace."""
+    """Return a RoleBinding of the Role ``name`` to service accounts in its namespace."""
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "RoleBinding",
@@ -319,5 +316,5 @@ def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> di
 
 
 def rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
-    """Build one rule of a Role."""
+    """Return one rule of a Role."""
     return {"apiGroups": [group], "resources": resources, "verbs": verbs}

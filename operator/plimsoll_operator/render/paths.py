@@ -1,7 +1,7 @@
 """Directories, addresses and ports of one replica.
 
-In a pod they are fixed (:func:`in_pod`). Local mode builds its own :class:`Places` for the same
-functions that write the engine's and the supervisor's arguments.
+In a pod, they are fixed (:func:`in_pod`). Local mode passes its own :class:`Places` to the
+functions that render the engine's and the supervisor's arguments.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorPlaces:
-    """Paths and ports that a supervisor uses. Paths are absolute.
+    """Paths and ports of a supervisor. Paths are absolute.
 
-    ``host`` is the address that it binds, as our engine's serving API does.
+    ``host`` is the listen address, the same as for our engine's serving API.
     """
 
     run_dir: str
@@ -53,40 +53,40 @@ class Places(SupervisorPlaces):
 SUPERVISED = SupervisorPlaces(
     run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
 )
-"""The supervisor's paths and ports in a pod, whether or not the operator created the pod."""
+"""Paths and ports of a supervisor in a pod, whoever created the pod."""
 
 HOST_PORTS = range(21_000, 29_000)
-"""Ports of supervisors in pods on their node's network: below NodePorts and ephemeral ports."""
+"""Ports of supervisors in pods on their node's network, below NodePorts and ephemeral ports."""
 HOST_SLOTS = 3_989
-"""Number of pairs of these ports. It is prime, so that engine ports with round distances get
+"""Number of pairs of these ports. It is prime, so that engine ports at round distances get
 different pairs."""
 
 
 def on_node(engine_port: int) -> SupervisorPlaces:
     """Return the supervisor's paths and ports in a pod that uses its node's network.
 
-    The engine's port is the node's as well, so no other pod on the node has it.
+    The ports derive from the engine's port, which no other pod on the node can have.
     """
     first = HOST_PORTS.start + 2 * (engine_port % HOST_SLOTS)
     return replace(SUPERVISED, metrics_port=first, probe_port=first + 1)
 
 
 def claim(uri: str) -> tuple[str, str]:
-    """Return the claim, and the path within it, of a ``pvc://`` URI."""
+    """Return the claim of a ``pvc://`` URI, and the path within the claim."""
     name, _, path = uri.removeprefix("pvc://").partition("/")
     return name, path
 
 
 def model_dir(model: ModelSource) -> str:
-    """Return the directory of the checkpoint in the containers."""
+    """Return the checkpoint's directory in the containers."""
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return rest
     if scheme == "pvc":
         return str(PurePosixPath(CLAIM_DIR) / claim(model.uri)[1])
-    if scheme == "s3":  # no organisation of the hub has a name with a leading underscore
+    if scheme == "s3":  # no organisation on the hub has a name with a leading underscore
         return str(PurePosixPath(CLAIM_DIR) / "_s3" / rest)
-    # One directory per revision: services that share a cache may serve different ones.
+    # One directory for each revision, because services that share a cache may serve different ones.
     revision = (model.revision or DEFAULT_REVISION).replace("/", "--")
     return str(PurePosixPath(CLAIM_DIR) / rest / revision)
 

@@ -1,4 +1,4 @@
-"""The pod template: engine and supervisor, under the restricted Pod Security Standard."""
+"""Renders the pod template: engine and supervisor, under the restricted Pod Security Standard."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import supervisor_args
 
 UID = 10001
-"""User ID of both containers: the supervisor can inspect and signal only processes of its own
+"""User ID of both containers. The supervisor can inspect and signal only processes of its own
 user."""
 
 STOP_S = 30
-"""Seconds after the drain for the engine to free its memory and the supervisor to finish its
+"""Seconds after the drain in which the engine frees its memory and the supervisor completes its
 journal."""
 
 TOKEN_LIFETIME_S = 3600
@@ -60,7 +60,7 @@ def pod_template(service: InferenceService, images: Images, worker: bool = False
     template = rendered_template(service, images, worker)
     if service.spec.pod_template:
         template = merge_template(template, service.spec.pod_template)
-    # A merge must not remove the labels that the Service, watches and supervisor rely on.
+    # A merge must not remove the labels that the Service, watches and supervisor need.
     own = names.labels(service.metadata.name) | {REVISION_LABEL: pod_hash(service)}
     template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | own
     return template
@@ -119,21 +119,21 @@ def _containers(service: InferenceService, images: Images, worker: bool) -> dict
 
 
 def _group(service: InferenceService) -> dict[str, Any]:
-    """Return the group with write access to a new claim, which root owns, for the download."""
+    """Return the group that can write to a new claim, which root owns, for the download."""
     if service.spec.model.cache is None:
         return {}
     return {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
 def grace_period(service: InferenceService) -> int:
-    """Return the termination grace period in seconds: the drain and the stop after it."""
+    """Return the termination grace period in seconds: drain plus stop."""
     return math.ceil(service.spec.supervision.drain.deadline_s) + STOP_S
 
 
 def add_pull_secrets(
     pod: dict[str, Any], supervisor: SupervisorSettings, default: Sequence[str]
 ) -> None:
-    """Add the pull secrets of the supervisor's image to ``pod``: its own, else the ``default``.
+    """Add the pull secrets of the supervisor's image, or else the ``default``, to ``pod``.
 
     The kubelet ignores a Secret that does not exist.
     """
@@ -150,10 +150,10 @@ def supervisor_container(
     others: Iterable[dict[str, Any]],
     at: paths.SupervisorPlaces = SUPERVISED,
 ) -> dict[str, Any]:
-    """Build the native sidecar for ``initContainers``.
+    """Return the supervisor as a native sidecar for ``initContainers``.
 
-    Its resources are the ``default``, adapted to the ``others`` of the pod, unless ``supervisor``
-    sets them.
+    Without resources in ``supervisor``, it gets the ``default``, adapted to the ``others`` of the
+    pod.
     """
     own = supervisor.resources
     return {
@@ -172,10 +172,10 @@ def supervisor_container(
             {"name": "probe", "containerPort": at.probe_port, "protocol": "TCP"},
         ],
         "resources": fit_resources(default, others) if own is None else resources(own),
-        # The engine starts once this probe has succeeded: the admin token exists then.
+        # The engine starts after this probe succeeds: the admin token exists then.
         "startupProbe": probe("/live", at.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 60},
-        # Fails while it drains an engine, but not if the supervisor behind the launcher crashes.
+        # Fails while an engine drains, but not if the supervisor crashes behind the launcher.
         "readinessProbe": probe("/ready", at.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 1},
         "livenessProbe": probe("/live", at.probe_port)
@@ -184,7 +184,7 @@ def supervisor_container(
         "securityContext": restricted(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},
-            # The supervisor deletes an engine's leftovers here after the engine has ended.
+            # The supervisor deletes files here that an ended engine left behind.
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "state", "mountPath": paths.STATE_DIR},
             {"name": "config", "mountPath": paths.CONFIG_DIR, "readOnly": True},

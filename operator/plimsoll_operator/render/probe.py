@@ -1,6 +1,6 @@
-"""The probe in a pod: an init container copies it to where the engine's Python finds it.
+"""Adds the probe to a pod: an init container copies it into a folder on the engine's PYTHONPATH.
 
-``plimsoll inject --probe`` adds it to pods of other workloads, ``spec.probe`` to the pods of an
+``plimsoll inject --probe`` uses it for pods of other workloads, ``spec.probe`` for pods of an
 InferenceService.
 """
 
@@ -16,7 +16,7 @@ from plimsoll_operator.render.containers import LOG_ON_ERROR, fit_resources, oth
 Object = dict[str, Any]
 
 NAME = names.PROBE
-"""Name of the init container, and of the volume that holds the code."""
+"""Name of the init container, and of the volume with the code."""
 SOCKETS = "plimsoll-probe-run"
 CODE_DIR = "/opt/plimsoll-probe"
 SOCKET_DIR = "/run/plimsoll-probe"
@@ -31,11 +31,11 @@ RESOURCES = Resources(
 
 
 def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None = None) -> None:
-    """Add the probe to ``engine``, a container of ``pod``, to be read by ``supervisor``.
+    """Add the probe to ``engine``, a container of ``pod``, for ``supervisor``.
 
-    ``supervisor`` is one of the pod's init containers. ``image`` contains the probe's code; the
-    supervisor's image does too. Raises ValueError if PYTHONPATH has a ``valueFrom``, because
-    nothing can be appended to it.
+    ``supervisor`` is one of the pod's init containers. ``image`` contains the probe's code, as does
+    the supervisor's image. Raises ValueError if PYTHONPATH has a ``valueFrom``, to which nothing
+    can be appended.
     """
     engine["env"] = _environment(engine.get("env") or [])
     engine["volumeMounts"] = [
@@ -63,7 +63,7 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
 
 
 def remove_probe(pod: Object, engines: list[Object]) -> None:
-    """Remove what :func:`add_probe` added to ``pod`` and to any of its ``engines``."""
+    """Remove the additions of :func:`add_probe` from ``pod`` and its ``engines``."""
     own = {NAME, SOCKETS}
     _drop(pod, "initContainers", {NAME})
     _drop(pod, "volumes", own)
@@ -79,7 +79,7 @@ def remove_probe(pod: Object, engines: list[Object]) -> None:
 
 
 def _drop(owner: Object, key: str, dropped: set[str]) -> None:
-    """Remove the named items from a list, and the list if it is then empty."""
+    """Remove the named items from a list, and an empty list altogether."""
     listed = owner.get(key) or []
     kept = [one for one in listed if one.get("name") not in dropped]
     if len(kept) == len(listed):
@@ -91,7 +91,7 @@ def _drop(owner: Object, key: str, dropped: set[str]) -> None:
 
 
 def _environment(env: list[Object]) -> list[Object]:
-    """Return ``env`` with the probe's folders after the present value of PYTHONPATH."""
+    """Return ``env`` with the probe's folders appended to PYTHONPATH."""
     path = next((one for one in env if one.get("name") == PATH), None)
     if path is not None and "valueFrom" in path:
         raise ValueError(
@@ -99,7 +99,7 @@ def _environment(env: list[Object]) -> list[Object]:
             " value, or turn the probe off"
         )
     if path is not None and not path.get("value"):
-        # Python treats an empty value like none, and :func:`remove_probe` removes it.
+        # For Python, an empty value is like none, and :func:`remove_probe` removes it.
         env, path = [one for one in env if one is not path], None
     folders = [*_folders(str((path or {}).get("value") or "")), CODE_DIR]
     with_probe = {"name": PATH, "value": ":".join(folders)}

@@ -1,10 +1,10 @@
-"""Checks a ``podTemplate`` against the restricted Pod Security Standard and our own limits.
+"""Checks a ``podTemplate`` against the restricted Pod Security Standard and Plimsoll's own limits.
 
 Anyone who may create an InferenceService chooses its pod template. Without limits, they could
 create any pod, for example on the node's network or with another ServiceAccount. The admission
-policy in ``config/pod-template-policy.yaml`` refuses such a template when it is written. This
-module checks the complete template before it is applied, in case that policy is not installed or
-was not yet.
+policy in ``config/pod-template-policy.yaml`` refuses such a template at its creation. This module
+checks the complete template before it is applied, in case that policy is not installed or was
+installed later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plimsoll_operator.render.engine import KEYS_VOLUME
 
 
 class NotAllowed(ValueError):
-    """A template that its namespace does not allow. The message names each field."""
+    """Error for a template that its namespace does not allow. The message names each field."""
 
 
 VOLUMES = frozenset(
@@ -51,7 +51,7 @@ SYSCTLS = frozenset(
         "net.ipv4.tcp_wmem",
     }
 )
-"""Sysctls that the standard calls safe."""
+"""Sysctls that the standard considers safe."""
 
 SELINUX = frozenset(
     {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
@@ -65,18 +65,18 @@ OWN_VOLUMES = {
     "config": {names.SUPERVISOR},
     KEYS_VOLUME: {names.ENGINE},
 }
-"""Volumes that only some of our containers mount: the admin token is in ``run``, the token of the
-ServiceAccount in ``token``."""
+"""Containers that may mount a volume of the operator: ``run`` has the admin token, and ``token``
+the token of the ServiceAccount."""
 
 HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
 IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
 
 
 def check(service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]) -> None:
-    """Raise :class:`NotAllowed` if ``template`` goes beyond the restricted standard.
+    """Raise :class:`NotAllowed` if ``template`` violates the restricted standard.
 
-    It is also raised if the template changes the ``rendered`` identity of the pod or the volumes
-    with tokens.
+    Also raise it if the template changes the ``rendered`` identity of the pod or the volumes with
+    tokens.
     """
     found = list(_problems(service, template, rendered))
     if found:
@@ -187,7 +187,7 @@ def _volume(one: dict[str, Any], kept: dict[str, Any], secrets: set[str], at: st
 def _credential_reads(
     one: dict[str, Any], rendered: dict[str, Any], secrets: set[str], at: str
 ) -> Iterator[str]:
-    """Yield the mounts and variables that let the wrong container read a credential."""
+    """Yield the mounts and variables through which another container could read a credential."""
     for mount in one.get("volumeMounts") or ():
         allowed = OWN_VOLUMES.get(mount.get("name", ""))
         if allowed is not None and one.get("name") not in allowed:
@@ -203,7 +203,7 @@ def _credential_reads(
 
 
 def _secrets(service: InferenceService) -> set[str]:
-    """Return the names of the Secrets that the spec assigns to one container each."""
+    """Return the names of the Secrets that the spec assigns to a single container each."""
     source, engine = service.spec.model, service.spec.engine
     refs = (engine.api_key_secret_ref, source.token_secret_ref, source.credentials_secret_ref)
     return {ref.name for ref in refs if ref is not None}

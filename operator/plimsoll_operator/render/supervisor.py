@@ -1,4 +1,4 @@
-"""Configuration and arguments of the supervisor, the same in a pod and in local mode."""
+"""Renders the supervisor's configuration and arguments, the same in a pod and in local mode."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod
 def supervisor_config(
     service: InferenceService, places: Places | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
-    """Convert the manifest to bytes and seconds. Without a UID there are no slot Leases.
+    """Return the supervisor's configuration, with bytes and seconds. Without a UID it has no slots.
 
-    ``container`` is the engine's container, which local mode does not have.
+    ``container`` is the engine's container; local mode has none.
     """
     at = places or in_pod(service)
     meta, spec = service.metadata, service.spec
@@ -60,15 +60,16 @@ PARTIAL_DEVICES = re.compile(
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
 )
-"""Names of resources that give a pod part of a device. They are NVIDIA's time-slicing and MPS, and
-the names for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and Intel."""
+"""Names of resources that give a pod a part of a device: those of NVIDIA's time-slicing and MPS,
+and the names for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and
+Intel."""
 SHARING_LABELS = frozenset(
     {"cloud.google.com/gke-gpu-sharing-strategy", "nvidia.com/gpu.sharing-strategy"}
 )
-"""Labels of nodes with shared devices, unless the value is ``none``: GKE's, and those of NVIDIA's
+"""Labels of nodes with shared devices, unless the value is ``none``: those of GKE and of NVIDIA's
 feature discovery."""
 SHARING_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory"})
-"""Annotations of the KAI scheduler and Run:ai for part of a device."""
+"""Annotations of the KAI scheduler and Run:ai for a part of a device."""
 
 
 def shares_device(
@@ -77,11 +78,11 @@ def shares_device(
     pod: Mapping[str, Any],
     annotations: Collection[str] = (),
 ) -> bool:
-    """Report whether a container's manifest says that others may use its devices.
+    """Report whether other containers may use the container's devices, according to the manifest.
 
-    ``resources`` are the names of its resources, ``claims`` those of the ``pod`` spec's
-    resourceClaims. A claim that exists by itself may belong to other pods too. A claim from a
-    template belongs to the pod, and is shared if two of its containers use it.
+    ``resources`` are the names of its resources, and ``claims`` those of its resourceClaims in the
+    ``pod`` spec. Other pods may use a claim that exists by itself. A claim from a template belongs
+    to the pod, and is shared if two of its containers use it.
     """
     given = {
         one.get("name") for one in _objects(pod, "resourceClaims") if one.get("resourceClaimName")
@@ -135,7 +136,7 @@ def _shares(service: InferenceService) -> bool:
 
 
 def _admin_url(engine: Engine, at: Places) -> str:
-    """Return the URL for admin calls: the admin port, or an external engine's serving port."""
+    """Return the URL for admin calls: the admin port, or the serving port of an external engine."""
     own = _adapter_type(engine) is EngineType.PLIMSOLL
     if own:
         return f"http://127.0.0.1:{at.admin_port}"
@@ -147,7 +148,7 @@ def _scheme(engine: Engine) -> str:
 
 
 def _memory(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:
-    """Return the policy, with missing limits taken from the engine's resources."""
+    """Return the policy with missing limits set from the engine's resources."""
     return replace(
         memory,
         host=_with_limit(memory.host, service.spec.engine.resources.limits.get("memory")),
@@ -174,7 +175,7 @@ def supervisor_args(places: SupervisorPlaces) -> list[str]:
 
 
 def config_map(service: InferenceService, beside: Mapping[str, str]) -> dict[str, Any]:
-    """Build the ConfigMap with ``supervisor.json`` and the files ``beside`` it.
+    """Return the ConfigMap with ``supervisor.json`` and the other files (``beside``).
 
     It is mounted as a directory, so that changes need no restart.
     """

@@ -32,7 +32,7 @@ MAX_FAILURES = 8
 """Consecutive failures that end the operator: about two minutes of back-off."""
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0
 RECOVERED_S = 300.0
-"""A part that ran this long counts as recovered: its failures are counted from zero."""
+"""Seconds of uninterrupted running after which a part's failures are counted from zero."""
 
 
 class Background:
@@ -49,7 +49,7 @@ class Background:
     async def keep(
         self, name: str, part: Callable[[], Awaitable[None]], needed: bool = True
     ) -> None:
-        """Run ``part`` again and again, with a growing delay after failures.
+        """Run ``part`` repeatedly, with a growing delay after failures.
 
         Raises its last exception if it is ``needed`` and failed :data:`MAX_FAILURES` times in a
         row. A part that is not needed is retried without a limit.

@@ -1,4 +1,4 @@
-"""The operator's cache of the cluster, by service. Fed by watches, lists and its own writes."""
+"""Cache of objects by service, filled by watches, lists and the operator's own writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref,
 
 
 class _CompressedObject(NamedTuple):
-    """A stored object: UID and resource version, and the object itself, compressed.
+    """Stored object: UID, resource version, and the compressed object.
 
-    As Python objects, a service with its ten children takes 115 KiB; compressed, it takes 9 KiB.
+    A service with its ten children takes 115 KiB as Python objects, and 9 KiB compressed.
     """
 
     uid: str
@@ -34,14 +34,14 @@ class _CompressedObject(NamedTuple):
         return found
 
     def has_version(self, meta: Object) -> bool:
-        """Report whether this is the version with the metadata ``meta``."""
+        """Report whether this is the version in the metadata ``meta``."""
         return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
 
     def is_older(self, than: _CompressedObject) -> bool:
         """Report whether this is an older version of the same object (UID).
 
-        Resource versions are comparable (officially since 1.35, and in fact always: they are etcd
-        revisions).
+        Resource versions are comparable: officially since 1.35, and before that in fact, as etcd
+        revisions.
         """
         if self.uid != than.uid or not (self.version.isdigit() and than.version.isdigit()):
             return False
@@ -54,7 +54,7 @@ class _CompressedObject(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """One object of a list, compressed."""
+    """Compressed object of a list."""
 
     key: Key
     where: Ref
@@ -63,18 +63,18 @@ class Listed(NamedTuple):
 
 OWNERS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
-"""Maximum compressed size of the objects of a service or policy: some thousand pods."""
+"""Maximum compressed size of the objects of a service or policy; enough for some thousand pods."""
 
 MAX_PASSED_OVER = 10_000
 
 
 class Store:
-    """The newest known version of each object. Callers get copies.
+    """Newest known version of each object. Callers get copies.
 
     Anyone may create objects with our labels. So an object from a watch or a list is stored only if
-    it is :meth:`is_expected`: if its owner is known and has room left.
+    it is :meth:`is_expected`: its owner must be known and below its size limit.
 
-    ``changes`` counts by kind the objects that were stored or removed.
+    ``changes`` counts stored and removed objects by kind.
     """
 
     def __init__(self) -> None:
@@ -82,13 +82,13 @@ class Store:
         self._gone: set[str] = set()
         self._bytes: Counter[Key] = Counter()
         self._passed_over: tuple[set[Key], set[Key]] = (set(), set())
-        """Keys of unexpected objects: those before the present list, and those since it began."""
+        """Keys of unexpected objects: from before the current list, and since it began."""
         self.changes: Counter[str] = Counter()
 
     def is_expected(self, item: Object, owners: Container[Key] = ()) -> bool:
         """Report whether ``item`` is a service, policy or incident, or belongs to a known one.
 
-        ``owners`` are known in addition to those in the store.
+        ``owners`` are known in addition to the stored ones.
         """
         key = key_of(item)
         if key is None or item["kind"] in OWNERS or item["kind"] == INCIDENT.kind:
@@ -98,7 +98,7 @@ class Store:
         return ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
 
     def pass_over(self, item: Object) -> None:
-        """Remember that ``item`` is not stored, so that a later list does not count it as missed.
+        """Record that ``item`` is not stored, so that a later list does not count it as missed.
 
         Otherwise, objects created before their owner would make a working watch look stale.
         """
@@ -107,7 +107,7 @@ class Store:
             self._passed_over[1].add(key)
 
     def has_version(self, item: Object) -> bool:
-        """Report whether exactly this version of ``item`` is stored."""
+        """Report whether this version of ``item`` is stored."""
         key = key_of(item)
         kept = self._objects.get(key, {}).get(ref(item)) if key is not None else None
         return kept is not None and kept.has_version(item["metadata"])
@@ -128,7 +128,7 @@ class Store:
             self.changes[where.kind] += 1
 
     def remove(self, item: Object) -> Key | None:
-        """Remove ``item``, unless another object has its name by now; return its service."""
+        """Remove ``item`` unless its name now belongs to another object; return its service."""
         key = key_of(item)
         if key is not None:
             self._remove(key, ref(item), item["metadata"].get("uid", ""))
@@ -147,12 +147,12 @@ class Store:
             self._bytes.pop(key, None)
 
     def begin_listing(self) -> None:
-        """Start a list: :meth:`replace` will not restore objects that are deleted from now on."""
+        """Begin a list; :meth:`replace` does not restore objects that are deleted from now on."""
         self._gone = set()
         self._passed_over = (self._passed_over[1], set())
 
     def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[Listed]:
-        """Compress the objects of a list for :meth:`replace`; stored ones are reused.
+        """Compress the objects of a list for :meth:`replace`; reuse those that are stored.
 
         ``owners`` were listed before.
         """
@@ -170,11 +170,11 @@ class Store:
         return found
 
     def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
-        """Replace the stored objects of ``kind`` with a complete list at ``version``.
+        """Replace the stored objects of ``kind`` with a complete list at this resource version.
 
-        ``version`` is the list's resource version. Returns the number of objects that were missing
-        from the store, outdated in it, or deleted since. Stored objects newer than the list are
-        kept, because watches continue while the list is read.
+        Returns the number of objects that were missing in the store, outdated, or deleted since.
+        Stored objects that are newer than the list stay, because watches continue while the list is
+        read.
         """
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()
@@ -195,21 +195,23 @@ class Store:
                 stale = where.kind == kind and (key, where) not in listed
                 if stale and not kept.is_after(version):
                     self._remove(key, where, kept.uid)
-                    behind += kept.uid not in present  # present: its labels name another owner now
+                    behind += (
+                        kept.uid not in present
+                    )  # not deleted: its labels now name another owner
         return behind
 
     def get(self, key: Key, wanted: Ref) -> Object | None:
-        """Return one object of a service; None if it is not stored."""
+        """Return an object of a service; None if it is not stored."""
         kept = self._objects.get(key, {}).get(wanted)
         return kept.item if kept else None
 
     def children(self, key: Key, kinds: Container[str]) -> list[Object]:
-        """Return a service's objects of some kinds."""
+        """Return a service's objects of the given kinds."""
         known = self._objects.get(key, {}).items()
         return [kept.item for where, kept in known if where.kind in kinds]
 
     def of_kind(self, kind: str) -> list[Object]:
-        """Return all objects of a kind, of all services."""
+        """Return the objects of a kind of all services."""
         return [
             kept.item
             for known in self._objects.values()
@@ -218,7 +220,7 @@ class Store:
         ]
 
     def count(self, kind: str, namespace: str) -> int:
-        """Return the number of objects of a kind that belong to the services of a namespace."""
+        """Return the number of objects of a kind in a namespace."""
         some = (known for key, known in self._objects.items() if key.namespace == namespace)
         return sum(where.kind == kind for known in some for where in known)
 

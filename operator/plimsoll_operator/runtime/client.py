@@ -1,6 +1,6 @@
 """The operator's client of the API server: list, get, server-side apply, delete.
 
-Objects are plain dictionaries. No object is read, changed and written back.
+Objects are plain dictionaries. The client never reads an object, changes it and writes it back.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_S = 300
 SILENT_S = 120.0
-"""Time without an event after which a watch is broken. The API server sends a bookmark each
+"""Seconds without an event after which a watch is broken. The API server sends a bookmark each
 minute."""
 MAX_EVENT_BYTES = 4 << 20
-"""Maximum size of a watch event: metadata of one object, whose annotations have up to 256 KiB."""
+"""Maximum size of a watch event: the metadata of one object, with annotations of up to 256 KiB."""
 METADATA_PAGE = 50
-"""Objects per page of metadata: 75 MiB at most, with labels of 1.5 MiB each."""
+"""Objects in a page of metadata: at most 75 MiB, if each has labels of 1.5 MiB."""
 KEPT_METADATA = ("name", "labels", "resourceVersion")
 MAX_ANSWER_BYTES = 32 << 20
-"""Maximum size of an answer, as JSON. Anyone may create objects of 1.5 MiB with our labels, and a
+"""Maximum size of an answer as JSON. Anyone may create objects of 1.5 MiB with our labels, and a
 parsed object takes about five times as much."""
 MAX_EVENTS = 50
 MATCHES_NOTHING = "1"
-"""A resource version that no object has: etcd's first revision is the cluster's own."""
+"""Resource version of no object: etcd's first revision belongs to the cluster itself."""
 
 MAX_TRIES = 5
 MAX_WAIT_S = 10.0
-"""Maximum ``Retry-After`` that is honoured, in seconds, if the server throttles requests (429)."""
+"""Maximum ``Retry-After`` in seconds that is respected after a throttled request (429)."""
 
 
 class ApiError(Exception):
-    """A refusal by the API server. ``message`` is its own text, which names the field."""
+    """Error from the API server. ``message`` is its own text, which names the field."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -58,30 +58,29 @@ class ApiError(Exception):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the same request fails again until someone changes something.
+        """Whether the same request fails until someone changes something.
 
-        Server-side apply answers a field that a type does not have with 500.
+        The API server answers a server-side apply with an unknown field with 500.
         """
         malformed = self.message.startswith("failed to create typed patch object")
         return malformed or self.status in (400, 403, 404, 422)
 
 
 class TooLargeError(OSError):
-    """An answer larger than :data:`MAX_ANSWER_BYTES`."""
+    """Error for an answer larger than :data:`MAX_ANSWER_BYTES`."""
 
 
 class Conflict(ApiError):
-    """The object changed: its version is not the one that the request was made for."""
+    """Error for a request for a version of the object that is not the current one."""
 
 
 class Api:
     """Client of the API server with one connection pool.
 
     Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not answer
-    within ``timeout_s``. ``writes`` counts writes for services by verb and kind, ``requests``
-    counts all requests, and ``refusals`` counts answers that throttled the client. A request is
-    sent at most ``tries`` times. Writes must complete within ``left_s``, and none is sent if that
-    is 0.
+    within ``timeout_s``. ``writes`` counts writes for services by verb and kind, ``requests`` all
+    requests, and ``refusals`` throttled ones. A request is sent at most ``tries`` times. Writes
+    must complete within ``left_s``; if that is 0, none is sent.
     """
 
     def __init__(
@@ -98,12 +97,12 @@ class Api:
     async def connect(
         cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit, tries: int = MAX_TRIES
     ) -> Api:
-        """Connect with ``kubeconfig``, else the pod's account, else the user's default kubeconfig.
+        """Connect with ``kubeconfig``, or else the pod's account, or else the default kubeconfig.
 
         Raises OSError if the file is missing or names no cluster.
         """
         settings = client.Configuration()
-        # As kubectl: Python 3.13 also requires key identifiers, which many clusters' CAs lack.
+        # Like kubectl: Python 3.13 also requires key identifiers, which many clusters' CAs lack.
         settings.disable_strict_ssl_verification = True
         settings.connection_pool_maxsize = 0  # each watch keeps a connection
         try:
@@ -132,11 +131,10 @@ class Api:
     async def pages(
         self, kind: Kind, namespace: str | None, name: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
-        """List all objects of a kind that concern the operator, page by page.
+        """Yield all objects of a kind that concern the operator, page by page.
 
-        Each page comes with the resource version of the whole list. With ``name``, only that object
-        is listed, for accounts that may list but not get. If objects are large, pages are
-        shorter.
+        Each page has the resource version of the whole list. With ``name``, only that object is
+        listed, for accounts that may list but not get. If objects are large, pages are shorter.
         """
         query = {"labelSelector": kind.selector} if kind.selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else _fields(kind)
@@ -159,9 +157,9 @@ class Api:
             query["continue"] = following
 
     async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
-        """List name, labels and version of a namespace's objects; also return the list's version.
+        """Return names, labels and versions of a namespace's objects, and the list's version.
 
-        The list is paged, because anyone may create objects with megabytes of metadata.
+        The list has pages, because anyone may create objects with megabytes of metadata.
         """
         query, first = {"limit": str(METADATA_PAGE)} | _fields(kind), ""
         items: list[Object] = []
@@ -177,10 +175,10 @@ class Api:
     async def _page(
         self, path: str, query: dict[str, str], accept: str = WHOLE
     ) -> tuple[list[Object], str, str]:
-        """Read a page of a list: its objects, the list's version, and the continue token.
+        """Return a page of a list: its objects, the list's version, and the continue token.
 
-        Raises OSError if the answer is not a page: a proxy may answer so, and a watch must survive
-        that.
+        Raises OSError if the answer is not a page. A proxy may send such an answer, and watches
+        must continue after it.
         """
         page = await self._call("GET", path, query, accept=accept)
         try:
@@ -197,7 +195,7 @@ class Api:
     ) -> AsyncIterator[tuple[str, Object]]:
         """Watch objects, or only their metadata, until the API server ends the watch after minutes.
 
-        Yields the type of each event, including ``BOOKMARK``, and its object.
+        Yields the type of each event, including ``BOOKMARK``, with its object.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query |= {"timeoutSeconds": str(WATCH_S)} | _fields(kind)
@@ -230,7 +228,7 @@ class Api:
             answer.response.close()
 
     async def serves(self, kind: Kind) -> bool:
-        """Report whether the cluster serves this API now."""
+        """Report whether the cluster currently serves this API."""
         try:
             found = await self._call("GET", kind.group_path)
         except ApiError as error:
@@ -240,7 +238,7 @@ class Api:
         return any(one["name"] == kind.plural for one in found.get("resources") or ())
 
     async def events_of(self, namespace: str, uid: str) -> list[Object]:
-        """Return Warning Events on the object ``uid``; a limited number of them."""
+        """Return Warning Events about the object ``uid``, up to a limit."""
         of = f"involvedObject.uid={uid},type=Warning"
         query = {"limit": str(MAX_EVENTS), "fieldSelector": of}
         return (await self._page(EVENT.path(namespace), query))[0]
@@ -263,13 +261,16 @@ class Api:
         return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        """Replace the version that ``item`` names. Raises :class:`Conflict` if it has changed."""
+        """Replace the version that ``item`` names.
+
+        Raises :class:`Conflict` if the object has changed.
+        """
         meta = item["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
         return await self._call("PUT", path, body=_for_server(item))
 
     async def evict(self, namespace: str, pod: str) -> bool:
-        """Evict the pod; return False if a disruption budget prevents it for now."""
+        """Evict the pod; return False if a disruption budget currently prevents it."""
         self.writes["evict", "Pod"] += 1
         body = {
             "apiVersion": "policy/v1",
@@ -287,9 +288,9 @@ class Api:
         return True
 
     async def apply_new(self, kind: Kind, item: Object) -> Object:
-        """Apply a new object; otherwise like :meth:`apply`.
+        """Apply a new object like :meth:`apply`.
 
-        Raises :class:`Conflict` if an object of that name exists.
+        Raises :class:`Conflict` if an object with this name exists.
         """
         meta = item["metadata"] | {"resourceVersion": MATCHES_NOTHING}
         return await self.apply(kind, item | {"metadata": meta})
@@ -299,8 +300,7 @@ class Api:
     ) -> Object:
         """Apply server-side: the operator owns the fields in ``item``; other fields stay unchanged.
 
-        Raises :class:`Conflict` if ``item`` names a resource version that is not the present
-        one.
+        Raises :class:`Conflict` if ``item`` names a resource version that is not the current one.
         """
         meta = item["metadata"]
         self.writes["apply", kind.kind] += 1
@@ -314,7 +314,7 @@ class Api:
         )
 
     async def delete(self, kind: Kind, item: Object) -> bool:
-        """Delete exactly the version that was read; return False if it changed since."""
+        """Delete exactly the version that was read; return False if it has changed."""
         meta = item["metadata"]
         seen = {key: meta[key] for key in ("uid", "resourceVersion")}
         self.writes["delete", kind.kind] += 1
@@ -356,14 +356,14 @@ class Api:
             raise _error(status, data)
         try:
             found: Object = json.loads(data)
-        except ValueError as error:  # a proxy may have answered
+        except ValueError as error:  # perhaps the answer of a proxy
             raise OSError(f"{method} {path}: the answer is not JSON: {error}") from error
         if not isinstance(found, dict):
             raise OSError(f"{method} {path}: the answer is not an object")
         return _with_owned_fields(found) if isinstance(found.get("metadata"), dict) else found
 
     def _timeout_parameter(self, method: str, path: str) -> dict[str, str]:
-        """Return the query parameter that limits how long the API server keeps a write waiting."""
+        """Return the query parameter that limits how long the API server delays a write."""
         left_s = self.left_s()
         if left_s <= 0.0:
             raise OSError(f"{method} {path}: not sent, because another operator may lead now")
@@ -384,7 +384,7 @@ class Api:
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
         accept: str,
     ) -> tuple[int, bytes, float]:  # fmt: skip
-        """Send a request; return status, body and the ``Retry-After`` in seconds."""
+        """Send a request; return status, body and ``Retry-After`` in seconds."""
         answer = await self._open(method, path, query, body, content_type, accept)
         data = bytearray()
         try:
@@ -406,7 +406,7 @@ class Api:
         content_type: str = "application/json", accept: str = WHOLE,
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:  # fmt: skip
-        """Send a request, and return the response before its body is read."""
+        """Send a request and return the response; the caller reads the body."""
         headers = {"Accept": accept, "Content-Type": content_type}
         method, url, headers, body, _ = await self._client.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -421,9 +421,9 @@ class Api:
 
 
 def with_owned_fields(metadata: Object) -> Object:
-    """Replace ``managedFields``, which may be larger than the rest, by a hash of our own fields.
+    """Replace ``managedFields``, which can be larger than the rest, by a hash of our own fields.
 
-    The replicas of a Deployment are hashed separately, because an autoscaler may own them.
+    The replicas of a Deployment have their own hash, because an autoscaler may own them.
     """
     made = {name: value for name, value in metadata.items() if name != "managedFields"}
     for one in metadata.get("managedFields") or ():
@@ -442,7 +442,7 @@ def _with_owned_fields(item: Object) -> Object:
 
 
 def _for_server(item: Object) -> Object:
-    """Return ``item`` without what the operator adds to it, as the API server expects it."""
+    """Return ``item`` without the operator's additions, for the API server."""
     meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS}
     return item | {"metadata": meta}
 
@@ -454,7 +454,7 @@ def _fields(kind: Kind) -> dict[str, str]:
 def yaml_of(item: Object) -> bytes:
     """Return JSON that is also valid YAML, because server-side apply parses it as YAML.
 
-    YAML has no surrogate pairs, so characters are not escaped. The exceptions are characters that
+    YAML has no surrogate pairs, so most characters are not escaped. Characters are escaped that
     YAML calls not printable (1.2.2, section 5.1) or treats as line breaks.
     """
     text = json.dumps(item, ensure_ascii=False)

@@ -1,11 +1,11 @@
-"""Leader election by a Lease: of several operators, one leads.
+"""Leader election with a Lease, so that only one of several operators leads.
 
-As in client-go, a holder counts as dead if its Lease did not change for its duration by the
-observer's own clock. Clocks of two machines are never compared. A leader that cannot renew in time
-exits. A renewal counts from the time before it was sent, and each try ends within the time that is
-left. :meth:`Election.left_s` limits each write. So a process that was paused writes nothing after
-it continues, even before it exits, and the API server drops writes that wait there for too long. So
-two operators never write at once.
+As in client-go, a holder counts as dead if its Lease did not change for the Lease's duration on the
+observer's own clock; clocks of different machines are never compared. A leader that cannot renew in
+time exits. A renewal counts from before its request, and each attempt ends within the remaining
+time. :meth:`Election.left_s` limits each write: a process that was paused writes nothing after it
+continues, even before it exits, and the API server drops writes that were delayed too long. So two
+operators never write at the same time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 log = logging.getLogger(__name__)
 
 MAX_DURATION_S = 120
-"""Maximum lease duration that is respected. Without it, a holder's typing error could keep the
-others out forever."""
+"""Maximum lease duration that is respected; otherwise a wrong duration could exclude other
+operators forever."""
 
 
 class LeadershipLost(Exception):
-    """The Lease could not be renewed in time, or another process holds it."""
+    """Error if the Lease was not renewed in time, or another process holds it."""
 
 
 class Election:
-    """Call ``acquire``, then immediately ``keep``, and ``release`` at the end."""
+    """Leader election: call ``acquire``, then immediately ``keep``, and ``release`` at the end."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
         clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
-        """Prepare the election through ``api``, which must not wait when the server throttles."""
+        """Create the election; its ``api`` must not wait when the server throttles."""
         self._api, self._namespace, self._name = api, namespace, name
         self._identity, self._clock, self._clocks = identity, clock, clocks
         self._seen: tuple[Object, float] = ({}, -math.inf)
@@ -54,14 +54,14 @@ class Election:
         self.leading = False
 
     def is_leader(self) -> bool:
-        """Report whether this process leads and no other can have taken over yet."""
+        """Report whether this process leads and no other process can have taken over yet."""
         return self.left_s() > 0
 
     def left_s(self) -> float:
         """Return the seconds for which no other process can take over; 0 for a standby.
 
-        They end before the Lease does: a write sent within them has the difference of ``lease`` and
-        ``renew`` to take effect.
+        They end before the Lease does: a write that is sent within them has the difference of
+        ``lease`` and ``renew`` to take effect.
         """
         if not self.leading:
             return 0.0
@@ -84,9 +84,9 @@ class Election:
             await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
-        """Renew until cancelled. Raises :class:`LeadershipLost` if that failed for too long.
+        """Renew until cancelled. Raises :class:`LeadershipLost` if renewals fail for too long.
 
-        It may be called again after it was cancelled: the time of the last renewal is kept.
+        Can be called again after a cancellation, because the time of the last renewal is kept.
         """
         while self.is_leader():
             await asyncio.sleep(min(self._clocks.retry, self.left_s()))
@@ -103,7 +103,7 @@ class Election:
         raise LeadershipLost(f"not renewed for {self._clock() - self._renewed:.0f} s")
 
     async def release(self) -> None:
-        """Release the Lease, so that the next leader need not wait; a failure only costs time."""
+        """Release the Lease, so that the next leader need not wait; log a failure."""
         if not self.leading:
             return
         self.leading = False
@@ -119,7 +119,7 @@ class Election:
     async def _try_acquire(self, within_s: float) -> str:
         """Acquire or renew the Lease if possible; return its holder.
 
-        Raises TimeoutError if that takes longer than ``within_s`` or half the time of a renewal.
+        Raises TimeoutError after ``within_s`` seconds or half the time of a renewal.
         """
         async with asyncio.timeout(min(within_s, self._clocks.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
@@ -143,7 +143,7 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write the Lease for this process; return its holder, "" if another was faster."""
+        """Write the Lease for this process; return its holder, or "" if another one was faster."""
         began = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
@@ -151,8 +151,8 @@ class Election:
             else:
                 await self._api.create(LEASE, lease)
         except Conflict:
-            # The next read shows who it was. If someone edited the leader's own Lease, the leader
-            # has the rest of its time to read it again.
+            # The next read shows the holder. If someone edited the leader's own Lease, the leader
+            # can read it again in the remaining time.
             return ""
         self.leading, self._renewed = True, began
         return self._identity
@@ -162,7 +162,7 @@ class Election:
         return math.ceil(self._clocks.lease)
 
     def _is_expired(self, lease: Object) -> bool:
-        """Report whether the spec did not change for the Lease's duration, by this process's clock.
+        """Report whether the spec did not change for the Lease's duration on this process's clock.
 
         Other clients write the Lease's metadata, so only the spec shows that a holder is alive.
         """
@@ -177,7 +177,7 @@ class Election:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            # With this label, the operator's watch of Leases receives the renewals as a heartbeat.
+            # With this label, the operator's watch of Leases gets the renewals as a heartbeat.
             "metadata": {
                 "name": self._name,
                 "namespace": self._namespace,

@@ -1,4 +1,4 @@
-"""The work queue of the reconciles, and the rate limit of API requests."""
+"""Work queue of reconciles, and rate limit of API requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKOFF_MAX_S = 120.0
 
 
 def backoff(failures: int, jitter: float) -> float:
-    """Return the seconds until the next try after ``failures`` in a row, from 0.5 s to 120 s.
+    """Return the delay before the next attempt after ``failures`` in a row: 0.5 s to 120 s.
 
     ``jitter`` in [0, 1) shortens the delay by up to half.
     """
@@ -27,17 +27,16 @@ def backoff(failures: int, jitter: float) -> float:
 
 
 class WorkQueue(Generic[K]):
-    """A queue of keys. A key added while it is handled is handled again afterwards."""
+    """Queue of keys. A key that is added while it is handled is handled again after that."""
 
     def __init__(
         self,
         workers: int,
         done: Callable[[float, float, Exception | None], None] = lambda *_: None,
     ) -> None:
-        """Prepare the queue.
+        """Create the queue.
 
-        ``done`` is called after each turn with the seconds waited, the seconds taken, and the
-        error.
+        ``done`` is called after each key with the seconds waited, the seconds taken, and the error.
         """
         self._workers, self._done = workers, done
         self._ready: asyncio.Queue[K] = asyncio.Queue()
@@ -53,7 +52,7 @@ class WorkQueue(Generic[K]):
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Handle ``key`` as soon as a worker is free. Call this on the event loop."""
+        """Queue ``key``. Call this on the event loop."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -64,7 +63,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Handle ``key`` after ``delay_s`` seconds, unless it is added before."""
+        """Queue ``key`` after ``delay_s`` seconds, unless it is added before."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -75,14 +74,14 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     def is_idle(self) -> bool:
-        """Report whether nothing waits, runs or is scheduled."""
+        """Report whether no key is queued, running or scheduled."""
         return not (self._waiting or self._running or self._timers)
 
     async def run(self, handle: Callable[[K], Awaitable[None]]) -> None:
         """Handle keys until cancelled, which also cancels the running handlers.
 
-        ``handle`` may raise anything: the key is retried later. ``run`` may be called again after
-        it ended. Keys that were running or scheduled then come first.
+        ``handle`` may raise any exception; the key is then retried later. ``run`` may be called
+        again after it ended, and begins with the keys that were running or scheduled.
         """
         for key in list(self._timers):
             self.add(key)
@@ -134,9 +133,9 @@ class WorkQueue(Generic[K]):
 
 
 class RateLimit:
-    """Limits requests to ``rate`` a second in the long run, with bursts of ``burst``.
+    """Limits requests to ``rate`` per second on average, with bursts of ``burst``.
 
-    Callers proceed in the order in which they called :meth:`acquire`.
+    Callers proceed in the order of their calls of :meth:`acquire`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Lists and then watches one kind, in one namespace or in all, without a gap between the two.
+"""Lists and then watches one kind, in one namespace or in all, without a gap in between.
 
-kopf's watches cover what the leader reconciles. Reflectors serve two other needs. Every replica
-watches the policies for its webhook. In a namespace with policies, the leader watches the metadata
-of all pods.
+kopf's watches cover what the leader reconciles. Reflectors have two other uses: every replica
+watches the policies for its webhook, and in a namespace with policies, the leader watches the
+metadata of all pods.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from plimsoll_operator.runtime.queue import backoff
 log = logging.getLogger(__name__)
 
 GONE = 410
-"""HTTP status for a resource version that is too old: everything is listed again, at once the first
-time. An API server whose cache lags behind may keep listing versions that are too old."""
+"""HTTP status for a resource version that is too old. The objects are then listed again, the first
+time immediately. An API server with an outdated cache may repeatedly list versions that are too
+old."""
 
 
 class Reflector:
-    """Reflector of one kind: it lists and watches.
+    """Reflector that lists and watches one kind.
 
-    Calls ``listed`` with each full list, and ``seen`` with each changed object and whether it is
-    gone.
+    Calls ``listed`` with each full list, and ``seen`` with each changed object and whether it was
+    deleted.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class Reflector:
         seen: Callable[[Object, bool], None],
         whole: bool = False,
     ) -> None:
-        """Prepare to list and watch metadata, or with ``whole`` the complete objects."""
+        """Create a reflector of metadata or, with ``whole``, of complete objects."""
         self._api, self._kind, self._namespace, self._whole = api, kind, namespace, whole
         self._listed, self._seen = listed, seen
         self.error: ApiError | OSError | TimeoutError | None = None
-        """The last failure; None while the watch works."""
+        """Last failure; None while the watch works."""
         self.tried = asyncio.Event()
         """Set after the first list or failure."""
         self._failures = 0

@@ -1,4 +1,4 @@
-"""Full lists in addition to the watches: they repair what a watch missed, and count it.
+"""Full lists in addition to the watches; they repair and count what a watch missed.
 
 kopf does not report an object that is missing from the list with which it starts a watch. So the
 operator lists the objects itself soon after a watch starts. See
@@ -20,8 +20,8 @@ from plimsoll_operator.runtime.watches import Watches
 log = logging.getLogger(__name__)
 
 MAX_WAITS = 20
-"""Maximum number of delays of a list. A watch that restarts all the time must not delay it
-forever."""
+"""Maximum number of times that a list is delayed, so that a watch that restarts repeatedly does not
+delay it forever."""
 
 
 class Resync:
@@ -48,7 +48,7 @@ class Resync:
         self.groups = asyncio.Event()
 
     async def run(self, every_s: float) -> None:
-        """List every ``every_s`` seconds, and soon after a watch restarted or went stale."""
+        """List every ``every_s`` seconds, and soon after a watch restarted or became stale."""
         while True:
             period = (
                 min(every_s, self._clocks.suspicious) if self._watches.stale_kinds(1) else every_s
@@ -64,9 +64,9 @@ class Resync:
                 log.warning("resync: cannot list objects: %s", str(error) or repr(error))
 
     async def list_all(self, count_missed: bool = True) -> None:
-        """List all kinds and queue all services; check for the kinds that a cluster may lack.
+        """List all kinds and queue all services; check for optional kinds.
 
-        With ``count_missed``, changes without an event count against their watch. Events have
+        With ``count_missed``, changes without an event count against their watch; events have
         ``clocks.event`` seconds to arrive. The first list is not compared.
         """
         self._store.begin_listing()
@@ -95,13 +95,13 @@ class Resync:
     async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[Listed], str]:
         """Return all objects of a kind, and the resource version of the list.
 
-        If there are several lists, the version is the oldest one's.
+        Of several lists, the oldest version is returned.
         """
         items: list[Listed] = []
         versions = []
         for namespace in self._namespaces or (None,):
             async for page, version in self._api.pages(kind, namespace):
-                # Compressed at once: uncompressed, the whole list would be ten times as large.
+                # Compressed page by page: the uncompressed list would be ten times as large.
                 items += self._store.listed(page, owners)
                 versions.append(version)
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)

@@ -1,6 +1,6 @@
-"""Watches of every kind, which feed the store and the queue. No handler writes.
+"""Watches of all kinds, which fill the store and the queue. No handler writes.
 
-All watches but those of policies are kopf's, whose handlers are in ``handlers``. kopf logs in to
+All watches except those of policies are kopf's; their handlers are in ``handlers``. kopf logs in to
 the API server with the pod's service account or a kubeconfig.
 """
 
@@ -43,8 +43,8 @@ def settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True
     made.watching.server_timeout = SERVER_TIMEOUT_S
     made.watching.client_timeout = CLIENT_TIMEOUT_S
-    # kopf keeps each object's event in a task until the task was idle. Lists in small pieces,
-    # whose tasks end at once, are never in memory as a whole.
+    # kopf keeps each object's event in a task until the task was idle. With lists in small pieces,
+    # whose tasks end immediately, a whole list is never in memory.
     made.watching.chunk_size = CHUNK
     made.queueing.idle_timeout = IDLE_S
     # Handlers take microseconds, so the exit need not wait for them.
@@ -59,9 +59,9 @@ def settings() -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Storage without last-handled configurations, because no handler needs a diff.
+    """Storage that keeps no last-handled configurations, because no handler needs a diff.
 
-    A copy of each object would be a third of the work.
+    Copying each object would be a third of the work.
     """
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
@@ -75,7 +75,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class Watches:
-    """The memo that kopf passes to each handler: stores events and the time of the last one."""
+    """Memo that kopf passes to each handler; stores objects and the times of events."""
 
     def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
         self._store, self._queue = store, queue
@@ -104,18 +104,18 @@ class Watches:
         self._misses[kind] = self._misses[kind] + 1 if missed else 0
 
     def stale_kinds(self, lists: int) -> list[str]:
-        """Return the kinds whose last ``lists`` full lists all showed changes without an event."""
+        """Return the kinds whose last ``lists`` full lists all found changes without an event."""
         return sorted(kind for kind, count in self._misses.items() if count >= lists)
 
     def __copy__(self) -> Watches:
-        """Return itself: kopf copies the memo for each object."""
+        """Return this object itself, because kopf copies the memo for each object."""
         return self
 
     def handle_event(self, kind: Kind, event: str | None, item: Object) -> None:
         """Store the object of an event and queue its service.
 
         An event without a type is from the list that starts a watch. A version that is already
-        stored needs no reconcile: the operator wrote it itself, or a repeated list has it.
+        stored needs no reconcile: the operator wrote it itself, or a list repeats it.
         """
         if kind.watched:
             self._last[kind.kind] = time.monotonic()
@@ -136,9 +136,9 @@ class Watches:
 
 
 class PolicyWatch:
-    """Watch on the policies in every replica: a standby has a webhook but does not run kopf.
+    """Watch of the policies in every replica: a standby has a webhook but does not run kopf.
 
-    Calls ``on_change`` with each policy and whether it is gone.
+    Calls ``on_change`` with each policy and whether it was deleted.
     """
 
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
@@ -205,10 +205,10 @@ class GroupWatch:
 
 
 class Login(kopf.ConnectionInfo):
-    """A login that verifies the API server's certificate as kubectl does.
+    """Login that verifies the API server's certificate like kubectl.
 
-    Python 3.13 also demands key identifiers, which the CAs of many clusters lack, for example
-    EKS's.
+    Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such as those of
+    EKS.
     """
 
     def as_ssl_context(self) -> ssl.SSLContext:
@@ -226,7 +226,7 @@ class Login(kopf.ConnectionInfo):
 
 
 def login_in_pod(**given: Any) -> Login | None:
-    """Log in with the pod's service account, else with the user's default file."""
+    """Log in with the pod's service account, or else with the user's default kubeconfig."""
     account = kopf.login_with_service_account(**given)
     return (
         Login.from_connection(with_ip_address(account, os.environ))
@@ -238,10 +238,10 @@ def login_in_pod(**given: Any) -> Login | None:
 def with_ip_address(
     account: kopf.ConnectionInfo, environ: Mapping[str, str]
 ) -> kopf.ConnectionInfo:
-    """Return the same account with the API server's address in place of its name.
+    """Return the account with the API server's address instead of its name.
 
-    The kubelet sets the address in each container. kopf would use the name, and without the
-    cluster's DNS no watch would start then.
+    The kubelet sets the address in each container. kopf would use the name, and no watch would
+    start without the cluster's DNS.
     """
     host = environ.get("KUBERNETES_SERVICE_HOST")
     if not host:
@@ -252,6 +252,6 @@ def with_ip_address(
 
 
 def login_with_kubeconfig(**given: Any) -> Login | None:
-    """Log in with the file that KUBECONFIG names."""
+    """Log in with the kubeconfig that KUBECONFIG names."""
     found = kopf.login_with_kubeconfig(**given)
     return Login.from_connection(found) if found else None

@@ -1,1 +1,1 @@
-"""The status of InferenceServices and SupervisionPolicies: pure functions from observed objects."""
+"""Status of InferenceServices and SupervisionPolicies: pure functions of observed objects."""

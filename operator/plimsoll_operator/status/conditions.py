@@ -46,7 +46,7 @@ from plimsoll_operator.render import names
 
 MAX_MESSAGE = 1024
 MAX_SLOW = 8
-"""Maximum number of slow leaks that a message names."""
+"""Maximum number of slow leaks in a message."""
 NOT_READY = "ContainersNotReady"
 """Reason of ``EngineReady`` while the engine only needs more time."""
 NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
@@ -55,7 +55,7 @@ NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A condition without its times. ``status`` None means Unknown."""
+    """Condition without its times. ``status`` None means Unknown."""
 
     type: Type | PolicyCondition
     status: bool | None
@@ -64,7 +64,7 @@ class Verdict:
 
 
 def failure_conditions(failure: Failure) -> list[Verdict]:
-    """Return the conditions while the spec cannot be applied; others do not change."""
+    """Return the conditions for a spec that cannot be applied; other conditions do not change."""
     message = failure.message[:MAX_MESSAGE]
     return [
         Verdict(Type.READY, False, failure.reason, message),
@@ -77,13 +77,12 @@ def rollout_conditions(
     deployment: Object | None, wanted: int, may_miss: int, engines: Verdict | None = None,
     drained: Sequence[str] = (),
 ) -> list[Verdict]:  # fmt: skip
-    """Return ``Ready``, ``Progressing`` and ``Stalled``, from the Deployment's status.
+    """Return ``Ready``, ``Progressing`` and ``Stalled`` from the Deployment's status.
 
-    Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions: it stays True
-    through a rollout that keeps enough of them. If they are too few, it names the first cause from
-    ``engines``, the verdict on ``EngineReady``. So does ``Progressing`` while a new pod waits, for
-    example for a device that an old one holds. ``drained`` names the pods that a person keeps out
-    of service.
+    Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions, so it stays True
+    through a rollout that keeps enough of them. Otherwise it names the first cause in ``engines``,
+    the verdict on ``EngineReady``. ``Progressing`` does the same while a new pod waits, for example
+    for a device of an old one. ``drained`` are the pods that a person keeps out of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
     seen = (deployment or {}).get("status") or {}
@@ -143,7 +142,7 @@ def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _creation_failure(status: Object) -> Cause | None:
-    """Return why pods cannot be created: a quota, Pod Security, or a template that is refused."""
+    """Return why pods cannot be created: a quota, Pod Security, or a refused template."""
     for one in status.get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             return Cause(str(one.get("reason") or "FailedCreate"), str(one.get("message", "")))
@@ -157,9 +156,9 @@ GATEWAY = "install the Gateway API with its Inference Extension, or remove spec.
 def completeness(
     service: InferenceService, missing: Sequence[str], absent: Sequence[str] = ()
 ) -> list[Verdict]:
-    """Return ``ObjectsComplete``: which enabled objects this cluster cannot have, and which fields.
+    """Return ``ObjectsComplete``: enabled objects and fields that the cluster does not support.
 
-    ``absent`` names objects with the fields that they lack after they were applied.
+    ``absent`` are objects with the fields that were missing after an apply.
     """
     wanted = service.spec
     enabled = {
@@ -196,7 +195,7 @@ def completeness(
 def container_conditions(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
     """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods.
 
-    ``events`` are the Events of pods that wait for a volume or a sandbox, by the pod's name.
+    ``events`` are the Events of pods that wait for a volume or a sandbox, by pod name.
     """
     found = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
     return [
@@ -216,7 +215,7 @@ def _container(type_: Type, pods: Sequence[PodView], causes: list[tuple[str, Cau
 
 
 def termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdict]:
-    """Return ``OOMKilled`` and ``CrashLooping`` from the last terminations of the containers."""
+    """Return ``OOMKilled`` and ``CrashLooping`` from the containers' last terminations."""
     killed = sorted(pod.name for pod in pods if any(one.was_oom_killed for one in pod.containers))
     looping = sorted(pod.name for pod in pods if any(one.is_looping(now) for one in pod.containers))
     return [
@@ -261,7 +260,7 @@ def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> 
 def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
     """Return ``Progressing`` for ``rollout.revision: LastGood``, which is not a failure.
 
-    ``complete`` says that all replicas run the requested revision.
+    ``complete`` means that all replicas run the requested revision.
     """
     if not decision.requested:
         return []
@@ -300,7 +299,7 @@ def budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Verdict]
 
 
 def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]) -> Verdict:
-    """Return ``SlowLeak``, with the replica first that has the least time left."""
+    """Return ``SlowLeak``; the replica with the least time left comes first."""
     judged = [pod for pod, one in figures.items() if one.slow is not None]
     if not judged:
         text = "no supervisor has watched its engine for long enough, which takes about 9 hours"
@@ -325,7 +324,7 @@ def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFig
 def near_limit(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures], already: bool
 ) -> Verdict:
-    """Return ``MemoryNearLimit``; ``already`` says that it was True before."""
+    """Return ``MemoryNearLimit``; ``already`` is whether it was True before."""
     if all(one.limit is None for one in figures.values()):
         text = "no supervisor knows its engine's memory limit and how much of it is in use"
         return Verdict(type_, None, "NoMetrics", text)
@@ -339,7 +338,7 @@ def near_limit(
 def engine_observed(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
 ) -> Verdict:
-    """Return ``EngineObserved``, with the reason that the supervisors give."""
+    """Return ``EngineObserved``, with the reason from the supervisors."""
     if all(one.missing_signals is None for one in figures.values()):
         return Verdict(type_, None, "NoMetrics", "no supervisor reports what it sees")
     lost = find_pods_missing_signals(figures)
@@ -371,7 +370,7 @@ def figure_conditions(
 
 
 def leak_free(type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]]) -> Verdict:
-    """Return ``LeakFree`` from the newest revisions, each a name with its verdict."""
+    """Return ``LeakFree`` from the newest revisions, which are names with their verdicts."""
     if not newest:
         return Verdict(type_, None, "NoReplicas", "there are no pods of a known revision")
     leaks = {one["leaks"] for _, one in newest}

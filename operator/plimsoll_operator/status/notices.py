@@ -1,4 +1,4 @@
-"""Changes of an InferenceService or SupervisionPolicy that deserve an Event: pure comparison.
+"""Finds changes of an InferenceService or SupervisionPolicy that cause an Event. Pure.
 
 A notice belongs to a change, so an unchanged object has none.
 """
@@ -18,7 +18,7 @@ from plimsoll_operator.plans.service import Failure
 
 @dataclass(frozen=True)
 class Notice:
-    """An Event without its object and times. ``reason`` is one word for programs."""
+    """Event without its object and times. ``reason`` is one word for programs."""
 
     reason: str
     message: str
@@ -28,7 +28,7 @@ class Notice:
 def rollout_started(
     live: Object | None, desired: Object, decision: RolloutDecision
 ) -> list[Notice]:
-    """Return the notices of a Deployment applied over ``live``: a rollout or rollback began."""
+    """Return the notices for a Deployment applied over ``live``: a rollout or rollback began."""
     before, after = _revision(live), _revision(desired)
     found = []
     restart_id, had = _restart_id(desired), _restart_id(live)
@@ -53,7 +53,7 @@ def rollout_started(
 
 
 def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
-    """Return the notice of a rollback, which is a warning unless a person requested it."""
+    """Return the notice of a rollback; a warning unless a person requested it."""
     if decision.requested:
         text = (
             f"rolling back from revision {before} to {after}"
@@ -76,12 +76,12 @@ def rollout_finished(before: Object, after: Object) -> list[Notice]:
 
 
 def failure_notice(failure: Failure) -> Notice:
-    """Return the notice of a failure, with the API server's message or the fault in the spec."""
+    """Return the notice of a failure, with the API server's message or the error in the spec."""
     return Notice(failure.reason, failure.message, "Warning")
 
 
 def restart_requested(workload: str) -> Notice:
-    """Return the notice that a policy's workload was asked for a rolling restart."""
+    """Return the notice of a rolling restart that was requested from a policy's workload."""
     text = f"asked {workload} for a rolling restart, because some of its pods have no supervisor"
     return Notice("RestartRequested", text)
 
@@ -102,7 +102,7 @@ def new_suspects(before: Object, after: Object) -> list[Notice]:
 
 
 def injection_stopped(before: Object, after: Object) -> list[Notice]:
-    """Return the notice that pods do not start with a supervisor, from two statuses of a policy."""
+    """Return the notice that injection stopped between two statuses of a policy."""
     was, now = (_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
     if now.get("reason") == was.get("reason"):
         return []

@@ -1,4 +1,4 @@
-"""The complete ``status`` of a SupervisionPolicy, for an apply to the subresource."""
+"""Builds the complete ``status`` of a SupervisionPolicy, for an apply to the subresource."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def status(
     memory: MemoryPolicy | None = None,
     latest: Mapping[str, SupervisorFigures] = MappingProxyType({}),
 ) -> Object:
-    """Return the status that ``item`` should have.
+    """Return the new status of ``item``.
 
-    ``pods`` is None if the spec is invalid: the last status's facts about pods then stay.
-    ``figures`` is None until the supervisors were first scraped. ``now`` is RFC 3339.
-    ``wait_reasons`` explains why the waiting pods of a workload wait, if they are to be recreated.
-    ``events`` are the Events of pods whose containers are not created, by the pod's name.
-    ``injection`` is the decision about it. ``memory`` are the policy's budgets, None if the spec is
-    invalid, and ``latest`` the figures of the last scrape.
+    ``pods`` is None if the spec is invalid; the previous values about pods then stay. ``figures``
+    is None until the supervisors were first scraped. ``now`` is in RFC 3339. ``wait_reasons``
+    explain why pods of a workload still wait for their recreation. ``events`` are the Events of
+    pods whose containers are not created, by pod name. ``injection`` is the decision on injection.
+    ``memory`` are the policy's budgets, None if the spec is invalid, and ``latest`` the figures of
+    the last scrape.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -134,7 +134,7 @@ def status(
 
 
 def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
-    """Count the pods by state. One whose supervisor does not see its engine is not supervised."""
+    """Count the pods by state; a supervised pod's supervisor must observe its engine."""
     there = [one for one in pods if one.state is not SupervisionState.LEAVING]
     refused = sorted(
         (one for one in there if one.state is SupervisionState.REFUSED), key=lambda one: one.name
@@ -156,8 +156,8 @@ def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object
 def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
     """Count the open incidents by pod.
 
-    An incident counts only if the policy supervises its pod. Anyone with the service account of
-    such a pod may write one in the policy's name.
+    An incident counts only if the policy supervises its pod, because anyone with the service
+    account of such a pod may write incidents in the policy's name.
     """
     supervised = {one.name for one in pods if one.state is SupervisionState.SUPERVISED}
     return Counter(
@@ -179,7 +179,7 @@ def _workloads(
     recommend: Callable[[Workload, Object | None], Object | None],
     judge: Callable[[Workload, Sequence[Object], Object], list[Object]],
 ) -> Object:
-    """Return ``workloads``; if there are too many for a status, those that matter most."""
+    """Return ``workloads``, limited to the most important ones."""
     there = [one for one in pods if one.state is not SupervisionState.LEAVING]
     known = index_workload_statuses(before)
     workloads = group_pods(there)
@@ -262,10 +262,7 @@ def _workload_fields(ref: WorkloadRef | None) -> Object:
 def _consumed(
     workload: Workload, figures: Mapping[str, SupervisorFigures] | None, before: Object
 ) -> int | None:
-    """Return the largest consumed share of a budget in the workload's pods, in percent.
-
-    None means unknown.
-    """
+    """Return the largest consumed budget in the workload's pods in percent; None if unknown."""
     if figures is None:
         return before.get("consumedPercent")
     found = [figures[one.name] for one in workload.pods if one.name in figures]
@@ -345,7 +342,7 @@ def _ready(
 
 
 def _progress(failure: Failure | None) -> list[Verdict]:
-    """Return ``Reconciling`` and ``Stalled`` for kstatus: whether another try may help."""
+    """Return ``Reconciling`` and ``Stalled``, depending on whether another attempt may help."""
     trying = failure is not None and not failure.is_lasting
     return [
         Verdict(
@@ -362,7 +359,7 @@ def _progress(failure: Failure | None) -> list[Verdict]:
 
 
 def _blocked_pods(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tuple[str, Cause]]:
-    """Return the supervised pods that will not become ready just by waiting, with the cause."""
+    """Return supervised pods that will not become ready by waiting, each with its cause."""
     return [
         (one.name, why)
         for one in sorted(pods, key=lambda one: one.name)

@@ -1,4 +1,4 @@
-"""The ``recommendation`` in a status: the memory contract of a revision. Pure."""
+"""Builds the ``recommendation`` in a status: the memory contract of a revision. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_operator.fleet.pods import subtract_times
 from plimsoll_operator.kinds import Object
 
 KEPT_S = 3600.0
-"""Least time in seconds between two changes for one revision."""
+"""Minimum time in seconds between two changes for one revision."""
 
 
 def recommendation(
@@ -22,10 +22,10 @@ def recommendation(
     request: int | None,
     now: str,
 ) -> Object | None:
-    """Return the recommendation for ``revision``; None if nothing is known of it.
+    """Return the recommendation for ``revision``; None without enough data.
 
-    ``before`` is the last one, ``figures`` those of the revision's pods, ``request`` the present
-    memory request in bytes, and ``now`` RFC 3339.
+    ``before`` is the previous recommendation, ``figures`` are those of the revision's pods,
+    ``request`` is the current memory request in bytes, and ``now`` is in RFC 3339.
     """
     same = before if before is not None and before.get("revision") == revision else None
     if same is not None and subtract_times(str(same.get("time") or now), now) < KEPT_S:
@@ -48,7 +48,7 @@ def recommendation(
 def _contract(
     kind: str, figures: Sequence[SupervisorFigures], memory: MemoryPolicy, request: int | None
 ) -> Contract | None:
-    """Return the contract for one memory; None if no replica reports its needs."""
+    """Return the contract for one kind of memory; None if no replica reports its needs."""
     needs = [found for one in figures if (found := getattr(one, f"{kind}_needs")) is not None]
     if not needs:
         return None

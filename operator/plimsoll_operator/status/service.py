@@ -1,4 +1,4 @@
-"""The complete ``status`` of an InferenceService, for an apply to the subresource."""
+"""Builds the complete ``status`` of an InferenceService, for an apply to the subresource."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from plimsoll_operator.status.recommendation import recommendation
 
 RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
 RETIRED_TYPES = frozenset({"OutOfMemoryKilled"})
-"""Types of conditions that earlier operators wrote. They are removed."""
+"""Types of conditions that earlier operators wrote; they are removed."""
 
 
 def status(
@@ -52,7 +52,7 @@ def status(
     events: Events = MappingProxyType({}),
     latest: Mapping[str, SupervisorFigures] = MappingProxyType({}),
 ) -> Object:
-    """Return the status that ``item`` should have.
+    """Return the new status of ``item``.
 
     ``service`` is None if the spec is invalid. ``workload`` makes the pods. ``figures`` is None
     until the supervisors were first scraped: the last status's memory facts then stay. ``now`` is
@@ -81,7 +81,7 @@ def status(
     if failure is not None:
         verdicts += conditions.failure_conditions(failure)
     if figures is not None or "conditions" not in before:
-        # Set to Unknown from the beginning: adding the condition later would cost a write.
+        # Unknown from the beginning: adding the condition later would cost a write.
         verdicts += conditions.budget_conditions(figures or {})
         verdicts += conditions.figure_conditions(figures or {}, before, ConditionType)
     judged = before.get("verdicts") or []
@@ -176,9 +176,9 @@ def _wanted_replicas(service: InferenceService, workload: Object | None) -> int:
 def merge_conditions(
     before: Object, verdicts: Sequence[Verdict], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Merge the verdicts into the conditions, with the time of the last change.
+    """Merge the verdicts into the conditions, and set the times of changes.
 
-    A condition without a verdict stays unchanged. Of two verdicts on one condition, the later
+    A condition without a verdict stays unchanged. Of two verdicts on one condition, the later one
     counts.
     """
     known: dict[str, Any] = {
