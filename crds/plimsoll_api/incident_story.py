@@ -104,7 +104,7 @@ class Story(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """What grew, by how much and how fast, in one line."""
+        """Memory that grew, its growth and its rate, in one line."""
         grown = self.seen.bytes
         size = [format_bytes(grown)] if grown and grown > 0 else []
         return ", ".join([f"{self.kind}{self.where}", *size, *self.rates])

@@ -1,6 +1,6 @@
 """Renders the Deployment, and the ControllerRevision that stores its pod template.
 
-The first template rendered for a spec is used until a pod-related part of the spec changes: an
+The first template rendered for a spec is used until a pod-related part of the spec changes. An
 upgraded operator renders other templates, but must not restart engines with running requests. A
 ControllerRevision keeps the template, because its data is immutable.
 """

@@ -53,7 +53,7 @@ class Places(SupervisorPlaces):
 SUPERVISED = SupervisorPlaces(
     run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
 )
-"""Paths and ports of a supervisor in a pod, whoever created the pod."""
+"""Paths and ports of a supervisor in a pod, also in one that the operator did not create."""
 
 HOST_PORTS = range(21_000, 29_000)
 """Ports of supervisors in pods on their node's network, below NodePorts and ephemeral ports."""

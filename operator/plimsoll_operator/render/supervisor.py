@@ -60,7 +60,7 @@ PARTIAL_DEVICES = re.compile(
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
 )
-"""Names of resources that give a pod a part of a device: those of NVIDIA's time-slicing and MPS,
+"""Names of resources that give a pod a part of a device. They are NVIDIA's time-slicing and MPS,
 and the names for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and
 Intel."""
 SHARING_LABELS = frozenset(

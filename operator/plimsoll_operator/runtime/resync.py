@@ -95,7 +95,7 @@ class Resync:
     async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[Listed], str]:
         """Return all objects of a kind, and the resource version of the list.
 
-        Of several lists, the oldest version is returned.
+        If there are several lists, their oldest version is returned.
         """
         items: list[Listed] = []
         versions = []
