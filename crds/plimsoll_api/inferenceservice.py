@@ -34,7 +34,7 @@ from plimsoll_api.probe import SPEC_RULES as PROBE_RULES
 from plimsoll_api.probe import Probe, refusal
 from plimsoll_api.schema import FromStruct, PreservedObject, ResourceModel
 from plimsoll_api.serving import ENGINE_RULES, MODEL_RULES, Engine, ModelSource, SupervisorContainer
-from plimsoll_api.supervision import GATE_MESSAGE, Supervision
+from plimsoll_api.supervision import GATE_MESSAGE, SCOPE_MESSAGE, SlotScope, Supervision
 from plimsoll_api.units import format_bytes, parse_bytes
 
 MAX_NAME = 50
@@ -146,6 +146,12 @@ class InferenceServiceSpec(ResourceModel):
         return self
 
     @model_validator(mode="after")
+    def _scope_is_its_own(self) -> Self:
+        if self.supervision.scope is not SlotScope.WORKLOAD:
+            raise ValueError(SCOPE_MESSAGE)
+        return self
+
+    @model_validator(mode="after")
     def _gate_fits_its_engine(self) -> Self:
         if self.supervision.start_gate and self.engine.type is not EngineType.PLIMSOLL:
             raise ValueError(GATE_MESSAGE)
@@ -212,6 +218,12 @@ class InferenceService(ResourceModel):
                 "!has(self.engine) || !has(self.engine.type) || self.engine.type == 'plimsoll'",
                 GATE_MESSAGE,
                 fieldPath=".supervision.startGate",
+            ),
+            rule(
+                "!has(self.supervision) || !has(self.supervision.scope) || "
+                f"self.supervision.scope == '{SlotScope.WORKLOAD}'",
+                SCOPE_MESSAGE,
+                fieldPath=".supervision.scope",
             ),
             *PROBE_RULES,
             *groups.SPEC_RULES,

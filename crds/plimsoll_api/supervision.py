@@ -233,6 +233,10 @@ _NO_RESTARTS = "recycle needs restarts: set restartBudget.count above 0, or remo
 GATE_MESSAGE = (
     "supervision.startGate is for engine.type plimsoll only: no other engine asks before it starts"
 )
+SCOPE_MESSAGE = (
+    "supervision.scope: Graph is for a SupervisionPolicy only: the pods of an InferenceService "
+    "have one role"
+)
 _NO_REPLACEMENT = (
     "startGate.then: PodReplace needs PodReplace in ladder: add it, or remove startGate.then"
 )

@@ -258,6 +258,7 @@ class Supervisor:
             manually_drained=readiness.MANUAL in out_of_service,
             meets_partner=self._actuator.meets_partner,
             tied=self._actuator.tied,
+            group=self.service.group.key if self.service.group is not None else "",
             idle=None if status is None else _is_idle(status.load),
             processes=_list_processes(status),
         )

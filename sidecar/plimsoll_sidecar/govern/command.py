@@ -125,6 +125,7 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     has taken the pod out of service and not resumed it. ``meets_partner`` states that the engine
     serves together with another one, and that the supervisor can send a request through both.
     ``tied`` is why a restart without that other engine would break it; None if it would not.
+    ``group`` names the multi-node group that a restart of the engine restarts; empty without one.
     ``idle`` states that the engine has no request; None if that is unknown. ``processes`` are those
     that the engine reports, the main process first; none if it does not answer.
     """
@@ -137,6 +138,7 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     manually_drained: bool = False
     meets_partner: bool = False
     tied: str | None = None
+    group: str = ""
     idle: bool | None = None
     processes: tuple[EngineProcess, ...] = ()
 

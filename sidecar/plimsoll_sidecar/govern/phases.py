@@ -50,6 +50,8 @@ RESTART_VERBS = {
     Action.ENGINE_RESTART: Verb.RESTART_ENGINE,
 }
 TAKE_SLOT_STEP, MEETING_STEP = "TakeSlot", "MeetPartner"
+GROUP_STEP = "GroupRestart"
+"""Step that precedes the restart of a multi-node group through its leader."""
 UNTRIMMED = (IncidentKind.STALL, IncidentKind.RECYCLE)
 """Kinds that a trim cannot cure, and that need no second look."""
 
@@ -205,6 +207,9 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
         and Capability.DRAIN in context.engine.capabilities
     )
     replaces = incident.rung is Action.POD_REPLACE
+    if context.engine.group and incident.rung is not Action.WORKER_RESTART:
+        text = f"one slot and one restart count for all pods of group {context.engine.group}"
+        incident.add_step(context.make_step(GROUP_STEP, StepOutcome.SUCCEEDED, text))
     drains = serves and incident.rung is Action.ENGINE_RESTART
     leaves = serves and replaces and context.engine.abrupt
     first = drains or leaves

@@ -96,6 +96,10 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
         },
         "supervision.startGate is for engine.type plimsoll only",
     ),
+    (
+        {"supervision": {"scope": "Graph"}},
+        "supervision.scope: Graph is for a SupervisionPolicy only",
+    ),
     ({"engine": {"type": "magic"}}, "spec.engine.type"),
     ({"engine": {"port": 8001}}, "engine.port must not be 8001"),
     (

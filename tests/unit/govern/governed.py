@@ -58,6 +58,7 @@ class World:
         self.manually_drained = False
         self.meets_partner = False
         self.tied: str | None = None
+        self.group = ""
         self.idle: bool | None = None
         self.rate: float | None = None
         self.exhaustion_s: float | None = None
@@ -111,6 +112,7 @@ class World:
             manually_drained=self.manually_drained,
             meets_partner=self.meets_partner,
             tied=self.tied,
+            group=self.group,
             idle=self.idle,
         )
         turn = self.governor.advance(assessment, engine, self.now, results, self.hold)

@@ -6,6 +6,7 @@ Tests ``govern/phases.py``.
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -159,3 +160,19 @@ def test_the_tries_end_whatever_happens(happens: list[str], known: bool) -> None
         sent = None if answered else sent
         follow(world.tick(*answered))
     assert not any(one.meets_partner for one in world.open), "a bound in time"
+
+
+@pytest.mark.parametrize("group", ["", "4a"])
+def test_the_restart_of_a_group_is_named_once_before_its_first_command(group: str) -> None:
+    world = World()
+    world.group = group
+    world.growth, world.process = 500_000_000, "frontend"
+    restart = world.to(Verb.RESTART_ENGINE)
+    steps = [one.step for one in world.open[0].timeline]
+    assert steps.count("GroupRestart") == bool(group)
+    if group:
+        assert steps.index("TakeSlot") < steps.index("GroupRestart") < steps.index("Drain")
+    world.renew()
+    world.run(3, done(restart))
+    assert world.ended[0].reason is Reason.ENGINE_RESTART
+    assert len(world.governor.state.restarts) == 1, "one of the budget"
