@@ -211,4 +211,4 @@ def the_incident_is_the_groups(incident: dict[str, Any], outcome: str) -> None:
     assert found["attribution"]["pod"] == WORKER
     assert (found["phase"], found["outcome"]) == ("Resolved", outcome)
     names = [one["step"] for one in found["timeline"]]
-    assert names.index("Drain") < names.index("EngineRestart")
+    assert names.index("GroupRestart") < names.index("Drain") < names.index("EngineRestart")

@@ -45,8 +45,8 @@ LAST_TIED_VERSIONS = {NIXL: (0, 26)}
 """The last version of vLLM, by connector, whose engines cannot connect to a restarted partner.
 
 vLLM up to 0.26 installs NIXL up to 1.3.2. With it, decode engines crash, or transfers fail, once
-the other side has restarted (vllm-project/vllm#49238). The conformance suite restarts either side
-of a later version.
+the other side has restarted (vllm-project/vllm#49238). Later versions are restarted alone, and
+tried with their partners.
 """
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
