@@ -24,6 +24,19 @@ def test_documents_are_right(name: str) -> None:
     assert list(check.CHECKS[name]()) == []
 
 
+def test_no_service_of_an_example_configures_vllm() -> None:
+    """One named vllm sets VLLM_PORT in the pods of its namespace, and vLLM does not start."""
+    found = 0
+    for file in (blocks.ROOT / "examples").rglob("*.yaml"):
+        objects = [one for one in yaml.safe_load_all(file.read_text()) if one and "kind" in one]
+        services = {one["metadata"]["name"] for one in objects if one["kind"] == "Service"}
+        templates = [one["spec"]["template"] for one in objects if one["kind"] == "Deployment"]
+        if "vllm" in services:
+            found += len(templates)
+            assert all(one["spec"].get("enableServiceLinks") is False for one in templates), file
+    assert found == 2
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
