@@ -39,7 +39,9 @@ def main() -> int:
             picture.draw("service", PANELS, seen, PICTURES / "dashboard.png")
             shots.page(seen.supervisor, PICTURES / "page.png")
             shots.page(seen.supervisor, PICTURES / "page-dark.png", "dark")
-            (incident,) = [one for one in incidents.read_local(None, seen.run_dir) if one.story.ended][:1]
+            (incident,) = [
+                one for one in incidents.read_local(None, seen.run_dir) if one.story.ended
+            ][:1]
             listed = command("incidents", seen)
             story = command("explain", seen, incident.name)
             typed = [*PROGRAM, "explain", incident.name, "--run-dir", str(seen.run_dir)]

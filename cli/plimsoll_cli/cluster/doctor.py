@@ -29,8 +29,8 @@ from plimsoll_cli.cluster.supervised import CORE, has_ended, is_supervised, list
 from plimsoll_cli.errors import RunError, UsageError
 
 MIN_MINOR = 34
-"""Oldest tested Kubernetes release. Native sidecars are stable since 1.33, whose support ended on
-2026-06-28 (https://kubernetes.io/releases/1.33/)."""
+"""Oldest tested Kubernetes release. 1.33 refuses the resource definitions, because it estimates a
+higher cost of their rules."""
 MAX_TESTED_MINOR = 37
 """Newest tested Kubernetes release."""
 REQUIRED_PERMISSIONS = (
