@@ -17,7 +17,6 @@ RESULTS = sorted((ROOT / "research" / "bench" / "results").glob("*.json"))
 OLD = {
     "conformance": "some rows need SGLang of then, or a GPU",
     "detection-trade-off": "some hours of two cores",
-    "leaklab-real": "one of its 30 cases",
     "real-engines": "two days of vLLM and SGLang on the CPU",
     "real-engines-h200": "an H200",
 }
