@@ -14,6 +14,9 @@ MAX_SERVICE_REPLICAS = 1000
 COUNT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
 _LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
+_METRIC = r"^[^/%]*[^/%.][^/%]*$"
+"""The API server takes the name of a metric as a part of a path."""
+
 
 def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -49,7 +52,7 @@ def count(text: str) -> int | str:
 class ScaleMetric(ResourceModel):
     """Metric of the pods in the cluster's custom metrics API."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
+    name: Annotated[str, StringConstraints(max_length=253, pattern=_METRIC)] = Field(
         description="Name of the metric in the custom metrics API, for example "
         "`plimsoll_engine_num_requests_waiting`."
     )
