@@ -39,10 +39,9 @@ def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view
         async with runner.run_replica(replica_plan, print_line):
             supervisor = replica_plan.supervisor_url
             print_line(
-                f"ready: OpenAI API at {replica_plan.serving_url}/v1, metrics at "
-                f"{supervisor}/metrics"
+                f"ready: OpenAI API {replica_plan.serving_url}/v1, metrics at {supervisor}/metrics"
             )
-            print_line(f"web page of the supervisor: {supervisor}/")
+            print_line(f"the page: {supervisor}/")
             poller = Poller(replica_plan)
             coroutines = [poller.run()]
             if view and console.is_terminal:

@@ -103,7 +103,7 @@ def run(options: WatchOptions) -> None:
     async def main() -> None:
         print_line(f"{_describe_engine(found)}; logs and journal are in {root}")
         async with runner.run_replica(watch_plan, print_line):
-            print_line(f"web page of the supervisor: {watch_plan.supervisor_url}/")
+            print_line(f"the page: {watch_plan.supervisor_url}/")
             if watch_plan.engine is not None:
                 print_line(f"output of the engine: {watch_plan.engine.log}")
             poller = Poller(watch_plan)
