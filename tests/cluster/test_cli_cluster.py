@@ -180,7 +180,7 @@ def test_doctor_names_the_secret_of_the_webhook_and_the_other_inference_service(
         eventually(lambda: "KServe" in look(), "the API server serves KServe's kind")
         found = look()
         assert found["webhook secret"]["ok"] is True
-        assert "use plinf or inferenceservices.plimsoll.dev" in found["KServe"]["text"]
+        assert "write plinf or inferenceservices.plimsoll.dev" in found["KServe"]["text"]
     finally:
         kube("delete", "crd", f"inferenceservices.{kserve}")
         kube("delete", "deployment/p", "secret/hook", "--ignore-not-found")

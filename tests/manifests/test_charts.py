@@ -116,8 +116,8 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
         ("{{- if .Values.enabled }}\napiVersion: v1\nkind: Pod\n{{- end }}\n",
          "m.yaml:1:3: not YAML: did not find expected node content: this is a template"),
         ("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ include \"x\" . }}\n", "render it"),
-        ("image:\n  repository: vllm/vllm-openai\n", "apiVersion: required: this is no manifest"),
-        ("apiVersion: v2\nname: chart\n", "kind: required: this is no manifest. Of a Helm"),
+        ("image:\n  repository: vllm/vllm-openai\n", "apiVersion is missing: give a manifest"),
+        ("apiVersion: v2\nname: chart\n", "kind is missing: give a manifest; for a Helm"),
     ],
 )  # fmt: skip
 def test_a_template_is_to_be_rendered_first(tmp_path: Path, text: str, said: str) -> None:
