@@ -9,9 +9,6 @@ from plimsoll_engine.kernels.sizes import COUNTERS, cdiv, next_power_of_2
 TILE, WIDE_TILE = 64, 128
 WIDE_BYTES = 256
 """Maximum size of a row of keys, in bytes, for which two wide tiles fit into shared memory."""
-FEW, SOME, MANY = 32, 64, 1024
-"""Numbers of contexts, times key heads, from which on the partition is another."""
-MAX_SPLITS, MAX_SPLITS_OF_MANY = 32, 4
 
 
 class Cut(NamedTuple):
@@ -23,6 +20,22 @@ class Cut(NamedTuple):
     tile: int
     splits: int
     tokens: int = 0
+
+
+CUTS = (
+    (32, Cut(WIDE_TILE, 32, 128)),
+    (64, Cut(WIDE_TILE, 32, 256)),
+    (511, Cut(WIDE_TILE, 32, 512)),
+    (1023, Cut(WIDE_TILE, 16, 1024)),
+    (COUNTERS, Cut(TILE, 4, 1024)),
+)
+"""Partitions by the maximum number of contexts, times key heads.
+
+The more there are, the longer a part may be: other contexts keep the GPU busy. Programs without a
+part are not free: on an H200, 6,000 of them take 2 us. Chosen on an H200 with 1 to 256 contexts of
+320 tokens, of 300 to 1,700, and of 300 to 4,000. Others had lognormal lengths (median 600, sigma
+0.9). ``bench/kernels.py`` measures some of them.
+"""
 
 
 def compute_row_bytes(dim: int, itemsize: int) -> int:
@@ -37,20 +50,11 @@ def choose_cut(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut
     tokens in a context; 0 if unknown.
 
     One program reads about 25 GB/s, so that a context of 8192 tokens takes 0.2 ms, and a step ends
-    with its longest context. The more programs, the longer a part may be: other contexts keep the
-    GPU busy. Programs without a part are not free: on an H200, 6,000 of them take 2 µs.
-
-    Chosen on an H200 with 1 to 256 contexts of 320 tokens, of 300 to 1,700 and of 300 to 4,000.
-    Others had lognormal lengths (median 600, sigma 0.9). ``bench/kernels.py`` measures some.
+    with its longest context.
     """
     programs = sequences * kv_heads
     if programs > COUNTERS:
         return Cut(TILE, 1)
-    if programs < FEW:
-        tile, tokens, most = TILE, 64, MAX_SPLITS
-    elif programs < MANY:
-        tile, tokens, most = WIDE_TILE, 256 if programs <= SOME else 512, MAX_SPLITS
-    else:
-        tile, tokens, most = TILE, 1024, MAX_SPLITS_OF_MANY
-    splits = min(most, next_power_of_2(cdiv(limit, tokens))) if limit else most
-    return Cut(tile if row_bytes <= WIDE_BYTES else TILE, splits, tokens)
+    cut = next(cut for most, cut in CUTS if programs <= most)
+    splits = min(cut.splits, next_power_of_2(cdiv(limit, cut.tokens))) if limit else cut.splits
+    return Cut(cut.tile if row_bytes <= WIDE_BYTES else TILE, splits, cut.tokens)

@@ -40,7 +40,9 @@ LONG = (1540, 1800, 1800) if DEVICE.type == "cuda" else (50, 60, 60)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(17)
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(decode_cut, "MAX_SPLITS", 4)  # one runs after the other
+        monkeypatch.setattr(
+            decode_cut, "CUTS", ((1 << 30, decode_cut.Cut(64, 4, 64)),)
+        )  # one runs after the other
         monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 48)
         monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
         monkeypatch.setattr(FusedOps, "min_add_rows", 40)

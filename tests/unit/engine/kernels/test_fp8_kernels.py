@@ -33,7 +33,9 @@ NARROW = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 def seeded(monkeypatch: pytest.MonkeyPatch, rounds_as_the_device: None) -> None:
     torch.manual_seed(23)
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(decode_cut, "MAX_SPLITS", 4)  # one runs after the other
+        monkeypatch.setattr(
+            decode_cut, "CUTS", ((1 << 30, decode_cut.Cut(64, 4, 64)),)
+        )  # one runs after the other
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -32,7 +32,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FUSED: Ops = FusedOps()
 REFERENCE: Ops = ReferenceOps()
 PAGE = 16
-MAX_SPLITS = decode_cut.MAX_SPLITS
+CUTS = decode_cut.CUTS
 TYPES = [
     pytest.param(torch.float32, 1e-5, id="float32"),
     pytest.param(torch.bfloat16, 8e-3, id="bfloat16"),
@@ -92,7 +92,9 @@ def plan_of(
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(17)
     if DEVICE.type == "cpu":  # the interpreter runs one program after the other
-        monkeypatch.setattr(decode_cut, "MAX_SPLITS", 4)  # one runs after the other
+        monkeypatch.setattr(
+            decode_cut, "CUTS", ((1 << 30, decode_cut.Cut(64, 4, 64)),)
+        )  # one runs after the other
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
@@ -484,14 +486,16 @@ def test_parts_of_a_context_are_joined(cut: tuple[int, ...], window: int | None)
 @pytest.mark.parametrize(
     ("sequences", "kv_heads", "row_bytes", "limit", "cut"),
     [
-        (1, 8, 256, 4096, (64, 32, 64)),
-        (1, 8, 256, 512, (64, 8, 64)),
-        (4, 8, 256, 4096, (128, 16, 256)),
+        (1, 8, 256, 4096, (128, 32, 128)),
+        (1, 8, 256, 512, (128, 4, 128)),
+        (4, 8, 256, 4096, (128, 32, 128)),
+        (8, 8, 256, 4096, (128, 16, 256)),
         (16, 8, 256, 4096, (128, 8, 512)),
         (16, 8, 256, 131_072, (128, 32, 512)),
         (16, 8, 512, 4096, (64, 8, 512)),
-        (64, 8, 256, 8192, (128, 16, 512)),
-        (64, 8, 256, 0, (128, 32, 512)),
+        (63, 8, 256, 8192, (128, 16, 512)),
+        (64, 8, 256, 8192, (128, 8, 1024)),
+        (64, 8, 256, 0, (128, 16, 1024)),
         (128, 8, 256, 8192, (64, 4, 1024)),
         (256, 8, 256, 131_072, (64, 4, 1024)),
         (512, 8, 256, 8192, (64, 1, 0)),
@@ -501,7 +505,7 @@ def test_how_the_work_is_cut(
     sequences: int, kv_heads: int, row_bytes: int, limit: int, cut: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(decode_cut, "MAX_SPLITS", MAX_SPLITS)
+    monkeypatch.setattr(decode_cut, "CUTS", CUTS)
     assert decode_cut.choose_cut(sequences, kv_heads, row_bytes, limit) == cut
 
 
