@@ -58,8 +58,8 @@ DIFFER = {
         cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-55 h200-vllm-104 h200-vllm-105
     """,
     "without_the_first": """
-        cpu-plimsoll-04 cpu-sglang-04 cpu-vllm-05 cpu-vllm-12 cpu-vllm-25 h100-vllm-55 h100-vllm-69
-        h200-vllm-104 h200-vllm-105 h200-vllm-109
+        cpu-plimsoll-04 cpu-sglang-04 cpu-vllm-05 cpu-vllm-12 cpu-vllm-25 h100-plimsoll-03
+        h100-vllm-55 h100-vllm-69 h200-vllm-104 h200-vllm-105 h200-vllm-109
     """,
 }
 """Recordings whose verdict still depends on the samples, by check.
