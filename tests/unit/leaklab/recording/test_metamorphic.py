@@ -32,8 +32,8 @@ DIFFER = {
         h100-vllm-55
     """,
     "every_fifth": """
-        cpu-plimsoll-04 cpu-sglang-03 cpu-sglang-18 cpu-sglang-24 cpu-vllm-01 cpu-vllm-03 cpu-
-        vllm-06 cpu-vllm-07 cpu-vllm-09 cpu-vllm-25 cpu-vllm-26 h100-plimsoll-03 h100-vllm-50
+        cpu-plimsoll-04 cpu-sglang-03 cpu-sglang-18 cpu-sglang-24 cpu-vllm-01 cpu-vllm-03
+        cpu-vllm-06 cpu-vllm-07 cpu-vllm-09 cpu-vllm-25 cpu-vllm-26 h100-plimsoll-03 h100-vllm-50
         h100-vllm-55 h200-vllm-105 h200-vllm-113
     """,
     "every_second": """
