@@ -69,7 +69,7 @@ def check_sums(group: ProcessGroup, shard: Shard, dtype: torch.dtype, columns: i
         norm, total = wanted(x, residual, weight)
         found = group.add_norm(OPS, x, residual, weight, EPS)
         index = torch.arange(rows, device="cuda", dtype=torch.int32)
-        stream = group.stream_rows(OPS, residual, index)
+        stream = group.get_stream_rows(OPS, residual, index)
         assert same_on_all(stream), (rows, dtype, "other streams")
         error = float((found.double() - norm).norm() / norm.norm())
         assert error < NOISE[dtype], (rows, dtype, error)

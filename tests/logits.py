@@ -14,7 +14,7 @@ def recorded(engine: EngineCore) -> dict[tuple[str, int], torch.Tensor]:
     model: Any = engine.runner.model
     seen: dict[tuple[str, int], torch.Tensor] = {}
     scores: list[torch.Tensor] = []
-    logits, launch = model.logits, engine.runner.launch
+    logits, launch = model.compute_logits, engine.runner.launch
 
     def keeps(hidden: torch.Tensor) -> torch.Tensor:
         scores.append(logits(hidden))
@@ -30,5 +30,5 @@ def recorded(engine: EngineCore) -> dict[tuple[str, int], torch.Tensor]:
             ]
         return flight
 
-    model.logits, engine.runner.launch = keeps, launches  # type: ignore[method-assign]
+    model.compute_logits, engine.runner.launch = keeps, launches  # type: ignore[method-assign]
     return seen

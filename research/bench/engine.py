@@ -40,7 +40,7 @@ from plimsoll_engine.kernels.quantized import dequantize
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.kvcache.pool_memory import pool_tensors
+from plimsoll_engine.kvcache.pool_memory import make_pool_tensors
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
@@ -189,7 +189,7 @@ def compare(
     """Compare some outputs of ``model`` with the reference; SystemExit where one is wrong."""
     wide = Decoder(config, torch.float32)
     wide.bind(exact_tensors(model))
-    narrow = Decoder(config, model.dtype, quantization=loader.quantization_of(config))
+    narrow = Decoder(config, model.dtype, quantization=loader.read_quantization(config))
     narrow.bind(model.parameters_by_name())
     equal = total = 0
     worst_noise = worst_gap = 0.0
@@ -234,7 +234,7 @@ def reference_logits(
     ids = torch.tensor(prompt + out[:-1], device=model.device)
     count = len(ids)
     blocks = -(-count // BLOCK)
-    kv, scales = pool_tensors(model.kv, blocks * BLOCK, pool or model.dtype, model.device)
+    kv, scales = make_pool_tensors(model.kv, blocks * BLOCK, pool or model.dtype, model.device)
     positions = torch.arange(count, device=model.device)
 
     def ints(values: Any) -> torch.Tensor:
@@ -245,7 +245,7 @@ def reference_logits(
         ints([0, count]), decodes=0, longest=count, scales=scales,
     )  # fmt: skip
     hidden = model.forward(ids, positions, step)
-    return model.logits(hidden[len(prompt) - 1 :]).float()
+    return model.compute_logits(hidden[len(prompt) - 1 :]).float()
 
 
 def measure(bench: Bench, shape: str, name: str, arguments: argparse.Namespace) -> dict[str, Any]:

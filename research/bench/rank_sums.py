@@ -93,7 +93,7 @@ def ways(group: ProcessGroup, rows: int) -> dict[str, tuple[Sum, PeerMemory | No
         memory = PeerMemory.connect(shard.rank, shard.size, layout.nbytes, group._gather)
         if memory is None:
             raise SystemExit("the devices share no memory: nothing to compare")
-        sums = RankSums(memory.tensor(), memory.addresses, shard.rank, layout, torch.bfloat16)
+        sums = RankSums(memory.as_tensor(), memory.addresses, shard.rank, layout, torch.bfloat16)
 
         def one(
             x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, sums: RankSums = sums
@@ -134,7 +134,7 @@ def link_rate(group: ProcessGroup) -> float:
     memory = PeerMemory.connect(rank, size, COPY_BYTES, group._gather)
     assert memory is not None
     own = torch.ones(COPY_BYTES // 8, dtype=torch.int64, device="cuda")
-    there = memory._others[(rank + 1) % size].tensor().view(torch.int64)
+    there = memory._others[(rank + 1) % size].as_tensor().view(torch.int64)
     group._gather(b"\0")
     took = seconds(lambda: torch.neg(own, out=there))
     memory.close(group._gather)

@@ -152,8 +152,8 @@ class Clients:
         assert speech is not None
         async with self._reading:
             sound: Processed = await reader.read(hears, self._sounds[self._file()])
-        ids = speech.ids(self._rng.choice(speech.languages))
-        return ids, [sound.media(0, hears.placeholders, hears.tokens)]
+        ids = speech.build_token_ids(self._rng.choice(speech.languages))
+        return ids, [sound.to_media(0, hears.placeholders, hears.tokens)]
 
     def _file(self) -> int:
         return self._rng.randrange(POPULAR if self._rng.random() < 0.5 else FILES)

@@ -32,7 +32,8 @@ def make(name: str, folder: Path) -> Target:
         return Target(_taking(image.process), ("IHDR", "IDAT", "PLTE", "Exif", "RIFF", "WEBP"),
                       _large_images, IMAGES)  # fmt: skip
     sound = WhisperProcessor(folder / "whisper")
-    return Target(_taking(sound.windows), ("RIFF", "WAVE", "fmt ", "data", "fLaC", "OggS", "ID3"),
+    marks = ("RIFF", "WAVE", "fmt ", "data", "fLaC", "OggS", "ID3")
+    return Target(_taking(sound.process_windows), marks,
                   _large_sounds, SOUNDS)  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from plimsoll_engine.device.buffer import CudaError, DeviceBuffer
-from plimsoll_engine.weights.layout import checksums, lay_out, views
+from plimsoll_engine.weights.layout import compute_checksums, lay_out, make_views
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -51,17 +51,17 @@ def test_two_processes_see_one_buffer_and_stray_writes_are_found() -> None:
     shapes = {"a": torch.empty(1000, 33, device="meta"), "b": torch.empty(77, device="meta")}
     manifest = lay_out(shapes)
     buffer = DeviceBuffer.allocate(manifest.nbytes)
-    flat = buffer.tensor()
-    tensors = views(flat, manifest)
+    flat = buffer.as_tensor()
+    tensors = make_views(flat, manifest)
     flat.zero_()
     for tensor in tensors.values():
         tensor.normal_()
-    before = checksums(flat, manifest)
+    before = compute_checksums(flat, manifest)
     whole = int(flat.view(torch.int64).sum())
     assert borrow(buffer, "read") == whole
-    assert checksums(flat, manifest) == before
+    assert compute_checksums(flat, manifest) == before
     borrow(buffer, "write")
-    after = checksums(flat, manifest)
+    after = compute_checksums(flat, manifest)
     assert [name for name in before if before[name] != after[name]] == ["a"]
     buffer.close()
 
@@ -108,7 +108,7 @@ def test_memory_comes_back_when_the_buffer_is_closed() -> None:
     buffer = DeviceBuffer.allocate(512 * MIB)
     held, _ = torch.cuda.mem_get_info()
     assert free - held >= 512 * MIB
-    buffer.tensor().fill_(1)
+    buffer.as_tensor().fill_(1)
     torch.cuda.synchronize()
     buffer.close()
     buffer.close()

@@ -108,7 +108,7 @@ def test_logits_are_no_farther_from_the_exact_ones_than_the_meaning(
     settings = loader.load_config(checkpoint)
     wide = Decoder(settings, torch.float32)
     wide.bind(exact_tensors(model))
-    narrow = Decoder(settings, torch.bfloat16, quantization=loader.quantization_of(settings))
+    narrow = Decoder(settings, torch.bfloat16, quantization=loader.read_quantization(settings))
     narrow.bind(model.parameters_by_name())
     ours, theirs, apart = [], [], []
     with torch.inference_mode():

@@ -52,9 +52,9 @@ def test_the_pool_outlives_its_workers_and_ends_with_the_weight_server(
     torch.cuda.synchronize()
     path = str(tmp_path / "weights.sock")
     first = WeightMapping(path)
-    assert first.tensors()
-    assert first.pool() is None
-    pool = first.pool(8 * GIB)
+    assert first.map_weights()
+    assert first.map_pool() is None
+    pool = first.map_pool(8 * GIB)
     assert pool is not None
     assert pool.nbytes == 8 * GIB
     pool[-1] = 7
@@ -63,9 +63,9 @@ def test_the_pool_outlives_its_workers_and_ends_with_the_weight_server(
     free = torch.cuda.mem_get_info()[0]
 
     second = WeightMapping(path)  # beside the first, as a successor is
-    assert second.tensors()
+    assert second.map_weights()
     begun = time.monotonic()
-    pool = second.pool()
+    pool = second.map_pool()
     print(f"mapped in {1e3 * (time.monotonic() - begun):.1f} ms")
     assert pool is not None
     assert pool.nbytes == 8 * GIB

@@ -172,7 +172,7 @@ def test_all_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None, size
             generate(engine, prompts_of((30, 700), 500), 16)
             leader = lifecycle.member.leader
             assert leader is not None
-            reports = leader.accounts()
+            reports = leader.get_memory_reports()
             devices = device_memory(engine.runner.device)
             for report in reports:
                 devices += report.devices

@@ -53,7 +53,7 @@ def template_parts(content: list[dict[str, Any]], accepts_images: bool) -> list[
 def decode_urls(image_urls: list[str]) -> list[bytes]:
     """Return the image files in data URLs. Raises ApiError."""
     # Imports Pillow, which only vision models need.
-    from plimsoll_engine.multimodal.images import from_data_url
+    from plimsoll_engine.multimodal.images import decode_data_url
 
     if len(image_urls) > MAX_IMAGES:
         raise invalid(
@@ -61,7 +61,7 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
             "messages",
         )
     try:
-        return [from_data_url(url) for url in image_urls]
+        return [decode_data_url(url) for url in image_urls]
     except MediaError as error:
         raise invalid(str(error), "messages", error.code) from None
 
@@ -93,7 +93,7 @@ async def expand_placeholders(
         if token != processor.placeholder:
             prompt.append(token)
             continue
-        item = processed[len(media)].media(len(prompt), processor.placeholders, processor.tokens)
+        item = processed[len(media)].to_media(len(prompt), processor.placeholders, processor.tokens)
         media.append(item)
         prompt += [token] * processor.placeholders
     return prompt, media

@@ -80,7 +80,7 @@ async def transcribe(
         raise invalid("this model does not accept audio", "model", "unsupported_value")
     kind, language, temperature = _check_fields(fields, prompt)
     try:
-        windows = await engine.media.run(lambda: processor.windows(data))
+        windows = await engine.media.run(lambda: processor.process_windows(data))
     except MediaError as error:
         raise invalid(str(error), "file", error.code) from None
     except QueueFull as error:
@@ -92,7 +92,7 @@ async def transcribe(
             "file",
             "audio_too_large",
         )
-    ids = prompt.ids(language)
+    ids = prompt.build_token_ids(language)
     tokenizer = engine.tokenizer
     params = Sampling(
         max_tokens=batch.output_limit(engine, ids, None, "file"),
@@ -108,7 +108,7 @@ async def transcribe(
     made = Batch(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
     admission, text = Admission(tenant=tenant), tokenizer.create_detokenizer_factory(ids)
     for number, (_, window) in enumerate(windows):
-        media = [window.media(0, processor.placeholders, processor.tokens)]
+        media = [window.to_media(0, processor.placeholders, processor.tokens)]
         name = f"{made.request_id}-{number}"
         made.generations.append(
             Generation(name, ids, params, text(), TextRules(), admission, made.wake, media)

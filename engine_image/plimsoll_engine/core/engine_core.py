@@ -155,7 +155,7 @@ class EngineCore:
         Return False if a transfer did not end within :data:`RESET_WAIT_S`. Its blocks stay cached.
         """
         offload = self.scheduler.offload
-        settled = offload is None or offload.settle(RESET_WAIT_S)
+        settled = offload is None or offload.wait_for_transfers(RESET_WAIT_S)
         if offload is not None:
             offload.clear()
         self.pool.reset_prefix_cache()

@@ -38,15 +38,15 @@ def create_owners(engine: EngineCore) -> list[Owner]:
         Owner(
             name="prefix_cache",
             kind=HOST,
-            nbytes=pool.index_bytes,
-            bound=pool.index_bytes_bound,
+            nbytes=pool.measure_index,
+            bound=pool.max_index_bytes,
             checks={
                 "kv_blocks_add_up": pool.find_problems,
                 "prefix_cache_keys_equal": pool.prefix.find_problems,
             },
             flush=FlushAction(
                 "cached KV blocks",
-                lambda: pool.cached * (runner.kv_bytes // pool.num_blocks),
+                lambda: pool.num_cached * (runner.kv_bytes // pool.num_blocks),
                 engine.reset_prefix_cache,
             ),
             close=pool.reset_prefix_cache,
@@ -101,7 +101,7 @@ def create_owners(engine: EngineCore) -> list[Owner]:
                 bound=offload.copies.nbytes,
                 checks={
                     "offload_adds_up": offload.find_problems,
-                    "transfers_end": offload.forgotten_transfers,
+                    "transfers_end": offload.find_stuck_transfers,
                 },
                 close=offload.close,
             )

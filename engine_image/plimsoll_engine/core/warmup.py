@@ -42,13 +42,13 @@ def load_kernels(
     of the pool; None means the model's dtype. Raises :class:`WarmUpError`.
     """
     if isinstance(model, Decoder):
-        model = model.first(model.varied)
+        model = model.truncate(model.num_representative_layers)
     runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE, None, leader, kv_dtype)
     tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE
     pool = BlockPool(SMALL_BLOCKS, SMALL_BLOCK_SIZE)
     cache = None
     if isinstance(model, MediaModel):
-        cache = EncoderCache(model.example().tokens, model.lifelong)
+        cache = EncoderCache(model.make_dummy_media().tokens, model.lifelong)
     engine = EngineCore(runner, Scheduler(pool, SMALL_WIDTH, tokens // 2, tokens // 2, cache))
     try:
         warm_up(engine)

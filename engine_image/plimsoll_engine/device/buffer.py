@@ -1,8 +1,8 @@
-"""Device memory from the CUDA driver: allocate, export, map, free.
+"""Device memory from the CUDA driver: allocate, export, map and free it.
 
-torch's allocator is unsuitable: its segments are shared by many tensors, and its exports expect
-exactly one consumer. ``cudaMalloc`` calls ``cuMemAlloc``; any number of processes may open a handle
-of it, in turn or at once (CUDA Driver API, "Memory Management").
+torch's allocator is unsuitable: many tensors share its segments, and each of its exports expects
+exactly one consumer. Memory of ``cuMemAlloc`` may be opened by any number of processes, in turn or
+in parallel (CUDA Driver API, "Memory Management").
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 import torch
 
 HANDLE_BYTES = 64
-"""CU_IPC_HANDLE_SIZE of cuda.h."""
+"""CU_IPC_HANDLE_SIZE in cuda.h."""
 LAZY_PEER_ACCESS = 1
-"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that cuIpcOpenMemHandle accepts."""
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag of cuIpcOpenMemHandle."""
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
 PAGE_BYTES = 2 << 20
-"""Largest page of the device.
+"""Largest page size of the device, in bytes.
 
-A process that opens an allocation by IPC maps it with the largest page that divides its size (seen
-on H100 and H200, driver 580). With 4 KiB pages, an H100 reads weights at 2.2 instead of 4.0 TB/s,
-and mapping 16 GB takes 83 ms instead of 0.7 ms.
+A process that opens an allocation through IPC maps it with the largest pages that divide its size
+(seen on H100 and H200, driver 580). With pages of 4 KiB, an H100 reads weights at 2.2 instead of
+4.0 TB/s, and mapping 16 GB takes 83 ms instead of 0.7 ms.
 """
 
 
 class CudaError(RuntimeError):
-    """A driver call failed. The message has the call and the driver's reason."""
+    """A call of the CUDA driver failed. The message has the call and the driver's reason."""
 
 
 class _Handle(ctypes.Structure):
@@ -38,10 +38,10 @@ class _Handle(ctypes.Structure):
 
 
 class DeviceBuffer:
-    """Memory on the current device that this or another process allocated.
+    """Device memory that this process allocated, or that another one did and this one mapped.
 
-    torch reads its ``__cuda_array_interface__`` (version 3) and keeps this object alive as long as
-    the tensor.
+    torch reads ``__cuda_array_interface__`` (version 3) and keeps this object alive as long as the
+    tensor.
     """
 
     def __init__(self, pointer: int, nbytes: int, own: bool) -> None:
@@ -51,18 +51,18 @@ class DeviceBuffer:
 
     @classmethod
     def allocate(cls, nbytes: int) -> DeviceBuffer:
-        """Allocate ``nbytes`` bytes, in whole pages of the largest size.
+        """Allocate at least ``nbytes`` bytes, rounded up to whole pages of the largest size.
 
-        Raises torch.OutOfMemoryError, as torch's allocator does.
+        Raises torch.OutOfMemoryError, like torch's allocator.
         """
         _ensure_context()
         pointer = ctypes.c_uint64()
         whole_pages = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-        status = _driver().cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(whole_pages))
+        status = _load_driver().cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(whole_pages))
         if status == OUT_OF_MEMORY:
             free, total = torch.cuda.mem_get_info()
             raise torch.OutOfMemoryError(
-                f"{nbytes} bytes: the device has {free} of {total} bytes free"
+                f"cannot allocate {nbytes} bytes: {free} of the device's {total} bytes are free"
             )
         _check(status, "cuMemAlloc")
         return cls(pointer.value, nbytes, own=True)
@@ -72,20 +72,22 @@ class DeviceBuffer:
         """Map the memory that another process exported as ``handle``."""
         _ensure_context()
         pointer = ctypes.c_uint64()
-        opened = _driver().cuIpcOpenMemHandle_v2(
+        opened = _load_driver().cuIpcOpenMemHandle_v2(
             ctypes.byref(pointer), _Handle.from_buffer_copy(handle), LAZY_PEER_ACCESS
         )
         _check(opened, "cuIpcOpenMemHandle")
         return cls(pointer.value, nbytes, own=False)
 
     def export(self) -> bytes:
-        """Return the handle with which other processes map this memory."""
+        """Return a handle through which other processes can map this memory."""
         handle = _Handle()
-        status = _driver().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(self.pointer))
+        status = _load_driver().cuIpcGetMemHandle(
+            ctypes.byref(handle), ctypes.c_uint64(self.pointer)
+        )
         _check(status, "cuIpcGetMemHandle")
         return bytes(handle)
 
-    def tensor(self) -> torch.Tensor:
+    def as_tensor(self) -> torch.Tensor:
         """Return the whole buffer as uint8 [nbytes]."""
         return torch.as_tensor(self, device="cuda")
 
@@ -100,25 +102,25 @@ class DeviceBuffer:
         }
 
     def close(self) -> bool:
-        """Free or unmap the memory, once no kernel uses it. Idempotent."""
+        """Free or unmap the memory. No kernel may still use it. Idempotent."""
         if not self.pointer:
             return True
         pointer, self.pointer = ctypes.c_uint64(self.pointer), 0
         if self._own:
-            _check(_driver().cuMemFree_v2(pointer), "cuMemFree")
+            _check(_load_driver().cuMemFree_v2(pointer), "cuMemFree")
         else:
-            _check(_driver().cuIpcCloseMemHandle(pointer), "cuIpcCloseMemHandle")
+            _check(_load_driver().cuIpcCloseMemHandle(pointer), "cuIpcCloseMemHandle")
         return True
 
 
 @contextlib.contextmanager
-def primary_context(index: int) -> Iterator[None]:
-    """Retain the primary context of device ``index``, which torch uses, and create it if necessary.
+def retain_primary_context(index: int) -> Iterator[None]:
+    """Retain the primary context of device ``index``, which torch uses, and create it if needed.
 
-    Creating it takes 0.2 s on an H200. torch would hold the GIL meanwhile; this function does not.
-    Raises :class:`CudaError`.
+    Creating it takes 0.2 s on an H200. Unlike torch, this function releases the GIL meanwhile.
+    Raises CudaError.
     """
-    driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    driver, device, context = _load_driver(), ctypes.c_int(), ctypes.c_void_p()
     _check(driver.cuInit(0), "cuInit")
     _check(driver.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
     retained = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
@@ -129,8 +131,8 @@ def primary_context(index: int) -> Iterator[None]:
         _check(driver.cuDevicePrimaryCtxRelease_v2(device), "cuDevicePrimaryCtxRelease")
 
 
-def _driver() -> ctypes.CDLL:
-    # torch has already loaded it; dlopen only adds a reference.
+def _load_driver() -> ctypes.CDLL:
+    # torch has already loaded the library; dlopen only adds a reference.
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuIpcOpenMemHandle_v2.argtypes = [
         ctypes.POINTER(ctypes.c_uint64), _Handle, ctypes.c_uint
@@ -139,7 +141,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def _ensure_context() -> None:
-    """Make torch's context of the current device current in this thread, as the driver requires."""
+    """Make torch's context of the current device current in this thread: driver calls need one."""
     torch.cuda.synchronize()
 
 
@@ -147,6 +149,6 @@ def _check(status: int, call: str) -> None:
     if status == 0:
         return
     text = ctypes.c_char_p()
-    _driver().cuGetErrorString(status, ctypes.byref(text))
+    _load_driver().cuGetErrorString(status, ctypes.byref(text))
     reason = (text.value or b"unknown error").decode()
     raise CudaError(f"{call}: {reason} (CUresult {status})")

@@ -1,7 +1,7 @@
 """Group of ranks that compute one model together (tensor parallelism), and its collectives.
 
-Rank r has its own process and, on CUDA, device r. A model sees only :class:`Group`. A group of one
-rank returns its inputs and calls nothing, so a single process pays no cost.
+Rank r is a process of its own and, on CUDA, uses device r. Models see only :class:`Group`, whose
+base class is a group of one rank: its collectives return their inputs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ FLAG = "--tensor-parallel-size"
 COLLECTIVE_TIMEOUT_S = 60.0
 """Timeout of forming a group, and of each collective outside a CUDA graph.
 
-Idle ranks do not wait in a collective.
+An idle rank does not wait in a collective.
 """
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Interface for the bootstrap of ranks, which are all on one host. A user's setting wins."""
+"""Network interface over which ranks find each other: all run on one host.
+
+The user's environment takes precedence.
+"""
 
 
 class Shard(NamedTuple):
-    """Part of a model that a process has: part ``rank`` of ``size`` equal ones."""
+    """One of ``size`` equal parts of a model: the part of process ``rank``."""
 
     rank: int = 0
     size: int = 1
@@ -43,10 +46,7 @@ WHOLE = Shard()
 
 
 class SumShape(NamedTuple):
-    """Shape of a model's all-reduces: at most ``rows`` rows of ``columns`` elements of ``dtype``.
-
-    Other shapes work as well, but more slowly.
-    """
+    """Shape for which all-reduces are optimised: up to ``rows`` rows of ``columns`` elements."""
 
     rows: int
     columns: int
@@ -60,46 +60,49 @@ class Group:
 
     @property
     def nbytes(self) -> int:
-        """Device memory of this rank that the group holds."""
+        """Device memory that the group holds on this rank, in bytes."""
         return 0
 
     def add_norm(
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Return :meth:`Ops.add_rms_norm` of the sum of ``x`` over all ranks.
+        """Sum ``x`` over all ranks, and return :meth:`Ops.add_rms_norm` of the sum.
 
-        A rank may keep only the part of ``residual`` that it needs for the next such sum of as many
-        rows; :meth:`stream_rows` returns it complete. The result is valid until that sum.
+        A rank may update only the part of ``residual`` that it needs for the next sum of the same
+        number of rows; :meth:`get_stream_rows` returns complete rows. The result is valid until
+        that next sum.
         """
         return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
-    def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows ``index`` int [rows] of the sum in ``residual`` after :meth:`add_norm`.
+    def get_stream_rows(
+        self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the complete rows ``index`` int [rows] of ``residual``, after :meth:`add_norm`.
 
-        They are complete on each rank, [rows, columns].
+        The result is [rows, columns] on each rank.
         """
         return ops.gather_rows(residual, index)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place and return it; any shape and dtype."""
+        """Sum ``x``, of any shape and dtype, over all ranks in place, and return it."""
         return x
 
-    def best(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """Return the best column of all ranks' concatenated ``x`` [rows, columns], int64 [rows]."""
+    def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        """Return each row's best column, int64 [rows], over the concatenated ``x`` of all ranks."""
         return ops.argmax(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the concatenated columns of all ranks' ``x`` [rows, columns], in rank order."""
+        """Return the columns of all ranks' ``x`` [rows, columns], concatenated in rank order."""
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Copy rank 0's ``x`` to all ranks in place and return it; any shape and dtype."""
+        """Copy rank 0's ``x``, of any shape and dtype, to all ranks in place, and return it."""
         return x
 
     def close(self, lost: bool = False) -> None:
         """Leave the group. Every rank must call it. Idempotent.
 
-        ``lost`` means that a rank is gone, so that running collectives are aborted.
+        ``lost`` means that a rank has exited: running collectives are aborted.
         """
 
 
@@ -107,18 +110,18 @@ ALONE = Group()
 
 
 class ProcessGroup(Group):
-    """Group of several processes, with NCCL between CUDA devices and gloo between CPUs.
+    """Group of several processes, which uses NCCL between CUDA devices and gloo between CPUs.
 
-    It is the default group of ``torch.distributed``. The ranks meet through ``store``, a file that
-    no earlier group has used; no port is opened for it. On CUDA, collectives run in the current
-    stream and may be captured in CUDA graphs, which must be reset before the group is closed.
-    All-reduces of shape ``sums`` use memory that all ranks map, if their devices support it.
+    It is the default group of ``torch.distributed``. The ranks meet through the file ``store``,
+    which must be new, so no port is opened. On CUDA, collectives run in the current stream and may
+    be captured in CUDA graphs, which must be reset before the group is closed. All-reduces of the
+    shape ``sums`` use memory that all ranks map, if the devices support it.
     """
 
     def __init__(
         self, shard: Shard, device: torch.device, store: Path, sums: SumShape | None = None
     ) -> None:
-        """Wait for all ranks. Raises RuntimeError after a timeout."""
+        """Form the group: wait for all ranks. Raises RuntimeError after a timeout."""
         self.shard = shard
         self._device = device
         self._memory: PeerMemory | None = None
@@ -132,7 +135,7 @@ class ProcessGroup(Group):
             rank=shard.rank,
             world_size=shard.size,
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-            # With device_id, NCCL creates its communicator here, not in the first collective.
+            # With device_id, NCCL creates its communicator now instead of in the first collective.
             device_id=device if cuda else None,
         )
         try:
@@ -155,10 +158,10 @@ class ProcessGroup(Group):
         self._memory = PeerMemory.connect(rank, size, made.nbytes, self._gather)
         if self._memory is not None:
             addresses = self._memory.addresses
-            self._sums = RankSums(self._memory.tensor(), addresses, rank, made, sums.dtype)
+            self._sums = RankSums(self._memory.as_tensor(), addresses, rank, made, sums.dtype)
 
     def _gather(self, data: bytes) -> list[bytes]:
-        """Return the ``data`` of each rank, in rank order."""
+        """Return the ``data`` of all ranks, in rank order."""
         own = torch.tensor(list(data), dtype=torch.uint8, device=self._device)
         found = own.new_empty(self.shard.size, len(data))
         dist.all_gather_into_tensor(found, own)
@@ -166,7 +169,7 @@ class ProcessGroup(Group):
 
     @property
     def nbytes(self) -> int:
-        """Device memory of this rank that all ranks map; 0 on a CPU."""
+        """Device memory of this rank that all ranks map, in bytes; 0 on a CPU."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def add_norm(
@@ -177,33 +180,35 @@ class ProcessGroup(Group):
             return super().add_norm(ops, x, residual, weight, eps)
         return self._sums.add_norm(x, residual, weight, eps)
 
-    def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Group.stream_rows`. Shared rows need an all-reduce."""
+    def get_stream_rows(
+        self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
+        """Implement :meth:`Group.get_stream_rows`, with an all-reduce if the ranks share memory."""
         if self._sums is None or not self._sums.is_shared(residual):
-            return super().stream_rows(ops, residual, index)
+            return super().get_stream_rows(ops, residual, index)
         return self.all_reduce(self._sums.get_own_rows(residual, index))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place and return it.
+        """Sum ``x`` over all ranks in place, and return it.
 
-        All ranks must have the same shape and dtype.
+        All ranks must pass the same shape and dtype.
         """
         dist.all_reduce(x)
         return x
 
-    def best(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Group.best` by exchanging a few bytes a row.
+    def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        """Implement :meth:`Group.find_best_columns` by exchanging a few bytes per row.
 
-        Ties go to the first column.
+        Of equal maxima, the first column is returned.
         """
         keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
         dist.all_reduce(keys, dist.ReduceOp.MAX)
         return decode_columns(keys)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the concatenated columns of all ranks.
+        """Return the columns of all ranks, concatenated: [rows, size * columns] in the same dtype.
 
-        [rows, columns] becomes [rows, size * columns] of the same dtype.
+        ``x`` is [rows, columns].
         """
         rows, columns = x.shape
         size = self.shard.size
@@ -212,24 +217,24 @@ class ProcessGroup(Group):
         return found.view(size, rows, columns).transpose(0, 1).reshape(rows, size * columns)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Copy rank 0's ``x`` to all ranks in place. They must have the same shape and dtype."""
+        """Copy rank 0's ``x`` to all ranks in place. All must pass the same shape and dtype."""
         dist.broadcast(x, 0)
         return x
 
     def close(self, lost: bool = False) -> None:
-        """Destroy the group. With ``lost`` it waits for no rank."""
+        """Destroy the group. With ``lost``, wait for no rank."""
         if not dist.is_initialized():
             return
         if self._memory is not None:
             self._sums = None
             if not lost:
-                with contextlib.suppress(RuntimeError):  # a lost device cannot be waited for
+                with contextlib.suppress(RuntimeError):  # do not wait for a lost device
                     torch.cuda.synchronize(self._device)
             self._memory.close(None if lost else self._gather)
         if lost:
-            # This ends gloo's waits for a lost rank. NCCL's kernels may continue.
+            # Stop gloo from waiting for a lost rank. NCCL's kernels may continue.
             with contextlib.suppress(RuntimeError):
                 assert dist.group.WORLD is not None
                 dist.group.WORLD.abort()
-        with contextlib.suppress(RuntimeError):  # other ranks may have exited
+        with contextlib.suppress(RuntimeError):  # other ranks may have exited already
             dist.destroy_process_group()

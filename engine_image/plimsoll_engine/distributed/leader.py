@@ -1,4 +1,4 @@
-"""Rank 0's side of the connections to the other ranks: it sends commands and receives replies."""
+"""Rank 0's connections to the other ranks: it sends commands and receives replies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import rendezvous_paths
 
 ANSWER_TIMEOUT_S = 30.0
-"""Timeout of a reply; a rank first finishes the steps before the command."""
+"""Timeout of a reply, in seconds. A rank first finishes the steps before the command."""
 LOAD_TIMEOUT_S = 1800.0
-"""Timeout of loading a rank's weights, for 140 GB from a slow disk."""
+"""Timeout of loading a rank's weights, in seconds: 140 GB from a slow disk."""
 END_TIMEOUT_S = 10.0
 GONE_TIMEOUT_S = 1.0
-"""Time to look for a failed rank after a collective has failed."""
+"""Time to look for a failed rank after a collective has failed, in seconds."""
 
 Answer = TypeVar("Answer", bound=rank_ipc.Reply)
 
@@ -40,9 +40,9 @@ class _Peer:
         self._heard: deque[rank_ipc.Reply] = deque()
 
     def receive(self, timeout_s: float) -> rank_ipc.Reply | None:
-        """Return the next message; None after ``timeout_s`` seconds.
+        """Return the next message; None if none arrives within ``timeout_s`` seconds.
 
-        Raises ConnectionError if the rank is gone.
+        Raises ConnectionError if the rank has exited.
         """
         deadline = time.monotonic() + timeout_s
         while not self._heard:
@@ -50,16 +50,16 @@ class _Peer:
             if not select.select([self.socket], [], [], left_s)[0]:
                 return None
             if not (data := self.socket.recv(1 << 20)):
-                raise ConnectionError("it closed the connection")
+                raise ConnectionError("the rank closed the connection")
             self._heard += map(rank_ipc.from_rank.decode, self._reader.feed(data))
         return self._heard.popleft()
 
 
 class Leader:
-    """Rank 0's connections to the other ranks, which it accepts from its creation on.
+    """Rank 0's connections to the other ranks. The constructor starts listening.
 
-    ``lost`` is set once the group has failed. The connections stay open until :meth:`close`, and
-    the other ranks live as long.
+    ``lost`` is set once the group has failed. The other ranks exit when :meth:`close` closes their
+    connections.
     """
 
     shard: Shard
@@ -71,7 +71,7 @@ class Leader:
         self._peers: dict[int, _Peer] = {}
         self._reports: dict[int, rank_ipc.RankReport] = {}
         self._asked = False
-        # Remove files of a killed predecessor. Other ranks connect only once this one listens.
+        # Remove the socket of a killed predecessor. Other ranks wait until this one listens.
         self.store.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -79,8 +79,8 @@ class Leader:
         os.chmod(self._path, 0o600)
         self._listener.listen()
 
-    def join(self) -> None:
-        """Wait until each rank has connected and initialised its device."""
+    def join_group(self) -> None:
+        """Wait until every rank has connected and initialised its device."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while len(self._peers) < self.shard.size - 1:
             self._listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -94,71 +94,76 @@ class Leader:
             )
             self._peers[joining.rank] = peer
 
-    def loaded(self) -> None:
-        """Wait until each rank has loaded its part of the model."""
+    def wait_until_loaded(self) -> None:
+        """Wait until every rank has loaded its part of the model."""
         self._gather(rank_ipc.RankReady, LOAD_TIMEOUT_S)
 
-    def tell(self, command: rank_ipc.Command) -> None:
-        """Send a command to every rank. Raises :class:`RanksLost` if one is gone."""
+    def send(self, command: rank_ipc.Command) -> None:
+        """Send a command to every rank. Raises RanksLost if one has exited."""
         data = rank_ipc.frame(command)
         for rank, peer in self._peers.items():
             try:
                 peer.socket.sendall(data)
             except OSError as error:
-                raise self._lose_rank(f"cannot send to it: {error}", rank, gone=True) from None
+                raise self._lose_rank(
+                    f"the command could not be sent: {error}", rank, gone=True
+                ) from None
 
-    def ask(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
-        """Send ``command`` to every rank. Return their replies in rank order.
+    def request(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
+        """Send ``command`` to every rank. Return the replies in rank order.
 
-        Raises :class:`RanksLost`, or LoadError if a rank reports a permanent failure.
+        Raises RanksLost, and LoadError if a rank reports a permanent failure.
         """
-        self.tell(command)
+        self.send(command)
         return self._gather(kind, ANSWER_TIMEOUT_S)
 
     @contextlib.contextmanager
-    def together(self, command: rank_ipc.Command) -> Iterator[None]:
-        """Let the other ranks run ``command`` while the caller runs the block.
+    def run_together(self, command: rank_ipc.Command) -> Iterator[None]:
+        """Run the body while all other ranks run ``command``.
 
-        Ranks wait for each other in its collectives, so that any failure in the block ends the
-        group. It is raised as :class:`RanksLost`.
+        The collectives of both wait for each other, so a failure in the body ends the group and
+        raises RanksLost.
         """
-        self.tell(command)
+        self.send(command)
         try:
             yield
         except Exception as error:  # noqa: BLE001 - any error ends the group
             raise self._failure_reason(f"{type(error).__name__}: {error}") from None
 
-    def accounts(self) -> list[rank_ipc.RankReport]:
+    def get_memory_reports(self) -> list[rank_ipc.RankReport]:
         """Return each rank's latest memory report. Only the first call waits for reports."""
         if not self._reports:
-            self.ask(rank_ipc.ReportMemory(), rank_ipc.RankReport)
+            self.request(rank_ipc.ReportMemory(), rank_ipc.RankReport)
         elif not self._asked:
-            self.tell(rank_ipc.ReportMemory())
+            self.send(rank_ipc.ReportMemory())
             self._asked = True
         else:
             self._listen()
         return [report for _, report in sorted(self._reports.items())]
 
-    def waiting_accounts(self) -> list[rank_ipc.RankReport]:
-        """Return each rank's memory before it serves, and forget it, because serving needs more."""
-        found = self.accounts()
+    def take_standby_memory_reports(self) -> list[rank_ipc.RankReport]:
+        """Return and forget each rank's memory report from before it serves.
+
+        Serving needs more memory, so the next report must be a new one.
+        """
+        found = self.get_memory_reports()
         self._reports = {}
         return found
 
-    def drop(self) -> None:
-        """Ask the other ranks to drop their KV pools, unless they no longer follow this leader."""
+    def drop_pools(self) -> None:
+        """Tell the other ranks to drop their KV pools, unless a rank is lost."""
         with contextlib.suppress(RanksLost, LoadError):
             if not self.lost:
-                self.ask(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
+                self.request(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
 
-    def end(self) -> None:
-        """Let the other ranks release everything. :meth:`ended` returns the result."""
+    def start_shutdown(self) -> None:
+        """Tell the other ranks to shut down. :meth:`wait_until_shut_down` returns their reports."""
         with contextlib.suppress(RanksLost):
             if not self.lost:
-                self.tell(rank_ipc.Shutdown())
+                self.send(rank_ipc.Shutdown())
 
-    def ended(self) -> list[rank_ipc.RankShutdownReport] | None:
-        """Return what remains allocated on each rank; None if unknown."""
+    def wait_until_shut_down(self) -> list[rank_ipc.RankShutdownReport] | None:
+        """Return each rank's report of the memory it still holds; None if a rank is lost."""
         if self.lost or len(self._peers) < self.shard.size - 1:
             return None
         try:
@@ -173,7 +178,9 @@ class Leader:
         self._peers.clear()
         self._listener.close()
         for path in (self._path, self.store):
-            with contextlib.suppress(OSError):  # no such file, or a read-only directory
+            with contextlib.suppress(
+                OSError
+            ):  # the file does not exist, or its directory is read-only
                 path.unlink()
 
     # ---- steps
@@ -202,7 +209,7 @@ class Leader:
                 return message
 
     def _listen(self) -> None:
-        """Process messages that have arrived, without waiting."""
+        """Process all messages that have arrived, without waiting."""
         for rank, peer in self._peers.items():
             try:
                 while (message := peer.receive(0.0)) is not None:
@@ -223,7 +230,7 @@ class Leader:
         return RanksLost(f"rank {rank}: {reason}", gone)
 
     def _failure_reason(self, failure: str) -> RanksLost:
-        """Return why a collective failed: a rank exited or reported an error, or it failed here."""
+        """Return an error with the reason: a rank exited or reported an error, or rank 0 failed."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
         deadline = time.monotonic() + GONE_TIMEOUT_S
@@ -235,5 +242,5 @@ class Leader:
                         if isinstance(message, rank_ipc.RankError):
                             return RanksLost(f"rank {rank}: {message.message}")
                 except OSError:
-                    return RanksLost(f"rank {rank} is gone: {failure}", gone=True)
-        return RanksLost(f"a step of {self.shard.size} ranks failed on rank 0: {failure}")
+                    return RanksLost(f"rank {rank} has exited: {failure}", gone=True)
+        return RanksLost(f"a step on {self.shard.size} ranks failed on rank 0: {failure}")

@@ -1,4 +1,4 @@
-"""Another rank's side of its connection to rank 0."""
+"""Connection of a rank above 0 to rank 0."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import rendezvous_paths
 
 SEND_TIMEOUT_S = 30.0
-"""Time after which a peer that reads nothing counts as gone."""
+"""Seconds after which a peer that reads nothing counts as lost."""
 CONNECT_TIMEOUT_S = 60.0
-"""Timeout of connecting. Rank 0 listens at once; if each rank imports by itself, that takes
-seconds.
+"""Timeout of connecting, in seconds. Rank 0 listens from its start.
+
+A rank that is not forked from the zygote needs seconds for its imports.
 """
 RETRY_S = 0.01
 
 
 class LeaderGone(ConnectionError):
-    """Rank 0 closed the connection or does not read it, so this rank has to exit."""
+    """Rank 0 has closed the connection or does not read it, so this rank has to exit."""
 
 
 class Link:
-    """Connection to rank 0. It connects at once; commands wait in the socket."""
+    """Connection to rank 0."""
 
     def __init__(self, run_dir: str | Path, epoch: int, shard: Shard) -> None:
         """Connect to rank 0. Raises :class:`LeaderGone` after a timeout."""
@@ -40,19 +41,19 @@ class Link:
         self._reader = FrameReader()
         self._commands: deque[rank_ipc.Command] = deque()
 
-    def join(self) -> None:
-        """Report to rank 0 that this rank's device works, so that the group can be formed."""
+    def join_group(self) -> None:
+        """Report to rank 0 that this rank has initialised its device."""
         self.send(rank_ipc.RankHello(self.shard.rank, os.getpid()))
 
     def send(self, message: rank_ipc.Reply) -> None:
-        """Send a reply to rank 0. Raises :class:`LeaderGone`."""
+        """Send a reply to rank 0. Raises LeaderGone."""
         try:
             self._socket.sendall(rank_ipc.frame(message))
         except OSError as error:
             raise LeaderGone(f"rank 0: {error}") from None
 
     def receive(self) -> rank_ipc.Command:
-        """Wait for the next command and return it. Raises :class:`LeaderGone` if rank 0 is gone."""
+        """Wait for the next command and return it. Raises LeaderGone if rank 0 has exited."""
         while not self._commands:
             select.select([self._socket], [], [])
             try:
@@ -60,14 +61,14 @@ class Link:
             except OSError as error:
                 raise LeaderGone(f"rank 0: {error}") from None
             if not data:
-                raise LeaderGone("rank 0 is gone")
+                raise LeaderGone("rank 0 has exited")
             self._commands += map(rank_ipc.to_rank.decode, self._reader.feed(data))
         return self._commands.popleft()
 
     def wait_closed(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` seconds for rank 0 to close the connection.
+        """Wait up to ``timeout_s`` seconds until rank 0 closes the connection.
 
-        Ignores its messages.
+        Ignore its messages.
         """
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError):
@@ -77,7 +78,7 @@ class Link:
                     return
 
     def close(self) -> None:
-        """Close the socket. Rank 0 then counts this rank as lost."""
+        """Close the connection. Rank 0 then counts this rank as lost."""
         self._socket.close()
 
 
@@ -90,7 +91,7 @@ def _connect(path: Path) -> socket.socket:
         except OSError as error:
             connection.close()
             if time.monotonic() > deadline:
-                raise LeaderGone(f"rank 0's socket {path}: {error}") from None
+                raise LeaderGone(f"cannot connect to rank 0 at {path}: {error}") from None
             time.sleep(RETRY_S)
         else:
             return connection

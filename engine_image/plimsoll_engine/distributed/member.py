@@ -1,4 +1,4 @@
-"""Membership of a process in its group, from joining to leaving; free for a single process."""
+"""Membership of a worker process in its group of ranks; a single process is its own group."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from plimsoll_engine.process.owners import Owner
 
 
 class Member:
-    """One rank's place in its group, a part of its worker.
+    """Membership of this worker in a group of ranks.
 
-    ``end`` is this rank's side of the connections between the ranks, None without other ranks.
-    ``leader`` is None except in rank 0 of several.
+    ``end`` is this rank's connection to the others; None in a single process. ``leader`` is set
+    only on rank 0 of several.
     """
 
     name = "ranks"
@@ -45,69 +45,76 @@ class Member:
 
     @property
     def is_single_process(self) -> bool:
-        """Report whether the worker is a single process."""
+        """Whether no other rank belongs to the worker."""
         return self._end is None
 
     @property
-    def follows(self) -> bool:
-        """Whether this is a rank above 0, which executes rank 0's commands."""
+    def is_follower(self) -> bool:
+        """Whether this rank executes the commands of rank 0."""
         return isinstance(self._end, Link)
 
-    def check(self, config: WorkerConfig) -> None:
-        """Raise SettingsError for settings that several ranks do not support."""
+    def check_settings(self, config: WorkerConfig) -> None:
+        """Raise SettingsError for a setting that several ranks do not support."""
         size = config.tensor_parallel_size
         if size != self.shard.size:
-            raise SettingsError(f"{FLAG} {size}, but {self.shard.size} ranks were started")
+            raise SettingsError(
+                f"{FLAG} {size}: {self.shard.size} ranks were started; start {size}"
+            )
         if size > 1 and config.kv_offload_bytes:
             raise SettingsError(
-                f"--kv-offload-bytes: not with {FLAG} {size}: host memory would have only the"
-                " blocks of one rank; use only one of the two flags"
+                f"--kv-offload-bytes is not supported with {FLAG} {size}, because host memory "
+                "would only have the blocks of one rank; remove one of the two flags"
             )
 
-    def meet(self) -> None:
-        """Wait until each rank of the group has initialised its device."""
+    def join_group(self) -> None:
+        """Wait until every rank has initialised its device."""
         if self._end is not None:
-            self._end.join()
+            self._end.join_group()
 
-    def form(self, device: torch.device, sums: SumShape) -> None:
-        """Form the process group for all-reduces of shape ``sums``, after :meth:`meet`."""
+    def form_group(self, device: torch.device, sums: SumShape) -> None:
+        """Form the process group, optimised for all-reduces of shape ``sums``.
+
+        Call :meth:`join_group` first.
+        """
         if self._end is not None:
             self.group = ProcessGroup(self.shard, device, self._end.store, sums)
 
     @property
     def nbytes(self) -> int:
-        """Device memory of this rank that its group holds or has not released."""
+        """Device memory that the group holds on this rank or has not released, in bytes."""
         return self._kept + self.group.nbytes
 
-    def min_free_bytes(self, free: int | None) -> int | None:
-        """Return the minimum of the free bytes of all ranks' devices, ``free`` on this one.
+    def find_min_free_bytes(self, free: int | None) -> int | None:
+        """Return the minimum of all ranks' free device bytes; None on a CPU.
 
-        All KV pools have the same size. None on a CPU.
+        ``free`` is this rank's value.
+
+        It limits the KV pool, which has the same size on each rank.
         """
         values = [free]
         if self.leader is not None:
             values += [
                 rank.bytes
-                for rank in self.leader.ask(rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory)
+                for rank in self.leader.request(rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory)
             ]
         return min((value for value in values if value is not None), default=None)
 
-    def frozen(self) -> None:
-        """Report to the other ranks that the start is complete."""
+    def report_started(self) -> None:
+        """Tell the other ranks that the start is complete."""
         if self.leader is not None:
-            self.leader.tell(rank_ipc.Freeze())
+            self.leader.send(rank_ipc.Freeze())
 
     @property
     def lost(self) -> bool:
         """Whether another rank has failed."""
         return self.leader is not None and self.leader.lost
 
-    def give_up(self) -> None:
-        """Abort what waits for a lost rank. It affects only gloo; NCCL waits on the device."""
+    def abort_collectives(self) -> None:
+        """Abort gloo's collectives, which may wait for a lost rank. NCCL waits on the device."""
         self.group.close(lost=True)
 
     def owners(self) -> list[Owner]:
-        """Return the device memory through which the ranks sum; none on a CPU or alone."""
+        """Return the device memory for all-reduces; empty on a CPU or with one rank."""
         size, nbytes = self.shard.size, self.group.nbytes
         if not nbytes:
             return []
@@ -119,30 +126,30 @@ class Member:
         ]  # fmt: skip
 
     def close(self) -> None:
-        """Leave the group; rank 0 has the others shut down. A second call does nothing.
+        """Leave the group, and shut down the other ranks if this is rank 0. Idempotent.
 
-        Call it after the CUDA graphs are closed, which hold collectives.
+        Close the CUDA graphs first, because they contain collectives.
         """
         group, self.group = self.group, ALONE
         if self.leader is not None and group is not ALONE:
-            self.leader.end()
+            self.leader.start_shutdown()
             group.close()
-            self._left = self.leader.ended()
+            self._left = self.leader.wait_until_shut_down()
         else:
             group.close()
         self._kept += group.nbytes
 
     @property
     def fenced(self) -> bool:
-        """Whether no other rank can write to its KV pool any more. Asked after :meth:`close`."""
+        """Whether no other rank can still write to its KV pool. Valid after :meth:`close`."""
         return self._left is not None and all(rank.fenced for rank in self._left)
 
     def get_allocated_after_shutdown(
         self, allocated: int | None, baseline: int | None
     ) -> tuple[int | None, int | None]:
-        """Return allocated device bytes and baselines of all ranks after shutdown.
+        """Return device bytes of all ranks after shutdown: still allocated, and the baseline.
 
-        The arguments are those of this rank. None on a CPU, or if a rank did not report.
+        The arguments are those of this rank. None on a CPU, or if a rank sent no report.
         """
         if self._left is None:
             return None, None

@@ -1,8 +1,7 @@
-"""Buffers on the ranks' devices that all ranks map, for all-reduces on CUDA.
+"""Device buffers that all ranks map, for all-reduces on CUDA.
 
-They are device memory shared by CUDA IPC, like the weight server's buffers (CUDA Driver API,
-"Unified Addressing", "Memory Management"). A device writes to another one's memory over NVLink or
-PCIe.
+They are shared through CUDA IPC, like the weight server's buffers (CUDA Driver API, "Unified
+Addressing", "Memory Management"). A device writes to another one's memory over NVLink or PCIe.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ Gather = Callable[[bytes], list[bytes]]
 
 
 class PeerMemory:
-    """Zeroed buffer of this rank, and mappings of the other ranks' buffers.
+    """Buffer of this rank, filled with zeros, and mappings of the other ranks' buffers.
 
-    Ranks create and close it together.
+    All ranks must create and close it together.
     """
 
     def __init__(self, own: DeviceBuffer, others: dict[int, DeviceBuffer], rank: int) -> None:
@@ -34,15 +33,15 @@ class PeerMemory:
 
     @classmethod
     def connect(cls, rank: int, size: int, nbytes: int, gather: Gather) -> PeerMemory | None:
-        """Map all ranks' buffers of ``nbytes`` bytes.
+        """Map a buffer of ``nbytes`` bytes on each rank.
 
-        None on every rank if one cannot, which logs why.
+        Return None on every rank if one rank cannot map them; that rank logs the reason.
         """
         own, handle, others = None, bytes(HANDLE_BYTES), {}
         try:
             _check_peer_access(rank, size)
             own = DeviceBuffer.allocate(nbytes)
-            own.tensor().zero_()
+            own.as_tensor().zero_()
             torch.cuda.synchronize()
             handle = own.export()
         except RuntimeError as error:
@@ -70,30 +69,30 @@ class PeerMemory:
 
     @property
     def addresses(self) -> list[int]:
-        """Addresses in this process of all buffers, in rank order."""
+        """Addresses of all buffers in this process, in rank order."""
         found = self._others | {self._rank: self._own}
         return [found[rank].pointer for rank in range(len(found))]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this rank's buffer; 0 after it is freed."""
+        """Bytes of this rank's buffer; 0 once it is freed."""
         return self._own.nbytes if self._own.pointer else 0
 
-    def tensor(self) -> torch.Tensor:
+    def as_tensor(self) -> torch.Tensor:
         """Return this rank's buffer as uint8 [bytes]."""
-        return self._own.tensor()
+        return self._own.as_tensor()
 
     def close(self, gather: Gather | None) -> None:
-        """Unmap and free the buffers, once no kernel of this rank uses them. Idempotent.
+        """Unmap and free the buffers. No kernel of this rank may still use them. Idempotent.
 
-        ``gather`` waits for the other ranks, so that none frees what another one still uses. None
-        means that a rank is lost, and nothing waits.
+        ``gather`` waits until no rank uses them any more. It is None if a rank is lost: nothing is
+        waited for.
         """
         if not self._own.pointer:
             return
         if gather is not None:
             gather(b"\0")
-        # A lost device accepts no calls; its memory is freed with the process.
+        # A lost device accepts no calls; its memory is freed when the process exits.
         with contextlib.suppress(CudaError):
             for buffer in self._others.values():
                 buffer.close()
@@ -109,4 +108,6 @@ def _check_peer_access(rank: int, size: int) -> None:
 
 
 def _log_fallback(error: RuntimeError) -> None:
-    log.warning("the ranks cannot share device memory, so NCCL does their all-reduces: %s", error)
+    log.warning(
+        "the ranks cannot share device memory, so NCCL performs their all-reduces: %s", error
+    )

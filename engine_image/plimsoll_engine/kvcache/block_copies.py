@@ -1,7 +1,7 @@
-"""Asynchronous copies of KV blocks between the device's pool and a buffer in host memory.
+"""Asynchronous copies of KV blocks between the pool on the device and host memory.
 
-On CUDA the buffer is pinned, a side stream copies while the model computes, and an event shows when
-a batch is done. On a CPU a batch is copied when it is first polled.
+On CUDA, a side stream copies to and from pinned memory while the model computes, and an event marks
+the end of a batch. On a CPU, a batch is copied when its ticket is first polled.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ WAIT_STEP_S = 0.0005
 
 
 class Ticket(Protocol):
-    """Handle of one batch of copies."""
+    """Handle of a batch of copies."""
 
-    def done(self) -> bool:
-        """Report whether all copies of the batch are done. Never waits."""
+    def is_done(self) -> bool:
+        """Report whether all copies of the batch are complete. Never waits."""
 
 
 class _Deferred:
-    """Ticket of a batch that is copied at the first poll."""
+    """Ticket of a batch that is copied when first polled."""
 
     def __init__(self, copy: Callable[[], None]) -> None:
         self._copy: Callable[[], None] | None = copy
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         copy, self._copy = self._copy, None
         if copy is not None:
             copy()
@@ -39,16 +39,16 @@ class _Recorded:
     def __init__(self, event: Any) -> None:
         self._event = event
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return bool(self._event.query())
 
 
 class Copies:
-    """Copier of blocks between the pool on the device and a buffer on the host.
+    """Copier of blocks between the pool on the device and a host buffer of ``slots`` blocks.
 
-    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim], and ``scales`` [2, layers,
-    blocks * block_size, heads] those of an FP8 pool. The buffer holds ``slots`` blocks, [slots, 2,
-    layers, block_size, ...], of the same dtype, and as many blocks of scales.
+    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]; ``scales`` are those of an FP8
+    pool, [2, layers, blocks * block_size, heads]. The buffer is [slots, 2, layers, block_size, ...]
+    in the same dtype, with a second one for scales.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Copies:
         self._block_size = block_size
         cuda: Any = torch.cuda
         self._stream = cuda.Stream(kv.device) if kv.is_cuda else None
-        self._host = [_buffer(tensor, block_size, slots) for tensor in self._device]
+        self._host = [_allocate_buffer(tensor, block_size, slots) for tensor in self._device]
 
     @property
     def nbytes(self) -> int:
@@ -66,14 +66,14 @@ class Copies:
         return sum(buffer.nbytes for buffer in self._host)
 
     def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Start copying each (block, slot) to the host."""
-        return self._begin(pairs, to_host=True)
+        """Start copying each (block, slot) from the device to the host."""
+        return self._start(pairs, to_host=True)
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Start copying each (block, slot) to the device."""
-        return self._begin(pairs, to_host=False)
+        """Start copying each (block, slot) from the host to the device."""
+        return self._start(pairs, to_host=False)
 
-    def _begin(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
+    def _start(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
         if self._stream is None:
             return _Deferred(lambda: self._copy(pairs, to_host))
         # Wait for the model's pending reads and writes of the pool.
@@ -97,7 +97,7 @@ class Copies:
                 target.copy_(source, non_blocking=True)
 
     def close(self) -> None:
-        """Wait for running copies and release all buffers. Idempotent."""
+        """Wait for running copies and release the buffers. Idempotent."""
         if self._stream is not None:
             self._stream.synchronize()
             self._stream = None
@@ -105,18 +105,18 @@ class Copies:
         self._host = []
 
 
-def _buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
-    """Return a host buffer for ``slots`` blocks of ``pool`` [2, layers, slots, ...].
+def _allocate_buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
+    """Return a host buffer for ``slots`` blocks of ``pool``, [2, layers, tokens, ...].
 
-    It is filled with zeros, so that it does not grow in use.
+    Zeros are written now, so that its resident memory does not grow later.
     """
     two, layers, _, *rest = pool.shape
     shape = (slots, two, layers, block_size, *rest)
     return torch.empty(shape, dtype=pool.dtype, pin_memory=pool.is_cuda).zero_()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Report whether ``condition`` returned True within ``timeout_s`` seconds."""
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait up to ``timeout_s`` seconds until ``condition`` is true. Return whether it is."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:

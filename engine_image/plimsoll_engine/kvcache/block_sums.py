@@ -1,4 +1,4 @@
-"""Checksums of KV blocks, which show whether blocks changed between two workers."""
+"""Checksums of KV blocks. They show whether blocks changed between two workers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 
 CHUNK_BYTES = 64 << 20
-"""Bytes of the pool that are gathered at a time."""
+"""Number of bytes of the pool that are gathered at a time."""
 
 
 @torch.inference_mode()
-def block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int]) -> list[int]:
+def compute_block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int]) -> list[int]:
     """Return a checksum modulo 2**64 of the bytes of each of ``blocks``, in order.
 
-    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. The sums detect stray writes
-    but not deliberate ones. The call waits for all earlier work on the device.
+    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. The checksums detect
+    accidental but not deliberate writes. Waits for all pending work on the device.
     """
     two, layers, slots, heads, dim = kv.shape
     words = kv.reshape(two * layers, slots // block_size, block_size * heads * dim)
@@ -27,13 +27,13 @@ def block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int]) -> list
     for start in range(0, len(blocks), at_once):
         chosen = torch.tensor(blocks[start : start + at_once], device=kv.device)
         sums = words.index_select(1, chosen).sum(dim=2, dtype=torch.int64)
-        # Odd weights change the sum if layers, or keys and values, are swapped.
+        # With odd weights, swapping layers, or keys and values, changes the checksum.
         found += (sums * weights).sum(dim=0).tolist()
     return found
 
 
-def add_sums(ranks: Sequence[Sequence[int]]) -> list[int]:
-    """Combine the sums of all ranks into one for each block, as a signed 64-bit integer."""
+def combine_block_sums(ranks: Sequence[Sequence[int]]) -> list[int]:
+    """Combine all ranks' checksums into one per block, as a signed 64-bit integer."""
     found = []
     for sums in zip(*ranks, strict=True):
         total = sum((2 * rank + 1) * value for rank, value in enumerate(sums))

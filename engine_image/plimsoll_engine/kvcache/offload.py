@@ -1,13 +1,13 @@
-"""Offload of cached KV blocks to host memory, before they are evicted from the device.
+"""Offload of cached KV blocks to host memory, before the device pool evicts them.
 
-The next blocks to be evicted are copied to the host ahead of time, and stay cached on the device. A
-copy of a block that was reallocated meanwhile is discarded. A prompt whose prefix is on the host
-waits until it is copied back. Copies run beside the model's work; :meth:`Offload.poll` completes
-them between steps, and also while the engine is idle.
+Blocks that will be evicted soon are copied to the host ahead of time and stay cached on the device.
+If such a block is reallocated during the copy, the copy is discarded. A prompt whose prefix is on
+the host waits until the prefix is copied back. Copies run in parallel with the model.
+:meth:`Offload.poll` completes them between steps, and while the engine is idle.
 
-A transfer belongs to the pool and never to a request. A transfer to the device references its
-blocks itself, and leaves them as ordinary cached blocks. Aborts and preemptions therefore do not
-affect transfers, and cannot leak their blocks.
+A transfer belongs to the pool, not to a request. A transfer to the device references its blocks
+itself, and then leaves them as ordinary cached blocks. Aborts and preemptions therefore neither
+affect transfers nor leak their blocks.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ from dataclasses import dataclass, field
 import torch
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_engine.kvcache.block_copies import Copies, Ticket, wait_for
+from plimsoll_engine.kvcache.block_copies import Copies, Ticket, wait_until
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
 AHEAD, MAX_AHEAD = 4, 256
-"""Share and maximum number of the oldest cached blocks that are copied ahead of time.
-
-The share is 1/AHEAD of the pool. The maximum limits the cost, because every step scans them.
+"""Fraction (1/AHEAD) and maximum number of the oldest cached blocks that are copied ahead of time.
+The maximum limits the cost of scanning them in every step.
 """
 IN_FLIGHT = 8
-"""At most 1/IN_FLIGHT of the pool's blocks are in transfer."""
+"""At most this fraction (1/IN_FLIGHT) of the pool's blocks is in transfer."""
 STALE_S = 5.0
-"""Age at which a transfer counts as stuck; a healthy one takes milliseconds."""
+"""Age in seconds from which a transfer counts as stuck. A healthy one takes milliseconds."""
 RECLAIM_WAIT_S = 2.0
 
 
 @dataclass(slots=True)
 class Transfer:
-    """Running copy of blocks.
+    """Running copy of blocks. The lists have one item per block.
 
-    ``keys`` [n] are their hashes, ``blocks`` [n] their numbers on the device and ``slots`` [n]
-    those on the host. ``taken`` [n] is the number of allocations of each block when the copy
-    started.
+    ``keys`` are the hashes, ``blocks`` the numbers on the device and ``slots`` those on the host.
+    ``taken`` is how often each block had been allocated when the copy started.
     """
 
     keys: list[bytes]
@@ -55,55 +53,56 @@ class Transfer:
 
 
 class Offload:
-    """Prefix cache of one pool in host memory, with at most ``slots`` blocks."""
+    """Prefix cache in host memory that extends one pool's, with at most ``slots`` blocks."""
 
     def __init__(self, pool: BlockPool, copies: Copies, slots: int) -> None:
         self.pool = pool
         self.copies = copies
         self.slots = slots
         self.stored: LruCache[bytes, int] = LruCache(slots)
-        """Slot by hash. Pinned while a transfer reads or writes the slot."""
+        """Host slot by hash. A slot is pinned while a transfer reads or writes it."""
         self.transfers: list[Transfer] = []
         self.stored_total = 0
         self.loaded_total = 0
         self._free = list(range(slots - 1, -1, -1))
 
     @classmethod
-    def of_bytes(
+    def create(
         cls,
         pool: BlockPool,
         kv: torch.Tensor,
         size_bytes: int,
         scales: torch.Tensor | None = None,
     ) -> Offload:
-        """Return an offload of as many blocks of the pool ``kv`` as fit into ``size_bytes``.
+        """Return an offload cache for as many blocks of the pool ``kv`` as fit into ``size_bytes``.
 
-        ``kv`` is [2, layers, blocks * block_size, heads, dim] of any dtype, ``scales`` those of an
-        FP8 pool. Raises ValueError if no block fits.
+        ``kv`` is [2, layers, blocks * block_size, heads, dim]; ``scales`` are those of an FP8 pool.
+        Raises ValueError if no block fits.
         """
         block_bytes = PoolTensors(kv, scales).nbytes // pool.num_blocks
         slots = size_bytes // block_bytes
         if slots < 1:
-            raise ValueError(f"{size_bytes} bytes hold no KV block; one takes {block_bytes}")
+            raise ValueError(
+                f"{size_bytes} bytes are too few for a KV block, which takes {block_bytes}"
+            )
         return cls(pool, Copies(kv, pool.block_size, slots, scales), slots)
 
     def poll(self, idle: bool = False) -> None:
-        """Complete the finished transfers and start those that are due.
+        """Complete finished transfers and start those that are due.
 
-        ``idle`` means that no step runs. It makes no difference here; an injected fault uses it to
-        poll transfers only in steps.
+        ``idle`` means that no step is running. Only an injected fault uses it.
         """
-        for transfer in [t for t in self.transfers if t.ticket.done()]:
+        for transfer in [t for t in self.transfers if t.ticket.is_done()]:
             self.transfers.remove(transfer)
             self._complete(transfer)
-        self._move_out()
+        self._start_offloading()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
         """Start copying back the blocks of ``keys`` that follow those on the device.
 
-        Return True if the prompt with these blocks should wait for them.
+        Return whether the prompt with these blocks should wait for them.
         """
-        here = len(self.pool.lookup(keys))
+        here = len(self.pool.find_cached_prefix(keys))
         if self.is_fetching(keys[here:]):
             return True
         leaving = {key for t in self.transfers if t.to_host for key in t.keys}
@@ -112,10 +111,10 @@ class Offload:
             if key not in self.stored or key in leaving:
                 break
             wanted.append(key)
-        wanted = wanted[: max(0, self._room())]
-        # Do not evict the prompt's own blocks to allocate the others.
-        held = self.pool.lookup(keys[:here])
-        self.pool.share(held)
+        wanted = wanted[: max(0, self._count_free_transfers())]
+        # Do not evict the prompt's own blocks to make room for the others.
+        held = self.pool.find_cached_prefix(keys[:here])
+        self.pool.add_references(held)
         blocks = self.pool.allocate(len(wanted)) if wanted else None
         self.pool.release(held)
         if blocks is None:
@@ -131,7 +130,10 @@ class Offload:
         return True
 
     def is_fetching(self, keys: Sequence[bytes]) -> bool:
-        """Report whether a transfer, not yet stuck, copies a block of ``keys`` to the device."""
+        """Report whether a block of ``keys`` is being copied to the device.
+
+        Ignores stuck transfers.
+        """
         wanted = set(keys)
         late = time.monotonic() - STALE_S
         return any(
@@ -140,33 +142,33 @@ class Offload:
         )
 
     def reclaim(self) -> bool:
-        """Wait for the transfers, so that their blocks can be allocated.
+        """Wait for the running transfers, so that their blocks can be allocated.
 
-        Return False if they hold none or do not end within :data:`RECLAIM_WAIT_S`.
+        Return False if no transfer holds blocks, or if some still run after :data:`RECLAIM_WAIT_S`.
         """
-        return bool(self.list_held_blocks()) and self.settle(RECLAIM_WAIT_S)
+        return bool(self.list_held_blocks()) and self.wait_for_transfers(RECLAIM_WAIT_S)
 
-    def settle(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` seconds for all transfers. Report whether none is left."""
+    def wait_for_transfers(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` seconds for all transfers. Return whether all are complete."""
 
         def settled() -> bool:
-            for transfer in [t for t in self.transfers if t.ticket.done()]:
+            for transfer in [t for t in self.transfers if t.ticket.is_done()]:
                 self.transfers.remove(transfer)
                 self._complete(transfer)
             return not self.transfers
 
-        return wait_for(settled, timeout_s)
+        return wait_until(settled, timeout_s)
 
     def clear(self) -> int:
-        """Remove the blocks that are not in transfer. Return their number."""
+        """Remove all blocks that are not in transfer. Return their number."""
         cleared = self.stored.clear()
         self._free += [slot for _, slot in cleared]
         return len(cleared)
 
     def list_held_blocks(self, started_after: float = -math.inf) -> list[int]:
-        """Return the device blocks that transfers reference, once for each reference.
+        """Return the device blocks that transfers reference, once per reference.
 
-        Only transfers that started after ``started_after`` (CLOCK_MONOTONIC) count.
+        Only transfers that started after ``started_after`` (seconds of CLOCK_MONOTONIC) count.
         """
         return [
             block
@@ -175,40 +177,42 @@ class Offload:
             for block in transfer.blocks
         ]
 
-    def lost_slots(self, started_after: float = -math.inf) -> int:
-        """Return the number of host blocks that are pinned without a live transfer.
+    def count_lost_slots(self, started_after: float = -math.inf) -> int:
+        """Return the number of pinned host blocks that belong to no live transfer.
 
-        A transfer is live if it started after ``started_after``. Lost blocks cannot be reused.
+        Such blocks cannot be reused. A transfer is live if it started after ``started_after``.
         """
         moving = {key for t in self.transfers if t.started > started_after for key in t.keys}
         return self.stored.pinned - len(moving)
 
-    def forgotten_transfers(self) -> list[str]:
-        """Return what the audit finds wrong: transfers that nothing has polled for a while."""
+    def find_stuck_transfers(self) -> list[str]:
+        """Return a problem for the audit if transfers have not been polled for a while."""
         now = time.monotonic()
         ages = [age for t in self.transfers if (age := now - t.started) > STALE_S]
         if not ages:
             return []
-        return [f"{len(ages)} KV transfers are not looked after, the oldest for {max(ages):.0f} s"]
+        return [
+            f"{len(ages)} KV transfers are not polled; the oldest started {max(ages):.0f} s ago"
+        ]
 
     def find_problems(self) -> list[str]:
-        """Return the inconsistencies of this cache, for the audit."""
+        """Return the inconsistencies in this cache, for the audit."""
         found = [f"host cache: {problem}" for problem in self.stored.find_problems()]
         slots = [slot for key in self.stored if (slot := self.stored.get(key)) is not None]
         if sorted(slots + self._free) != list(range(self.slots)):
             found.append(
-                f"{len(slots)} stored + {len(self._free)} free host blocks are not the"
-                f" {self.slots} of the buffer, each once"
+                f"{len(slots)} stored and {len(self._free)} free host blocks do not add up to "
+                f"the buffer's {self.slots} distinct ones"
             )
         moving = {key for transfer in self.transfers for key in transfer.keys}
         if self.stored.pinned != len(moving):
             found.append(
-                f"{self.stored.pinned} host blocks are pinned, {len(moving)} are in transfer"
+                f"{self.stored.pinned} host blocks are pinned, but {len(moving)} are in transfer"
             )
         return found
 
     def close(self) -> None:
-        """Wait for the copies and release every block. Idempotent."""
+        """Wait for running copies and release all blocks. Idempotent."""
         self.copies.close()
         self.pool.release(self.list_held_blocks())
         for transfer in self.transfers:
@@ -217,17 +221,17 @@ class Offload:
         self.transfers.clear()
         self.clear()
 
-    def _room(self) -> int:
-        """Return the number of blocks that may still be added to transfers."""
+    def _count_free_transfers(self) -> int:
+        """Return the number of blocks that further transfers may hold."""
         moving = sum(len(transfer.blocks) for transfer in self.transfers)
         return max(1, self.pool.num_blocks // IN_FLIGHT) - moving
 
-    def _move_out(self) -> None:
-        if (room := self._room()) < 1:
+    def _start_offloading(self) -> None:
+        if (room := self._count_free_transfers()) < 1:
             return
         ahead = max(1, min(self.pool.num_blocks // AHEAD, MAX_AHEAD))
-        due = [(k, b) for k, b in self.pool.oldest(ahead) if k not in self.stored]
-        # Pinned slots are in transfer and cannot be evicted.
+        due = [(k, b) for k, b in self.pool.list_oldest(ahead) if k not in self.stored]
+        # A pinned slot is in transfer and cannot be evicted.
         due = due[: min(room, self.slots - self.stored.pinned)]
         if not due:
             return
@@ -260,6 +264,6 @@ class Offload:
         for key, block, slot, taken in rows:
             if self.pool.taken[block] == taken:
                 self.stored_total += 1
-            else:  # reallocated meanwhile: the copy may have the new contents
+            else:  # the block was reallocated, so the copy may have its new contents
                 self.stored.discard(key)
                 self._free.append(slot)

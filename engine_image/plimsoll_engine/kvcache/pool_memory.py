@@ -1,7 +1,7 @@
-"""Tensors of the KV pool, in memory of their own or in a mapped buffer.
+"""Tensors of the KV pool, in new memory or in a mapped buffer.
 
-An FP8 pool has a scale for each token, head and layer, for keys and for values. The scales follow
-all keys and values, so that these have the same alignment as in other pools.
+An FP8 pool also has scales for keys and for values, by token, head and layer. They follow all keys
+and values, so that these are aligned as in other pools.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.kernels.step_plan import KVShape
-from plimsoll_engine.kvcache.block_sums import add_sums, block_sums
+from plimsoll_engine.kvcache.block_sums import combine_block_sums, compute_block_sums
 
 
 class PoolTensors(NamedTuple):
     """Tensors of a KV pool.
 
-    ``pairs`` [2, layers, slots, heads, dim] holds keys and values. ``scales`` float32 [2, layers,
-    slots, heads] is None unless the pool is FP8. The scales of a block are contiguous, in the order
-    of :class:`plimsoll_engine.kernels.step_plan.Pages`.
+    ``pairs`` [2, layers, slots, heads, dim] are the keys and values. ``scales`` float32 [2, layers,
+    slots, heads] are those of an FP8 pool, or None. Each block's scales are contiguous, in the
+    order of :class:`plimsoll_engine.kernels.step_plan.Pages`.
     """
 
     pairs: torch.Tensor
@@ -33,17 +33,17 @@ class PoolTensors(NamedTuple):
         return self.pairs.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
-def pool_tensors(
+def make_pool_tensors(
     kv: KVShape,
     slots: int,
     dtype: torch.dtype,
     device: torch.device,
     memory: torch.Tensor | None = None,
 ) -> PoolTensors:
-    """Return a pool of ``slots`` tokens, in ``memory`` uint8 [bytes] if that is given.
+    """Return a pool of ``slots`` tokens, in ``memory`` uint8 [bytes] if it is given.
 
-    The contents of ``memory`` are preserved. Otherwise zeros are written, because a pool that
-    touches its pages only in use would look like growth.
+    The contents of ``memory`` are kept. New memory is filled with zeros now, because a pool whose
+    pages become resident later would look like growth.
     """
     layers, heads, dim = kv
     shape = (2, layers, slots, heads, dim)
@@ -59,9 +59,11 @@ def pool_tensors(
     return PoolTensors(memory[:size].view(dtype).view(shape), scales)
 
 
-def pool_sums(pool: PoolTensors, block_size: int, blocks: Sequence[int]) -> list[int]:
-    """Return a checksum of each of ``blocks``, including its scales."""
-    sums = block_sums(pool.pairs, block_size, blocks)
+def compute_pool_sums(pool: PoolTensors, block_size: int, blocks: Sequence[int]) -> list[int]:
+    """Return a checksum of each of ``blocks``, which covers the scales as well."""
+    sums = compute_block_sums(pool.pairs, block_size, blocks)
     if pool.scales is None:
         return sums
-    return add_sums([sums, block_sums(pool.scales.unsqueeze(-1), block_size, blocks)])
+    return combine_block_sums(
+        [sums, compute_block_sums(pool.scales.unsqueeze(-1), block_size, blocks)]
+    )

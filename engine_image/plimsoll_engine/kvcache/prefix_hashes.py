@@ -1,4 +1,4 @@
-"""Hashes of full KV blocks. Each covers its tokens and, through its parent, all tokens before."""
+"""Hashes of full KV blocks. A hash covers the block's tokens and all tokens before them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Protocol
 from plimsoll_engine.messages.worker_ipc import Media
 
 HASH_BYTES = 16
-"""Size of a hash: 128 bits, so a collision is unlikely below 2**64 blocks.
+"""Size of a hash: 128 bits, so that a collision is unlikely below 2**64 blocks.
 
-A collision would use another prompt's keys and values.
+After a collision, a prompt would use another one's keys and values.
 """
 
 
 class AdapterIdentity(Protocol):
     """Identity of a loaded LoRA adapter.
 
-    Within one worker, name and number are unique for each loading. A later worker may load changed
-    files under the same number, hence the digest.
+    Name and number are unique within one worker. A later worker may load changed files under the
+    same number, so the digest is needed as well.
     """
 
     @property
     def number(self) -> int:
-        """Number of this loading, never reused."""
+        """Number of this loading, which is not reused."""
 
     @property
     def name(self) -> str:
-        """Name in requests."""
+        """Name that requests use."""
 
     @property
     def digest(self) -> bytes:
@@ -37,9 +37,9 @@ class AdapterIdentity(Protocol):
 
 
 class HashableRequest(Protocol):
-    """Request properties that its block hashes depend on.
+    """Properties of a request that its block hashes depend on.
 
-    Functions compute the hashes, because a request that stored a hasher would reference itself.
+    Hashing is done by functions: a hasher stored in the request would create a reference cycle.
     """
 
     block_hashes: list[bytes]
@@ -48,15 +48,15 @@ class HashableRequest(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """All tokens so far, starting with the prompt."""
+        """All tokens so far, beginning with the prompt."""
 
     @property
     def adapter(self) -> AdapterIdentity | None:
-        """Adapter that the request uses; None for the base model."""
+        """Adapter of the request; None for the base model."""
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-    """Return the hash of one full block after ``parent``; the first block's parent is :func:`root`.
+    """Return the hash of a full block. ``parent`` is the previous block's hash, or the root.
 
     ``extra`` identifies the media behind placeholder tokens.
     """
@@ -64,10 +64,10 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
     return blake2b(content, digest_size=HASH_BYTES, key=parent).digest()
 
 
-def root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
-    """Return the parent of a prompt's first block.
+def hash_root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
+    """Return the hash that precedes a prompt's first block.
 
-    It is equal for requests that may share cached blocks.
+    Requests share cached blocks only if their roots are equal.
     """
     salted = b""
     if cache_salt:
@@ -79,35 +79,36 @@ def root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
 
 
 def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
-    """Hash the blocks of ``request`` that became full since the previous call."""
+    """Append the hashes of the blocks that have become full since the last call."""
     hashes = request.block_hashes
     for start in range(len(hashes) * block_size, len(request.token_ids), block_size):
         tokens = request.token_ids[start : start + block_size]
         if len(tokens) < block_size:
             break
-        parent = hashes[-1] if hashes else root(request.cache_salt, request.adapter)
-        hashes.append(hash_block(parent, tokens, _media_in(request.media, start, block_size)))
+        parent = hashes[-1] if hashes else hash_root(request.cache_salt, request.adapter)
+        hashes.append(hash_block(parent, tokens, _encode_media(request.media, start, block_size)))
 
 
 def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes:
-    """Return the hash of the tokens before ``computed`` that follow the last full block.
+    """Return the hash of the ``computed`` first tokens; empty if they end with a full block.
 
-    It covers all tokens before as well, whose blocks must be hashed already. Empty if no token
-    follows.
+    The full blocks must have been hashed already.
     """
     full = computed // block_size
     start = full * block_size
     if start == computed:
         return b""
-    parent = request.block_hashes[full - 1] if full else root(request.cache_salt, request.adapter)
+    parent = (
+        request.block_hashes[full - 1] if full else hash_root(request.cache_salt, request.adapter)
+    )
     tokens = request.token_ids[start:computed]
-    return hash_block(parent, tokens, _media_in(request.media, start, len(tokens)))
+    return hash_block(parent, tokens, _encode_media(request.media, start, len(tokens)))
 
 
-def _media_in(media: Sequence[Media], start: int, size: int) -> bytes:
-    """Return keys and offsets of the media with placeholders in ``size`` tokens from ``start`` on.
+def _encode_media(media: Sequence[Media], start: int, size: int) -> bytes:
+    """Return keys and offsets of the media within ``size`` tokens from ``start`` on.
 
-    Media without placeholders count at their position, the beginning of the prompt.
+    Media without placeholder tokens count at position 0.
     """
     if not media:
         return b""

@@ -29,7 +29,7 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
         named.update(engine.inheritance.list_held_blocks())
     if engine.scheduler.offload is not None:
         named.update(engine.scheduler.offload.list_held_blocks())
-    counted = engine.pool.references()
+    counted = engine.pool.count_references()
     if engine.pool.held != sum(counted.values()):
         return [f"{sum(counted.values())} references exist, but the pool counts {engine.pool.held}"]
     wrong = [block for block in named.keys() | counted if named[block] != counted.get(block, 0)]
@@ -78,7 +78,7 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
 def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that only transfers reference blocks in an idle engine."""
     offload = engine.scheduler.offload
-    used = engine.pool.used - (0 if offload is None else len(set(offload.list_held_blocks())))
+    used = engine.pool.num_used - (0 if offload is None else len(set(offload.list_held_blocks())))
     return [f"{used} blocks are referenced by no request"] if used else []
 
 

@@ -31,7 +31,7 @@ def count_lost_blocks(engine: EngineCore) -> int:
         return 0
     waited_for = _select_with_client(engine, engine.requests.values())
     named = set(chain(fresh, *(request.block_ids for request in waited_for)))
-    return len(pool.references().keys() - named)
+    return len(pool.count_references().keys() - named)
 
 
 def count_lost_host_blocks(engine: EngineCore) -> int | None:
@@ -40,7 +40,7 @@ def count_lost_host_blocks(engine: EngineCore) -> int | None:
     Return None if KV offload is disabled.
     """
     offload = engine.scheduler.offload
-    return None if offload is None else offload.lost_slots(time.monotonic() - STALE_S)
+    return None if offload is None else offload.count_lost_slots(time.monotonic() - STALE_S)
 
 
 def count_lost_encoder_tokens(engine: EngineCore) -> int | None:

@@ -29,7 +29,7 @@ def trim(
         for owner in engine.owners()
         if (flush := owner.flush) is not None
     ]
-    others = [] if leader is None else leader.ask(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
+    others = [] if leader is None else leader.request(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
     return steps + _combine_steps(
         [trim_process(engine.runner.device, python), *(o.steps for o in others)]
     )

@@ -1,8 +1,8 @@
-"""Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, written for the paged KV pool.
+"""Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE models, on the paged KV pool.
 
-The models differ in biases, Qwen3's norms of queries and keys, rotation, window, and the experts
-that Qwen3-MoE has instead of an MLP. Query, key and value projections are one matrix, gate and up
-projections another, so that a layer has four matrix products.
+The architectures differ in biases, query and key norms (Qwen3), rotation and sliding windows.
+Qwen3-MoE has experts instead of an MLP. The query, key and value projections are one matrix, and so
+are the gate and up projections, so a layer has four matrix products.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from plimsoll_engine.kernels.quantized import Quantized, Weight, slice_rows
 from plimsoll_engine.kernels.step_plan import KVShape, RowAdapters, StepPlan
 from plimsoll_engine.models import lora, mixture, rope
 from plimsoll_engine.models.decoder_layer import Layer
-from plimsoll_engine.models.decoder_parts import SCALE, SUMMED, Spec, parts
+from plimsoll_engine.models.decoder_parts import SCALE, SUMMED, Spec, make_parts
 from plimsoll_engine.models.quantization import Quantization
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3", *mixture.FAMILY)
 
 
 def supports(config: Any) -> bool:
-    """Report whether :class:`Decoder` computes this config exactly."""
+    """Report whether :class:`Decoder` implements this config exactly."""
     return (
         config.model_type in FAMILY
         and getattr(config, "hidden_act", "silu") == "silu"
-        and rope.rope_type(config) in rope.KNOWN
+        and rope.get_rope_type(config) in rope.KNOWN
         and (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1
     )
 
 
 class Decoder:
-    """Decoder-only model, at first with its tensors on the meta device.
+    """Decoder-only model. Its tensors are on the meta device until :meth:`bind`.
 
-    It implements :class:`plimsoll_engine.models.model.Model`. With tensor parallelism, a rank has
-    the heads and inner columns of its ``shard``, with their keys and values. The :attr:`group` of
-    ranks sums their results twice a layer.
+    It implements :class:`plimsoll_engine.models.model.Model`. With tensor parallelism, each rank
+    has its ``shard`` of the heads and of the MLP's inner columns, and the keys and values of these
+    heads. Each layer sums the ranks' results twice, through :attr:`group`.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Decoder:
         self.spec = spec = Spec.from_config(config).for_shard(shard)
         self.shard = shard
         self.group: Group = ALONE
-        self.parts = parts(spec, shard, quantization)
+        self.parts = make_parts(spec, shard, quantization)
         self.kv = KVShape(spec.layers, spec.kv_heads, spec.dim)
-        self._inverse = rope.inverse_frequencies(config, spec.dim)
+        self._inverse = rope.compute_inverse_frequencies(config, spec.dim)
         self._tensors: dict[str, torch.Tensor] = {}
         self._layers: list[Layer] = []
         self._ops: Ops = choose_ops(torch.device("meta"))
@@ -68,13 +68,13 @@ class Decoder:
         )
 
     @property
-    def ignored(self) -> frozenset[str]:
-        """Checkpoint tensors that are not read: the head if it is tied to the embedding."""
+    def ignored_tensors(self) -> frozenset[str]:
+        """Checkpoint tensors that are not loaded: an output head that is tied to the embedding."""
         return frozenset({"lm_head.weight"} if self.spec.tied else ())
 
     @staticmethod
-    def canonical(name: str) -> str:
-        """Return the name in :attr:`parts` of a checkpoint's tensor, which is the same."""
+    def normalize_name(name: str) -> str:
+        """Return ``name``: the checkpoint uses the same names as :attr:`parts`."""
         return name
 
     @property
@@ -88,16 +88,16 @@ class Decoder:
         return self._tensors["embed"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Return every tensor from the checkpoint by its name in ``parts``, a tied head once."""
+        """Return every tensor from the checkpoint by its name in ``parts``, without a tied head."""
         return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights: one for each name, with its shape and dtype, on one device.
+        """Use ``tensors`` as weights. They must have the names, shapes and dtypes of ``parts``.
 
-        Raises ValueError with the first name that does not fit.
+        All must be on one device. Raises ValueError that names the first tensor that does not fit.
         """
         if odd := sorted(tensors.keys() ^ self.parts.keys()):
-            raise ValueError(f"tensor {odd[0]}: missing or not of this model")
+            raise ValueError(f"tensor {odd[0]}: missing, or not part of this model")
         embed = tensors["embed"]
         for name, tensor in tensors.items():
             if tuple(tensor.shape) != self.parts[name].shape:
@@ -130,16 +130,16 @@ class Decoder:
             self._inverse = self._inverse.to(embed.device)
 
     @property
-    def varied(self) -> int:
-        """Number of first layers that include each kind of layer, and one more as the last."""
+    def num_representative_layers(self) -> int:
+        """Number of leading layers that contain every kind of layer and at least one more layer."""
         kinds = [
             (window, layer.router is None)
             for window, layer in zip(self.spec.windows, self._layers, strict=True)
         ]
         return min(len(kinds), max(2, *(1 + kinds.index(kind) for kind in set(kinds))))
 
-    def first(self, layers: int) -> Decoder:
-        """Return a model of the first ``layers`` layers, with the same tensors and group."""
+    def truncate(self, layers: int) -> Decoder:
+        """Return a model of the first ``layers`` layers that shares the tensors and group."""
         found = copy.copy(self)
         found.spec = replace(self.spec, layers=layers, windows=self.spec.windows[:layers])
         found.kv = KVShape(layers, self.kv.heads, self.kv.dim)
@@ -150,19 +150,19 @@ class Decoder:
         """Return the embeddings [tokens, hidden] of ``ids`` [tokens], in the model's dtype."""
         return self._ops.gather_rows(self._tensors["embed"], ids)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden], from all ranks."""
-        return self.group.all_gather(self._own_logits(hidden))
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden], of all ranks."""
+        return self.group.all_gather(self._compute_own_logits(hidden))
 
-    def best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best token of each row, int64 [rows], and this rank's columns of the logits.
+    def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each row's most likely token, int64 [rows], and this rank's columns of the logits.
 
-        The group's ``all_gather`` combines the columns to :meth:`logits`.
+        The group's ``all_gather`` combines the columns of all ranks to complete logits.
         """
-        own = self._own_logits(hidden)
-        return self.group.best(self._ops, own), own
+        own = self._compute_own_logits(hidden)
+        return self.group.find_best_columns(self._ops, own), own
 
-    def _own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         ops, head = self._ops, self._tensors["head"]
         if 0 < len(hidden) <= ops.max_project_rows(head):
             return ops.project(hidden, head, None)
@@ -177,31 +177,31 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        Tokens are at ``positions`` int64 [tokens]; ``embeds`` [tokens, hidden] replace the
-        embeddings of ``ids``. The result has the model's dtype, and only the rows that ``plan``
-        needs.
+        ``positions`` int64 [tokens] are the tokens' positions; ``embeds`` [tokens, hidden] replace
+        the embeddings of ``ids``. The result has the model's dtype, and only the rows in
+        ``plan.needed``.
         """
         if plan.adapters is None and self._is_few_rows(len(ids), plan):
             return self._forward_few(ids, positions, plan, embeds)
-        stream, x, rotary = self.begin(ids, positions, embeds)
+        stream, x, rotary = self.begin_forward(ids, positions, embeds)
         for index in range(self.spec.layers - 1):
-            query = self.query(x, rotary, index, plan)
+            query = self.compute_query(x, rotary, index, plan)
             x = self._add_attention(stream, query, index, plan)
             x = self._add_mlp(stream, x, index, plan.adapters)
-        return self.last_layer(x, stream, rotary, plan)
+        return self.run_last_layer(x, stream, rotary, plan)
 
-    def begin(
+    def begin_forward(
         self, ids: torch.Tensor, positions: torch.Tensor, embeds: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return a step's residual stream, the first layer's input, and the rotation table.
+        """Return the residual stream, the first layer's normalised input, and the rotary table.
 
-        The stream and the normalised input are [tokens, hidden] of the model's dtype.
+        The stream and the input are [tokens, hidden] in the model's dtype.
         """
         stream = self.embed(ids) if embeds is None else embeds.clone()
         x = self._ops.rms_norm(stream, self._layers[0].attention_norm, self.spec.eps)
         return stream, x, self._ops.compute_rotary_table(positions, self._inverse)
 
-    def query(
+    def compute_query(
         self,
         x: torch.Tensor,
         rotary: torch.Tensor,
@@ -209,46 +209,46 @@ class Decoder:
         plan: StepPlan,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store keys and values of ``x``, the normalised input of layer ``index``.
+        """Return the queries of layer ``index``, and store its keys and values in the pool.
 
-        Return the queries.
-
-        They are [tokens, heads, dim], and are written to ``out`` if that is given.
+        ``x`` is the layer's normalised input. The queries are [tokens, heads, dim]; they are
+        written to ``out`` if it is given.
         """
         ops, layer, adapters = self._ops, self._layers[index], plan.adapters
-        qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
+        qkv = lora.apply_linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
         return ops.rotate_and_store(qkv, rotary, layer.norms, self.spec.eps, plan, index, out)
 
     def attend(
         self, query: torch.Tensor, index: int, plan: StepPlan, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the attention of layer ``index``, in the shape of ``query``.
+        """Return the attention output of layer ``index``, in the shape of ``query``.
 
         It is written to ``out`` if that is given.
         """
         window = self.spec.windows[index]
         return self._ops.attend(query, plan, index, self.spec.dim**-0.5, window, out)
 
-    def after_attention(
+    def finish_layer(
         self, stream: torch.Tensor, attended: torch.Tensor, index: int
     ) -> torch.Tensor:
-        """Add ``attended`` and the MLP of layer ``index`` to ``stream`` in place.
+        """Add the output projection of ``attended`` and the MLP of layer ``index`` to ``stream``.
 
-        Return the normalised sum for the next layer. No row may have an adapter.
+        Changes ``stream`` in place and returns the next layer's normalised input. No row may use a
+        LoRA adapter.
         """
-        x = self._add_out(stream, attended.flatten(1), index, None)
+        x = self._add_output_projection(stream, attended.flatten(1), index, None)
         return self._add_mlp(stream, x, index, None)
 
-    def last_layer(
+    def run_last_layer(
         self, x: torch.Tensor, stream: torch.Tensor, rotary: torch.Tensor, plan: StepPlan
     ) -> torch.Tensor:
-        """Return the normalised hidden states of ``x``, the last layer's normalised input.
+        """Run the last layer and return the normalised hidden states of the rows that are needed.
 
-        They are those of the rows that ``plan`` needs.
+        ``x`` is the layer's normalised input; ``plan.needed`` lists the rows.
         """
         ops, needed, index = self._ops, plan.needed, self.spec.layers - 1
         if needed is None:
-            query = self.query(x, rotary, index, plan)
+            query = self.compute_query(x, rotary, index, plan)
         else:
             rows, of_all, plan = needed.rows, plan.adapters, needed.plan
             layer = self._layers[index]
@@ -256,7 +256,7 @@ class Decoder:
             if not len(rows):
                 return x[:0]
             x, rotary = ops.gather_rows(x, rows), ops.gather_rows(rotary, rows)
-            stream = self.group.stream_rows(ops, stream, rows)
+            stream = self.group.get_stream_rows(ops, stream, rows)
             query = self._last_query(x, rotary, layer, plan.adapters)
         x = self._add_attention(stream, query, index, plan)
         return self._add_mlp(stream, x, index, plan.adapters)
@@ -269,27 +269,25 @@ class Decoder:
         adapters: RowAdapters | None,
         plan: StepPlan,
     ) -> None:
-        """Store the keys and values of the last layer's normalised input ``x`` [tokens, hidden]."""
         ops, index, inner = self._ops, self.spec.layers - 1, self.spec.heads * self.spec.dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[inner:]
         weight = slice_rows(layer.qkv, inner, None)
-        pairs = lora.linear(x, weight, bias, adapters, index, "qkv", ops.linear, inner)
+        pairs = lora.apply_linear(x, weight, bias, adapters, index, "qkv", ops.linear, inner)
         ops.rotate_and_store(pairs, rotary, layer.norms, self.spec.eps, plan, index)
 
     def _last_query(
         self, x: torch.Tensor, rotary: torch.Tensor, layer: Layer, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Return the queries [needed, heads, dim] of ``x`` [needed, hidden] in the last layer."""
         ops, spec, inner = self._ops, self.spec, self.spec.heads * self.spec.dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[:inner]
         weight = slice_rows(layer.qkv, 0, inner)
-        query = lora.linear(x, weight, bias, adapters, spec.layers - 1, "qkv", ops.linear)
+        query = lora.apply_linear(x, weight, bias, adapters, spec.layers - 1, "qkv", ops.linear)
         return ops.rotate(query, rotary, layer.q_norm, spec.eps, spec.dim)
 
     def _add_attention(
         self, stream: torch.Tensor, query: torch.Tensor, index: int, plan: StepPlan
     ) -> torch.Tensor:
-        """Add the attention of ``query`` to ``stream`` in place. Return the normalised sum."""
+        """Add the projected attention of ``query`` to ``stream``. Return the normalised sum."""
         layer, adapters = self._layers[index], plan.adapters
         if isinstance(layer.out, torch.Tensor) and self._can_add_in_place(
             stream, layer.out_bias, adapters
@@ -298,15 +296,11 @@ class Decoder:
             self._ops.add_attended(query, plan, index, scale, window, layer.out, stream)
             return self._ops.rms_norm(stream, layer.mlp_norm, self.spec.eps)
         attended = self.attend(query, index, plan)
-        return self._add_out(stream, attended.flatten(1), index, adapters)
+        return self._add_output_projection(stream, attended.flatten(1), index, adapters)
 
-    def _add_out(
+    def _add_output_projection(
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the output projection of the attention ``x`` to ``stream``.
-
-        Return the normalised sum.
-        """
         layer = self._layers[index]
         return self._add_product(
             stream, x, layer.out, layer.out_bias, index, "out", adapters, layer.mlp_norm
@@ -315,19 +309,16 @@ class Decoder:
     def _add_mlp(
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the MLP of ``x`` to ``stream`` in place.
-
-        Return the normalised sum for the next layer.
-        """
-        ops, layer, norm = self._ops, self._layers[index], self._norm_after(index)
+        """Add the MLP of ``x`` to ``stream``. Return the next layer's normalised input."""
+        ops, layer, norm = self._ops, self._layers[index], self._get_norm_after(index)
         if layer.router is not None:
-            x = self._experts(x, layer, layer.router)
+            x = self._compute_experts(x, layer, layer.router)
             return self.group.add_norm(ops, x, stream, norm, self.spec.eps)
         bias = layer.gate_up_bias
         if adapters is None:
             x = ops.gated_linear(x, layer.gate_up, bias)
         else:
-            x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", ops.linear)
+            x = lora.apply_linear(x, layer.gate_up, bias, adapters, index, "gate_up", ops.linear)
             x = ops.silu_mul(x)
         return self._add_product(
             stream, x, layer.down, layer.down_bias, index, "down", adapters, norm
@@ -344,29 +335,26 @@ class Decoder:
         adapters: RowAdapters | None,
         norm: torch.Tensor,
     ) -> torch.Tensor:
-        """Add ``x`` times ``weight`` to ``stream`` in place.
-
-        Return the sum, normalised by ``norm``.
-        """
+        """Add ``x`` times ``weight`` to ``stream``. Return the sum, normalised by ``norm``."""
         ops, eps = self._ops, self.spec.eps
         if isinstance(weight, torch.Tensor) and self._can_add_in_place(stream, bias, adapters):
             ops.add_product(x, weight, stream)
             return ops.rms_norm(stream, norm, eps)
-        x = lora.linear(x, weight, bias, adapters, index, matrix, ops.linear)
+        x = lora.apply_linear(x, weight, bias, adapters, index, matrix, ops.linear)
         return self.group.add_norm(ops, x, stream, norm, eps)
 
     def _can_add_in_place(
         self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
     ) -> bool:
-        """Report whether a product can be added to ``stream`` by the kernel that computes it."""
+        """Report whether the kernel of a matrix product can also add the result to ``stream``."""
         plain = self.group is ALONE and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.min_add_rows
 
     def _is_few_rows(self, rows: int, plan: StepPlan) -> bool:
-        """Report whether a step has few enough rows for :meth:`_forward_few` to be faster.
+        """Report whether :meth:`_forward_few` is faster for this number of rows.
 
-        Several rows must be a decode step, which is captured. Otherwise the host launches the
-        library's kernels in less time.
+        More than one row must be a decode step, which runs as a CUDA graph. Without a graph,
+        launching the fused kernels takes longer.
         """
         if rows == 1:
             return self._ops.max_project_rows(self._layers[0].qkv) > 0
@@ -382,10 +370,10 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run :meth:`forward` for one row, or the few rows of a decode step, with fused kernels.
+        """Run :meth:`forward` with fused kernels, for one row or a small decode step.
 
-        Without other ranks, a product normalises its input and is added to the stream. With them,
-        the all-reduce between products does both.
+        On one rank, the kernel of a product also normalises its input and adds to the stream. On
+        several, the all-reduce between two products does both.
         """
         ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
         alone = group is ALONE
@@ -404,7 +392,7 @@ class Decoder:
             return summed(ops.project(x, weight, bias), norm)
 
         for index, layer in enumerate(self._layers):
-            after = self._norm_after(index)
+            after = self._get_norm_after(index)
             norm = layer.attention_norm if alone else None
             qkv = ops.project(x, layer.qkv, layer.qkv_bias, norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
@@ -412,7 +400,7 @@ class Decoder:
             x = added(x, layer.out, layer.out_bias, layer.mlp_norm)
             if layer.router is not None:
                 x = ops.rms_norm(x, layer.mlp_norm, eps) if alone else x
-                x = self._experts(x, layer, layer.router)
+                x = self._compute_experts(x, layer, layer.router)
                 x = stream.add_(x) if alone else summed(x, after)
                 continue
             norm = layer.mlp_norm if alone else None
@@ -420,15 +408,15 @@ class Decoder:
             x = added(x, layer.down, layer.down_bias, after)
         return ops.rms_norm(x, self._tensors["norm"], eps) if alone else x
 
-    def _norm_after(self, index: int) -> torch.Tensor:
+    def _get_norm_after(self, index: int) -> torch.Tensor:
         """Return the norm weight after layer ``index``: the next layer's, or the final one."""
         following = index + 1
         if following < len(self._layers):
             return self._layers[following].attention_norm
         return self._tensors["norm"]
 
-    def _experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the expert output for ``x``."""
+    def _compute_experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of the experts' output for ``x``."""
         mixed = self.spec.mixture
         assert mixed is not None
         return self._ops.experts(
@@ -440,4 +428,4 @@ class Decoder:
         self._tensors = {}
         self._layers = []
         self._ops = choose_ops(torch.device("meta"))
-        self._inverse = self._inverse.to("meta")  # it may be on the device as well
+        self._inverse = self._inverse.to("meta")  # the tensor may also be on the device

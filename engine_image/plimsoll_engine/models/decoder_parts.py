@@ -1,8 +1,8 @@
-"""Sizes of a decoder, and the mapping from checkpoint tensors to its own.
+"""Sizes of a decoder, and how its tensors are assembled from a checkpoint's.
 
-A rank has a share of the heads, of the inner columns and of the output's rows. A matrix whose
-output is that share is split by rows. One whose input is the share is split by columns; its
-products are summed over the ranks.
+With tensor parallelism, each rank has an equal share of the attention heads, of the MLP's inner
+columns and of the vocabulary. A matrix that produces such a share is split by rows. A matrix that
+consumes one is split by columns, and its products are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plimsoll_engine.models.quantization import Quantization
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Sizes and switches of one decoder."""
+    """Sizes and options of one decoder."""
 
     layers: int
     hidden: int
@@ -40,7 +40,7 @@ class Spec:
 
     @classmethod
     def from_config(cls, config: Any) -> Spec:
-        """Return the spec of a transformers config of the :data:`FAMILY`."""
+        """Return the spec of a transformers config of one of the model types in :data:`FAMILY`."""
         attention_bias = bool(getattr(config, "attention_bias", False))
         qwen2 = config.model_type == "qwen2"
         return cls(
@@ -58,15 +58,15 @@ class Spec:
             out_bias=not qwen2 and attention_bias,
             mlp_bias=bool(getattr(config, "mlp_bias", False)),
             qk_norm=config.model_type in ("qwen3", "qwen3_moe"),
-            windows=tuple(_windows(config)),
+            windows=tuple(_read_windows(config)),
             mixture=Mixture.from_config(config),
         )
 
     def for_shard(self, shard: Shard) -> Spec:
-        """Return the spec of one rank.
+        """Return the spec of one rank of ``shard``.
 
-        It has a share of the heads, of the inner columns and of the output's rows, and the whole
-        embedding. Raises ValueError with a field that cannot be divided.
+        Heads, inner columns and output rows are divided; the embedding is not. Raises ValueError
+        that names a field that is not divisible.
         """
         mixture = self.mixture
         dense = mixture is None or len(mixture.layers) < self.layers
@@ -78,8 +78,8 @@ class Spec:
         ):
             if count % shard.size:
                 raise ValueError(
-                    f"field {field}: {count} is not divisible by {FLAG} {shard.size}; use a"
-                    " smaller size that divides it"
+                    f"field {field}: {count} is not divisible by {FLAG} {shard.size}; use a size "
+                    "that divides it"
                 )
         return replace(
             self,
@@ -90,10 +90,10 @@ class Spec:
         )
 
 
-def _windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer.
+def _read_windows(config: Any) -> list[int | None]:
+    """Return each layer's sliding window in tokens; None for full attention.
 
-    Without ``layer_types``, only the configs of Mistral and Qwen3-MoE apply the window.
+    If the config has no ``layer_types``, only Mistral and Qwen3-MoE use its window.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -105,10 +105,10 @@ def _windows(config: Any) -> list[int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the model: the checkpoint tensors that it concatenates, and its shape.
+    """One tensor of the model: its shape, and the checkpoint tensors that it concatenates.
 
-    ``sources`` has their names and numbers of rows. With ``split`` it is one rank's: it has the
-    share of ``shard`` of each source, by rows (0) or columns (1).
+    ``sources`` lists their names and numbers of rows. ``split`` says whether a rank takes its
+    ``shard`` of each source by rows (0) or by columns (1); None if it takes all.
     """
 
     sources: tuple[tuple[str, int], ...]
@@ -116,17 +116,17 @@ class Part:
     split: int | None = None
     shard: Shard = WHOLE
     dtype: torch.dtype | None = None
-    """Dtype; None for the model's."""
+    """Dtype of the tensor; None means the model's dtype."""
 
     def source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape in the checkpoint of a source that has ``shape`` here."""
+        """Return the checkpoint shape of a source of which this rank has ``shape``."""
         return tuple(
             size * self.shard.size if dimension == self.split else size
             for dimension, size in enumerate(shape)
         )
 
     def source_slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return the slices of a source that has ``shape`` here."""
+        """Return the slices of a source that this rank loads into ``shape``."""
         return tuple(
             slice(self.shard.rank * size, (self.shard.rank + 1) * size)
             if dimension == self.split
@@ -136,17 +136,17 @@ class Part:
 
 
 SCALE = "_scale"
-"""Suffix of the name of a quantized matrix's scales."""
+"""Suffix that names the scales of a quantized matrix."""
 SUMMED = ("out", "down")
-"""Matrices whose products are sums over all heads or all inner columns."""
+"""Matrices that are split by columns, so that their products are summed over the ranks."""
 
 
-def parts(
+def make_parts(
     spec: Spec, shard: Shard = WHOLE, quantization: Quantization | None = None
 ) -> dict[str, Part]:
-    """Return every tensor of the model by its name. ``spec`` is that of ``shard``.
+    """Return every tensor of the model by name. ``spec`` must already be that of ``shard``.
 
-    Raises ValueError if ``quantization`` covers part of a matrix, or a router.
+    Raises ValueError if ``quantization`` covers only part of a fused matrix, or a router.
     """
 
     def whole(source: str, *shape: int) -> Part:
@@ -182,10 +182,10 @@ def parts(
             router = f"{theirs}mlp.gate"
             found[f"{ours}router"] = whole(f"{router}.weight", mixture.experts, spec.hidden)
             if quantization is not None:
-                quantization.must_ignore(router, "a router")
+                quantization.require_ignored(router, "a router")
             own = matrices | {
-                "gate_up": (mixture.gate_up(), spec.hidden, False),
-                "down": (mixture.down(spec.hidden), mixture.width, False),
+                "gate_up": (mixture.list_gate_up_sources(), spec.hidden, False),
+                "down": (mixture.list_down_sources(spec.hidden), mixture.width, False),
             }
         for name, size in (("attention_norm", spec.hidden), ("mlp_norm", spec.hidden)):
             source = "input_layernorm" if name == "attention_norm" else "post_attention_layernorm"
@@ -196,9 +196,11 @@ def parts(
         for name, (sources, columns, bias) in own.items():
             paths = tuple((theirs + source, count) for source, count in sources)
             rows = sum(count for _, count in sources)
-            scaled = quantization is not None and quantization.covers([path for path, _ in paths])
-            # A matrix whose product is summed over the ranks is split by columns. Its bias is
-            # added once, and each rank has the scales of all rows.
+            scaled = quantization is not None and quantization.is_quantized(
+                [path for path, _ in paths]
+            )
+            # The bias of a matrix that is split by columns is added by one rank only. Each rank has
+            # the scales of all its rows.
             summed = name in SUMMED
             by_row = None if summed else 0
             matrix = Part(_append_kind(paths, "weight"), (rows, columns), 1 if summed else 0, shard)

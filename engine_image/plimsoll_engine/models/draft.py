@@ -1,4 +1,4 @@
-"""Draft model for speculative decoding: its checkpoint, and its tensors beside the target's."""
+"""Draft model for speculative decoding: loading, and merging its tensors with the target's."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from plimsoll_engine.models import decoder, loader
 from plimsoll_engine.models.decoder import Decoder
 
 PREFIX = "draft."
-"""Prefix of its tensors' names in a buffer that both models share."""
+"""Prefix of the draft model's tensors in a buffer that both models share."""
 
 
 def build(folder: Path, dtype: torch.dtype) -> Decoder:
-    """Return the model in ``folder`` with its tensors on the meta device. Raises LoadError."""
+    """Return the draft model in ``folder``, its tensors on the meta device. Raises LoadError."""
     config = loader.load_config(folder)
     if not decoder.supports(config):
         raise LoadError(
-            f"{folder / 'config.json'}: field model_type: {config.model_type} cannot draft tokens,"
-            f" only text models of {', '.join(decoder.FAMILY)}"
+            f"{folder / 'config.json'}: field model_type: {config.model_type} is not supported "
+            f"as a draft model; supported are {', '.join(decoder.FAMILY)}"
         )
     try:
-        return Decoder(config, dtype, quantization=loader.quantization_of(config))
+        return Decoder(config, dtype, quantization=loader.read_quantization(config))
     except (ValueError, TypeError, AttributeError) as error:
         raise LoadError(f"{folder / 'config.json'}: {error}") from None
 
 
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Load the model in ``folder`` to ``device``. Raises LoadError."""
+    """Load the draft model in ``folder`` to ``device``. Raises LoadError."""
     model = build(folder, dtype)
     tensors = model.parameters_by_name()
     loader.bind(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
@@ -45,7 +45,7 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
 def merge_tensors(
     tensors: Mapping[str, torch.Tensor], draft: Decoder | None
 ) -> dict[str, torch.Tensor]:
-    """Return ``tensors`` with those of ``draft`` added under prefixed names."""
+    """Return ``tensors`` together with those of ``draft``, whose names get :data:`PREFIX`."""
     own = {} if draft is None else draft.parameters_by_name()
     return {**tensors, **{PREFIX + name: tensor for name, tensor in own.items()}}
 
@@ -53,7 +53,7 @@ def merge_tensors(
 def split_tensors(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Split shared tensors into those of the target and those of the draft model."""
+    """Split the tensors of a shared buffer into the target's and the draft model's."""
     drafts = {
         name.removeprefix(PREFIX): tensor
         for name, tensor in tensors.items()

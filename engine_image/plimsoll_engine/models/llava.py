@@ -1,6 +1,6 @@
-"""LLaVA: vision tower and projector of transformers, followed by this engine's decoder.
+"""LLaVA: the vision tower and projector of transformers, with this engine's decoder.
 
-The tower processes a whole image; the projector's rows replace the image's placeholder tokens.
+The projector's output replaces the embeddings of an image's placeholder tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plimsoll_engine.models.module_parts import (
     bind_module,
     clear_tensors,
     init_buffers,
-    module_parts,
+    make_module_parts,
 )
 
 TOWER, PROJECTOR = "vision_tower.", "multi_modal_projector."
@@ -28,10 +28,10 @@ TEXT = "text."
 
 
 class LlavaModel:
-    """Vision-language model of a vision tower, a projector and a decoder.
+    """Vision-language model: a vision tower, a projector and a decoder.
 
-    It implements :class:`plimsoll_engine.models.model.MediaModel`. At first its tensors are on the
-    meta device.
+    It implements :class:`plimsoll_engine.models.model.MediaModel`. Its tensors are on the meta
+    device until :meth:`bind`.
     """
 
     lifelong = False
@@ -51,17 +51,17 @@ class LlavaModel:
         self._tokens = (side // config.vision_config.patch_size) ** 2 + (not self._skip_class)
         self.output_bytes = config.text_config.hidden_size * dtype.itemsize
         self.parts = {TEXT + name: part for name, part in self._text.parts.items()}
-        self.parts |= module_parts(self._tower, TOWER)
-        self.parts |= module_parts(self._projector, PROJECTOR)
+        self.parts |= make_module_parts(self._tower, TOWER)
+        self.parts |= make_module_parts(self._projector, PROJECTOR)
 
     @property
-    def ignored(self) -> frozenset[str]:
-        """Checkpoint tensors that are not read."""
-        return self._text.ignored
+    def ignored_tensors(self) -> frozenset[str]:
+        """Checkpoint tensors that are not loaded, by their names in ``parts``."""
+        return self._text.ignored_tensors
 
     @staticmethod
-    def canonical(name: str) -> str:
-        """Return the canonical name of a tensor, whichever version of transformers wrote it."""
+    def normalize_name(name: str) -> str:
+        """Return the name in ``parts`` of a checkpoint tensor, for any version of transformers."""
         name = name.removeprefix("model.") if name.startswith(_NESTED) else name
         name = name.replace("vision_tower.vision_model.", TOWER)
         if name.startswith("language_model."):
@@ -80,17 +80,20 @@ class LlavaModel:
         return self._text.dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Return all tensors of the text model, the tower and the projector, by name."""
+        """Return every tensor of decoder, tower and projector by its name in ``parts``."""
         found = {TEXT + name: tensor for name, tensor in self._text.parameters_by_name().items()}
         for prefix, module in ((TOWER, self._tower), (PROJECTOR, self._projector)):
             found |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}
         return found
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights. Raises ValueError with a name that does not fit."""
+        """Use ``tensors`` as weights.
+
+        Raises ValueError that names the first one that does not fit.
+        """
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
-                raise ValueError(f"tensor {name}: missing or not of shape {part.shape}")
+                raise ValueError(f"tensor {name}: missing, or not of shape {part.shape}")
         text = {k.removeprefix(TEXT): t for k, t in tensors.items() if k.startswith(TEXT)}
         self._text.bind(text)
         bind_module(self._tower, tensors, TOWER)
@@ -98,25 +101,24 @@ class LlavaModel:
         init_buffers(self._tower, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """Return one output [image tokens, hidden] for each image.
+        """Return the embeddings [image tokens, hidden] of each image, in the model's dtype.
 
-        ``media`` hold pixels [channels, height, width] in float32; the result has the model's
-        dtype.
+        Each item of ``media`` holds float32 pixels [channels, height, width].
         """
-        pixels = media_input.stack(media, self._shape, self.dtype, self.device)
+        pixels = media_input.stack_media(media, self._shape, self.dtype, self.device)
         states = self._tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
         chosen = [states[layer] for layer in self._layers]
         if self._skip_class:
             chosen = [state[:, 1:] for state in chosen]
-        # Each output owns its memory, because a view would keep the whole batch.
+        # Copy each output: a view would keep the memory of the whole batch.
         return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
 
-    def example(self) -> Media:
-        """Return an image of zeros in the processor's shape, for the warm-up."""
-        return media_input.example("image", self._shape, self._tokens, self._tokens)
+    def make_dummy_media(self) -> Media:
+        """Return a black image of the processor's size, for the warm-up."""
+        return media_input.make_dummy_media("image", self._shape, self._tokens, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [tokens, hidden] of ``ids`` [tokens], without images."""
+        """Return the text embeddings [tokens, hidden] of ``ids`` [tokens]."""
         return self._text.embed(ids)
 
     def forward(
@@ -126,18 +128,19 @@ class LlavaModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the text model's hidden states [tokens, hidden], or those of the needed rows.
+        """Return the hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        The input is ``ids`` int64 [tokens], or ``embeds`` [tokens, hidden] if given.
+        ``embeds`` [tokens, hidden] replace the embeddings of ``ids``. Only the rows in
+        ``plan.needed`` are returned, if it lists any.
         """
         return self._text.forward(ids, positions, plan, embeds)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the text model's logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
-        return self._text.logits(hidden)
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
+        return self._text.compute_logits(hidden)
 
     def close(self) -> None:
-        """Release every tensor of all three parts."""
+        """Release all tensors."""
         self._text.close()
         clear_tensors(self._tower)
         clear_tensors(self._projector)

@@ -1,7 +1,7 @@
-"""LoRA adapters: reading of PEFT's files, and their contribution to the decoder's products.
+"""LoRA adapters: read PEFT's files, and add the adapters' results to the decoder's.
 
-An adapter changes a projection W to W + scale * B @ A. A and B are kept separate from W, so that
-the rows of a step may use different adapters or none.
+An adapter changes a projection W to W + scale * B @ A. A and B stay separate from W, so each row of
+a step may use another adapter, or none.
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels.quantized import Weight, product
 from plimsoll_engine.kernels.step_plan import RowAdapters
 from plimsoll_engine.models.decoder_parts import SCALE, Part
-from plimsoll_engine.models.safetensors_files import mismatch, open_safetensors, raise_for_tensors
+from plimsoll_engine.models.safetensors_files import (
+    find_mismatch,
+    open_safetensors,
+    raise_for_tensors,
+)
 
 Product = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Prefix of the model's names in PEFT's files."""
+"""Prefix of tensor names in PEFT's files."""
 DIGEST_BYTES = 16
 MAX_CONFIG_BYTES = 1 << 20
-"""Hundreds of times the size of a config that PEFT writes."""
+"""Maximum size of a config: hundreds of times what PEFT writes."""
 
 
 class Target(NamedTuple):
-    """Projection that an adapter may change.
+    """Projection that an adapter may change: ``rows`` rows of a layer's ``matrix``, from ``first``.
 
-    It has ``rows`` rows, from ``first`` on, of a layer's ``matrix``, which has ``columns`` columns.
+    ``columns`` is the number of columns of the matrix.
     """
 
     layer: int
@@ -46,21 +50,18 @@ class Target(NamedTuple):
     columns: int
 
     def nbytes(self, rank: int, dtype: torch.dtype) -> int:
-        """Return the bytes of A and B with this rank."""
+        """Return the bytes of A and B for this rank."""
         return rank * (self.rows + self.columns) * dtype.itemsize
 
 
-def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
-    """Return every projection of a decoder's ``parts`` by its path.
-
-    A path is for example ``model.layers.0.self_attn.q_proj``.
-    """
+def find_targets(parts: Mapping[str, Part]) -> dict[str, Target]:
+    """Return the projections of a decoder by path, such as ``model.layers.0.self_attn.q_proj``."""
     found = {}
     for name, part in parts.items():
         if not name.startswith("layers.") or len(part.shape) != 2 or name.endswith(SCALE):
             continue
         if ".experts." in part.sources[0][0] or name.endswith(".router"):
-            continue  # experts have no common product that an adapter could be added to
+            continue  # LoRA of experts is not supported: each expert multiplies other rows
         _, layer, matrix = name.split(".")
         first = 0
         for source, rows in part.sources:
@@ -71,9 +72,9 @@ def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
 
 
 class LoraDelta(NamedTuple):
-    """Low-rank addition to the columns of a product from ``first`` on.
+    """Low-rank addition to a product's columns from ``first`` on.
 
-    ``a`` is [rank, in], ``b`` [out, rank], already scaled, in the model's dtype.
+    ``a`` is [rank, in] and ``b`` [out, rank], in the model's dtype; ``b`` includes the scale.
     """
 
     first: int
@@ -83,10 +84,10 @@ class LoraDelta(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Adapter:
-    """One loaded adapter.
+    """One loaded adapter. ``deltas`` are by layer and matrix.
 
-    ``number`` identifies its loading: loading the same name again makes another adapter. ``deltas``
-    are by layer and matrix. ``digest`` is that of the tensors in the files.
+    ``number`` is unique for each loading, also of the same name. ``digest`` identifies the tensors
+    in the files.
     """
 
     name: str
@@ -96,12 +97,12 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its matrices on the model's device."""
+        """Bytes of all matrices on the model's device."""
         return sum(d.a.nbytes + d.b.nbytes for deltas in self.deltas.values() for d in deltas)
 
 
 class StepAdapters:
-    """Adapters of one step, each with the int32 [n] indices of its rows."""
+    """Adapters of one step, each with the indices of its rows, int32 [n]."""
 
     def __init__(self, rows: Sequence[tuple[Adapter, torch.Tensor]]) -> None:
         self._rows = rows
@@ -109,9 +110,9 @@ class StepAdapters:
     def add(
         self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
     ) -> None:
-        """Add each adapter's contribution to the product ``y`` [tokens, out] of ``x`` [tokens, in].
+        """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out].
 
-        ``y`` has the matrix's rows from ``first`` on, where one of its projections begins.
+        ``y`` is the product of ``x`` and the rows of ``matrix`` from ``first`` on.
         """
         for adapter, rows in self._rows:
             own = None
@@ -124,7 +125,7 @@ class StepAdapters:
                 y.narrow(1, begin - first, len(b)).index_add_(0, rows, added)
 
 
-def linear(
+def apply_linear(
     x: torch.Tensor,
     weight: Weight,
     bias: torch.Tensor | None,
@@ -134,10 +135,10 @@ def linear(
     product: Product = product,
     first: int = 0,
 ) -> torch.Tensor:
-    """Apply a layer's matrix and the step's adapters to ``x`` [tokens, in].
+    """Return the product of ``x`` [tokens, in] and ``weight``, with the step's adapters applied.
 
-    Returns [tokens, out] of the same dtype. ``product`` computes the result without adapters.
-    ``weight`` holds the matrix's rows from row ``first`` on.
+    The result is [tokens, out] of the same dtype. ``product`` computes it without adapters.
+    ``weight`` holds the rows of the layer's ``matrix`` from ``first`` on.
     """
     y = product(x, weight, bias)
     if adapters is not None:
@@ -146,7 +147,7 @@ def linear(
 
 
 class _Config(msgspec.Struct):
-    """Fields of ``adapter_config.json`` that affect the computation."""
+    """Fields of ``adapter_config.json`` that affect the result."""
 
     r: int
     lora_alpha: float
@@ -175,21 +176,24 @@ UNSUPPORTED = (
     "use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern",
     "layer_replication", "trainable_token_indices",
 )  # fmt: skip
-"""Fields that change the computation in ways that are not implemented."""
+"""Fields that change the result in ways that are not implemented."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
-"""Prefixes of ``init_lora_weights`` whose training changes the base model's weights.
+"""Values of ``init_lora_weights``, by prefix, that also change the base model's weights.
 
 Such an adapter is wrong on the original weights (PEFT, ``LoraConfig``).
 """
 
 
-def _config(folder: Path, max_rank: int) -> _Config:
+def _read_config(folder: Path, max_rank: int) -> _Config:
     path = folder / CONFIG
     if not path.is_file():
-        raise LoadError(f"{path}: no such file; an adapter's folder needs it")
+        raise LoadError(f"{path}: no such file; an adapter needs it")
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise LoadError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
+            raise LoadError(
+                f"{path}: larger than {MAX_CONFIG_BYTES} bytes, the maximum size of an adapter's "
+                "config"
+            )
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LoadError(f"{path}: {error}") from None
@@ -199,62 +203,66 @@ def _config(folder: Path, max_rank: int) -> _Config:
         raise LoadError(f"{path}: field bias: {config.bias!r} is not supported, only 'none'")
     for field in UNSUPPORTED:
         if value := getattr(config, field):
-            raise LoadError(f"{path}: field {field}: {value!r} is not supported")
+            raise LoadError(
+                f"{path}: field {field}: {value!r} is not supported; train the adapter without it"
+            )
     start = config.init_lora_weights
     if isinstance(start, str) and start.startswith(CHANGES_BASE):
         raise LoadError(
-            f"{path}: field init_lora_weights: {start!r} changes the base model; convert the"
-            " adapter with PEFT's path_initial_model_for_weight_conversion"
+            f"{path}: field init_lora_weights: {start!r} also changes the base model; convert "
+            "the adapter with PEFT's path_initial_model_for_weight_conversion"
         )
     if config.r < 1:
-        raise LoadError(f"{path}: field r: {config.r} is not a valid rank; it must be at least 1")
+        raise LoadError(f"{path}: field r: {config.r} is not a valid rank: must be at least 1")
     if config.r > max_rank:
         raise LoadError(
-            f"{path}: field r: {config.r} is above --max-lora-rank {max_rank}; start the engine"
-            " with a higher one"
+            f"{path}: field r: {config.r} exceeds --max-lora-rank {max_rank}; restart the engine "
+            "with a higher value"
         )
     return config
 
 
-def _is_named(path: str, names: Sequence[str]) -> bool:
-    """Report whether ``path`` matches PEFT's rule: a whole path, or its end after a dot."""
+def _matches_path(path: str, names: Sequence[str]) -> bool:
+    """Report whether ``path`` equals one of ``names`` or ends with a dot and one of them."""
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
-def _listed_projections(config: _Config, known: Mapping[str, Target], where: Path) -> set[str]:
-    """Return the projections that the config lists; empty if only the tensors show them."""
+def _list_projections(config: _Config, known: Mapping[str, Target], where: Path) -> set[str]:
+    """Return the projections that the config lists; empty if it does not list them by name."""
     names = config.target_modules
     if isinstance(names, str):
         return set()
     for name in names:
-        if not any(_is_named(path, [name]) for path in known):
+        if not any(_matches_path(path, [name]) for path in known):
             kinds = sorted({path.rpartition(".")[2] for path in known})
             raise LoadError(
                 f"{where}: field target_modules: {name} is not supported, only {', '.join(kinds)}"
             )
     if config.layers_to_transform is not None or config.exclude_modules:
         return set()
-    return {path for path in known if _is_named(path, names)}
+    return {path for path in known if _matches_path(path, names)}
 
 
-def read(
+def read_adapter(
     folder: Path,
     known: Mapping[str, Target],
     max_rank: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[dict[tuple[int, str], list[LoraDelta]], bytes]:
-    """Return an adapter's tensors on ``device`` by layer and matrix, and their digest.
+    """Return the adapter's matrices on ``device``, by layer and matrix, and their digest.
 
-    Raises LoadError with the wrong file, field or tensor, and OSError for an unreadable path.
+    Raises LoadError that names the file and field or tensor, and OSError for an unreadable file.
     """
     if not folder.is_dir():
-        raise LoadError(f"{folder}: no such folder")
-    config = _config(folder, max_rank)
-    wanted = _listed_projections(config, known, folder / CONFIG)
+        raise LoadError(
+            f"{folder}: no such folder; an adapter is a folder with {CONFIG} and {WEIGHTS}"
+        )
+    config = _read_config(folder, max_rank)
+    wanted = _list_projections(config, known, folder / CONFIG)
     path = folder / WEIGHTS
     if not path.is_file():
-        raise LoadError(f"{path}: no such file; adapters in other formats are not read")
+        raise LoadError(f"{path}: no such file; an adapter needs it")
     halves: dict[str, dict[str, torch.Tensor]] = {}
     unexpected, mismatched = [], []
     digest = blake2b(str(config.scale).encode(), digest_size=DIGEST_BYTES)
@@ -268,7 +276,7 @@ def read(
             a = half.startswith("A")
             expected = (config.r, target.columns) if a else (target.rows, config.r)
             found = file.get_slice(name)
-            if why := mismatch(name, found, expected):
+            if why := find_mismatch(name, found, expected):
                 mismatched.append(why)
             elif not mismatched and not unexpected:
                 tensor = file.get_tensor(name)
@@ -277,7 +285,7 @@ def read(
                 if not a:
                     tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
                     tensor *= config.scale
-                # Always copy: the file's pages do not belong to the model.
+                # Always copy: a view would keep the file's pages mapped.
                 half = half[0]
                 halves.setdefault(source, {})[half] = tensor.to(device, dtype, copy=True)
     missing = [
@@ -288,7 +296,7 @@ def read(
     ]
     raise_for_tensors(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
     if not halves:
-        raise LoadError(f"{path}: no tensor in it")
+        raise LoadError(f"{path}: contains no tensor")
     deltas: dict[tuple[int, str], list[LoraDelta]] = {}
     for source, pair in halves.items():
         target = known[source]

@@ -1,4 +1,4 @@
-"""Conversion of media from messages to tensors."""
+"""Conversion of media in messages to tensors."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 from plimsoll_engine.messages.worker_ipc import Media
 
 
-def stack(
+def stack_media(
     media: Sequence[Media], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return [items, *shape] of ``dtype`` on ``device``. Raises ValueError for another shape."""
+    """Return ``media`` as a tensor [items, *shape]. Raises ValueError for another shape."""
     tensors = []
     for item in media:
         if list(item.shape) != list(shape) or item.dtype != "float32" or item.data is None:
             raise ValueError(
-                f"the {item.kind} is {item.dtype} {item.shape}; the model takes float32"
-                f" {list(shape)}"
+                f"the {item.kind} is {item.dtype} {item.shape}; the model expects float32 "
+                f"{list(shape)}"
             )
-        # A copy, because torch warns about read-only memory.
+        # Copy, because torch warns about read-only memory.
         tensors.append(torch.frombuffer(bytearray(item.data), dtype=torch.float32).view(*shape))
     return torch.stack(tensors).to(device=device, dtype=dtype)
 
 
-def example(
+def make_dummy_media(
     kind: Literal["image", "audio"], shape: Sequence[int], placeholders: int, tokens: int
 ) -> Media:
     """Return media of zeros, for the warm-up."""

@@ -1,8 +1,8 @@
-"""Mixture of experts: its config, and its tensors in a checkpoint.
+"""Mixture of experts: its config and its checkpoint tensors.
 
-A layer's experts are stacked in two matrices. One has the gate and up projections of the first
-expert, those of the second and so on; the other has the down projections. With several ranks, each
-rank has a share of the inner columns of every expert.
+Each layer stacks its experts in two matrices: one holds the gate and up projections of each expert
+in turn, the other the down projections. With several ranks, each has a share of the inner columns
+of every expert.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from plimsoll_engine.distributed.group import FLAG, Shard
 
 FAMILY = ("qwen3_moe",)
 MAX_EXPERTS = 1024
-"""Several times the number in published models; the kernels count experts in one block."""
+"""Maximum number of experts, several times that of published models.
+
+Kernels count all experts in one block.
+"""
 MAX_CHOSEN = 64
 
 Sources = tuple[tuple[str, int], ...]
-"""Names of checkpoint tensors, relative to the layer, with their numbers of rows."""
+"""Names of checkpoint tensors, relative to the layer, and their numbers of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Layers with experts instead of an MLP, the number of experts, and their routing.
+    """Experts of a model: the layers that have them, their number and size, and their routing.
 
-    ``width`` is the number of inner columns of one expert. With ``normalised``, the weights of a
-    row's ``chosen`` experts add up to one.
+    Each row goes to its ``chosen`` best experts, whose weights add up to one if ``normalised``.
+    ``width`` is the number of inner columns of an expert.
     """
 
     experts: int
@@ -39,7 +42,7 @@ class Mixture:
     def from_config(cls, config: Any) -> Mixture | None:
         """Return the mixture of a transformers config; None if no layer has experts.
 
-        Raises ValueError with a field that has an invalid value.
+        Raises ValueError that names an invalid field.
         """
         if config.model_type not in FAMILY:
             return None
@@ -55,9 +58,7 @@ class Mixture:
             return None
         chosen = _read_int(config, "num_experts_per_tok", 1, MAX_CHOSEN)
         if chosen > experts:
-            raise ValueError(
-                f"field num_experts_per_tok: {chosen} is more than num_experts, which is {experts}"
-            )
+            raise ValueError(f"field num_experts_per_tok: {chosen} exceeds num_experts, {experts}")
         return cls(
             experts=experts,
             chosen=chosen,
@@ -67,24 +68,24 @@ class Mixture:
         )
 
     def for_shard(self, shard: Shard) -> Mixture:
-        """Return the mixture of one rank. Raises ValueError if the width cannot be divided."""
+        """Return one rank's share. Raises ValueError if the width is not divisible by the ranks."""
         if self.width % shard.size:
             raise ValueError(
-                f"field moe_intermediate_size: {self.width} is not divisible by {FLAG}"
-                f" {shard.size}; use a smaller size that divides it"
+                f"field moe_intermediate_size: {self.width} is not divisible by {FLAG} "
+                f"{shard.size}; use a size that divides it"
             )
         return replace(self, width=self.width // shard.size)
 
-    def gate_up(self) -> Sources:
-        """Return the sources of the matrix of gate and up projections."""
+    def list_gate_up_sources(self) -> Sources:
+        """Return the checkpoint tensors of the matrix of gate and up projections."""
         return tuple(
             (f"mlp.experts.{expert}.{name}", self.width)
             for expert in range(self.experts)
             for name in ("gate_proj", "up_proj")
         )
 
-    def down(self, hidden: int) -> Sources:
-        """Return the sources of the matrix of down projections."""
+    def list_down_sources(self, hidden: int) -> Sources:
+        """Return the checkpoint tensors of the matrix of down projections."""
         return tuple((f"mlp.experts.{expert}.down_proj", hidden) for expert in range(self.experts))
 
 
@@ -92,5 +93,5 @@ def _read_int(config: Any, field: str, minimum: int, maximum: int | None = None)
     value = getattr(config, field, None)
     if not isinstance(value, int) or value < minimum or (maximum is not None and value > maximum):
         bounds = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
-        raise ValueError(f"field {field}: {value!r} is not supported; it must be {bounds}")
+        raise ValueError(f"field {field}: {value!r} is not supported: must be {bounds}")
     return value

@@ -1,7 +1,4 @@
-"""Interfaces of models, as the runner uses them.
-
-:mod:`plimsoll_engine.kernels.step_plan` describes the plan of a step.
-"""
+"""Interfaces of models, as the runner uses them."""
 
 from __future__ import annotations
 
@@ -38,24 +35,24 @@ class Model(Protocol):
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the last normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
+        """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        Tokens are at ``positions`` int64 [tokens]. ``embeds`` [tokens, hidden] replace
-        ``embed(ids)``. The result has the model's dtype. If ``plan.needed`` lists rows, it has only
-        those rows, in their order.
+        ``positions`` int64 [tokens] are the tokens' positions. ``embeds`` [tokens, hidden] replace
+        ``embed(ids)``. The result has the model's dtype. If ``plan.needed`` lists rows, only these
+        rows are returned, in that order.
         """
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         ...
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Return every tensor that comes from a checkpoint, tied ones once."""
+        """Return every tensor from the checkpoint by name; a tied tensor occurs once."""
         ...
 
     def close(self) -> None:
-        """Release every tensor. Idempotent."""
+        """Release all tensors. Idempotent."""
         ...
 
 
@@ -63,21 +60,21 @@ class Model(Protocol):
 class MediaModel(Model, Protocol):
     """Model with an encoder for images or audio.
 
-    ``lifelong`` means that every token attends to the encoder's output (encoder-decoder), so that a
-    request needs it until it ends. Otherwise the output replaces placeholder tokens.
-    ``output_bytes`` is the size of one token of output.
+    If ``lifelong``, all tokens attend to the encoder's output (encoder-decoder), so a request holds
+    it until it ends. Otherwise the output replaces placeholder tokens. ``output_bytes`` is the size
+    of one token's output.
     """
 
     lifelong: bool
     output_bytes: int
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """Return the output of each of ``media``, [media.tokens, ...] in the model's dtype.
+        """Return the encoder's output for each item: [media.tokens, ...] in the model's dtype.
 
-        Raises ValueError with an item that does not fit.
+        Raises ValueError that names an item that does not fit.
         """
         ...
 
-    def example(self) -> Media:
-        """Return media of the maximum size, for the warm-up. Its start is 0."""
+    def make_dummy_media(self) -> Media:
+        """Return media of the maximum size for the warm-up, at position 0."""
         ...

@@ -1,4 +1,4 @@
-"""Tensors of a transformers module that is part of one of this engine's models."""
+"""Parameters of a transformers module that is a part of one of this engine's models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from plimsoll_engine.models.decoder_parts import Part
 
 
-def module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
-    """Return the part of each parameter by its name with ``prefix``, as in a checkpoint."""
+def make_module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
+    """Return the part of each parameter by its checkpoint name, which begins with ``prefix``."""
     return {
         prefix + name: Part(((prefix + name, parameter.shape[0]),), tuple(parameter.shape))
         for name, parameter in module.named_parameters()
@@ -18,7 +18,7 @@ def module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
 
 
 def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefix: str) -> None:
-    """Make ``module`` use the tensors that have its parameters' names after ``prefix``."""
+    """Use the ``tensors`` whose names begin with ``prefix`` as the parameters of ``module``."""
     for name, _ in list(module.named_parameters()):
         owner, _, last = name.rpartition(".")
         parameter = torch.nn.Parameter(tensors[prefix + name], requires_grad=False)
@@ -26,7 +26,7 @@ def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
 
 
 def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
-    """Create the buffers that no checkpoint has: the position numbers of vision towers.
+    """Create the buffers that checkpoints lack: the position ids of vision towers.
 
     Raises ValueError for any other buffer.
     """
@@ -39,7 +39,7 @@ def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
 
 
 def clear_tensors(module: Any) -> None:
-    """Remove every tensor from ``module``, so that references to it keep no weights alive."""
+    """Remove all tensors from ``module``, so that references to it do not keep them alive."""
     for part in module.modules():
         part._parameters.clear()
         part._buffers.clear()

@@ -1,7 +1,6 @@
-"""Safetensors files of a checkpoint: the file of each tensor, and memory-mapped reading.
+"""Safetensors files of a checkpoint: find the file of each tensor, and read it through mmap.
 
-Mapping a file avoids a second host copy of a tensor that is copied to the model. Its pages belong
-to the page cache.
+With mmap, loading needs no second copy in host memory. The mapped pages belong to the page cache.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "BF16", "F16", "F64")
 """Safetensors dtypes that are converted to the model's dtype.
 
-Integers and 8-bit floats need scales, which an unquantized model does not have.
+Integers and 8-bit floats would need scales.
 """
 SIGNIFICANT_BITS = {"BF16": 8, "F16": 11, "F32": 24, "F64": 53}
-"""Significant bits of each dtype, including the implicit leading one."""
+"""Significant bits of each dtype, including the implicit one."""
 EIGHT_BITS = ("F8_E4M3",)
-"""Dtype of a quantized matrix, which has separate scales."""
+"""Dtype of a quantized matrix, whose scales are separate tensors."""
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files: the single file, those of the index, or all in the folder.
+def list_weight_files(folder: Path) -> list[Path]:
+    """Return the weight files: ``model.safetensors``, those in the index, or all in the folder.
 
     Raises LoadError.
     """
@@ -44,25 +43,23 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
         if not (found := sorted(folder.glob("*.safetensors"))):
-            raise LoadError(
-                f"{folder}: no *.safetensors file; weights in other formats are not read"
-            )
+            raise LoadError(f"{folder}: no *.safetensors file; convert the weights to safetensors")
         return found
-    names = sorted(set(files_by_tensor(folder).values()))
+    names = sorted(set(read_index(folder).values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise LoadError(f"{folder / INDEX}: lists {missing[0]}, which is missing in {folder}")
+        raise LoadError(f"{folder / INDEX}: lists {missing[0]}, which does not exist in {folder}")
     return [folder / name for name in names]
 
 
-def files_by_tensor(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor from the index; empty for a checkpoint without one."""
+def read_index(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor as the index lists it; empty without an index."""
     index = folder / INDEX
     if (folder / SINGLE).is_file() or not index.is_file():
         return {}
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         if not weight_map or not all(Path(n).name == n for n in weight_map.values()):
-            raise ValueError("not names of files in this folder")
+            raise ValueError("not the names of files in this folder")
         return dict(weight_map)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{index}: no readable field weight_map: {error!r}") from None
@@ -70,7 +67,7 @@ def files_by_tensor(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
-    """Open a file and yield its mapped tensors. Raises LoadError with the name of a broken file."""
+    """Open a file and yield its tensors, mapped. Raises LoadError that names an unreadable file."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -79,55 +76,55 @@ def open_safetensors(path: Path) -> Iterator[Any]:
 
 
 def check_files(folder: Path) -> Counter[str]:
-    """Read each weight file's header. Return the number of tensors of each safetensors dtype.
+    """Read the header of each weight file. Return the number of tensors of each dtype.
 
-    Raises LoadError with the name of a broken file.
+    Raises LoadError that names an unreadable file.
     """
     types: Counter[str] = Counter()
-    for path in weight_files(folder):
+    for path in list_weight_files(folder):
         with open_safetensors(path) as file:
             types.update(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118
     return types
 
 
-def loses_digits(in_file: str, dtype: torch.dtype) -> bool:
-    """Report whether numbers of the file's dtype are rounded when converted to ``dtype``."""
+def loses_precision(in_file: str, dtype: torch.dtype) -> bool:
+    """Report whether converting from the file's dtype to ``dtype`` rounds numbers."""
     if in_file not in SIGNIFICANT_BITS or not dtype.is_floating_point:
         return False
     return SIGNIFICANT_BITS[in_file] > 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
 def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
-    """Log which tensors lost digits. ``rounded`` counts them by dtype."""
+    """Log a warning with the number of tensors of each dtype that were rounded."""
     for kind, count in sorted(rounded.items()):
         log.warning(
-            "weights were rounded: --dtype float32 keeps every digit, but uses more memory",
+            "weights were rounded: --dtype float32 avoids this, but needs more memory",
             extra={"model": str(folder), "tensors": count, "type": kind},
         )
 
 
 def raise_for_tensors(folder: Path, **wrong: Collection[str]) -> None:
-    """Raise :class:`LoadError` for the first kind of wrong tensors that is not empty."""
+    """Raise LoadError for the first kind of ``wrong`` tensors that is not empty."""
     for kind, found in wrong.items():
         if names := sorted(found):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
 
 
-def mismatch(
+def find_mismatch(
     name: str, found: Any, expected: tuple[int, ...], types: Sequence[str] = FLOATS
 ) -> str | None:
     """Return why ``found``, a safetensors slice, cannot be loaded; None if it can.
 
-    It needs the ``expected`` shape and one of ``types``.
+    It must have the ``expected`` shape and one of the dtypes ``types``.
     """
     if tuple(found.get_shape()) != expected:
-        return shape_mismatch(name, found.get_shape(), expected)
+        return format_shape_mismatch(name, found.get_shape(), expected)
     if found.get_dtype() not in types:
-        return f"{name} is {found.get_dtype()}, expected {', '.join(types)}"
+        return f"{name}: dtype {found.get_dtype()}, expected {', '.join(types)}"
     return None
 
 
-def shape_mismatch(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
-    """Return the message for a tensor of the wrong shape."""
-    return f"{name} is {tuple(in_file)} in the file and {tuple(in_model)} in the model"
+def format_shape_mismatch(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
+    """Return the error message for a tensor of the wrong shape."""
+    return f"{name}: shape {tuple(in_file)} in the file, but {tuple(in_model)} in the model"

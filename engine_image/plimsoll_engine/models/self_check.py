@@ -1,8 +1,8 @@
-"""Check that a transformers model computes the same on the paged KV pool as by itself.
+"""Check that a transformers model computes the same with and without the paged KV pool.
 
-An architecture may keep other state than keys and values, add to its attention scores, or use
-another mask, and its code does not declare that. Each model is therefore checked when it is loaded:
-the same tokens run through transformers' own attention, and in chunks beside another sequence.
+An architecture may keep state besides keys and values, add terms to its attention scores, or use
+another mask, and its code does not declare that. Loading a model therefore runs the same tokens
+twice: through transformers' own attention, and on the pool in chunks beside another sequence.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from plimsoll_engine.models.transformers_model import NAME, TransformersModel
 
 BLOCK = 4
 LENGTH, CUTS = 23, (0, 13, 22, 23)
-"""Ends of two prompt chunks that end inside blocks, and of a decode step."""
+"""Ends of two prompt chunks, which lie inside blocks, and of a decode step."""
 OTHER = (6, 12, 13)
-"""Tokens of the second sequence that are computed after each step."""
+"""Tokens of the second sequence that have been computed after each step."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Relative tolerance. Rounding is at most a tenth of it; a wrong architecture differs by about 1.
+"""Relative tolerance by dtype.
+
+Rounding causes at most a tenth of it; an unsupported architecture differs by about 1.
 """
 SEED = 3
 
 
 @torch.inference_mode()
-def relative_difference(model: TransformersModel) -> float:
-    """Return the norm of the difference of the last token's logits, relative to their norm.
+def measure_difference(model: TransformersModel) -> float:
+    """Return the relative difference of the last token's logits with and without the pool.
 
-    Raises the model's error if it cannot run on the pool.
+    It is the norm of the difference divided by the norm of the logits. Raises the model's error if
+    it cannot run on the pool.
     """
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(vocabulary, (2, LENGTH), generator=generator).to(model.device)
-    own = model.logits(_in_chunks(model, ids)[None])[0].float()
+    own = model.compute_logits(_run_in_chunks(model, ids)[None])[0].float()
     try:
         model.module.set_attn_implementation("eager")
         wanted = model.module(input_ids=ids[:1], use_cache=False).logits[0, -1].float()
@@ -43,32 +46,32 @@ def relative_difference(model: TransformersModel) -> float:
     return float((own - wanted).norm() / wanted.norm())
 
 
-def _in_chunks(model: TransformersModel, ids: torch.Tensor) -> torch.Tensor:
-    """Return the hidden state [hidden] of the first sequence's last token."""
+def _run_in_chunks(model: TransformersModel, ids: torch.Tensor) -> torch.Tensor:
+    """Return the hidden state [hidden] of the first sequence's last token, computed in chunks."""
     layers, heads, dim = model.kv
     blocks = -(-LENGTH // BLOCK)
     size = (2, layers, 2 * blocks * BLOCK, heads, dim)
     pool = torch.zeros(size, dtype=model.dtype, device=model.device)
-    # The blocks of both sequences are out of order.
+    # Assign the blocks of both sequences out of order.
     tables = torch.arange(2 * blocks, dtype=torch.int32).flip(0).view(blocks, 2).t().contiguous()
     hidden = torch.empty(0)
     for step, (first, last) in enumerate(pairwise(CUTS)):
         before = OTHER[step - 1] if step else 0
         spans = [(0, first, last), (1, before, OTHER[step])]
-        hidden = _step(model, ids, pool, tables, spans)
+        hidden = _run_step(model, ids, pool, tables, spans)
     return hidden
 
 
-def _step(
+def _run_step(
     model: TransformersModel,
     ids: torch.Tensor,
     pool: torch.Tensor,
     tables: torch.Tensor,
     spans: list[tuple[int, int, int]],
 ) -> torch.Tensor:
-    """Return the hidden state [hidden] of the first sequence's last row.
+    """Run one step and return the hidden state [hidden] of the first sequence's last row.
 
-    ``spans`` are (sequence, first token, end), which are sorted as a :class:`StepPlan` requires.
+    ``spans`` are (sequence, first token, end), in the order that :class:`StepPlan` requires.
     """
     spans = sorted(spans, key=lambda span: (span[2] - span[1] > 1, not span[1], span[2] - span[1]))
     counts = [last - first for _, first, last in spans]

@@ -1,4 +1,4 @@
-"""Loading of a model that only transformers implements, with this engine's attention.
+"""Load a model that only transformers implements, and give it this engine's attention.
 
 Importing this module takes seconds, so it is imported only for such models.
 """
@@ -17,36 +17,36 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.models import self_check, transformers_model
 from plimsoll_engine.models.safetensors_files import (
     check_files,
-    loses_digits,
+    format_shape_mismatch,
+    loses_precision,
     raise_for_tensors,
-    shape_mismatch,
     warn_of_rounding,
 )
 from plimsoll_engine.models.transformers_model import TransformersModel
 
 
 def import_code(config: Any) -> None:
-    """Import the modules of this model, before a process forks."""
-    transformers_model.register()
+    """Import all modules of the model, before a process forks."""
+    transformers_model.register_attention()
     with contextlib.suppress(KeyError, ValueError):
         AutoModelForCausalLM._model_mapping[type(config)]
 
 
 def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> TransformersModel:
-    """Load a causal model of transformers to ``device``, and check it.
+    """Load a causal language model of transformers to ``device``, and check its results.
 
-    Raises :class:`LoadError`.
+    Raises LoadError.
     """
     if getattr(config, "attention_chunk_size", None):
         raise LoadError(
-            f"{folder / 'config.json'}: field attention_chunk_size: attention in chunks of the "
-            "context is not supported"
+            f"{folder / 'config.json'}: field attention_chunk_size: chunked attention is not "
+            "supported"
         )
-    transformers_model.register()
+    transformers_model.register_attention()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     types = check_files(folder)
-    warn_of_rounding(folder, {t: n for t, n in types.items() if loses_digits(t, dtype)})
+    warn_of_rounding(folder, {t: n for t, n in types.items() if loses_precision(t, dtype)})
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -64,28 +64,28 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     raise_for_tensors(
         folder,
         missing=info.get("missing_keys") or (),
-        mismatched=[shape_mismatch(*key) for key in info.get("mismatched_keys") or ()],
+        mismatched=[format_shape_mismatch(*key) for key in info.get("mismatched_keys") or ()],
         unexpected=info.get("unexpected_keys") or (),
     )
     module.requires_grad_(False)
     model = TransformersModel(module.eval().to(device))
     try:
-        _check_itself(folder, model)
+        _check_results(folder, model)
     except BaseException:
         model.close()
         raise
     return model
 
 
-def _check_itself(folder: Path, model: TransformersModel) -> None:
-    """Raise LoadError if the model's results on the paged KV pool differ from transformers'."""
+def _check_results(folder: Path, model: TransformersModel) -> None:
+    """Raise LoadError if the model's results on the paged KV pool differ from transformers' own."""
     what = f"{folder / 'config.json'}: model_type {model.module.config.model_type}"
     try:
-        off = self_check.relative_difference(model)
+        off = self_check.measure_difference(model)
     except Exception as error:  # noqa: BLE001 - a model may raise anything
         raise LoadError(f"{what} cannot run on the paged KV cache: {error!r}") from None
     if not off <= self_check.TOLERANCE[model.dtype]:
         raise LoadError(
-            f"{what} is not supported: its results on the paged KV cache differ from transformers'"
-            f" own (by {off:.2g}), so it needs more state than keys and values"
+            f"{what} is not supported: on the paged KV cache its logits differ from "
+            f"transformers' own by {off:.2g}, so it needs more state than keys and values"
         )

@@ -1,4 +1,4 @@
-"""Causal language model of transformers on the paged KV pool, through its attention interface."""
+"""Causal language model of transformers that attends to the paged KV pool."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 NAME = "plimsoll_paged"
 
 
-def kv_shape(config: Any) -> KVShape:
+def get_kv_shape(config: Any) -> KVShape:
     """Return the shape of a transformers config's keys and values."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(config.num_hidden_layers, heads, dim)
 
 
-def paged_attention(
+def compute_paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -30,9 +30,9 @@ def paged_attention(
     plan: StepPlan | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention of one layer, [1, tokens, heads, dim].
+    """Return the attention output [1, tokens, heads, dim] of one layer.
 
-    Tensors are [1, heads, tokens, dim], as transformers passes them; the result has their dtype.
+    The inputs are [1, heads, tokens, dim], as transformers passes them; the result has their dtype.
     Raises NotImplementedError for an option that the KV pool does not support.
     """
     for name in ("softcap", "s_aux", "position_bias"):
@@ -47,25 +47,25 @@ def paged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = options.get("sliding_window", getattr(module, "sliding_window", None))
     if window is not None and not isinstance(window, int):
-        raise NotImplementedError(f"sliding_window {window!r}: expected a number of tokens")
+        raise NotImplementedError(f"sliding_window {window!r}: must be a number of tokens")
     out = ops.attend(rows.contiguous(), plan, layer, scale, window)
     return out.unsqueeze(0), None
 
 
-def register() -> None:
-    """Register :data:`NAME` with transformers. Idempotent."""
-    AttentionInterface.register(NAME, paged_attention)
+def register_attention() -> None:
+    """Register :func:`compute_paged_attention` with transformers as :data:`NAME`. Idempotent."""
+    AttentionInterface.register(NAME, compute_paged_attention)
 
 
 class TransformersModel:
-    """Model around a loaded transformers ``module``, which it owns.
+    """Adapter of a loaded transformers ``module``, which it owns, to :class:`Model`.
 
-    It implements :class:`plimsoll_engine.models.model.Model`.
+    See :class:`plimsoll_engine.models.model.Model`.
     """
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self.kv = kv_shape(module.config)
+        self.kv = get_kv_shape(module.config)
         self.device: torch.device = module.device
         self.dtype: torch.dtype = module.dtype
 
@@ -83,8 +83,8 @@ class TransformersModel:
     ) -> torch.Tensor:
         """Return the hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        Tokens are at ``positions`` int64 [tokens]; the module gets a batch of one. The result has
-        the model's dtype, and only the rows that ``plan`` needs.
+        ``positions`` int64 [tokens] are the tokens' positions. The result has the model's dtype,
+        and only the rows in ``plan.needed``.
         """
         inputs = {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
         out = self.module.base_model(
@@ -98,14 +98,14 @@ class TransformersModel:
             hidden = choose_ops(hidden.device).gather_rows(hidden.contiguous(), plan.needed.rows)
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden].
 
-        They are scaled and capped as the config says.
+        They are scaled and capped as the config specifies.
         """
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
-        # Post-processing of causal heads: Cohere, Granite, Gemma 2.
+        # Post-processing by the heads of Cohere, Granite and Gemma 2.
         if (factor := getattr(config, "logit_scale", None)) is not None:
             scores = scores * factor
         if (divisor := getattr(config, "logits_scaling", None)) is not None:
@@ -115,11 +115,11 @@ class TransformersModel:
         return scores
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Return parameters and buffers by the module's names."""
+        """Return parameters and buffers by their names in the module."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
     def close(self) -> None:
-        """Remove the tensors from every module, because the modules are in reference cycles."""
+        """Remove the tensors from every module, because reference cycles keep modules alive."""
         for module in self.module.modules():
             module._parameters.clear()
             module._buffers.clear()

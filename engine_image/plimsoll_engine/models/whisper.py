@@ -1,7 +1,7 @@
-"""Whisper: transformers' encoder, and a decoder on the paged KV pool.
+"""Whisper: the encoder of transformers, and a decoder on the paged KV pool.
 
-The decoder's keys and values of the audio are computed once, when it is encoded. Every step of the
-request attends to them, so they are kept until it ends.
+The decoder's cross-attention keys and values are computed once, when the audio is encoded. Every
+step attends to them, so they are kept until the request ends.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from plimsoll_engine.models.module_parts import (
     bind_module,
     clear_tensors,
     init_buffers,
-    module_parts,
+    make_module_parts,
 )
 
 ENCODER, DECODER = "model.encoder.", "model.decoder."
 
 
-def kv_shape(config: Any) -> KVShape:
+def get_kv_shape(config: Any) -> KVShape:
     """Return the shape of the decoder's self-attention keys and values."""
     heads = config.decoder_attention_heads
     return KVShape(config.decoder_layers, heads, config.d_model // heads)
 
 
-def decoder_parts(config: Any) -> dict[str, Part]:
-    """Return every tensor of the decoder by its name, as in a checkpoint."""
+def make_decoder_parts(config: Any) -> dict[str, Part]:
+    """Return every tensor of the decoder by its name in the checkpoint."""
     hidden, inner = config.d_model, config.decoder_ffn_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (config.vocab_size, hidden),
@@ -61,18 +61,21 @@ def decoder_parts(config: Any) -> dict[str, Part]:
 
 
 class WhisperModel:
-    """Speech recognition model of an audio encoder and a text decoder.
+    """Speech recognition model: an audio encoder and a text decoder.
 
-    It implements :class:`plimsoll_engine.models.model.MediaModel`. At first its tensors are on the
-    meta device.
+    It implements :class:`plimsoll_engine.models.model.MediaModel`. Its tensors are on the meta
+    device until :meth:`bind`.
     """
 
     lifelong = True
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         if config.activation_function != "gelu":
-            raise ValueError(f"field activation_function: {config.activation_function} is not gelu")
-        self.kv = kv_shape(config)
+            raise ValueError(
+                f"field activation_function: {config.activation_function} is not supported, only "
+                "gelu"
+            )
+        self.kv = get_kv_shape(config)
         with torch.device("meta"):
             self._encoder: Any = WhisperEncoder._from_config(config, dtype=dtype)
         self._encoder.eval()
@@ -80,20 +83,20 @@ class WhisperModel:
         self._tokens = config.max_source_positions
         self._shape = [config.num_mel_bins, 2 * config.max_source_positions]
         self.output_bytes = self.kv.bytes_per_token(dtype)
-        own = decoder_parts(config)
-        self.parts = module_parts(self._encoder, ENCODER) | own
+        own = make_decoder_parts(config)
+        self.parts = make_module_parts(self._encoder, ENCODER) | own
         self._tensors = {
             name: torch.empty(part.shape, dtype=dtype, device="meta") for name, part in own.items()
         }
 
     @property
-    def ignored(self) -> frozenset[str]:
-        """Checkpoint tensors that are not read: the head, which is the token embedding."""
+    def ignored_tensors(self) -> frozenset[str]:
+        """Checkpoint tensors that are not loaded: the output head, which is the token embedding."""
         return frozenset({"proj_out.weight"})
 
     @staticmethod
-    def canonical(name: str) -> str:
-        """Return the name in ``parts`` of a checkpoint's tensor, which is the same."""
+    def normalize_name(name: str) -> str:
+        """Return ``name``: the checkpoint uses the same names as ``parts``."""
         return name
 
     @property
@@ -107,15 +110,18 @@ class WhisperModel:
         return self._tensors[f"{DECODER}embed_tokens.weight"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Return every tensor of encoder and decoder by its name in the checkpoint."""
+        """Return every tensor of the encoder and the decoder by its name in the checkpoint."""
         encoder = {ENCODER + name: t.data for name, t in self._encoder.named_parameters()}
         return encoder | self._tensors
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights. Raises ValueError with a name that does not fit."""
+        """Use ``tensors`` as weights.
+
+        Raises ValueError that names the first one that does not fit.
+        """
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
-                raise ValueError(f"tensor {name}: missing or not of shape {part.shape}")
+                raise ValueError(f"tensor {name}: missing, or not of shape {part.shape}")
         self._tensors = {name: tensors[name] for name in self._tensors}
         bind_module(self._encoder, tensors, ENCODER)
         init_buffers(self._encoder, self.device)
@@ -123,26 +129,26 @@ class WhisperModel:
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return the decoder's cross-attention keys and values for each audio clip.
 
-        They are [tokens, layers, 2, heads, dim] as a view of [layers, 2, heads, tokens, dim], which
-        attention reads, in the model's dtype.
+        They are [tokens, layers, 2, heads, dim] in the model's dtype, stored as [layers, 2, heads,
+        tokens, dim] because attention reads them in that order.
         """
-        mel = media_input.stack(media, self._shape, self.dtype, self.device)
+        mel = media_input.stack_media(media, self._shape, self.dtype, self.device)
         states = self._encoder(mel).last_hidden_state
         layers, heads, dim = self.kv
         size = (len(media), layers, 2, heads, self._tokens, dim)
         outputs = torch.empty(size, dtype=self.dtype, device=self.device)
         for layer in range(layers):
             for index, name in enumerate(("k_proj", "v_proj")):
-                rows = self._linear(states, layer, f"encoder_attn.{name}")
+                rows = self._project(states, layer, f"encoder_attn.{name}")
                 outputs[:, layer, index] = rows.view(*rows.shape[:2], heads, dim).transpose(1, 2)
         return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
 
-    def example(self) -> Media:
-        """Return audio of zeros in the processor's shape, for the warm-up."""
-        return media_input.example("audio", self._shape, 0, self._tokens)
+    def make_dummy_media(self) -> Media:
+        """Return silence of the processor's length, for the warm-up."""
+        return media_input.make_dummy_media("audio", self._shape, 0, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [tokens, hidden] of ``ids`` [tokens], without positions."""
+        """Return the token embeddings [tokens, hidden] of ``ids`` [tokens], without positions."""
         return embedding(ids, self._tensors[f"{DECODER}embed_tokens.weight"]) * self._scale
 
     def forward(
@@ -154,46 +160,46 @@ class WhisperModel:
     ) -> torch.Tensor:
         """Return the normalised hidden states [tokens, hidden] of ``ids`` or ``embeds``.
 
-        Tokens are at ``positions`` int64 [tokens]; cross attention reads the result of
-        :meth:`encode`. Only the rows that ``plan`` needs are returned.
+        ``positions`` int64 [tokens] are the tokens' positions; cross-attention reads the result of
+        :meth:`encode`. Only the rows in ``plan.needed`` are returned.
         """
         x = self.embed(ids) if embeds is None else embeds
         x = x + embedding(positions, self._tensors[f"{DECODER}embed_positions.weight"])
         for layer in range(self.kv.layers):
-            normed = self._norm(x, f"layers.{layer}.self_attn_layer_norm")
+            normed = self._normalize(x, f"layers.{layer}.self_attn_layer_norm")
             x = x + self._attend_self(normed, plan, layer)
-            normed = self._norm(x, f"layers.{layer}.encoder_attn_layer_norm")
-            x = x + self._attend_sound(normed, plan, layer)
-            normed = self._norm(x, f"layers.{layer}.final_layer_norm")
-            x = x + self._linear(gelu(self._linear(normed, layer, "fc1")), layer, "fc2")
+            normed = self._normalize(x, f"layers.{layer}.encoder_attn_layer_norm")
+            x = x + self._attend_audio(normed, plan, layer)
+            normed = self._normalize(x, f"layers.{layer}.final_layer_norm")
+            x = x + self._project(gelu(self._project(normed, layer, "fc1")), layer, "fc2")
         if plan.needed is not None:
             x = choose_ops(x.device).gather_rows(x, plan.needed.rows)
-        return self._norm(x, "layer_norm")
+        return self._normalize(x, "layer_norm")
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         return product(hidden, self._tensors[f"{DECODER}embed_tokens.weight"], None)
 
     def close(self) -> None:
-        """Release every tensor of encoder and decoder."""
+        """Release all tensors."""
         self._tensors = {}
         clear_tensors(self._encoder)
 
     def _attend_self(self, x: torch.Tensor, plan: StepPlan, layer: int) -> torch.Tensor:
         heads, dim = self.kv.heads, self.kv.dim
         query, key, value = (
-            self._linear(x, layer, f"self_attn.{name}").view(-1, heads, dim)
+            self._project(x, layer, f"self_attn.{name}").view(-1, heads, dim)
             for name in ("q_proj", "k_proj", "v_proj")
         )
         ops = choose_ops(x.device)
         ops.store(key, value, plan, layer)
         out = ops.attend(query, plan, layer, dim**-0.5, None)
-        return self._linear(out.flatten(1), layer, "self_attn.out_proj")
+        return self._project(out.flatten(1), layer, "self_attn.out_proj")
 
-    def _attend_sound(self, x: torch.Tensor, plan: StepPlan, layer: int) -> torch.Tensor:
-        """Return the cross attention of each sequence's rows to its audio."""
+    def _attend_audio(self, x: torch.Tensor, plan: StepPlan, layer: int) -> torch.Tensor:
+        """Return the cross-attention of each sequence's rows to its audio."""
         assert plan.attended is not None
-        query = self._linear(x, layer, "encoder_attn.q_proj")
+        query = self._project(x, layer, "encoder_attn.q_proj")
         query = query.view(-1, self.kv.heads, self.kv.dim).transpose(0, 1)
         parts = []
         first = 0
@@ -203,12 +209,12 @@ class WhisperModel:
             part = scaled_dot_product_attention(rows[None], keys[None], values[None])
             parts.append(part[0].transpose(0, 1).flatten(1))
             first += count
-        return self._linear(torch.cat(parts), layer, "encoder_attn.out_proj")
+        return self._project(torch.cat(parts), layer, "encoder_attn.out_proj")
 
-    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def _normalize(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight = self._tensors[f"{DECODER}{name}.weight"]
         return layer_norm(x, weight.shape, weight, self._tensors[f"{DECODER}{name}.bias"])
 
-    def _linear(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
+    def _project(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
         own = f"{DECODER}layers.{layer}.{name}"
         return product(x, self._tensors[f"{own}.weight"], self._tensors.get(f"{own}.bias"))

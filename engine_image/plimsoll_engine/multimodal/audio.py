@@ -1,4 +1,4 @@
-"""Audio decoding: from a file to mono samples, with limits that are checked before decoding."""
+"""Decoding of audio files to mono samples. Limits are checked before decoding."""
 
 from __future__ import annotations
 
@@ -17,39 +17,43 @@ MAX_BYTES = 25 << 20
 MAX_SECONDS = 600.0
 MAX_CHANNELS = 8
 MAX_SAMPLES = 60_000_000
-"""Maximum decoded samples of all channels: 240 MB. Ten minutes of stereo at 48 kHz are 58
-million."""
+"""Maximum decoded samples of all channels: 240 MB.
+
+Ten minutes of stereo at 48 kHz have 58 million.
+"""
 SAMPLE_RATES_HZ = (1_000, 384_000)
 
 Samples = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 def decode(data: bytes, rate: int) -> Samples:
-    """Return mono float32 samples [n] at ``rate`` Hz. Raises :class:`MediaError`.
+    """Return mono float32 samples [n] at ``rate`` Hz. Raises MediaError.
 
-    Length and channels are checked in the file's header, before decoding.
+    The header's length and channels are checked before decoding.
     """
     if not data:
         raise MediaError("the audio file is empty", "invalid_audio")
     if len(data) > MAX_BYTES:
-        raise MediaError(f"the audio file exceeds {MAX_BYTES} bytes", "audio_too_large")
+        raise MediaError(
+            f"the audio file exceeds the maximum of {MAX_BYTES} bytes: split it", "audio_too_large"
+        )
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check(file)
             frames = file.read(int(MAX_SECONDS * file.samplerate), dtype="float32", always_2d=True)
             own_rate = file.samplerate
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError) as error:
-        # error_string is libsndfile's message; str(error) would start with the buffer's name.
+        # str(error) would start with the buffer's name; error_string is libsndfile's message.
         why = remove_addresses(getattr(error, "error_string", str(error))).rstrip(".")
         raise MediaError(
-            f"the audio cannot be decoded ({why}); supported are wav, flac, mp3 and ogg",
+            f"the audio cannot be decoded ({why}); use wav, flac, mp3 or ogg",
             "invalid_audio",
         ) from None
     if not len(frames):
-        raise MediaError("the audio file has no samples", "invalid_audio")
+        raise MediaError("the audio file contains no samples", "invalid_audio")
     mono: Samples = frames.mean(axis=1, dtype=np.float32)
     if not np.isfinite(mono).all():
-        raise MediaError("the audio has NaN or infinite samples", "invalid_audio")
+        raise MediaError("the audio contains NaN or infinite samples", "invalid_audio")
     if own_rate == rate:
         return mono
     resampled: Samples = soxr.resample(mono, own_rate, rate).astype(np.float32, copy=False)
@@ -64,8 +68,8 @@ def _check(file: soundfile.SoundFile) -> None:
         )
     if not SAMPLE_RATES_HZ[0] <= file.samplerate <= SAMPLE_RATES_HZ[1]:
         raise MediaError(
-            f"the audio's sample rate is {file.samplerate} Hz; the limits are {SAMPLE_RATES_HZ[0]}"
-            f" and {SAMPLE_RATES_HZ[1]} Hz",
+            f"the audio has a sample rate of {file.samplerate} Hz; it must be "
+            f"{SAMPLE_RATES_HZ[0]} to {SAMPLE_RATES_HZ[1]} Hz",
             "invalid_audio",
         )
     if file.channels > MAX_CHANNELS:
@@ -81,16 +85,16 @@ def _check(file: soundfile.SoundFile) -> None:
         )
     if file.frames * file.channels > MAX_SAMPLES:
         raise MediaError(
-            f"the audio has {file.channels} channels of {file.frames} samples; the maximum is"
-            f" {MAX_SAMPLES} in total: send one channel at 16 kHz",
+            f"the audio has {file.channels} channels of {file.frames} samples; the maximum is "
+            f"{MAX_SAMPLES} in total: send one channel at 16 kHz",
             "audio_too_large",
         )
 
 
-def split(samples: Samples, size: int, rate: int) -> list[Samples]:
-    """Return ``samples`` in pieces of at most ``size`` samples.
+def split_samples(samples: Samples, size: int, rate: int) -> list[Samples]:
+    """Split ``samples`` into pieces of at most ``size`` samples.
 
-    Each cut is at the quietest tenth of a second in the last fifth of a piece, to split few words.
+    To cut few words, each cut is at the quietest tenth of a second in the last fifth of a piece.
     """
     pieces: list[Samples] = []
     search = max(1, rate // 10)

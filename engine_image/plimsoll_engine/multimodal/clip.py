@@ -8,14 +8,14 @@ import numpy as np
 from PIL import Image
 
 from plimsoll_engine.multimodal import images
-from plimsoll_engine.multimodal.json_file import JsonFile, content_key, settings_key
+from plimsoll_engine.multimodal.json_file import JsonFile, hash_content, hash_settings
 from plimsoll_engine.multimodal.processor import Kind, Processed
 
 
 class ClipProcessor:
     """Image processor of LLaVA checkpoints.
 
-    Raises UnsupportedError that names the unsupported field.
+    Raises UnsupportedError that names the file and the field.
     """
 
     kind: Kind = "image"
@@ -25,47 +25,52 @@ class ClipProcessor:
         settings = JsonFile(folder / "preprocessor_config.json")
         for field in ("do_resize", "do_rescale", "do_normalize"):
             if settings.get(field, True) is not True:
-                raise settings.error(field, "only true is supported")
+                raise settings.make_error(field, "only true is supported")
         if settings.get("do_pad", False):
-            raise settings.error("do_pad", "only false is supported")
+            raise settings.make_error("do_pad", "only false is supported")
         self._shortest, self._exact = _read_sizes(settings)
-        self._crop = _crop(settings) if settings.get("do_center_crop", True) else None
+        self._crop = _read_crop_size(settings) if settings.get("do_center_crop", True) else None
         self._resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
         self._factor = float(settings.get("rescale_factor", 1 / 255))
         self._mean = np.array(settings.get("image_mean"), np.float32)
         self._std = np.array(settings.get("image_std"), np.float32)
         if self._mean.shape != (3,) or self._std.shape != (3,):
-            raise settings.error("image_mean, image_std", "expected three numbers in each")
-        side = config.integer("vision_config.image_size")
+            raise settings.make_error("image_mean, image_std", "expected three numbers in each")
+        side = config.get_positive_int("vision_config.image_size")
         height, width = self._crop or self._exact or (0, 0)
         if (height, width) != (side, side):
-            raise settings.error(
+            raise settings.make_error(
                 "size, crop_size", f"expected {side} x {side} (vision_config.image_size)"
             )
         if self._shortest is not None and self._shortest < side:
-            raise settings.error("size.shortest_edge", f"{self._shortest} is smaller than the crop")
+            raise settings.make_error(
+                "size.shortest_edge",
+                f"{self._shortest} is smaller than the crop; it must be at least as large",
+            )
         self.shape = [3, side, side]
-        self.placeholder: int | None = config.integer(
+        self.placeholder: int | None = config.get_positive_int(
             "image_token_id" if config.get("image_token_id") else "image_token_index"
         )
-        self.placeholders = (side // config.integer("vision_config.patch_size")) ** 2
+        self.placeholders = (side // config.get_positive_int("vision_config.patch_size")) ** 2
         if config.get("vision_feature_select_strategy", "default") == "full":
-            self.placeholders += 1  # CLIP's class token stays
+            self.placeholders += 1  # CLIP's class token is kept
         self.tokens = self.placeholders
-        self._settings = settings_key(
+        self._settings = hash_settings(
             "clip", sorted(settings.content.items(), key=lambda kv: kv[0])
         )
 
-    def key(self, data: bytes) -> bytes:
-        """Return the cache key of an image file: a hash of its content and the processing."""
-        return content_key(self._settings, data)
+    def hash_file(self, data: bytes) -> bytes:
+        """Return the cache key of an image file: a hash of its content and the settings."""
+        return hash_content(self._settings, data)
 
     def process(self, data: bytes) -> Processed:
         """Decode an image file and return its normalised pixels. Raises MediaError."""
-        pixels = self.pixels(images.decode(data))
-        return Processed("image", self.key(data), self.shape, pixels.tobytes())
+        pixels = self.compute_pixels(images.decode(data))
+        return Processed("image", self.hash_file(data), self.shape, pixels.tobytes())
 
-    def pixels(self, image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    def compute_pixels(
+        self, image: Image.Image
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         """Return normalised float32 pixels [3, side, side]."""
         width, height = image.size
         if self._shortest is None:
@@ -87,16 +92,18 @@ class ClipProcessor:
 
 
 def _read_sizes(settings: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
-    """Return the shortest edge, or height and width."""
+    """Return the shortest edge or (height, width), in pixels; the other one is None."""
     size = settings.get("size")
     if isinstance(size, int):
-        return settings.integer("size"), None
+        return settings.get_positive_int("size"), None
     if settings.get("size.shortest_edge") and not settings.get("size.longest_edge"):
-        return settings.integer("size.shortest_edge"), None
-    return None, (settings.integer("size.height"), settings.integer("size.width"))
+        return settings.get_positive_int("size.shortest_edge"), None
+    return None, (settings.get_positive_int("size.height"), settings.get_positive_int("size.width"))
 
 
-def _crop(settings: JsonFile) -> tuple[int, int]:
+def _read_crop_size(settings: JsonFile) -> tuple[int, int]:
     if isinstance(settings.get("crop_size"), int):
-        return settings.integer("crop_size"), settings.integer("crop_size")
-    return settings.integer("crop_size.height"), settings.integer("crop_size.width")
+        return settings.get_positive_int("crop_size"), settings.get_positive_int("crop_size")
+    return settings.get_positive_int("crop_size.height"), settings.get_positive_int(
+        "crop_size.width"
+    )

@@ -1,4 +1,4 @@
-"""Image decoding: from a data URL to RGB pixels, with limits that are checked before decoding."""
+"""Decoding of images from data URLs to RGB pixels. Limits are checked before decoding."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_BYTES = 20 << 20
 """Maximum file size of an image, as in OpenAI's API."""
 MAX_PIXELS = 40_000_000
-"""Maximum size of an image: 160 MB as RGBA. An 8K frame has 33 million pixels."""
+"""Maximum pixels of an image: 160 MB as RGBA. An 8K frame has 33 million."""
 MAX_RATIO = 200
-"""Maximum ratio of the longer to the shorter side. Beyond it, resizing would enlarge the image."""
+"""Maximum ratio of the longer to the shorter side. Resizing would enlarge a more extreme image."""
 
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
-def from_data_url(url: str) -> bytes:
-    """Return the bytes of a ``data:image/...;base64,`` URL. Raises :class:`MediaError`."""
+def decode_data_url(url: str) -> bytes:
+    """Return the bytes in a ``data:image/...;base64,`` URL. Raises MediaError."""
     match = _DATA_URL.match(url[:100])
     if match is None:
         if re.match(r"https?://", url[:10], re.IGNORECASE):
@@ -34,49 +34,56 @@ def from_data_url(url: str) -> bytes:
                 "remote_url_refused",
             )
         raise MediaError(
-            "the image's url is not a data URL (data:image/png;base64,...)", "invalid_url"
+            "the image's url is not a data URL: send data:image/png;base64,...", "invalid_url"
         )
     if len(url) > MAX_BYTES * 4 // 3 + 200:
-        raise MediaError(f"the image is larger than {MAX_BYTES} bytes", "image_too_large")
+        raise MediaError(
+            f"the image exceeds the maximum of {MAX_BYTES} bytes: scale it down", "image_too_large"
+        )
     try:
         data = base64.b64decode(url[match.end() :], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise MediaError(f"the image's data URL is not base64: {error}", "invalid_base64") from None
+        raise MediaError(
+            f"the image's data URL is not valid base64: {error}", "invalid_base64"
+        ) from None
     if not data:
-        raise MediaError("the image's data URL is empty", "invalid_image")
+        raise MediaError("the image's data URL contains no data", "invalid_image")
     return data
 
 
 def decode(data: bytes) -> Image.Image:
-    """Return the first frame as RGB, rotated as its EXIF data says. Raises :class:`MediaError`.
+    """Return the first frame as RGB, rotated as its EXIF data says. Raises MediaError.
 
-    The size is checked in the file's header, before decoding.
+    The header's width and height are checked before decoding.
     """
     if len(data) > MAX_BYTES:
-        raise MediaError(f"the image is larger than {MAX_BYTES} bytes", "image_too_large")
+        raise MediaError(
+            f"the image exceeds the maximum of {MAX_BYTES} bytes: scale it down", "image_too_large"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
         raise MediaError(
-            f"the image has more than {MAX_PIXELS} pixels", "image_too_large"
+            f"the image exceeds the maximum of {MAX_PIXELS} pixels: scale it down",
+            "image_too_large",
         ) from None
-    except UnidentifiedImageError:  # its message only names the buffer
-        raise _corrupt("unknown format") from None
+    except UnidentifiedImageError:  # the exception's message only names the buffer
+        raise _make_decode_error("unknown format") from None
     except Exception as error:  # noqa: BLE001 - a broken file makes Pillow raise anything
-        raise _corrupt(str(error)) from None
+        raise _make_decode_error(str(error)) from None
     with image:
         _check_size(*image.size)
         try:
             return ImageOps.exif_transpose(image).convert("RGB")
         except Exception as error:  # noqa: BLE001
-            raise _corrupt(str(error)) from None
+            raise _make_decode_error(str(error)) from None
 
 
 def _check_size(width: int, height: int) -> None:
     if width < 1 or height < 1:
-        raise MediaError(f"the image is {width} x {height} pixels", "invalid_image")
+        raise MediaError(f"the image is empty: {width} x {height} pixels", "invalid_image")
     if width * height > MAX_PIXELS:
         raise MediaError(
             f"the image is {width} x {height} pixels; the maximum is {MAX_PIXELS} pixels: scale"
@@ -91,9 +98,9 @@ def _check_size(width: int, height: int) -> None:
         )
 
 
-def _corrupt(why: str) -> MediaError:
+def _make_decode_error(why: str) -> MediaError:
     kinds = ", ".join(FORMATS)
     return MediaError(
-        f"the image cannot be decoded ({remove_addresses(why)}); supported are {kinds}",
+        f"the image cannot be decoded ({remove_addresses(why)}); use {kinds}",
         "invalid_image",
     )

@@ -1,4 +1,4 @@
-"""Reader of a checkpoint's JSON files, and keys of processed media."""
+"""Reader of a checkpoint's JSON files, and hashes that are the keys of processed media."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 KEY_BYTES = 16
-"""128 bits, because a collision would show a request the image of another one."""
+"""Size of a key: 128 bits, because a collision would show a request another one's image."""
 
 
 class UnsupportedError(Exception):
-    """The checkpoint needs an unsupported feature. The message names the file and the field."""
+    """The checkpoint requires an unsupported feature. The message names the file and the field."""
 
 
 class JsonFile:
@@ -37,23 +37,23 @@ class JsonFile:
             value = value.get(part) if isinstance(value, dict) else None
         return default if value is None else value
 
-    def integer(self, field: str, default: int | None = None) -> int:
+    def get_positive_int(self, field: str, default: int | None = None) -> int:
         """Return the positive integer in ``field``. Raises UnsupportedError."""
         value = self.get(field, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(field, f"expected a positive integer, not {value!r}")
+            raise self.make_error(field, f"must be a positive integer, not {value!r}")
         return value
 
-    def error(self, field: str, why: str) -> UnsupportedError:
-        """Return the error for ``field``, with the file's path."""
+    def make_error(self, field: str, why: str) -> UnsupportedError:
+        """Return an error that names the file and ``field``."""
         return UnsupportedError(f"{self.path}: field {field}: {why}")
 
 
-def content_key(settings: bytes, data: bytes) -> bytes:
-    """Return the hash of ``data``, keyed with the processing settings."""
+def hash_content(settings: bytes, data: bytes) -> bytes:
+    """Return a hash of ``data`` and the processing settings ``settings``."""
     return blake2b(data, digest_size=KEY_BYTES, key=settings).digest()
 
 
-def settings_key(*parts: object) -> bytes:
-    """Return the hash of all settings that affect the processing, for :func:`content_key`."""
+def hash_settings(*parts: object) -> bytes:
+    """Return a hash of all settings that affect processing, for :func:`hash_content`."""
     return blake2b(repr(parts).encode(), digest_size=KEY_BYTES).digest()

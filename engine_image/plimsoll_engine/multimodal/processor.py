@@ -1,7 +1,7 @@
-"""Interfaces of media processors, which turn files into the encoder's input tensors.
+"""Interfaces of media processors, which turn files into input tensors of the encoder.
 
-This package runs in the frontend, which has no torch: numpy, Pillow and libsndfile follow the
-checkpoint's processor configuration.
+This package runs in the frontend, which does not import torch: it uses numpy, Pillow and
+libsndfile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Kind = Literal["image", "audio"]
 
 
 class MediaError(Exception):
-    """The client's image or audio is invalid or unsupported. The message says what is supported."""
+    """The client's image or audio is invalid or unsupported. The message says what to send."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class MediaError(Exception):
 class Processed(NamedTuple):
     """Input tensor of the encoder, as little-endian bytes of ``shape`` and ``dtype``.
 
-    ``key`` is a hash of the content and of its processing.
+    ``key`` is a hash of the content and of the processing settings.
     """
 
     kind: Kind
@@ -33,33 +33,33 @@ class Processed(NamedTuple):
     data: bytes
     dtype: str = "float32"
 
-    def media(self, start: int, length: int, tokens: int) -> Media:
-        """Return the tensor as part of a prompt.
+    def to_media(self, start: int, length: int, tokens: int) -> Media:
+        """Return the tensor as media of a prompt.
 
-        ``start`` and ``length`` are the position and number of its placeholder tokens, ``tokens``
-        its cost in the encoder cache's budget.
+        Its ``length`` placeholder tokens begin at ``start``. ``tokens`` is its cost in the encoder
+        cache's budget.
         """
         return Media(self.kind, self.key, start, length, tokens, self.shape, self.dtype, self.data)
 
 
 class Processor(Protocol):
-    """Media processor of a model, for one kind of media."""
+    """Processor of one kind of media for one model."""
 
     kind: Kind
     placeholder: int | None
-    """Token id that the chat template writes for an item; None if the prompt has none."""
+    """Token id that the chat template writes for each item; None if it writes none."""
     placeholders: int
-    """Number of placeholder tokens that an item takes in the prompt."""
+    """Number of placeholder tokens per item in the prompt."""
     tokens: int
     """Cost of an item in the encoder cache's budget, in tokens."""
 
-    def key(self, data: bytes) -> bytes:
-        """Return the cache key of the file ``data`` without decoding it."""
+    def hash_file(self, data: bytes) -> bytes:
+        """Return the cache key of the file ``data``, without decoding it."""
         ...
 
     def process(self, data: bytes) -> Processed:
-        """Return the tensor of the file ``data``. Raises :class:`MediaError`.
+        """Return the tensor of the file ``data``. Raises MediaError.
 
-        Takes milliseconds, so do not call it on the event loop.
+        Takes milliseconds: do not call it on the event loop.
         """
         ...

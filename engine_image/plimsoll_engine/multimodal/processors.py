@@ -1,4 +1,4 @@
-"""Choice of a checkpoint's media processors by its ``config.json``."""
+"""Selection of a checkpoint's media processors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processors:
-    """Media processors of a model; None for media that it does not accept."""
+    """Media processors of a model; None for each kind of media that it does not accept."""
 
     image: ClipProcessor | None = None
     audio: WhisperProcessor | None = None
@@ -25,10 +25,10 @@ class Processors:
 
 
 def load_processors(folder: Path) -> Processors:
-    """Return the processors of the checkpoint in ``folder``.
+    """Return the processors of the checkpoint in ``folder``. Raises UnsupportedError.
 
-    Raises UnsupportedError. Imports the media libraries only if the model needs them, to keep the
-    frontend of a text model small.
+    Media libraries are imported only if the model needs them, because they would increase the
+    memory of a text model's frontend.
     """
     kind = JsonFile(folder / "config.json").get("model_type")
     if kind == "llava":

@@ -10,35 +10,37 @@ DEFAULT_LANGUAGE = "en"
 
 
 class WhisperPrompt:
-    """Builder of transcription prompts from a checkpoint's ``generation_config.json``.
+    """Builder of transcription prompts, from a checkpoint's ``generation_config.json``.
 
-    Raises UnsupportedError that names the wrong field.
+    Raises UnsupportedError that names the file and the field.
     """
 
     def __init__(self, folder: Path) -> None:
         settings = JsonFile(folder / "generation_config.json")
-        self._start = settings.integer("decoder_start_token_id")
-        self._plain = settings.integer("no_timestamps_token_id")
+        self._start = settings.get_positive_int("decoder_start_token_id")
+        self._plain = settings.get_positive_int("no_timestamps_token_id")
         self._task: list[int] = []
         self._languages: dict[str, int] = {}
         if settings.get("is_multilingual", False):
-            self._task = [settings.integer("task_to_id.transcribe")]
+            self._task = [settings.get_positive_int("task_to_id.transcribe")]
             languages = settings.get("lang_to_id")
             if not isinstance(languages, dict) or not languages:
-                raise settings.error("lang_to_id", "a multilingual model needs its languages")
+                raise settings.make_error(
+                    "lang_to_id", "missing; a multilingual model needs its languages"
+                )
             self._languages = {name.strip("<|>"): token for name, token in languages.items()}
         suppressed = settings.get("suppress_tokens", [])
         if not isinstance(suppressed, list):
-            raise settings.error("suppress_tokens", "expected a list of tokens")
+            raise settings.make_error("suppress_tokens", "must be a list of tokens")
         self.suppressed: list[int] = suppressed
-        """Token ids that never occur in a text."""
+        """Token ids that must not be generated."""
 
     @property
     def languages(self) -> list[str]:
         """ISO 639-1 codes of the supported languages."""
         return sorted(self._languages) or [DEFAULT_LANGUAGE]
 
-    def ids(self, language: str) -> list[int]:
-        """Return the prompt's token ids for speech in ``language``, one of :attr:`languages`."""
+    def build_token_ids(self, language: str) -> list[int]:
+        """Return the prompt's token ids for ``language``, which must be in :attr:`languages`."""
         spoken = [self._languages[language]] if self._languages else []
         return [self._start, *spoken, *self._task, self._plain]

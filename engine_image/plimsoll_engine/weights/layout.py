@@ -1,7 +1,7 @@
-"""Layout of a model's weights in one flat buffer. Pure.
+"""Layout of a model's weights in one flat buffer.
 
-Tensors follow each other, each aligned as ``cudaMalloc`` would align it, so that a kernel can use a
-view of the buffer like a separate tensor.
+Each tensor is aligned as ``cudaMalloc`` would align it, so that kernels can use a view of the
+buffer like a separate tensor.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from plimsoll_engine.messages.weight_ipc import Manifest, TensorLocation
 
 ALIGNMENT = 256
-"""Alignment in bytes, which ``cudaMalloc`` guarantees (CUDA C++ Programming Guide)."""
+"""Alignment in bytes that ``cudaMalloc`` guarantees (CUDA C++ Programming Guide)."""
 
 
 def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
     """Return the manifest of ``tensors``, which may be on the meta device.
 
-    A tensor with two names (tied weights) gets one place.
+    A tensor with two names (tied weights) is stored once.
     """
     places: dict[str, TensorLocation] = {}
     seen: dict[int, TensorLocation] = {}
@@ -31,32 +31,34 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
             dtype = str(tensor.dtype).removeprefix("torch.")
             place = TensorLocation(end, list(tensor.shape), dtype)
             seen[id(tensor)] = place
-            end = _aligned(end + max(1, tensor.nbytes))
+            end = _align(end + max(1, tensor.nbytes))
         places[name] = place
     return Manifest(places, max(end, ALIGNMENT))
 
 
-def views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
+def make_views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
     """Return the tensors of ``manifest`` as views of ``flat``, uint8 [bytes].
 
-    Raises ValueError if the sizes differ.
+    Raises ValueError if the buffer has the wrong size.
     """
     if flat.numel() != manifest.nbytes:
-        raise ValueError(f"a buffer of {flat.numel()} bytes; the manifest needs {manifest.nbytes}")
+        raise ValueError(
+            f"the buffer has {flat.numel()} bytes, but the manifest needs {manifest.nbytes}"
+        )
     made: dict[int, torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
     for name, place in manifest.places.items():
         if place.offset not in made:
-            made[place.offset] = _view(flat, place)
+            made[place.offset] = _make_view(flat, place)
         found[name] = made[place.offset]
     return found
 
 
-def checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
-    """Return a sum modulo 2**64 of each tensor's bytes, including padding.
+def compute_checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
+    """Return a checksum modulo 2**64 of each tensor's bytes and padding.
 
-    It detects stray writes but not deliberate ones: opposite changes cancel out. It takes one pass
-    at memory speed.
+    It detects accidental but not deliberate writes: opposite changes cancel out. It reads the
+    buffer once, at memory speed.
     """
     ends = sorted({place.offset for place in manifest.places.values()} | {manifest.nbytes})
     end_of = dict(pairwise(ends))
@@ -68,7 +70,7 @@ def checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
     return dict(zip(manifest.places, torch.stack(sums).tolist(), strict=True)) if sums else {}
 
 
-def _view(flat: torch.Tensor, place: TensorLocation) -> torch.Tensor:
+def _make_view(flat: torch.Tensor, place: TensorLocation) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, place.dtype)
     count = 1
     for size in place.shape:
@@ -77,5 +79,5 @@ def _view(flat: torch.Tensor, place: TensorLocation) -> torch.Tensor:
     return part.view(dtype).view(place.shape)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""Worker side of the weight server: mapped weights and KV pool, as tensors."""
+"""A worker's mappings of weights and KV pool, which the weight server owns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from plimsoll_engine.device.buffer import CudaError, DeviceBuffer
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.messages import weight_ipc
 from plimsoll_engine.messages.weight_ipc import MappingLost
-from plimsoll_engine.weights.layout import views
+from plimsoll_engine.weights.layout import make_views
 from plimsoll_engine.weights.memory import Buffer, HostBuffer
 
 
 class WeightMapping:
-    """Connection of one rank to the weight server, and the buffers that it mapped.
+    """Connection of one rank to the weight server, and the buffers it has mapped.
 
-    It connects at once, so that the weight server loads while the worker creates its context.
+    The constructor connects, so that the weight server can load while the worker creates its CUDA
+    context.
     """
 
     def __init__(self, path: str, rank: int = 0) -> None:
@@ -26,15 +27,15 @@ class WeightMapping:
         self._buffer: Buffer | None = None
         self._pool: Buffer | None = None
         self.identity = b""
-        """Identity of the weights, once they are mapped."""
+        """Identity of the mapped weights; empty before."""
         self.pool_identity = b""
-        """Identity of the KV pool's memory, once it is mapped."""
+        """Identity of the mapped KV pool; empty before."""
         try:
             self._socket.connect(path)
             weight_ipc.send(self._socket, weight_ipc.WeightsRequest(rank))
         except OSError as error:
             self._socket.close()
-            raise MappingLost(f"weight server's socket {path}: {error}") from None
+            raise MappingLost(f"cannot connect to the weight server at {path}: {error}") from None
 
     @property
     def nbytes(self) -> int:
@@ -43,14 +44,14 @@ class WeightMapping:
 
     @property
     def pool_nbytes(self) -> int:
-        """Bytes of the mapped KV pool; 0 without one and after :meth:`end`."""
+        """Bytes of the mapped KV pool; 0 without a pool and after :meth:`end`."""
         return 0 if self._pool is None else self._pool.nbytes
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights by name. Workers share these bytes and must not write to them.
+    def map_weights(self) -> dict[str, torch.Tensor]:
+        """Map the weights and return them by name. They are shared: do not write to them.
 
-        Waits for the weight server to load them; the frontend's startup timeout limits the wait.
-        Raises LoadError, MappingLost and RuntimeError.
+        Waits until the weight server has loaded them; the frontend's startup timeout limits the
+        wait. Raises LoadError, MappingLost and RuntimeError.
         """
         answer, fd = self._receive()
         match answer:
@@ -59,21 +60,24 @@ class WeightMapping:
             case weight_ipc.SharedWeights(manifest) if fd is not None:
                 self._buffer = HostBuffer.map(fd)
             case _:
-                raise MappingLost("weight server: it sent neither a handle nor a descriptor")
+                raise MappingLost(
+                    "the weight server's reply has neither a memory handle nor a file descriptor"
+                )
         self.identity = answer.identity
-        return views(self._buffer.tensor(), manifest)
+        return make_views(self._buffer.as_tensor(), manifest)
 
-    def pool(self, nbytes: int = 0) -> torch.Tensor | None:
+    def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Return the weight server's memory for the KV pool, uint8 [bytes].
 
-        If none exists, it is allocated with ``nbytes``, or None is returned if that is 0. A
-        predecessor's contents are preserved. Call it after :meth:`tensors`. Raises MappingLost and
-        RuntimeError.
+        A predecessor's pool is returned with its contents. Otherwise ``nbytes`` are allocated; None
+        if that is 0. Call :meth:`map_weights` first. Raises MappingLost and RuntimeError.
         """
         weight_ipc.send(self._socket, weight_ipc.PoolRequest(nbytes))
         answer, fd = self._receive()
         if not isinstance(answer, weight_ipc.SharedPool):
-            raise MappingLost("weight server: unexpected reply to the request for the KV pool")
+            raise MappingLost(
+                "the weight server sent an unexpected reply to the request for the KV pool"
+            )
         if answer.handle is not None:
             self._pool = DeviceBuffer.map(answer.handle, answer.nbytes)
         elif fd is not None:
@@ -81,17 +85,19 @@ class WeightMapping:
         else:
             return None
         self.pool_identity = answer.identity
-        return self._pool.tensor()
+        return self._pool.as_tensor()
 
     def claim_pool(self) -> bool:
-        """Declare this worker as a writer of the KV pool. Return whether it is the only one.
+        """Register this worker as a writer of the KV pool. Return whether it is the only one.
 
         Raises MappingLost, and RuntimeError if a crashed worker has damaged the weights.
         """
         weight_ipc.send(self._socket, weight_ipc.PoolClaim())
         answer, _ = self._receive()
         if not isinstance(answer, weight_ipc.PoolClaimReply):
-            raise MappingLost("weight server: unexpected reply to the claim of the KV pool")
+            raise MappingLost(
+                "the weight server sent an unexpected reply to the claim of the KV pool"
+            )
         return answer.alone
 
     def _receive(self) -> tuple[weight_ipc.Reply, int | None]:
@@ -101,16 +107,16 @@ class WeightMapping:
         return answer, fd
 
     def end(self) -> bool:
-        """Unmap everything and disconnect.
+        """Unmap all buffers and disconnect. Idempotent.
 
-        Return whether this process can no longer write to the pool.
-
-        Views must not be used after this. Idempotent.
+        Return whether this process can no longer write to the pool. Tensors of the mapping become
+        invalid.
         """
         fenced = False
         if self._buffer is not None:
-            # A lost device accepts no calls. The mapping then ends with the process, and the weight
-            # server sees a lost connection instead of a Returned message.
+            # A lost device accepts no calls: its mapping ends with the process, and the weight
+            # server
+            # notices the closed connection instead of a Returned message.
             with contextlib.suppress(CudaError):
                 unmapped = self._pool is None or self._pool.close()
                 self._buffer.close()
@@ -121,5 +127,5 @@ class WeightMapping:
         return fenced
 
     def _send_returned(self) -> None:
-        with contextlib.suppress(MappingLost):  # the weight server is gone
+        with contextlib.suppress(MappingLost):  # the weight server has exited
             weight_ipc.send(self._socket, weight_ipc.MappingReleased())

@@ -1,7 +1,7 @@
 """Flat buffer of weights or of the KV pool that two processes share.
 
-On CUDA it is device memory, shared by its IPC handle. On a CPU it is an anonymous file (memfd),
-shared by its descriptor; workers map weights read-only.
+On CUDA it is device memory, shared through its IPC handle. On a CPU it is a memfd, shared through
+its descriptor; workers map weights read-only.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ from plimsoll_engine.device.buffer import DeviceBuffer
 
 
 class Buffer(Protocol):
-    """Shared memory buffer. Close it only when no tensor uses it any more."""
+    """Shared memory buffer. Close it only after the last use of its tensors."""
 
     nbytes: int
 
-    def tensor(self) -> torch.Tensor:
+    def as_tensor(self) -> torch.Tensor:
         """Return the whole buffer as uint8 [nbytes]."""
         ...
 
     def close(self) -> bool:
         """Release the memory; its tensors become invalid.
 
-        Return False if something in this process still keeps it mapped.
+        Return False if this process still has it mapped.
         """
         ...
 
 
 class HostBuffer:
-    """Buffer in shared host memory. ``fd`` stays open for the buffer's lifetime."""
+    """Buffer in shared host memory. It owns the descriptor ``fd``."""
 
     def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
         self.fd = fd
         self.nbytes = nbytes
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        # Populate all pages at once: pages that appear while the worker serves would look like
-        # growth.
+        # Populate all pages now: pages that become resident while the worker serves would look
+        # like growth.
         self._map: mmap.mmap | None = mmap.mmap(
             fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=protection
         )
 
     @classmethod
     def allocate(cls, nbytes: int, name: str) -> HostBuffer:
-        """Allocate a buffer. Raises OSError if memory is short."""
+        """Allocate a buffer that the kernel lists as ``name``.
+
+        Raises OSError if memory is short.
+        """
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -59,21 +62,23 @@ class HostBuffer:
 
     @classmethod
     def map(cls, fd: int, writable: bool = False) -> HostBuffer:
-        """Map the buffer behind ``fd`` and take ownership of ``fd``.
+        """Map the memory of ``fd`` and take ownership of ``fd``.
 
-        A write faults unless ``writable``.
+        Unless ``writable``, a write causes a fault.
         """
         return cls(fd, os.fstat(fd).st_size, writable)
 
-    def tensor(self) -> torch.Tensor:
+    def as_tensor(self) -> torch.Tensor:
         """Return the mapping as uint8 [bytes], without a copy."""
         assert self._map is not None
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")  # intended
+            warnings.filterwarnings(
+                "ignore", message=".*not writable.*"
+            )  # the mapping is read-only on purpose
             return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> bool:
-        """Unmap the buffer. Its tensors become invalid and fault. Idempotent.
+        """Unmap the buffer; access to its tensors then causes a fault. Idempotent.
 
         Return False if a memoryview keeps it mapped.
         """
@@ -83,15 +88,15 @@ class HostBuffer:
         os.close(self.fd)
         try:
             held.close()
-        except BufferError:  # a memoryview keeps it mapped
+        except BufferError:  # a memoryview still refers to it
             return False
         return True
 
 
 def allocate(device: torch.device, nbytes: int, name: str) -> HostBuffer | DeviceBuffer:
-    """Allocate memory on ``device``. Raises OSError or OutOfMemoryError if it is short.
+    """Allocate memory on ``device``. Raises OSError or OutOfMemoryError if memory is short.
 
-    The kernel shows ``name`` for host memory.
+    The kernel lists host memory as ``name``.
     """
     if device.type == "cuda":
         return DeviceBuffer.allocate(nbytes)

@@ -115,7 +115,7 @@ class CoreLifecycle:
         """
         with self._release_on_error(), ThreadPoolExecutor(1, "device") as beside:
             with self._time_stage("model_config"):
-                self.member.check(self.config)
+                self.member.check_settings(self.config)
                 chosen = beside.submit(loader.choose_device, self.config.device, self.member.shard)
                 context = beside.submit(lambda: create_context(chosen.result()))
                 self._model_config = loader.load_config(Path(self.config.model))
@@ -129,26 +129,26 @@ class CoreLifecycle:
             with self._time_stage("context"):
                 context.result()
                 self.device.open(dtype)
-                if self.device.is_cuda and not self.member.follows:
+                if self.device.is_cuda and not self.member.is_follower:
                     # An error here is ignored: it occurs again when the kernels are needed.
-                    words = loader.text_config(self._model_config).vocab_size
+                    words = loader.get_text_config(self._model_config).vocab_size
                     beside.submit(load_sampling, words, dtype, device)
             if not self.member.is_single_process:
                 with self._time_stage("ranks_met"):
-                    self.member.meet()
+                    self.member.join_group()
                 with self._time_stage("process_group"):
-                    columns = loader.text_config(self._model_config).hidden_size
+                    columns = loader.get_text_config(self._model_config).hidden_size
                     rows = sizes.compute_max_step_rows(self.config, device)
-                    self.member.form(device, SumShape(rows, columns, dtype))
+                    self.member.form_group(device, SumShape(rows, columns, dtype))
             with self._time_stage("weights"):
                 model = self.weights.open(
                     None if mapped is None else mapped.result(), self._model_config, dtype, device
                 )
-            if self.member.follows:
+            if self.member.is_follower:
                 return
             if self.member.leader is not None:
                 with self._time_stage("ranks_loaded"):
-                    self.member.leader.loaded()
+                    self.member.leader.wait_until_loaded()
             with self._time_stage("kernels"):
                 load_kernels(model, self.member.leader, self.kv_dtype)
                 if self.weights.draft is not None:
@@ -175,14 +175,14 @@ class CoreLifecycle:
                     warm_up(engine)
             with self._time_stage("graphs"):
                 limits = engine.scheduler
-                blocks = engine.pool.blocks_for(limits.max_model_len)
+                blocks = engine.pool.count_blocks(limits.max_model_len)
                 longest = min(limits.max_num_batched_tokens, limits.max_model_len)
                 for forward in (runner, draft):
                     if forward is not None:
                         forward.capture_graphs(engine.max_decode_rows, blocks, quick, longest)
             with self._time_stage("freeze"):
                 self.freeze()
-                self.member.frozen()
+                self.member.report_started()
             return engine
 
     def _open_pools(self) -> tuple[Runner, Forward | None]:
@@ -191,14 +191,14 @@ class CoreLifecycle:
         adapters = None
         if self.config.max_loras and isinstance(model, Decoder):
             adapters = LoadedAdapters(model, self.config.max_loras, self.config.max_lora_rank)
-        free = self.member.min_free_bytes(self.device.free_bytes())
+        free = self.member.find_min_free_bytes(self.device.free_bytes())
         if adapters is not None and free is not None:
             free = max(0, free - adapters.bytes_bound)
         pool = self.weights.pool
         settings = self.settings = sizes.resolve(
             self.config,
             model.kv,
-            loader.positions(self._model_config),
+            loader.get_max_context_length(self._model_config),
             self.kv_dtype,
             device,
             None if pool is None else pool.nbytes,
@@ -234,7 +234,10 @@ class CoreLifecycle:
         if isinstance(self.model, MediaModel):
             lifelong = self.model.lifelong
             budget = sizes.choose_encoder_budget(
-                config.encoder_cache_tokens, settings, self.model.example().tokens, lifelong
+                config.encoder_cache_tokens,
+                settings,
+                self.model.make_dummy_media().tokens,
+                lifelong,
             )
             encoder = EncoderCache(budget, lifelong)
         scheduler = Scheduler(
@@ -250,7 +253,7 @@ class CoreLifecycle:
                 draft,
                 pool,
                 settings.max_num_batched_tokens,
-                loader.text_config(self._model_config).vocab_size,
+                loader.get_text_config(self._model_config).vocab_size,
                 self.weights.draft.spec.vocabulary,
             )
         engine = EngineCore(
@@ -265,7 +268,7 @@ class CoreLifecycle:
         if config.kv_offload_bytes:
             assert runner.kv is not None
             try:
-                scheduler.offload = Offload.of_bytes(
+                scheduler.offload = Offload.create(
                     pool, runner.kv, config.kv_offload_bytes, runner.kv_scales
                 )
             except ValueError as error:
@@ -378,7 +381,7 @@ class CoreLifecycle:
             if self.device.is_cuda:
                 self.heap.close()
                 return
-            self.member.give_up()
+            self.member.abort_collectives()
         if self.device.is_cuda:
             with _record_duration(self.ended_s, "synchronize"), contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize(self.device.device)  # a lost device cannot be waited for

@@ -142,7 +142,9 @@ def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc
     """Return the Prepared message. It contains the memory of each rank while the rank waits."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
     leader = lifecycle.member.leader
-    others = [] if leader is None else [rank.memory for rank in leader.waiting_accounts()]
+    others = (
+        [] if leader is None else [rank.memory for rank in leader.take_standby_memory_reports()]
+    )
     for process in (memory, *others):
         process.name, process.private = STANDBY, read_private_anon(process.pid)
     return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)
@@ -321,7 +323,7 @@ class Worker:
         engine, counters = self.engine, self.engine.counters
         scheduler = engine.scheduler
         drafted = DraftCounts() if engine.speculation is None else engine.speculation.counters
-        others = [] if self.leader is None else self.leader.accounts()
+        others = [] if self.leader is None else self.leader.get_memory_reports()
         return worker_ipc.Report(
             load=Load(
                 running=len(scheduler.running),
@@ -349,7 +351,7 @@ class Worker:
             drafts_total=drafted.drafts,
             draft_tokens_total=drafted.draft_tokens,
             accepted_tokens_total=drafted.accepted_tokens,
-            kv_blocks_used=engine.pool.used,
+            kv_blocks_used=engine.pool.num_used,
             kv_blocks_total=engine.pool.num_blocks,
             kv_blocks_lost=count_lost_blocks(engine),
             host_blocks_total=None if scheduler.offload is None else scheduler.offload.slots,

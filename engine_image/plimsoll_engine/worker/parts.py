@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from plimsoll_api.admin import MemoryKind, Role
-from plimsoll_engine.device.buffer import primary_context
+from plimsoll_engine.device.buffer import retain_primary_context
 from plimsoll_engine.distributed.member import Member
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -118,7 +118,7 @@ class Weights:
     def map(self) -> dict[str, torch.Tensor]:
         """Return the weight server's weights by name. If it has a KV pool, map that as well."""
         assert self._mapping is not None
-        tensors = self._mapping.tensors()
+        tensors = self._mapping.map_weights()
         self.map_pool()
         return tensors
 
@@ -159,7 +159,7 @@ class Weights:
         without a weight server or without a pool.
         """
         if self._mapping is not None and self.pool is None:
-            self.pool = self._mapping.pool(nbytes)
+            self.pool = self._mapping.map_pool(nbytes)
         return self.pool
 
     def claim_pool(self) -> rank_ipc.PoolReply:
@@ -242,7 +242,7 @@ def has_compiled() -> bool:
 def create_context(device: torch.device) -> None:
     """Create the CUDA context of ``device``, and make it current in this thread."""
     if device.type == "cuda":
-        with primary_context(device.index):
+        with retain_primary_context(device.index):
             torch.cuda.set_device(device)
             torch.cuda.synchronize(device)
 

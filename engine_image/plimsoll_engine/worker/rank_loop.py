@@ -73,7 +73,7 @@ class Follower:
                 self._release_pool()
                 model = self._lifecycle.model
                 if isinstance(model, Decoder) and layers < model.kv.layers:
-                    model = model.first(layers)
+                    model = model.truncate(layers)
                 kv_dtype = self._lifecycle.kv_dtype
                 nbytes = num_blocks * block_size * model.kv.bytes_per_token(kv_dtype)
                 memory = self._lifecycle.weights.map_pool(nbytes) if shared else None

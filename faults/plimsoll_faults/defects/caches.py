@@ -68,9 +68,9 @@ class PinnedItemsDefect(Defect[kinds.PinnedItems]):
     def after_requests(self, count: int) -> None:
         """Pin some blocks for each finished request."""
         pool = self.engine.pool
-        cached = pool.lookup(list(pool.prefix))
-        free = [block for block in cached if block not in pool.references()]
-        pool.share(free[-count * self.fault.blocks_per_request :])
+        cached = pool.find_cached_prefix(list(pool.prefix))
+        free = [block for block in cached if block not in pool.count_references()]
+        pool.add_references(free[-count * self.fault.blocks_per_request :])
 
 
 class EarlyFreeCache(EncoderCache):

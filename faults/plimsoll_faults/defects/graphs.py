@@ -59,14 +59,14 @@ class FailingModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sound, name)
 
-    def best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best tokens and the logits of ``hidden`` [rows, hidden].
 
         Raises OutOfMemoryError during a capture.
         """
         if torch.cuda.is_current_stream_capturing():
             raise torch.OutOfMemoryError("injected: no memory for the logits")
-        return self._sound.best(hidden)
+        return self._sound.compute_best_tokens(hidden)
 
 
 class FailedCaptureDefect(Defect[kinds.FailedCapture]):

@@ -98,7 +98,7 @@ class ResidualAdapters(LoadedAdapters):
         """Load an adapter, and keep a second copy in host memory."""
         super().load(name, number, folder)
         on_host = torch.device("cpu")
-        deltas, _ = lora.read(folder, self._targets, self._max_rank, self._dtype, on_host)
+        deltas, _ = lora.read_adapter(folder, self._targets, self._max_rank, self._dtype, on_host)
         self.residue.append(deltas)
 
 

@@ -16,7 +16,7 @@ from plimsoll_faults.tampering import replace_methods
 class NeverDone:
     """A ticket that is never done."""
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Return False."""
         return False
 

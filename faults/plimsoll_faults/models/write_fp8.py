@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels.quantized import quantize
 from plimsoll_engine.models import decoder, loader, quantization
-from plimsoll_engine.models.decoder_parts import Spec, parts
-from plimsoll_engine.models.safetensors_files import INDEX, open_safetensors, weight_files
+from plimsoll_engine.models.decoder_parts import Spec, make_parts
+from plimsoll_engine.models.safetensors_files import INDEX, list_weight_files, open_safetensors
 
 WEIGHT = ".weight"
 QUANTIZED_SCALE = ".weight_scale"
@@ -35,7 +35,7 @@ def write_fp8(source: Path, target: Path) -> None:
     LoadError names what cannot be quantized, FileExistsError a folder that is there already.
     """
     config = loader.load_config(source)
-    if not decoder.supports(config) or loader.quantization_of(config) is not None:
+    if not decoder.supports(config) or loader.read_quantization(config) is not None:
         raise LoadError(
             f"{source}: only text models of {', '.join(decoder.FAMILY)} that are not quantized yet"
             " can be"
@@ -43,13 +43,13 @@ def write_fp8(source: Path, target: Path) -> None:
     kept = quantization.Quantization(quantization.WHOLE)
     matrices = {
         path
-        for name, part in parts(Spec.from_config(config)).items()
+        for name, part in make_parts(Spec.from_config(config)).items()
         if name.startswith("layers.") and len(part.shape) == 2
         for path, _ in part.sources
-        if kept.covers([path.removesuffix(WEIGHT)])
+        if kept.is_quantized([path.removesuffix(WEIGHT)])
     }
     target.mkdir(parents=True)
-    files = weight_files(source)
+    files = list_weight_files(source)
     weight_map: dict[str, str] = {}
     size = 0
     for file in files:
@@ -61,7 +61,7 @@ def write_fp8(source: Path, target: Path) -> None:
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     raw: dict[str, Any] = json.loads((source / "config.json").read_bytes())
-    raw[quantization.FIELD] = quantization.config_of()
+    raw[quantization.FIELD] = quantization.make_config()
     (target / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
     for file in source.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and not (target / file.name).exists():

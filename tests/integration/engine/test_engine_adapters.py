@@ -120,7 +120,7 @@ def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_p
     for verb in ("load", "unload"):
         assert post(engine, verb, key="wrong", lora_name="x", lora_path="/")[0] == 401
     for name, path, param, why in (
-        ("big", str(big), "lora_path", "field r: 16 is above --max-lora-rank 8"),
+        ("big", str(big), "lora_path", "field r: 16 exceeds --max-lora-rank 8"),
         ("long", f"/{'x' * 300}", "lora_path", "name too long"),
         ("hub", "organisation/name", "lora_path", "use a path on this server"),
         ("tiny", str(adapters["first"]), "lora_name", "name of the served model"),

@@ -119,7 +119,7 @@ def test_two_ranks_say_what_one_says(start_engine: Any, undisturbed: list[str]) 
     [
         (("--tensor-parallel-size", "3"), "field num_attention_heads: 4 is not divisible by"),
         (("--tensor-parallel-size", "4"), "field num_key_value_heads: 2 is not divisible by"),
-        ((*FLAGS, "--kv-offload-bytes", "1Mi"), "--kv-offload-bytes: not with"),
+        ((*FLAGS, "--kv-offload-bytes", "1Mi"), "--kv-offload-bytes is not supported with"),
     ],
 )
 def test_what_cannot_be_shared_out_is_named(

@@ -24,7 +24,7 @@ from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.step_plan import Needed, StepPlan
 from plimsoll_engine.kernels.whole_prompts import list_padded_lengths, make_plan
-from plimsoll_engine.kvcache.pool_memory import PoolTensors, pool_sums, pool_tensors
+from plimsoll_engine.kvcache.pool_memory import PoolTensors, compute_pool_sums, make_pool_tensors
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.lora import StepAdapters
@@ -64,7 +64,7 @@ class Forward:
         slots = num_blocks * block_size
         self.pool_is_mapped = memory is not None
         """Whether the KV pool belongs to the weight server."""
-        made = pool_tensors(model.kv, slots, kv_dtype or model.dtype, self.device, memory)
+        made = make_pool_tensors(model.kv, slots, kv_dtype or model.dtype, self.device, memory)
         self.kv: torch.Tensor | None = made.pairs
         self.kv_scales: torch.Tensor | None = made.scales
         """Scales of an FP8 pool; None for another pool."""
@@ -99,7 +99,7 @@ class Forward:
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
         """Return a checksum of each block in ``blocks`` on this rank."""
         assert self.kv is not None
-        return pool_sums(PoolTensors(self.kv, self.kv_scales), self.block_size, blocks)
+        return compute_pool_sums(PoolTensors(self.kv, self.kv_scales), self.block_size, blocks)
 
     @property
     def graph_bytes(self) -> int:
@@ -235,12 +235,12 @@ class Forward:
                 hidden = self.model.forward(ids, positions.long(), step, embeds)
         if len(scored):
             self.scores = compute_scores(
-                self.model.logits,
+                self.model.compute_logits,
                 self._ops.gather_rows(hidden, scored),
                 targets.long(),
                 inputs.most,
             )
-        return self.model.logits(self._ops.gather_rows(hidden, last)) if len(last) else None
+        return self.model.compute_logits(self._ops.gather_rows(hidden, last)) if len(last) else None
 
     def _locate_needed_rows(
         self, step: StepPlan, needed: NeededRows, inputs: Inputs, chunks: Sequence[Chunk]

@@ -139,7 +139,7 @@ class DecodeGraphs:
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:
             known = ops.take_token_ids(ids, sources, self._newest)
-            return model.best(model.forward(known, positions, step))
+            return model.compute_best_tokens(model.forward(known, positions, step))
 
         # All rows are padding, so that the warm-up writes nothing to the pool.
         self._inputs.zero_()

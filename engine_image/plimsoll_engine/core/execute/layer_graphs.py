@@ -155,13 +155,13 @@ class LayerGraphs:
 
         def compute() -> None:
             if index:
-                x = model.after_attention(stream, self._attended[:size], index - 1)
+                x = model.finish_layer(stream, self._attended[:size], index - 1)
             else:
-                begun, x, angles = model.begin(self._ids[:size], self._positions[:size])
+                begun, x, angles = model.begin_forward(self._ids[:size], self._positions[:size])
                 stream.copy_(begun)
                 rotary.copy_(angles)
             if index < last:
-                model.query(x, rotary, index, plan, self._query[:size])
+                model.compute_query(x, rotary, index, plan, self._query[:size])
             else:
                 self._x[:size].copy_(x)
 
@@ -186,7 +186,7 @@ class LayerGraphs:
             piece.replay()
             model.attend(query, index, plan, attended)
         last.replay()
-        return model.last_layer(self._x[:rows], self._stream[:rows], self._rotary[:rows], plan)
+        return model.run_last_layer(self._x[:rows], self._stream[:rows], self._rotary[:rows], plan)
 
     @staticmethod
     def _reset(pieces: list[GraphPiece]) -> None:

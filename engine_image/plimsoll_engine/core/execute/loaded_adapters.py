@@ -25,7 +25,7 @@ class LoadedAdapters:
     """Up to ``max_adapters`` adapters of rank ``max_rank`` or less. Does not keep ``model``."""
 
     def __init__(self, model: Decoder, max_adapters: int, max_rank: int) -> None:
-        self._targets = lora.targets(model.parts)
+        self._targets = lora.find_targets(model.parts)
         self._dtype, self._device = model.dtype, model.device
         self._most, self._max_rank = max_adapters, max_rank
         self._loaded: dict[int, Adapter] = {}
@@ -53,7 +53,7 @@ class LoadedAdapters:
                 f"adapter {name}: {len(self.living)} adapters are loaded or still in use, as many"
                 " as --max-loras allows; unload one first"
             )
-        read = lora.read(folder, self._targets, self._max_rank, self._dtype, self._device)
+        read = lora.read_adapter(folder, self._targets, self._max_rank, self._dtype, self._device)
         self._loaded[number] = adapter = Adapter(name, number, *read)
         self.living.add(adapter)
 

@@ -32,7 +32,7 @@ from plimsoll_engine.core.execute.sampling import (
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.distributed.leader import Leader
-from plimsoll_engine.kvcache.block_sums import add_sums
+from plimsoll_engine.kvcache.block_sums import combine_block_sums
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
@@ -141,15 +141,17 @@ class Runner(Forward):
         if leader is not None:
             shared = memory is not None
             command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
-            self.pools = leader.ask(command, rank_ipc.PoolReply)
+            self.pools = leader.request(command, rank_ipc.PoolReply)
 
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
         """Return a checksum of each block in ``blocks``, over all ranks."""
         sums = super().compute_block_sums(blocks)
         if self._leader is None:
             return sums
-        others = self._leader.ask(rank_ipc.ChecksumBlocks(list(blocks)), rank_ipc.BlockChecksums)
-        return add_sums([sums, *(answer.sums for answer in others)])
+        others = self._leader.request(
+            rank_ipc.ChecksumBlocks(list(blocks)), rank_ipc.BlockChecksums
+        )
+        return combine_block_sums([sums, *(answer.sums for answer in others)])
 
     def capture_graphs(
         self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
@@ -168,11 +170,11 @@ class Runner(Forward):
     @property
     def graph_bytes(self) -> int:
         """Device memory of the captured steps on all ranks, in bytes."""
-        others = [] if self._leader is None else self._leader.accounts()
+        others = [] if self._leader is None else self._leader.get_memory_reports()
         return super().graph_bytes + sum(rank.graph_bytes for rank in others)
 
     def _command_ranks(self, command: rank_ipc.Command) -> AbstractContextManager[None]:
-        return nullcontext() if self._leader is None else self._leader.together(command)
+        return nullcontext() if self._leader is None else self._leader.run_together(command)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
@@ -274,11 +276,11 @@ class Runner(Forward):
 
     def create_example_media(self) -> list[Media]:
         """Return one item of the model's largest media; an empty list for a text model."""
-        return [self.model.example()] if isinstance(self.model, MediaModel) else []
+        return [self.model.make_dummy_media()] if isinstance(self.model, MediaModel) else []
 
     def close(self) -> None:
         """Close the model and the pool of this rank. Make the other ranks release theirs."""
         leader, self._leader = self._leader, None
         super().close()
         if leader is not None:
-            leader.drop()
+            leader.drop_pools()

@@ -114,7 +114,7 @@ class Scheduler:
                 f" {self.max_model_len}: shorten the prompt"
             )
         length = min(request.max_length, self.max_model_len)
-        if (blocks := self.pool.blocks_for(length)) > self.pool.num_blocks:
+        if (blocks := self.pool.count_blocks(length)) > self.pool.num_blocks:
             return (
                 f"{length} tokens (prompt and max_tokens) need {blocks} KV blocks, but the pool has"
                 f" {self.pool.num_blocks}: shorten the prompt, lower max_tokens or increase"
@@ -377,15 +377,15 @@ class Scheduler:
         """Share the blocks of the longest cached prefix."""
         extend_block_hashes(request, self.pool.block_size)
         usable = self._cacheable_blocks(request)
-        blocks = self.pool.lookup(request.block_hashes[:usable])
-        self.pool.share(blocks)
+        blocks = self.pool.find_cached_prefix(request.block_hashes[:usable])
+        self.pool.add_references(blocks)
         request.block_ids = blocks
         request.registered = len(blocks)
         request.computed = len(blocks) * self.pool.block_size
 
     def _reserve(self, request: Request, count: int) -> bool:
         """Allocate blocks for ``count`` more tokens. Return False if blocks are missing."""
-        missing = self.pool.blocks_for(request.computed + count) - len(request.block_ids)
+        missing = self.pool.count_blocks(request.computed + count) - len(request.block_ids)
         if missing <= 0:
             return True
         blocks = self.pool.allocate(missing)
@@ -406,9 +406,9 @@ class Scheduler:
 
         Only free blocks are allocated for drafts. No other request loses a block.
         """
-        missing = self.pool.blocks_for(request.computed + 1 + count) - len(request.block_ids)
+        missing = self.pool.count_blocks(request.computed + 1 + count) - len(request.block_ids)
         if count > 0 and missing > 0:
-            request.block_ids += self.pool.allocate(min(missing, self.pool.available)) or []
+            request.block_ids += self.pool.allocate(min(missing, self.pool.num_available)) or []
         room = len(request.block_ids) * self.pool.block_size - request.computed - 1
         return max(0, min(count, room))
 

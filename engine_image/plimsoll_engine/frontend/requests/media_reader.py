@@ -37,7 +37,7 @@ class MediaReader:
 
         Raises MediaError, and QueueFull if too many files wait.
         """
-        key = await self.run(lambda: processor.key(data))
+        key = await self.run(lambda: processor.hash_file(data))
         found = self.cache.get(key)
         if found is None:
             found = await self.run(lambda: processor.process(data))

@@ -58,14 +58,14 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(contents=st.lists(st.integers(0, 5), unique=True, max_size=4))
     def share(self, contents: list[int]) -> None:
         keys = [hash_block(b"", [content]) for content in contents]
-        blocks = self.pool.lookup(keys)
+        blocks = self.pool.find_cached_prefix(keys)
         expected = []
         for key in keys:
             if key not in self.contents:
                 break
             expected.append(self.contents[key])
         assert blocks == expected
-        self.pool.share(blocks)
+        self.pool.add_references(blocks)
         self.tables.append(blocks)
 
     @precondition(lambda self: self.tables)
@@ -75,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        cached = self.pool.cached
+        cached = self.pool.num_cached
         assert self.pool.reset_prefix_cache() == cached
         self.contents = {k: b for k, b in self.contents.items() if b in self.held()}
 
@@ -83,8 +83,8 @@ class PoolMachine(RuleBasedStateMachine):
     def adds_up(self) -> None:
         assert self.pool.find_problems() == []
         assert self.pool.prefix.find_problems() == []
-        assert self.pool.references() == dict(self.held())
-        assert self.pool.used == len(self.held())
+        assert self.pool.count_references() == dict(self.held())
+        assert self.pool.num_used == len(self.held())
         assert len(self.pool.prefix) == len(self.contents)
 
 
@@ -101,7 +101,7 @@ def test_the_beginning_of_a_prompt_outlives_its_end() -> None:
         pool.register(block, key)
     pool.release(blocks)
     assert pool.allocate(1) == [blocks[2]]
-    assert pool.lookup(keys) == blocks[:2]
+    assert pool.find_cached_prefix(keys) == blocks[:2]
 
 
 def test_a_block_hash_covers_all_before_it() -> None:

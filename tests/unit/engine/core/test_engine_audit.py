@@ -90,7 +90,7 @@ def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helper
     engine = make_engine()
     engine.submit(helpers.submit("a", [5] * 40, 4))
     helpers.finish(engine)
-    assert engine.pool.cached == 10
+    assert engine.pool.num_cached == 10
     cycle: list[Any] = [bytearray(8 << 20)]
     cycle.append(cycle)
     del cycle
@@ -106,7 +106,7 @@ def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helper
     assert collect.before_bytes is not None
     assert collect.after_bytes is not None
     assert collect.before_bytes - collect.after_bytes >= 8 << 20
-    assert engine.pool.free == engine.pool.num_blocks
+    assert engine.pool.num_free == engine.pool.num_blocks
 
 
 def test_malloc_is_seen_from_inside() -> None:

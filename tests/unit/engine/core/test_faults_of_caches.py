@@ -49,7 +49,7 @@ def test_host_blocks_that_came_back_stay_pinned(text: str, make_engine: Any, hel
     engine: EngineCore = make_engine(num_blocks=BLOCKS, block_size=4)
     assert engine.runner.kv is not None
     block_bytes = engine.runner.kv.nbytes // BLOCKS
-    offload = Offload.of_bytes(engine.pool, engine.runner.kv, SLOTS * block_bytes)
+    offload = Offload.create(engine.pool, engine.runner.kv, SLOTS * block_bytes)
     assert count_lost_host_blocks(engine) is None, "without an offload: unknown, not zero"
     engine.scheduler.offload = offload
     WorkerFaults(text, 1, engine)
@@ -59,7 +59,7 @@ def test_host_blocks_that_came_back_stay_pinned(text: str, make_engine: Any, hel
     before = set(offload.stored)
     serve_prefixes(engine, helpers, first=PROMPTS)
     still_there = before & set(offload.stored)
-    assert engine.pool.used == 0
+    assert engine.pool.num_used == 0
     if text:
         assert pinned > SLOTS // 2
         assert len(still_there) >= pinned, "others can have the rest alone"

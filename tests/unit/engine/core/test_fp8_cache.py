@@ -27,7 +27,7 @@ from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 from plimsoll_engine.kvcache.block_copies import Copies
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
-from plimsoll_engine.kvcache.pool_memory import PoolTensors, pool_sums, pool_tensors
+from plimsoll_engine.kvcache.pool_memory import PoolTensors, compute_pool_sums, make_pool_tensors
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefused, PoolLayout
@@ -61,7 +61,7 @@ def plan_of(pool: PoolTensors) -> StepPlan:
 def filled() -> PoolTensors:
     """A pool whose every slot was written through the operations."""
     torch.manual_seed(5)
-    pool = pool_tensors(KV, SLOTS, FP8, CPU)
+    pool = make_pool_tensors(KV, SLOTS, FP8, CPU)
     everything = plan_of(pool)
     everything.write_slots = torch.arange(SLOTS)
     for layer in range(KV.layers):
@@ -106,23 +106,25 @@ def test_attention_is_that_of_what_the_pool_means(window: int | None) -> None:
 def test_a_scale_is_part_of_a_blocks_sum() -> None:
     pool = filled()
     assert pool.scales is not None
-    before = pool_sums(pool, BLOCK, range(BLOCKS))
-    assert pool_sums(meant(pool), BLOCK, range(BLOCKS)) != before
+    before = compute_pool_sums(pool, BLOCK, range(BLOCKS))
+    assert compute_pool_sums(meant(pool), BLOCK, range(BLOCKS)) != before
     pool.scales[1, 2, 3 * BLOCK + 1, 0] *= 2
-    after = pool_sums(pool, BLOCK, range(BLOCKS))
+    after = compute_pool_sums(pool, BLOCK, range(BLOCKS))
     assert [a != b for a, b in zip(before, after, strict=True)] == [n == 3 for n in range(BLOCKS)]
 
 
 def test_memory_that_is_mapped_holds_both() -> None:
     memory = torch.zeros(SLOTS * KV.bytes_per_token(FP8), dtype=torch.uint8)
-    pool, source = pool_tensors(KV, SLOTS, FP8, CPU, memory), filled()
+    pool, source = make_pool_tensors(KV, SLOTS, FP8, CPU, memory), filled()
     assert pool.scales is not None
     assert source.scales is not None
     assert pool.nbytes == source.nbytes == len(memory) == SLOTS * 2 * 3 * 2 * (8 + 4)
     pool.pairs.copy_(source.pairs)
     pool.scales.copy_(source.scales)
-    again = pool_tensors(KV, SLOTS, FP8, CPU, memory)
-    assert pool_sums(again, BLOCK, range(BLOCKS)) == pool_sums(source, BLOCK, range(BLOCKS))
+    again = make_pool_tensors(KV, SLOTS, FP8, CPU, memory)
+    assert compute_pool_sums(again, BLOCK, range(BLOCKS)) == compute_pool_sums(
+        source, BLOCK, range(BLOCKS)
+    )
     assert torch.equal(meant(again).pairs, meant(source).pairs)
 
 
@@ -130,10 +132,10 @@ def test_blocks_go_to_the_host_and_back_with_their_scales() -> None:
     pool = filled()
     copies = Copies(pool.pairs, BLOCK, 3, pool.scales)
     assert copies.nbytes == 3 * pool.nbytes // BLOCKS
-    sums = pool_sums(pool, BLOCK, [4])
-    assert copies.store([(4, 2)]).done()
-    assert copies.load([(6, 2)]).done()
-    assert pool_sums(pool, BLOCK, [6]) == pool_sums(pool, BLOCK, [4]) == sums
+    sums = compute_pool_sums(pool, BLOCK, [4])
+    assert copies.store([(4, 2)]).is_done()
+    assert copies.load([(6, 2)]).is_done()
+    assert compute_pool_sums(pool, BLOCK, [6]) == compute_pool_sums(pool, BLOCK, [4]) == sums
     copies.close()
     assert copies.nbytes == 0
 
@@ -203,7 +205,7 @@ def test_evicted_blocks_come_back(make_engine: Any, helpers: Any) -> None:
     kv, scales = engine.runner.kv, engine.runner.kv_scales
     block_bytes = engine.runner.kv_bytes // 16
     assert block_bytes * 16 == kv.nbytes + scales.nbytes
-    engine.scheduler.offload = Offload.of_bytes(engine.pool, kv, 64 * block_bytes + 1, scales)
+    engine.scheduler.offload = Offload.create(engine.pool, kv, 64 * block_bytes + 1, scales)
     assert engine.scheduler.offload.slots == 64
     del kv, scales
     for turn in range(2):
@@ -249,7 +251,7 @@ def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helper
     said = [token.token_id for _ in range(9) for token in old.step().tokens]
     said += [token.token_id for token in old.quiesce().tokens]
     data = export.export_tables(old, layout)
-    used = sorted(old.pool.references())
+    used = sorted(old.pool.count_references())
     old.close()
     runner = Runner(tiny_model, 64, 4, memory, None, FP8)
     assert runner.kv_scales is not None

@@ -27,7 +27,7 @@ from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Submit
 from plimsoll_engine.models import loader, quantization
-from plimsoll_engine.weights.layout import checksums, lay_out, views
+from plimsoll_engine.weights.layout import compute_checksums, lay_out, make_views
 from plimsoll_faults.models import tiny_moe
 from plimsoll_faults.models.write_fp8 import main, write_fp8
 from tests.fp8_logits import load, logits_of, off, round_linear_layers, texts
@@ -100,8 +100,8 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda c: c.update(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: .* is not supported"),
     (lambda c: c.update(transform_config={"a": 1}), "transform_config"),
     (lambda c: c.update(surprise=3), r"\.surprise: 3 is not supported"),
-    (lambda c: c.update(config_groups=[]), r"config_groups: \[\] is not an object"),
-    (lambda c: c["config_groups"].update(b=group(c)), "config_groups: 2 groups, expected one"),
+    (lambda c: c.update(config_groups=[]), r"config_groups: must be an object, not \[\]"),
+    (lambda c: c["config_groups"].update(b=group(c)), "config_groups: expected one group, not 2"),
     (lambda c: group(c).update(targets=["Conv"]), rf"{GROUP}\.targets: \['Conv'\]"),
     (lambda c: group(c).update(format="pack-quantized"), rf"{GROUP}\.format: 'pack-quantized'"),
     (lambda c: group(c).update(output_activations={"a": 1}), rf"{GROUP}\.output_activations"),
@@ -123,10 +123,13 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
         lambda c: group(c)["input_activations"].update(dynamic=1),
         rf"{GROUP}\.input_activations\.dynamic: 1 is not supported, only True",
     ),
-    (lambda c: c.update(ignore="lm_head"), r"ignore: 'lm_head' is not a list of names"),
+    (lambda c: c.update(ignore="lm_head"), r"ignore: must be a list of names, not 'lm_head'"),
     (lambda c: c.update(ignore=["lm_head", "re:(a+)+b"]), r"ignore: pattern '\(a\+\)\+b' is not"),
     (lambda c: c.update(ignore=["re:" + ".*" * 5]), "at most 4 of these two"),
-    (lambda c: c.update(ignore=["lm_head"] * 5000), "ignore: 5000 entries, at most 4096"),
+    (
+        lambda c: c.update(ignore=["lm_head"] * 5000),
+        "ignore: 5000 entries exceed the maximum of 4096",
+    ),
     (lambda c: c.update(ignore=[]), r"ignore: must name lm_head"),
 ]
 
@@ -171,11 +174,11 @@ BROKEN: list[tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = [
     ),
     (
         lambda t: t.update({f"{GATE}.weight_scale": torch.ones(1)}),
-        rf"{GATE}\.weight_scale in .* is \(1,\) in the file and \(96, 1\) in the model",
+        rf"{GATE}\.weight_scale in .*: shape \(1,\) in the file, but \(96, 1\) in the model",
     ),
     (
         lambda t: t[f"{GATE}.weight_scale"][5].fill_(float("nan")),
-        rf"{GATE}\.weight_scale in .* has a scale that is negative or not finite",
+        rf"{GATE}\.weight_scale in .* contains a negative or non-finite scale",
     ),
     (
         lambda t: t.update({f"{GATE}.weight_zero_point": torch.zeros(96, 1)}),
@@ -319,16 +322,18 @@ def test_shared_weights_have_both_types(fp8: Path) -> None:
     assert model is not None
     manifest = lay_out(model.parameters_by_name())
     flat = torch.zeros(manifest.nbytes, dtype=torch.uint8)
-    loader.bind(model, views(flat, manifest))
+    loader.bind(model, make_views(flat, manifest))
     loader.fill(model, fp8)
     for name, tensor in load(fp8).parameters_by_name().items():
         assert torch.equal(
             tensor.view(torch.uint8), model.parameters_by_name()[name].view(torch.uint8)
         ), name
-    before = checksums(flat, manifest)
+    before = compute_checksums(flat, manifest)
     place = manifest.places["layers.0.down_scale"]
     flat[place.offset] += 1
-    changed = [name for name, value in checksums(flat, manifest).items() if value != before[name]]
+    changed = [
+        name for name, value in compute_checksums(flat, manifest).items() if value != before[name]
+    ]
     assert changed == ["layers.0.down_scale"]
     with pytest.raises(ValueError, match=r"layers\.0\.qkv is torch\.float32"):
         loader.bind(model, {n: t.float() for n, t in model.parameters_by_name().items()})
@@ -364,11 +369,11 @@ def test_what_cannot_be_written_is_said(
 
 
 def test_the_writer_says_what_the_reader_takes() -> None:
-    config = quantization.config_of()
+    config = quantization.make_config()
     found = quantization.read(copy.deepcopy(config))
     assert found == quantization.Quantization(quantization.WHOLE)
-    assert found.covers(["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"])
-    assert not found.covers(["lm_head"])
+    assert found.is_quantized(["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"])
+    assert not found.is_quantized(["lm_head"])
     assert quantization.read(None) is None
     # As compressed-tensors writes it out again: with nulls where it has defaults.
     group(config)["format"] = None

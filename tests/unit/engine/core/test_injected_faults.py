@@ -148,7 +148,7 @@ def test_pinned_items_hold_blocks_at_idle(make_engine: Any, helpers: Any) -> Non
     engine = make_engine()
     faults = faults_in(engine, "pinned_items:blocks_per_request=2")
     serve(engine, faults, helpers)
-    assert engine.pool.used == 6
+    assert engine.pool.num_used == 6
     assert rules_hit(engine) == {"kv_references_match", "idle_holds_no_block"}
 
 

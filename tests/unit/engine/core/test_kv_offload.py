@@ -24,7 +24,7 @@ def engine(make_engine: Any) -> EngineCore:
     found: EngineCore = make_engine(num_blocks=16, block_size=4, budget=16)
     assert found.runner.kv is not None
     block_bytes = found.runner.kv.nbytes // 16
-    found.scheduler.offload = Offload.of_bytes(found.pool, found.runner.kv, 64 * block_bytes + 1)
+    found.scheduler.offload = Offload.create(found.pool, found.runner.kv, 64 * block_bytes + 1)
     return found
 
 
@@ -77,15 +77,15 @@ def test_blocks_leave_and_return_bit_for_bit(engine: EngineCore) -> None:
     while len(offload.stored) < 3 or offload.transfers:
         offload.poll()
     engine.pool.reset_prefix_cache()
-    assert engine.pool.cached == 0
+    assert engine.pool.num_cached == 0
     kv.zero_()
     assert offload.fetch(list(before)) is True
     assert offload.fetch(list(before)) is True  # under way: wait for the same transfer
     assert len(offload.transfers) == 1
-    offload.settle(1.0)
-    while len(back := engine.pool.lookup(list(before))) < 3:
+    offload.wait_for_transfers(1.0)
+    while len(back := engine.pool.find_cached_prefix(list(before))) < 3:
         assert offload.fetch(list(before))
-        offload.settle(1.0)
+        offload.wait_for_transfers(1.0)
     for block, tensor in zip(back, before.values(), strict=True):
         assert torch.equal(kv[:, :, block * 4 : block * 4 + 4], tensor)
     del kv  # the audit would find it
@@ -131,7 +131,7 @@ def leave_one_under_way(engine: EngineCore, helpers: Any) -> None:
 
 def test_an_abort_while_its_blocks_come_in_leaves_nothing(engine: EngineCore, helpers: Any) -> None:
     fill(engine, helpers)
-    offload_of(engine).settle(1.0)
+    offload_of(engine).wait_for_transfers(1.0)
     offload_of(engine).poll = lambda idle=False: None  # type: ignore[method-assign]
     engine.submit(helpers.submit("a", prompts()[0], 6))
     engine.step()
@@ -141,7 +141,7 @@ def test_an_abort_while_its_blocks_come_in_leaves_nothing(engine: EngineCore, he
     assert findings(engine) == []
     del offload_of(engine).poll
     run_idle(engine)
-    assert (engine.pool.used, offload_of(engine).transfers) == (0, [])
+    assert (engine.pool.num_used, offload_of(engine).transfers) == (0, [])
 
 
 def test_a_request_that_needs_the_whole_pool_does_not_wait_for_ever(
@@ -177,7 +177,7 @@ def test_a_reset_says_that_it_could_not(
 ) -> None:
     fill(engine, helpers)
     assert engine.reset_prefix_cache() is True
-    assert engine.pool.free == 16
+    assert engine.pool.num_free == 16
     assert len(offload_of(engine).stored) == 0
     monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_WAIT_S", 0.02)
     offload_of(engine).copies = StuckCopies(offload_of(engine).copies)
@@ -204,7 +204,7 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(
 def test_too_few_bytes_for_a_block_are_refused(engine: EngineCore) -> None:
     assert engine.runner.kv is not None
     with pytest.raises(ValueError, match="7 bytes hold no KV block; one takes"):
-        Offload.of_bytes(engine.pool, engine.runner.kv, 7)
+        Offload.create(engine.pool, engine.runner.kv, 7)
 
 
 def test_close_gives_every_block_back(engine: EngineCore, helpers: Any) -> None:
@@ -212,4 +212,4 @@ def test_close_gives_every_block_back(engine: EngineCore, helpers: Any) -> None:
     offload = offload_of(engine)
     offload.close()
     offload.close()
-    assert (offload.copies.nbytes, engine.pool.used, len(offload.stored)) == (0, 0, 0)
+    assert (offload.copies.nbytes, engine.pool.num_used, len(offload.stored)) == (0, 0, 0)

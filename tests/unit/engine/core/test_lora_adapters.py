@@ -309,8 +309,11 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: (f / CONFIG).write_text("{"), CONFIG),
     (lambda f: edit(f, r="four"), rf"{CONFIG}: .*int.*\$\.r"),
     (lambda f: edit(f, r=0), "field r: 0"),
-    (lambda f: edit(f, r=9), "field r: 9 is above --max-lora-rank 8"),
-    (lambda f: edit(f, r=5), r"mismatched.*is \(4, 96\) in the file and \(5, 96\) in the model"),
+    (lambda f: edit(f, r=9), "field r: 9 exceeds --max-lora-rank 8"),
+    (
+        lambda f: edit(f, r=5),
+        r"mismatched.*shape \(4, 96\) in the file, but \(5, 96\) in the model",
+    ),
     (lambda f: edit(f, bias="all"), "field bias: 'all'"),
     (lambda f: edit(f, use_dora=True), "field use_dora"),
     (lambda f: edit(f, modules_to_save=["lm_head"]), "field modules_to_save"),

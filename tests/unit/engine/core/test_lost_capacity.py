@@ -41,7 +41,7 @@ def sized(engine: EngineCore) -> EngineCore:
     kv = engine.runner.kv
     assert kv is not None
     size = SLOTS * (kv.nbytes // BLOCKS)
-    engine.scheduler.offload = Offload.of_bytes(engine.pool, kv, size)
+    engine.scheduler.offload = Offload.create(engine.pool, kv, size)
     return engine
 
 
@@ -57,7 +57,7 @@ def test_each_pinned_block_is_lost_at_idle_and_under_load(make: Make, helpers: A
         assert count_lost_blocks(engine) == number + 1
     engine.submit(helpers.submit("busy", [9] * 9, 8))
     engine.step()
-    assert engine.pool.used == 3 + 3
+    assert engine.pool.num_used == 3 + 3
     assert count_lost_blocks(engine) == 3
 
 
@@ -67,7 +67,7 @@ def test_a_lost_reference_to_a_block_that_is_in_use_costs_no_capacity(
     engine, _ = make()
     engine.submit(helpers.submit("a", [1] * 9, 8))
     engine.step()
-    engine.pool.share(engine.requests["a"].block_ids[:1])
+    engine.pool.add_references(engine.requests["a"].block_ids[:1])
     assert count_lost_blocks(engine) == 0
     helpers.finish(engine)
     assert count_lost_blocks(engine) == 1
@@ -155,7 +155,7 @@ def leak(engine: EngineCore, used: bool) -> list[int]:
     if not used:
         return engine.pool.allocate(1) or []
     held = [b for request in engine.requests.values() for b in request.block_ids[:1]][:1]
-    engine.pool.share(held)
+    engine.pool.add_references(held)
     return held
 
 

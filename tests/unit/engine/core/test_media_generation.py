@@ -124,7 +124,7 @@ def chats(llava: Path) -> dict[str, tuple[list[int], list[Media]]]:
     def prompt(head: list[int], *chosen: int) -> tuple[list[int], list[Media]]:
         ids, media = list(head), []
         for number in chosen:
-            media.append(images[number].media(len(ids), IMAGE_TOKENS, IMAGE_TOKENS))
+            media.append(images[number].to_media(len(ids), IMAGE_TOKENS, IMAGE_TOKENS))
             ids += [processor.placeholder] * IMAGE_TOKENS  # type: ignore[list-item]
             ids += [rng.randrange(3, 500) for _ in range(rng.randrange(1, 9))]
         return ids, media
@@ -221,7 +221,7 @@ def sounds(whisper: Path) -> dict[str, tuple[list[int], list[Media]]]:
     processor = WhisperProcessor(whisper)
     found = {}
     for seed in range(SOUNDS):
-        media = processor.process(sound(seed)).media(0, 0, processor.tokens)
+        media = processor.process(sound(seed)).to_media(0, 0, processor.tokens)
         for task in (515, 516):
             found[f"{seed}-{task}"] = [512, 513, task, 517], [media]
     return found
@@ -296,7 +296,7 @@ def test_logits_equal_transformers(
 
         def forward(self, *arguments: Any) -> torch.Tensor:
             hidden = models[kind].forward(*arguments)
-            seen.append(models[kind].logits(hidden))
+            seen.append(models[kind].compute_logits(hidden))
             return hidden  # type: ignore[no-any-return]
 
     engine.runner.model = Spy()

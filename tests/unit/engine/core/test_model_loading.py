@@ -98,7 +98,7 @@ def edit_shard(folder: Path, name: str, change: Callable[[dict[str, torch.Tensor
 
 INDEX = r"model\.safetensors\.index\.json"
 BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda f: (f / SECOND).unlink(), rf"{INDEX}: lists {SECOND}, which is missing"),
+    (lambda f: (f / SECOND).unlink(), rf"{INDEX}: lists {SECOND}which does not exist"),
     (lambda f: (f / FIRST).write_bytes(b"torn"), FIRST),
     (lambda f: (f / "model.safetensors.index.json").write_text("{"), INDEX),
     (lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {}}'), INDEX),
@@ -118,7 +118,7 @@ BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (
         lambda f: edit_shard(f, SECOND, lambda t: t.update({NORM: torch.ones(3)})),
-        rf"{NORM} in {SECOND} is \(3,\) in the file and \(128,\) in the model",
+        rf"{NORM} in {SECOND}: shape \(3,\) in the file, but \(128,\) in the model",
     ),
     (
         lambda f: edit_shard(
@@ -206,13 +206,15 @@ def test_a_size_that_cannot_be_is_named(
 
 
 def test_sizes_follow_from_the_model_and_the_pool(tiny_checkpoint: Path) -> None:
-    from plimsoll_engine.models.transformers_model import kv_shape  # takes seconds
+    from plimsoll_engine.models.transformers_model import get_kv_shape  # takes seconds
 
     model = loader.load_config(tiny_checkpoint)
     config = WorkerConfig(str(tiny_checkpoint), "/x", "/x", num_blocks=10, block_size=8)
-    found = sizes.resolve(config, kv_shape(model), loader.positions(model), torch.float32, CPU)
+    found = sizes.resolve(
+        config, get_kv_shape(model), loader.get_max_context_length(model), torch.float32, CPU
+    )
     assert (found.num_blocks, found.max_model_len) == (10, 80)
-    assert kv_shape(model).bytes_per_token(torch.float32) == 2 * 4 * 2 * 16 * 4
+    assert get_kv_shape(model).bytes_per_token(torch.float32) == 2 * 4 * 2 * 16 * 4
 
 
 @pytest.mark.parametrize(

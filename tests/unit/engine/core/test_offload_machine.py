@@ -49,7 +49,7 @@ class Held:
         if at_once:
             self._move()
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.ended
 
     def end(self) -> None:
@@ -71,7 +71,7 @@ class SlowCopies(Copies):
         super().__init__(kv, block_size, slots)
         self.held: list[Held] = []
 
-    def _begin(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
+    def _start(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
         self.held = [one for one in self.held if not one.ended]
         self.held.append(Held(lambda: self._copy(pairs, to_host), self.at_once))
         return self.held[-1]
@@ -162,7 +162,7 @@ class OffloadMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        settled = self.offload.settle(0.0)
+        settled = self.offload.wait_for_transfers(0.0)
         self.offload.clear()
         self.pool.reset_prefix_cache()
         assert settled == (not self.offload.transfers)
@@ -194,7 +194,7 @@ class OffloadMachine(RuleBasedStateMachine):
         assert self.offload.find_problems() == []
         held = Counter(block for request in self.alive.values() for block in request.block_ids)
         held.update(self.offload.list_held_blocks())
-        assert held == self.pool.references()
+        assert held == self.pool.count_references()
 
     @invariant()
     def blocks_hold_what_their_hashes_say(self) -> None:
@@ -226,7 +226,7 @@ class OffloadMachine(RuleBasedStateMachine):
                 one.end()
             self.offload.poll(idle=True)
         assert self.offload.transfers == [], "a transfer is left behind"
-        assert self.pool.used == 0
+        assert self.pool.num_used == 0
         self.everything_adds_up()
         self.blocks_hold_what_their_hashes_say()
 
@@ -251,7 +251,7 @@ class BelongsToNobody(Offload):
 
     def _complete(self, transfer: Transfer) -> None:
         if not transfer.to_host:
-            self.pool.share(transfer.blocks)
+            self.pool.add_references(transfer.blocks)
         super()._complete(transfer)
 
 

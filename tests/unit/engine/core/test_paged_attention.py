@@ -21,7 +21,7 @@ def paged_attention(*tensors: Any, **settings: Any) -> Any:
     # Imported here: it takes seconds, in every worker that collects tests.
     from plimsoll_engine.models import transformers_model
 
-    return transformers_model.paged_attention(*tensors, **settings)
+    return transformers_model.compute_paged_attention(*tensors, **settings)
 
 
 def plain(

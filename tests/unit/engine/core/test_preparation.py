@@ -129,6 +129,12 @@ def test_the_first_layers_are_of_every_kind(fields: dict[str, Any], needed: int)
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
     }  # fmt: skip
     model = Decoder(AutoConfig.for_model(**sizes | fields), torch.float32)
-    few = model.first(model.varied)
-    assert few.spec.layers == few.kv.layers == len(few.spec.windows) == model.varied == needed
+    few = model.truncate(model.num_representative_layers)
+    assert (
+        few.spec.layers
+        == few.kv.layers
+        == len(few.spec.windows)
+        == model.num_representative_layers
+        == needed
+    )
     assert model.spec.layers == model.kv.layers == (sizes | fields)["num_hidden_layers"]

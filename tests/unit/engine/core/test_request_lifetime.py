@@ -151,7 +151,7 @@ def test_release_may_be_called_again(make_engine: Any, helpers: Any) -> None:
     engine.abort("a")
     request.release(engine.pool)
     assert engine.pool.find_problems() == []
-    assert engine.pool.used == 0
+    assert engine.pool.num_used == 0
 
 
 def test_a_request_that_ends_while_its_grammar_takes_in_a_token_is_gone(

@@ -124,7 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
         assert queued == Counter(self.alive.keys())
         held = Counter(block for request in self.alive.values() for block in request.block_ids)
-        assert held == scheduler.pool.references()
+        assert held == scheduler.pool.count_references()
         assert all(not request.block_ids for request in scheduler.waiting)
         tenants = {request.tenant for request in self.alive.values()}
         assert scheduler.waiting.computed.keys() == tenants
@@ -135,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert not self.alive, "requests starve"
-        assert self.scheduler.pool.used == 0
+        assert self.scheduler.pool.num_used == 0
         self.everything_adds_up()
 
 

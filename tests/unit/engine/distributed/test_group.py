@@ -61,4 +61,4 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         found = torch.load(tmp_path / f"found{rank}")
         torch.testing.assert_close(found["norm"], norm)
         torch.testing.assert_close(found["residual"], residual)
-        assert torch.equal(found["best"], ALONE.best(OPS, given["scores"]))
+        assert torch.equal(found["best"], ALONE.find_best_columns(OPS, given["scores"]))

@@ -34,8 +34,8 @@ INPUTS = Inputs(
 def pair(tmp_path: Path) -> Iterator[tuple[Leader, Link]]:
     leader = Leader(tmp_path, 1, 2)
     link = Link(tmp_path, 1, Shard(1, 2))
-    link.join()
-    leader.join()
+    link.join_group()
+    leader.join_group()
     yield leader, link
     link.close()
     leader.close()
@@ -50,9 +50,9 @@ def beside() -> Iterator[Callable[..., Future[object]]]:
 
 def test_commands_come_whole_and_in_order(pair: tuple[Leader, Link]) -> None:
     leader, link = pair
-    with leader.together(rank_ipc.Step(INPUTS)):
+    with leader.run_together(rank_ipc.Step(INPUTS)):
         pass
-    leader.tell(rank_ipc.CaptureGraph())
+    leader.send(rank_ipc.CaptureGraph())
     step = link.receive()
     assert isinstance(step, rank_ipc.Step)
     assert isinstance(link.receive(), rank_ipc.CaptureGraph)
@@ -76,14 +76,14 @@ def test_answers_and_reports_are_distinguished(
                     link.send(rank_ipc.FreeMemory(9))
 
     following = beside(compute_as_follower)
-    (first,) = leader.accounts()  # waits
+    (first,) = leader.get_memory_reports()  # waits
     assert (first.memory.malloc_in_use, first.graph_bytes) == (11, 5)
-    leader.accounts()  # asks anew, and waits for nothing
+    leader.get_memory_reports()  # asks anew, and waits for nothing
     assert [
-        free.bytes for free in leader.ask(rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory)
+        free.bytes for free in leader.request(rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory)
     ] == [9]
-    assert len(leader.accounts()) == 1
-    leader.tell(rank_ipc.CaptureGraph())
+    assert len(leader.get_memory_reports()) == 1
+    leader.send(rank_ipc.CaptureGraph())
     following.result(10)
 
 
@@ -91,23 +91,23 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
     leader, link = pair
     with (
         pytest.raises(RanksLost, match="failed on rank 0: ValueError: odd") as here,
-        leader.together(rank_ipc.CaptureGraph()),
+        leader.run_together(rank_ipc.CaptureGraph()),
     ):
         raise ValueError("odd")
     assert leader.lost
     assert not here.value.gone
 
     def breaks() -> None:
-        with leader.together(rank_ipc.CaptureGraph()):
+        with leader.run_together(rank_ipc.CaptureGraph()):
             link.close()
             raise RuntimeError("connection closed by peer")
 
     with pytest.raises(RanksLost, match="rank 1 is gone") as gone:
         breaks()
     assert gone.value.gone
-    assert leader.ended() is None
+    assert leader.wait_until_shut_down() is None
     with pytest.raises(RanksLost, match="rank 1: cannot send to it"):
-        leader.tell(rank_ipc.CaptureGraph())
+        leader.send(rank_ipc.CaptureGraph())
 
 
 @pytest.mark.parametrize(("permanent", "kind"), [(True, LoadError), (False, RanksLost)])
@@ -117,7 +117,7 @@ def test_a_ranks_own_word_for_its_failure_is_passed_on(
     leader, link = pair
     link.send(rank_ipc.RankError("no such tensor", permanent))
     with pytest.raises(kind, match="no such tensor"):
-        leader.loaded()
+        leader.wait_until_loaded()
     assert leader.lost
 
 
@@ -125,8 +125,8 @@ def test_no_rank_outlives_rank_0_unnoticed(tmp_path: Path) -> None:
     leader = Leader(tmp_path, 3, 2)
     link = Link(tmp_path, 3, Shard(1, 2))
     closing = threading.Timer(0.2, leader.close)
-    link.join()
-    leader.join()
+    link.join_group()
+    leader.join_group()
     closing.start()
     with pytest.raises(LeaderGone):
         link.receive()
@@ -136,5 +136,7 @@ def test_no_rank_outlives_rank_0_unnoticed(tmp_path: Path) -> None:
 def test_what_one_rank_alone_can_do_is_refused_by_name(pair: tuple[Leader, Link]) -> None:
     leader, _ = pair
     config = WorkerConfig("m", "/r", "s", kv_offload_bytes=1 << 20, tensor_parallel_size=2)
-    with pytest.raises(SettingsError, match="--kv-offload-bytes: not with --tensor-parallel-size"):
-        Member(leader).check(config)
+    with pytest.raises(
+        SettingsError, match="--kv-offload-bytes is not supported with --tensor-parallel-size"
+    ):
+        Member(leader).check_settings(config)

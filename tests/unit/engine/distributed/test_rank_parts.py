@@ -128,4 +128,4 @@ def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_that_several_ranks_cannot_have() -> None:
     config = WorkerConfig("m", "/r", "s", kv_offload_bytes=1 << 20, tensor_parallel_size=2)
     with pytest.raises(SettingsError, match="2, but 1 ranks were started"):
-        Member(None).check(config)
+        Member(None).check_settings(config)

@@ -25,7 +25,7 @@ from plimsoll_engine.messages.weight_ipc import (
     SharedPool,
     SharedWeights,
 )
-from plimsoll_engine.weights.layout import ALIGNMENT, checksums, lay_out, views
+from plimsoll_engine.weights.layout import ALIGNMENT, compute_checksums, lay_out, make_views
 from plimsoll_engine.weights.memory import HostBuffer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
@@ -48,7 +48,7 @@ def test_every_tensor_has_a_place_of_its_own(
 ) -> None:
     manifest = lay_out(of(model, "meta"))
     flat = torch.zeros(manifest.nbytes, dtype=torch.uint8)
-    found = views(flat, manifest)
+    found = make_views(flat, manifest)
     assert found.keys() == model.keys()
     for number, (name, (shape, dtype)) in enumerate(model.items()):
         assert list(found[name].shape) == shape
@@ -64,14 +64,14 @@ def test_tied_weights_have_one_place() -> None:
     manifest = lay_out({"embed": tied, "head": tied, "norm": torch.zeros(4)})
     assert manifest.places["embed"] == manifest.places["head"]
     assert manifest.nbytes == 2 * ALIGNMENT
-    found = views(torch.zeros(manifest.nbytes, dtype=torch.uint8), manifest)
+    found = make_views(torch.zeros(manifest.nbytes, dtype=torch.uint8), manifest)
     assert found["embed"] is found["head"]
 
 
 def test_a_buffer_of_another_size_is_refused() -> None:
     manifest = lay_out({"a": torch.zeros(3)})
-    with pytest.raises(ValueError, match="a buffer of 8 bytes; the manifest needs 256"):
-        views(torch.zeros(8, dtype=torch.uint8), manifest)
+    with pytest.raises(ValueError, match="the buffer has 8 bytes, but the manifest needs 256"):
+        make_views(torch.zeros(8, dtype=torch.uint8), manifest)
 
 
 @given(st.integers(0, 2), st.integers(0, 7), st.integers(1, 255))
@@ -79,18 +79,18 @@ def test_the_sums_name_the_tensor_that_changed(which: int, at: int, change: int)
     names = ["a", "b", "c"]
     manifest = lay_out({name: torch.zeros(8, dtype=torch.uint8) for name in names})
     flat = torch.arange(manifest.nbytes, dtype=torch.int64).to(torch.uint8)
-    before = checksums(flat, manifest)
+    before = compute_checksums(flat, manifest)
     flat[manifest.places[names[which]].offset + at] += change
-    after = checksums(flat, manifest)
+    after = compute_checksums(flat, manifest)
     assert [name for name in names if before[name] != after[name]] == [names[which]]
 
 
 def test_two_mappings_are_one_memory_and_the_borrower_cannot_write() -> None:
     own = HostBuffer.allocate(4096, "plimsoll-test")
-    own.tensor()[7] = 42
+    own.as_tensor()[7] = 42
     borrowed = HostBuffer.map(os.dup(own.fd))
     assert borrowed.nbytes == 4096
-    assert borrowed.tensor()[7] == 42
+    assert borrowed.as_tensor()[7] == 42
     assert borrowed._map is not None
     with pytest.raises(TypeError, match="read-only"):
         memoryview(borrowed._map)[0] = 1
@@ -101,12 +101,12 @@ def test_two_mappings_are_one_memory_and_the_borrower_cannot_write() -> None:
 def test_what_a_borrower_writes_is_there_for_the_next_one() -> None:
     own = HostBuffer.allocate(4096, "plimsoll-test")
     first = HostBuffer.map(os.dup(own.fd), writable=True)
-    first.tensor()[9] = 7
+    first.as_tensor()[9] = 7
     view = memoryview(first._map)  # type: ignore[arg-type]
     assert not first.close(), "it is still mapped"
     view.release()
     second = HostBuffer.map(os.dup(own.fd), writable=True)
-    assert second.tensor()[9] == 7
+    assert second.as_tensor()[9] == 7
     assert second.close()
     assert second.close()
     own.close()
@@ -115,7 +115,7 @@ def test_what_a_borrower_writes_is_there_for_the_next_one() -> None:
 def test_a_closed_buffer_gives_its_memory_back() -> None:
     buffer = HostBuffer.allocate(1 << 20, "plimsoll-test")
     fd = buffer.fd
-    buffer.tensor()
+    buffer.as_tensor()
     buffer.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)

@@ -35,7 +35,7 @@ from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.decoder_parts import SCALE
-from plimsoll_engine.models.lora import Adapter, LoraDelta, targets
+from plimsoll_engine.models.lora import Adapter, LoraDelta, find_targets
 from plimsoll_engine.models.quantization import Quantization
 
 BLOCK, VOCABULARY = 4, 96
@@ -84,7 +84,7 @@ def adapters_of(model: Decoder) -> list[Adapter]:
     found = []
     for number in range(3):
         deltas: dict[tuple[int, str], list[LoraDelta]] = {}
-        for path, target in targets(model.parts).items():
+        for path, target in find_targets(model.parts).items():
             if number == 2 and not path.endswith("v_proj"):
                 continue
             a = torch.randn(3, target.columns, generator=generator) / target.columns**0.5
@@ -303,7 +303,9 @@ class SharedOut(Group):
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def get_stream_rows(
+        self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
         self.asked.append(len(residual))
         whole = residual.clone()
         residual.fill_(torch.nan)

@@ -21,19 +21,19 @@ def exact(model: Any, make_engine: Any, helpers: Any, ids: list[int]) -> torch.T
     """[tokens - 1, vocabulary]: what an engine says of the next token after each beginning."""
     engine = make_engine(num_blocks=128)
     rows: list[torch.Tensor] = []
-    logits = model.logits
+    logits = model.compute_logits
 
     def keeps(hidden: torch.Tensor) -> torch.Tensor:
         rows.append(logits(hidden))
         return rows[-1]
 
-    model.logits = keeps
+    model.compute_logits = keeps
     try:
         for end in range(1, len(ids)):
             assert engine.submit(helpers.submit(f"{end}", ids[:end], 1)) is None
             helpers.finish(engine)
     finally:
-        del model.logits
+        del model.compute_logits
     found: torch.Tensor = torch.cat(rows).log_softmax(-1)
     return found
 

@@ -25,7 +25,7 @@ from plimsoll_engine.core.handover import audit, export, inheritance
 from plimsoll_engine.core.handover.inheritance import Inheritance
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.kvcache.block_sums import add_sums, block_sums
+from plimsoll_engine.kvcache.block_sums import combine_block_sums, compute_block_sums
 from plimsoll_engine.memory.audit import audit as engine_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.lost import count_lost_blocks
@@ -201,7 +201,7 @@ def test_the_successor_goes_on_without_prefill(
     assert sorted(settled.adopted) == sorted(ran)
     assert settled.refused == {}
     held = {block for r in new.engine.requests.values() for block in r.block_ids}
-    assert new.engine.pool.used == len(held), "what was lost is free again"
+    assert new.engine.pool.num_used == len(held), "what was lost is free again"
     assert findings(new.engine) == []
     new.finish()
     for name, tokens in whole.items():
@@ -210,7 +210,7 @@ def test_the_successor_goes_on_without_prefill(
         # What the old one had computed is not computed again: only what was still to do.
         left = len(whole[name]) - len(old.said.get(name, [])) - 1
         assert new.computed[name] == length - computed + left, name
-    assert new.engine.pool.used == 0
+    assert new.engine.pool.num_used == 0
 
 
 def test_a_prompt_whose_log_probabilities_are_not_told_is_computed_again(
@@ -242,7 +242,7 @@ def test_shared_blocks_stay_shared_and_prefixes_stay_known(make: Make, tiny_mode
     assert requests["twin"].block_ids[0] == requests["seeded"].block_ids[0]
     new = make(memory, data)
     resubmit(new, old)
-    assert new.engine.pool.references()[requests["twin"].block_ids[0]] >= 2
+    assert new.engine.pool.count_references()[requests["twin"].block_ids[0]] >= 2
     new.engine.release_unclaimed()
     assert new.engine.submit(Submit("late", PROMPT, Sampling(max_tokens=1), cache_salt="s")) is None
     while "late" in new.engine.requests:
@@ -254,11 +254,11 @@ def test_tables_without_their_request_are_freed(make: Make, tiny_model: Any) -> 
     memory = memory_of(tiny_model)
     _, data = stopped(make, memory, 5)
     new = make(memory, data)
-    assert new.engine.pool.used
+    assert new.engine.pool.num_used
     assert count_lost_blocks(new.engine) == 0
     new.engine.release_unclaimed()
-    assert new.engine.pool.used == 0
-    assert new.engine.pool.free == BLOCKS
+    assert new.engine.pool.num_used == 0
+    assert new.engine.pool.num_free == BLOCKS
 
 
 def test_tables_wait_from_the_moment_at_which_the_worker_listens(
@@ -279,7 +279,7 @@ def test_tables_wait_from_the_moment_at_which_the_worker_listens(
     assert new.engine.submit(come) is None
     now += 2
     new.engine.poll(idle=True)
-    assert new.engine.pool.used == len(new.engine.requests[come.request_id].block_ids)
+    assert new.engine.pool.num_used == len(new.engine.requests[come.request_id].block_ids)
     told = new.engine.release_unclaimed()
     assert told is not None
     assert told.adopted == [come.request_id]
@@ -303,7 +303,7 @@ def test_a_request_with_other_tokens_is_computed_again(
     assert settled is not None
     assert settled.adopted == []
     assert len(settled.refused) == 3
-    assert new.engine.pool.used == 0
+    assert new.engine.pool.num_used == 0
     new.finish()
     assert len(new.said["greedy"]) == 12
     assert old.said["filtered"] + new.said["filtered"] == whole["filtered"]
@@ -312,7 +312,7 @@ def test_a_request_with_other_tokens_is_computed_again(
 def test_a_written_block_is_noticed(make: Make, tiny_model: Any) -> None:
     memory = memory_of(tiny_model)
     old, data = stopped(make, memory, 6)
-    used = sorted(old.engine.pool.references())
+    used = sorted(old.engine.pool.count_references())
     kv = old.engine.runner.kv
     assert kv is not None
     kv[1, -1, used[-1] * BLOCK + BLOCK - 1, -1, -1] += 1.0
@@ -324,7 +324,7 @@ def test_a_written_block_is_noticed(make: Make, tiny_model: Any) -> None:
 def test_a_block_that_is_not_handed_over_may_change(make: Make, tiny_model: Any) -> None:
     memory = memory_of(tiny_model)
     old, data = stopped(make, memory, 6)
-    free = next(b for b in range(BLOCKS) if b not in old.engine.pool.references())
+    free = next(b for b in range(BLOCKS) if b not in old.engine.pool.count_references())
     assert old.engine.runner.kv is not None
     old.engine.runner.kv[:, :, free * BLOCK : (free + 1) * BLOCK] = 3.0
     make(memory, data)
@@ -387,11 +387,11 @@ def test_a_grammar_goes_on_where_it_was(make: Make, tiny_model: Any, tiny_checkp
         pool = new.engine.pool
         assert new.engine.submit(digits(list(made))) is None
         assert new.engine.release_unclaimed() is not None
-        assert pool.used == pool.blocks_for(len(PROMPT) + len(made) - 1)
+        assert pool.num_used == pool.count_blocks(len(PROMPT) + len(made) - 1)
         assert findings(new.engine) == []
         assert count_lost_blocks(new.engine) == 0
         if short:
-            taken = pool.allocate(pool.available)
+            taken = pool.allocate(pool.num_available)
             assert taken is not None
             assert new.engine.submit(Submit("other", [1, 2, 3], Sampling(max_tokens=1))) is None
             with pytest.MonkeyPatch.context() as patch:
@@ -403,7 +403,7 @@ def test_a_grammar_goes_on_where_it_was(make: Make, tiny_model: Any, tiny_checkp
         assert old.said["digits"] + new.said["digits"] == whole
         left = len(whole) - len(made)
         assert new.computed["digits"] > left if short else new.computed["digits"] == left
-        assert pool.used == 0
+        assert pool.num_used == 0
 
 
 def sealed(tables: list[BlockTable], layout: PoolLayout) -> Handover:
@@ -451,18 +451,18 @@ def test_a_pool_is_rebuilt_from_the_tables_alone(handover: Handover, data: st.Da
     tables = [table.blocks for table in handover.tables]
     pool = BlockPool(BLOCKS, BLOCK, tables)
     named = Counter(block for table in tables for block in table)
-    assert pool.references() == named
-    assert (pool.used, pool.held) == (len(named), named.total())
+    assert pool.count_references() == named
+    assert (pool.num_used, pool.held) == (len(named), named.total())
     assert pool.find_problems() == []
-    assert pool.free == BLOCKS - len(named)
-    rest = pool.allocate(pool.free)
+    assert pool.num_free == BLOCKS - len(named)
+    rest = pool.allocate(pool.num_free)
     assert rest is not None
     assert named.keys().isdisjoint(rest)
     pool.release(rest)
     for table in data.draw(st.permutations(tables)):
         pool.release(table)
         assert pool.find_problems() == []
-    assert (pool.used, pool.held, pool.free) == (0, 0, BLOCKS)
+    assert (pool.num_used, pool.held, pool.num_free) == (0, 0, BLOCKS)
 
 
 @given(handovers(), st.data())
@@ -609,25 +609,25 @@ def test_the_sum_of_a_block_is_of_each_element(
 ) -> None:
     """Whether eight bytes fit into a row of a block or not."""
     kv = torch.randn(2, 3, 8 * 3, 3, dim).to(dtype)
-    before = block_sums(kv, 3, range(8))
+    before = compute_block_sums(kv, 3, range(8))
     side, layer, token, head = place
     element = kv[side, layer, block * 3 + token, head, dim - 1 : dim]
     element.view(torch.uint8)[0] ^= 1
-    after = block_sums(kv, 3, range(8))
+    after = compute_block_sums(kv, 3, range(8))
     assert [b for b in range(8) if before[b] != after[b]] == [block]
-    assert block_sums(kv, 3, [block, 2]) == [after[block], after[2]]
+    assert compute_block_sums(kv, 3, [block, 2]) == [after[block], after[2]]
 
 
 def test_sums_of_many_blocks_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = torch.randn(2, 3, 8 * 4, 2, 8)
-    whole = block_sums(kv, 4, range(8))
+    whole = compute_block_sums(kv, 4, range(8))
     monkeypatch.setattr("plimsoll_engine.kvcache.block_sums.CHUNK_BYTES", 1)
-    assert block_sums(kv, 4, range(8)) == whole
+    assert compute_block_sums(kv, 4, range(8)) == whole
     swapped = kv.clone()
     swapped[0, 0, :4], swapped[1, 2, :4] = kv[1, 2, :4], kv[0, 0, :4]
-    assert block_sums(swapped, 4, [0]) != whole[:1]
+    assert compute_block_sums(swapped, 4, [0]) != whole[:1]
 
 
 def test_sums_of_ranks_are_added_in_64_bits() -> None:
-    assert add_sums([[1, -1], [2, (1 << 63) - 1]]) == [7, (1 << 63) - 4]
-    assert add_sums([[5], [6]]) != add_sums([[6], [5]])
+    assert combine_block_sums([[1, -1], [2, (1 << 63) - 1]]) == [7, (1 << 63) - 4]
+    assert combine_block_sums([[5], [6]]) != combine_block_sums([[6], [5]])

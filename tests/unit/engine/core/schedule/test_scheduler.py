@@ -87,7 +87,7 @@ def test_every_request_that_can_run_finishes(
         assert scheduler.pool.find_problems() == []
         done |= {ended.request_id for ended in advance(scheduler, chunks)}
     assert done == expected
-    assert scheduler.pool.used == 0
+    assert scheduler.pool.num_used == 0
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_a_decode() -> None:

@@ -121,7 +121,7 @@ def test_drafts_of_a_model_change_no_token(
     assert 0 < counted.accepted_tokens < counted.draft_tokens
     _, _, findings = audit(engine, Ledger())
     assert not findings
-    assert engine.pool.used == 0
+    assert engine.pool.num_used == 0
 
 
 class Blurred:

@@ -187,7 +187,7 @@ def test_an_aborted_request_leaves_nothing(
         engine.abort("greedy")
         tokens += play(engine)
         assert texts(tokens)["sampled"] == texts(expected)["sampled"]
-        assert engine.pool.used == 0
+        assert engine.pool.num_used == 0
         assert not engine.live
 
 
