@@ -23,7 +23,7 @@ from plimsoll_engine.device.buffer import DeviceBuffer
 torch.zeros(1, device="cuda")
 allocated = torch.cuda.memory_allocated()
 buffer = DeviceBuffer.map(bytes.fromhex(sys.argv[1]), int(sys.argv[2]))
-flat = buffer.tensor()
+flat = buffer.as_tensor()
 assert torch.cuda.memory_allocated() == allocated, "a mapping is nobody's allocation"
 print(int(flat.view(torch.int64).sum()))
 if sys.argv[3] == "write":

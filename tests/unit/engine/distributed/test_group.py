@@ -29,7 +29,7 @@ residual = given["residual"].clone()
 norm = group.add_norm(
     ReferenceOps(), given["parts"][rank].clone(), residual, given["weight"], 1e-5
 )
-best = group.best(ReferenceOps(), given["scores"].chunk(2, dim=1)[rank].contiguous())
+best = group.find_best_columns(ReferenceOps(), given["scores"].chunk(2, dim=1)[rank].contiguous())
 assert group.nbytes == 0
 group.close()
 torch.save({"norm": norm, "residual": residual, "best": best}, folder / f"found{rank}")
