@@ -74,7 +74,7 @@ def started(config: WorkerConfig, quick: bool = False) -> Iterator[tuple[CoreLif
         lifecycle.take_over(quick)
         yield lifecycle, processes
     finally:
-        lifecycle.shutdown()
+        lifecycle.shut_down()
         if leader is not None:
             leader.close()
         for process in processes:

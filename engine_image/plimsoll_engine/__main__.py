@@ -25,21 +25,23 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="plimsoll_engine", description="A Plimsoll inference engine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="serve|drain")
     serve = commands.add_parser("serve", help="serve the model in a checkpoint directory")
     settings.add_flags(serve)
     drain = commands.add_parser("drain", help="preStop hook: drain the engine")
-    drain.add_argument("--admin-port", type=settings.port, default=ADMIN_PORT)
+    drain.add_argument("--admin-port", type=settings.parse_port, default=ADMIN_PORT)
     drain.add_argument("--run-dir", type=Path, required=True, metavar="DIR")
-    drain.add_argument("--deadline", type=settings.positive_seconds, default=30.0, metavar="S")
+    drain.add_argument(
+        "--deadline", type=settings.parse_positive_seconds, default=30.0, metavar="S"
+    )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return its exit status: 0 on success, 1 on failure, 2 for wrong usage."""
-    flags = _parser().parse_args(arguments)
+    flags = _build_parser().parse_args(arguments)
     if flags.command == "drain":
         from plimsoll_engine import prestop
 

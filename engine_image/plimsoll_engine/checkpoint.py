@@ -74,26 +74,26 @@ class Checkpoint:
     ) -> Checkpoint:
         """Read the checkpoint in ``folder``. Raises UsageError with the wrong file and field."""
         settings = read_json(folder / TOKENIZER_CONFIG)
-        tokenizer = _tokenizer(folder, settings)
+        tokenizer = _load_tokenizer(folder, settings)
         special = {
-            name: _token_text(settings[name], f"{folder / TOKENIZER_CONFIG}: field {name}")
+            name: _get_token_text(settings[name], f"{folder / TOKENIZER_CONFIG}: field {name}")
             for name in NAMED
             if settings.get(name)
         }
-        templates, template_of = _templates(folder, settings, chat_template)
+        templates, template_of = _read_templates(folder, settings, chat_template)
         ends, ends_of = _stop_tokens(folder, tokenizer, special.get("eos_token"))
-        defaults = _defaults(folder) if generation_config == "auto" else {}
+        defaults = _read_defaults(folder) if generation_config == "auto" else {}
         sources = {
             "stop_token_ids": ends_of,
             "chat_template": template_of,
             "sampling": GENERATION if defaults else "",
         }
         return cls(
-            folder, tokenizer, _num_tokens(folder, tokenizer), ends, special, templates, defaults,
+            folder, tokenizer, _count_tokens(folder, tokenizer), ends, special, templates, defaults,
             {name: source for name, source in sources.items() if source},
         )  # fmt: skip
 
-    def summary(self) -> dict[str, Any]:
+    def make_summary(self) -> dict[str, Any]:
         """Return the defaults of requests, and the file that each default comes from."""
         return {
             "stop_token_ids": self.ends,
@@ -115,7 +115,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return data
 
 
-def _tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
+def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
     file = folder / TOKENIZER
     try:
         tokenizer = Tokenizer.from_file(str(file))
@@ -125,7 +125,7 @@ def _tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
     tokenizer.no_padding()
     known = {one.content: one for one in tokenizer.get_added_tokens_decoder().values()}
     marked = []
-    for text in dict.fromkeys(_special(folder, settings)):
+    for text in dict.fromkeys(_list_special_tokens(folder, settings)):
         token = known.get(text)
         if tokenizer.token_to_id(text) is None or (token is not None and token.special):
             continue
@@ -137,46 +137,46 @@ def _tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _special(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
+def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
     """Yield the texts of the tokens that tokenizer_config.json marks or names as special."""
     where = f"{folder / TOKENIZER_CONFIG}: field"
     for name, value in settings.items():
         if name.endswith("_token") and value and not isinstance(value, bool):
-            yield _token_text(value, f"{where} {name}")
+            yield _get_token_text(value, f"{where} {name}")
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = settings.get(name) or []
         values = value.values() if isinstance(value, dict) else value
         if not isinstance(value, dict | list):
             raise UsageError(f"{where} {name}: expected a list of tokens")
         for one in values:
-            yield _token_text(one, f"{where} {name}")
+            yield _get_token_text(one, f"{where} {name}")
     added = settings.get("added_tokens_decoder") or {}
     if not isinstance(added, dict):
         raise UsageError(f"{where} added_tokens_decoder: expected an object of tokens")
     for number, one in added.items():
         if isinstance(one, dict) and one.get("special"):
-            yield _token_text(one, f"{where} added_tokens_decoder.{number}")
+            yield _get_token_text(one, f"{where} added_tokens_decoder.{number}")
 
 
-def _token_text(value: Any, field: str) -> str:
+def _get_token_text(value: Any, field: str) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise UsageError(f"{field}: {value!r} is not the text of a token")
     return text
 
 
-def _num_tokens(folder: Path, tokenizer: Tokenizer) -> int:
+def _count_tokens(folder: Path, tokenizer: Tokenizer) -> int:
     """Return the number of token IDs that the tokenizer and the model both know.
 
     On a GPU, an unknown token ID causes a fault that ends the worker.
     """
     numbers = tokenizer.get_vocab(with_added_tokens=True).values()
     config = read_json(folder / CONFIG)
-    size = _text_config(config).get("vocab_size", config.get("vocab_size"))
+    size = _get_text_config(config).get("vocab_size", config.get("vocab_size"))
     return min(max(numbers, default=-1) + 1, size if isinstance(size, int) else sys.maxsize)
 
 
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+def _get_text_config(config: dict[str, Any]) -> dict[str, Any]:
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
@@ -189,7 +189,7 @@ def _stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[l
     for name, where, settings in (
         (GENERATION, "", read_json(folder / GENERATION)),
         (CONFIG, "", config),
-        (CONFIG, "text_config.", _text_config(config)),
+        (CONFIG, "text_config.", _get_text_config(config)),
     ):
         if (value := settings.get("eos_token_id")) is None:
             continue
@@ -209,7 +209,7 @@ def _stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[l
     return ids, ", ".join(dict.fromkeys(sources))
 
 
-def _defaults(folder: Path) -> dict[str, float]:
+def _read_defaults(folder: Path) -> dict[str, float]:
     file = folder / GENERATION
     found = {}
     for name, value in read_json(file).items():
@@ -226,7 +226,7 @@ def _defaults(folder: Path) -> dict[str, float]:
     return found
 
 
-def _templates(
+def _read_templates(
     folder: Path, settings: dict[str, Any], chosen: Path | None
 ) -> tuple[dict[str, str], str]:
     """Return the chat templates by name, and the file of the default template."""

@@ -29,7 +29,7 @@ import uvloop
 from plimsoll_api.admin_token import write_token
 from plimsoll_api.listening import bind_socket
 from plimsoll_engine.api import admin, answer_sizes, serving
-from plimsoll_engine.api.answer import error_body, overloaded
+from plimsoll_engine.api.answer import encode_error_body, refuse_connection
 from plimsoll_engine.api.auth import ApiKeyMiddleware, ApiKeys
 from plimsoll_engine.api.body import BodyReader
 from plimsoll_engine.api.body_sizes import BodySizes
@@ -37,14 +37,14 @@ from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
-from plimsoll_engine.frontend.workers.adopted import become_subreaper
+from plimsoll_engine.frontend.workers.adopted import set_subreaper
 from plimsoll_engine.http.budget import BodyBudget
 from plimsoll_engine.http.connection import Connection
 from plimsoll_engine.http.connections import Connections
 from plimsoll_engine.http.limits import SOCKET_BUFFER_BYTES
 from plimsoll_engine.http.slices import SlicedResponses
 from plimsoll_engine.process import host_memory, stacks
-from plimsoll_engine.process.stacks import stacks_path
+from plimsoll_engine.process.stacks import make_stacks_path
 from plimsoll_engine.process.start_gate import wait_until_open
 from plimsoll_engine.settings import ENGINE_FILE, Settings
 
@@ -167,7 +167,7 @@ def _write_ports(settings: Settings, port: int, admin_port: int, boot_id: str) -
 
 
 def _write_stacks_on_sigusr1(settings: Settings) -> None:
-    path = stacks_path(settings.run_dir, "frontend", os.getpid())
+    path = make_stacks_path(settings.run_dir, "frontend", os.getpid())
     path.parent.mkdir(parents=True, exist_ok=True)
     stacks.remove_stale_stacks(settings.run_dir)
     faulthandler.register(signal.SIGUSR1, file=path.open("a"), all_threads=True, chain=False)
@@ -178,7 +178,7 @@ def run(settings: Settings) -> int:
 
     Raises UsageError.
     """
-    become_subreaper()  # becomes the parent of workers whose zygote was killed
+    set_subreaper()  # becomes the parent of workers whose zygote was killed
     host_memory.return_large_blocks()
     with _run_dir_errors(settings):
         _write_stacks_on_sigusr1(settings)
@@ -187,7 +187,7 @@ def run(settings: Settings) -> int:
     tokenizer = Tokenizer(
         settings.model, settings.api.chat_template, settings.api.generation_config
     )
-    log.info("checkpoint read", extra=tokenizer.checkpoint.summary())
+    log.info("checkpoint read", extra=tokenizer.checkpoint.make_summary())
     keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
     with (
         _bind(settings.host, settings.port, "--port") as serving_socket,
@@ -208,7 +208,7 @@ async def _serve(
         engine = AsyncEngine(settings, tokenizer)
     tasks: set[asyncio.Task[Any]] = set()
 
-    def background(coroutine: Any, name: str) -> None:
+    def start_background(coroutine: Any, name: str) -> None:
         task = asyncio.create_task(coroutine, name=name)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -216,7 +216,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(
-            number, lambda: background(_terminate(engine, settings.shutdown_timeout_s), "shutdown")
+            number,
+            lambda: start_background(_terminate(engine, settings.shutdown_timeout_s), "shutdown"),
         )
     sizes = BodySizes(
         accepts_images=engine.media.processors.image is not None,
@@ -224,25 +225,25 @@ async def _serve(
         max_bytes=settings.http.max_body_bytes,
     )
     preparer = Preparer(engine, settings.http.prepare_timeout_s)
-    limits = settings.http.limits(_max_connections(settings))
+    limits = settings.http.make_limits(_compute_max_connections(settings))
     budget = BodyBudget(
-        lambda: settings.http.body_buffer_bytes or sizes.buffer_bytes(engine.max_model_len),
+        lambda: settings.http.body_buffer_bytes or sizes.compute_buffer_bytes(engine.max_model_len),
         limits.max_connections,
     )
     answers = BodyBudget(
-        lambda: answer_sizes.buffer_bytes(engine.max_model_len), limits.max_connections
+        lambda: answer_sizes.compute_buffer_bytes(engine.max_model_len), limits.max_connections
     )
     public: Any = serving.create_app(engine, BodyReader(limits, budget), sizes, preparer, answers)
     if keys is not None:
         public = ApiKeyMiddleware(public, keys)
     public = serving.allow_origins(public, settings.api.allowed_origins)
-    admin_limits = settings.http.limits(ADMIN_CONNECTIONS)
+    admin_limits = settings.http.make_limits(ADMIN_CONNECTIONS)
     admin_budget = BodyBudget(lambda: ADMIN_BODIES_BYTES, ADMIN_CONNECTIONS)
     servers = [
-        _http_server(public, Connections(limits, overloaded, error_body)),
-        _http_server(
+        _create_http_server(public, Connections(limits, refuse_connection, encode_error_body)),
+        _create_http_server(
             admin.create_app(engine, token, BodyReader(admin_limits, admin_budget)),
-            Connections(admin_limits, admin.overloaded, admin.error_body),
+            Connections(admin_limits, admin.refuse_connection, admin.encode_error_body),
         ),
     ]
     for name, server in zip(("serving", "admin"), servers, strict=True):
@@ -285,7 +286,7 @@ async def _serve(
         await engine.workers.close()
 
 
-def _max_connections(settings: Settings) -> int:
+def _compute_max_connections(settings: Settings) -> int:
     """Return the maximum number of connections, limited by the number of open files."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -301,7 +302,7 @@ def _max_connections(settings: Settings) -> int:
     return allowed
 
 
-def _http_server(app: Any, connections: Connections) -> _Server:
+def _create_http_server(app: Any, connections: Connections) -> _Server:
     return _Server(
         uvicorn.Config(
             SlicedResponses(app),
@@ -320,4 +321,4 @@ def _http_server(app: Any, connections: Connections) -> _Server:
 
 async def _terminate(engine: AsyncEngine, timeout_s: float) -> None:
     await engine.operations.cancel()
-    await engine.shutdown(timeout_s)
+    await engine.shut_down(timeout_s)

@@ -94,20 +94,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.run_dir / TOKEN_FILE
 
 
-def port(text: str) -> int:
+def parse_port(text: str) -> int:
     """Parse a TCP port for argparse. 0 means any free port."""
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 0 (any free port) to 65535")
     return int(text)
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
-def _priority_range(text: str) -> tuple[int, int]:
+def _parse_priority_range(text: str) -> tuple[int, int]:
     try:
         lowest, highest = (int(part) for part in text.split(":"))
     except ValueError:
@@ -120,14 +120,14 @@ def _priority_range(text: str) -> tuple[int, int]:
     return lowest, highest
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8Gi") from None
 
 
-def positive_seconds(text: str) -> float:
+def parse_positive_seconds(text: str) -> float:
     """Parse a number of seconds for argparse, above 0 and at most one day."""
     try:
         value = float(text)
@@ -162,45 +162,55 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="directory for sockets, admin token and stack traces",
     )
     add("--host", default=EVERY_ADDRESS, help="address of the serving API; default: all addresses")
-    add("--port", default=8000, type=port, help="port of the serving API; 0 selects a free port")
+    add(
+        "--port",
+        default=8000,
+        type=parse_port,
+        help="port of the serving API; 0 selects a free port",
+    )
     add(
         "--admin-port",
         default=ADMIN_PORT,
-        type=port,
+        type=parse_port,
         help="port of the admin API, on 127.0.0.1 only",
     )
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     add("--kv-cache-dtype", default="auto", choices=("auto", "fp8", "fp8_e4m3"),
         help="dtype of keys and values in the KV pool; default: the model's")  # fmt: skip
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    add("--max-num-seqs", type=_positive, metavar="N", help="maximum number of requests in a batch")
+    add(
+        "--max-num-seqs",
+        type=_parse_positive,
+        metavar="N",
+        help="maximum number of requests in a batch",
+    )
     add(
         "--max-model-len",
-        type=_positive,
+        type=_parse_positive,
         metavar="N",
         help="maximum number of prompt and output tokens together",
     )
     add(
         "--max-num-batched-tokens",
-        type=_positive,
+        type=_parse_positive,
         metavar="N",
         help="maximum number of tokens in one step",
     )
-    add("--block-size", type=_positive, metavar="N", help="number of tokens in a KV block")
-    add("--num-blocks", type=_positive, metavar="N", help="number of blocks in the KV pool")
-    add("--kv-offload-bytes", default=0, type=_size, metavar="SIZE",
+    add("--block-size", type=_parse_positive, metavar="N", help="number of tokens in a KV block")
+    add("--num-blocks", type=_parse_positive, metavar="N", help="number of blocks in the KV pool")
+    add("--kv-offload-bytes", default=0, type=_parse_size, metavar="SIZE",
         help="host memory for evicted KV blocks, such as 8Gi; default: none")  # fmt: skip
     add(
         "--encoder-cache-tokens",
-        type=_positive,
+        type=_parse_positive,
         metavar="N",
         help="number of encoder output tokens to cache",
     )
     add(
-        "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_positive, metavar="MIB",
+        "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_parse_positive, metavar="MIB",
         help="size of the cache for processed images and audio, in frontend and worker each",
     )  # fmt: skip
-    add("--tensor-parallel-size", default=1, type=_positive, metavar="N",
+    add("--tensor-parallel-size", default=1, type=_parse_positive, metavar="N",
         help="number of GPUs on this host that share the model")  # fmt: skip
     add("--reasoning-parser", choices=REASONING_PARSERS,
         help="parser that separates reasoning from the answer in chats; default: none")  # fmt: skip
@@ -213,14 +223,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-loras",
         default=4,
-        type=_positive,
+        type=_parse_positive,
         metavar="N",
         help="maximum number of loaded adapters",
     )
     add(
         "--max-lora-rank",
         default=64,
-        type=_positive,
+        type=_parse_positive,
         metavar="R",
         help="maximum rank of an adapter",
     )
@@ -235,14 +245,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-queued",
         default=1024,
-        type=_positive,
+        type=_parse_positive,
         metavar="N",
         help="maximum number of unanswered requests; further requests get status 429",
     )
-    add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
+    add("--priority-range", default=PRIORITY_RANGE, type=_parse_priority_range, metavar="MIN:MAX",
         help="lowest and highest number that requests may give as their priority; lower numbers"
         " are served first; default: 0:2147483647")  # fmt: skip
-    add("--priority-keys", nargs="+", type=_positive, metavar="N",
+    add("--priority-keys", nargs="+", type=_parse_positive, metavar="N",
         help="lines of --api-key-file that may use priorities; default: all")  # fmt: skip
     add(
         "--api-key-file",
@@ -250,9 +260,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file of API keys for /v1, one per line; default: no authentication",
     )
-    http_settings.add_flags(parser, _positive, _size, positive_seconds)
-    add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
-    add("--shutdown-timeout", default=30.0, type=positive_seconds, metavar="S")
+    http_settings.add_flags(parser, _parse_positive, _parse_size, parse_positive_seconds)
+    add("--startup-timeout", default=600.0, type=parse_positive_seconds, metavar="S")
+    add("--shutdown-timeout", default=30.0, type=parse_positive_seconds, metavar="S")
     add(
         "--allow-inject",
         action="store_true",
@@ -296,7 +306,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     except source.SourceError as error:
         raise UsageError(f"--model {flags.model}: {error}") from None
     _check_checkpoint(model)
-    modules = _lora_modules(flags, name)
+    modules = _parse_lora_modules(flags, name)
     worker = WorkerConfig(
         model=str(model),
         run_dir=str(run_dir),
@@ -327,7 +337,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         admin_port=flags.admin_port,
         max_queued=flags.max_queued,
         priority_range=flags.priority_range,
-        priority_keys=_priority_keys(flags),
+        priority_keys=_parse_priority_keys(flags),
         api_key_file=flags.api_key_file,
         startup_timeout_s=flags.startup_timeout,
         shutdown_timeout_s=flags.shutdown_timeout,
@@ -339,7 +349,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     )
 
 
-def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
+def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
     """Return the speculative config with the draft model's path resolved; None without one."""
     if flags.speculative_config is None:
         return None
@@ -361,7 +371,7 @@ def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
     except (source.SourceError, UsageError) as error:
         raise UsageError(f"{where}: {error}") from None
     try:
-        same = _tokens(draft) == _tokens(model)
+        same = _read_tokens(draft) == _read_tokens(model)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     if not same:
@@ -369,7 +379,7 @@ def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
     return msgspec.structs.replace(found, model=str(draft))
 
 
-def _tokens(checkpoint: Path) -> tuple[object, object]:
+def _read_tokens(checkpoint: Path) -> tuple[object, object]:
     """Return the parts of tokenizer.json that assign token IDs."""
     file = checkpoint / "tokenizer.json"
     try:
@@ -379,7 +389,7 @@ def _tokens(checkpoint: Path) -> tuple[object, object]:
         raise UsageError(f"{file}: cannot be read: {error}") from None
 
 
-def _priority_keys(flags: argparse.Namespace) -> list[int] | None:
+def _parse_priority_keys(flags: argparse.Namespace) -> list[int] | None:
     keys: list[int] | None = flags.priority_keys
     if keys is not None and flags.api_key_file is None:
         raise UsageError(
@@ -388,7 +398,7 @@ def _priority_keys(flags: argparse.Namespace) -> list[int] | None:
     return keys
 
 
-def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModule]:
+def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModule]:
     """Return the adapters in ``--lora-modules`` by name. Raises UsageError for a wrong flag."""
     if flags.enable_lora and flags.tensor_parallel_size > 1:
         raise UsageError(

@@ -107,7 +107,7 @@ def pool_blocks(model: Decoder, dtype: torch.dtype, free: int) -> int:
     them, for the reference's weights in float32 and for a tenth of the device's rest: activations,
     graphs and logits.
     """
-    reference = sum(4 * tensor.numel() for tensor in model.parameters_by_name().values())
+    reference = sum(4 * tensor.numel() for tensor in model.get_parameters().values())
     block_bytes = BLOCK * model.kv.bytes_per_token(dtype)
     room = int(0.9 * max(0, free - reference))
     return max(1, min(MAX_SEQS * 2112 // BLOCK, room // block_bytes))
@@ -190,7 +190,7 @@ def compare(
     wide = Decoder(config, torch.float32)
     wide.bind(exact_tensors(model))
     narrow = Decoder(config, model.dtype, quantization=loader.read_quantization(config))
-    narrow.bind(model.parameters_by_name())
+    narrow.bind(model.get_parameters())
     equal = total = 0
     worst_noise = worst_gap = 0.0
     for index in range(0, len(requests), max(1, len(requests) // CHECKED)):
@@ -214,7 +214,7 @@ def compare(
 
 def exact_tensors(model: Decoder) -> dict[str, torch.Tensor]:
     """The weights in float32, quantized ones as what they mean."""
-    tensors = model.parameters_by_name()
+    tensors = model.get_parameters()
     return {
         name: dequantize(tensor, tensors[name + SCALE])
         if name + SCALE in tensors

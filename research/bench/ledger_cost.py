@@ -23,8 +23,8 @@ from bench.engine import WORKLOADS, Bench, workload
 from bench.result import RESULTS, publish
 from bench.shapes import SHAPES
 from plimsoll_api.admin import Role
-from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.device_memory import device_memory
+from plimsoll_engine.memory.audit import run_audit
+from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process.collector import FullCollections
 from plimsoll_engine.process.host_memory import PythonObjects, process_memory
@@ -53,13 +53,13 @@ class Books:
         if begun >= self.next_report:
             self.next_report = begun + REPORT_INTERVAL_S
             process_memory(Role.WORKER, self.python, self.collections)
-            device_memory(self.engine.runner.device)
-            self.ledger.entries()
+            read_device_memory(self.engine.runner.device)
+            self.ledger.list_entries()
             self.reports_s.append(time.monotonic() - begun)
         begun = time.monotonic()
         if begun >= self.next_audit:
             self.next_audit = begun + AUDIT_INTERVAL_S
-            _, _, findings = audit(self.engine, self.ledger)
+            _, _, findings = run_audit(self.engine, self.ledger)
             assert findings == [], findings
             self.audits_s.append(time.monotonic() - begun)
 

@@ -74,7 +74,7 @@ def model_of(config: Any, shard: Shard, group: Group) -> Decoder:
     """One rank's part, with normal weights of its own."""
     model = Decoder(config, DTYPE, shard)
     tensors = {}
-    for name, meta in model.parameters_by_name().items():
+    for name, meta in model.get_parameters().items():
         tensor = torch.empty_like(meta, device="cuda")
         tensors[name] = tensor.fill_(1.0) if name.endswith("norm") else tensor.normal_(std=0.02)
     model.bind(tensors)

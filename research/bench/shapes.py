@@ -86,7 +86,7 @@ def random_decoder(config: Any, dtype: torch.dtype, device: torch.device, seed: 
     model = Decoder(config, dtype)
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
-    for name, meta in model.parameters_by_name().items():
+    for name, meta in model.get_parameters().items():
         tensor = torch.empty_like(meta, device=device)
         if name.endswith("norm"):
             tensor.fill_(1.0)

@@ -47,7 +47,7 @@ def cycle(config: WorkerConfig) -> tuple[int | None, int | None, int]:
         assert not output.dropped, output.dropped
     peak = lifecycle.get_device_allocated() or 0
     del engine
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     return lifecycle.get_device_allocated(), lifecycle.device.baseline, peak
 
 
@@ -66,7 +66,7 @@ def nvml_used(device: torch.device) -> int | None:
 
 
 def host_bytes(python: PythonObjects) -> int | None:
-    in_use, _ = host_memory.malloc()
+    in_use, _ = host_memory.read_malloc()
     return None if in_use is None else in_use + python.measure()[1]
 
 

@@ -34,7 +34,7 @@ from scipy.stats import theilslopes
 
 from bench.result import publish
 from bench.soak_requests import Clients
-from plimsoll_engine.frontend.admin.engine_audit import audit
+from plimsoll_engine.frontend.admin.engine_audit import run_audit
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages import worker_ipc
@@ -83,7 +83,7 @@ class Idle:
         for engine in self._engines:
             async with asyncio.timeout(IDLE_TIMEOUT_S):
                 await engine.idle.wait()
-            found = await audit(engine)
+            found = await run_audit(engine)
             if not found.idle:
                 self.findings.append(f"after {requests} requests the engine is not idle")
             self.findings += [f"{f.rule}: {f.detail}" for f in found.findings]
@@ -94,7 +94,7 @@ class Idle:
             assert memory.malloc_in_use is not None
             assert memory.python_objects is not None
             workers += memory.malloc_in_use + memory.python_objects
-        in_use, _ = malloc()
+        in_use, _ = read_malloc()
         assert in_use is not None
         _, objects = self._python.measure()
         self.points.append(Point(requests, in_use + objects, workers))
@@ -205,7 +205,7 @@ async def serving(kind: str, concurrency: int, inject: str) -> AsyncIterator[lis
             await asyncio.gather(*(engine.start() for engine in engines))
             yield engines
         finally:
-            await asyncio.gather(*(engine.shutdown(SHUTDOWN_S) for engine in engines))
+            await asyncio.gather(*(engine.shut_down(SHUTDOWN_S) for engine in engines))
             await asyncio.gather(*(engine.workers.close() for engine in engines))
 
 

@@ -87,7 +87,7 @@ class Clients:
         generation = Generation(
             name, ids, sampling, engine.tokenizer.create_detokenizer_factory(ids)(), media=media
         )
-        with engine.running(generation):
+        with engine.track_running(generation):
             try:
                 if aborted:
                     await self._leave(generation)

@@ -120,7 +120,7 @@ class RankedBench(Bench):
     def close(self) -> None:
         """Everything back, on every rank; SystemExit where a rank does not leave well."""
         self.engine = self.runner = None  # type: ignore[assignment]
-        self.lifecycle.shutdown()
+        self.lifecycle.shut_down()
         left = self.lifecycle.get_allocated_after_shutdown()
         if self.leader is not None:
             self.leader.close()

@@ -95,6 +95,6 @@ def _frontend(folder: Path) -> Callable[[bytes], None]:
         engine._handle(worker_ipc.from_worker.decode(data))
         engine.metrics.render()
         engine.load()
-        engine.ledger_entries()
+        engine.list_ledger_entries()
 
     return take

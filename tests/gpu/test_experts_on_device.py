@@ -15,7 +15,7 @@ from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import Quantized, quantize
 from plimsoll_engine.kernels.reference import ReferenceOps
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
@@ -140,7 +140,7 @@ def test_tokens_are_those_of_a_cpu_and_every_byte_comes_back(
     write_checkpoint(tmp_path)
     host = CoreLifecycle(config(tmp_path, "cpu"))
     expected = generate(host.start(), LENGTHS)
-    host.shutdown()
+    host.shut_down()
     replays = 0
     replay = DecodeGraphs.replay
 
@@ -160,8 +160,8 @@ def test_tokens_are_those_of_a_cpu_and_every_byte_comes_back(
         assert generate(engine, LENGTHS) == expected
         assert generate(engine, LENGTHS[:1])["0"] == expected["0"]
         assert (replays > 0) == captured
-        assert audit(engine, lifecycle.ledger)[2] == []
+        assert run_audit(engine, lifecycle.ledger)[2] == []
         del engine
-        lifecycle.shutdown()
+        lifecycle.shut_down()
         allocated, baseline = lifecycle.get_allocated_after_shutdown()
         assert allocated == baseline

@@ -12,7 +12,7 @@ import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import Vocabulary
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.messages.worker_ipc import Grammar, Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
@@ -58,7 +58,7 @@ def start(checkpoint: Path) -> Iterator[Start]:
 
     yield make
     for lifecycle in lifecycles:
-        lifecycle.shutdown()
+        lifecycle.shut_down()
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -131,7 +131,7 @@ def test_a_graph_for_every_key_and_the_same_tokens(start: Start) -> None:
     assert keys >= 3
     assert in_use(reserved=True) - before >= keys * 2 * MIB
     assert sorted(defect.graphs._graphs) == sizes
-    (entry,) = [e for e in lifecycle.ledger.entries() if e.owner == "cuda_graphs"]
+    (entry,) = [e for e in lifecycle.ledger.list_entries() if e.owner == "cuda_graphs"]
     assert entry.bytes >= 2 * MIB
     assert entry.bound is None, "an owner without a bound explains nothing"
 
@@ -143,7 +143,7 @@ def test_failed_captures_keep_their_pools(start: Start) -> None:
     assert len(defect.kept) == 10
     assert all(isinstance(error, torch.OutOfMemoryError) for error in defect.kept)
     assert grown >= 8 * 2 * MIB
-    rules = {finding.rule for finding in audit(engine, lifecycle.ledger)[2]}
+    rules = {finding.rule for finding in run_audit(engine, lifecycle.ledger)[2]}
     assert rules == {"kv_pool_has_its_owners_alone"}, "the frames hold the KV pool as well"
     assert len(serve(engine, faults, 1)[0]) == 8, "the engine still serves"
 

@@ -20,7 +20,7 @@ from plimsoll_engine.kernels import decode_attention, quantized
 from plimsoll_engine.kernels.decode_cut import Cut
 from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kernels.scaled_product import scaled_product
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
@@ -109,7 +109,7 @@ def test_logits_are_no_farther_from_the_exact_ones_than_the_meaning(
     wide = Decoder(settings, torch.float32)
     wide.bind(exact_tensors(model))
     narrow = Decoder(settings, torch.bfloat16, quantization=loader.read_quantization(settings))
-    narrow.bind(model.parameters_by_name())
+    narrow.bind(model.get_parameters())
     ours, theirs, apart = [], [], []
     with torch.inference_mode():
         for number, (prompt, text) in enumerate(zip(prompts(), said, strict=True)):
@@ -122,7 +122,7 @@ def test_logits_are_no_farther_from_the_exact_ones_than_the_meaning(
     print(f"ours {rms(ours):.4f} meaning {rms(theirs):.4f} apart {rms(apart):.4f}")
     assert rms(ours) <= 1.1 * rms(theirs)
     del engine, model, wide, narrow, seen
-    lifecycle.shutdown()
+    lifecycle.shut_down()
 
 
 @pytest.mark.parametrize("pool", ["auto", "fp8"])
@@ -141,12 +141,12 @@ def test_graphs_make_the_same_text_and_all_memory_comes_back(
         if not graphs:
             engine.runner.graphs = None
         found.append(texts(engine))
-        assert audit(engine, lifecycle.ledger)[2] == []
-        entries = {entry.owner: entry for entry in lifecycle.ledger.entries()}
+        assert run_audit(engine, lifecycle.ledger)[2] == []
+        entries = {entry.owner: entry for entry in lifecycle.ledger.list_entries()}
         per_token = 2 * 4 * 4 * ((128 + 4) if pool == "fp8" else 256)
         assert entries["kv_pool"].bytes == 2048 * 16 * per_token
         del engine
-        lifecycle.shutdown()
+        lifecycle.shut_down()
         allocated, baseline = lifecycle.get_allocated_after_shutdown()
         assert allocated == baseline
     # Batches are padded to the captured sizes, whose products the library may sum in another way.

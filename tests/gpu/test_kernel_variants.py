@@ -87,7 +87,7 @@ def test_no_step_meets_a_kernel_that_others_like_it_have_not(
     engine.pool.reset_prefix_cache()
     play(engine, tuple(reversed(BATCHES)))
     after = variants()
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     by_splits = {name for name in after if name.endswith(("_decode_attention", "_join"))}
     grown = {name: (before[name], after[name]) for name in after if after[name] != before[name]}
     assert set(grown) <= by_splits, grown

@@ -88,10 +88,10 @@ def test_adapters_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # What the last step sampled stays until the next one: both times of steps without an adapter.
     torch.cuda.synchronize()
     assert lifecycle.get_device_allocated() == before
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     assert lifecycle.get_device_allocated() == lifecycle.device.baseline
     for number, folder in folders.items():
         other = CoreLifecycle(config(folder))
         for name, tokens in texts(other.start(), [0]).items():
             assert found[f"{name[:-1]}{number}"] == tokens, (number, name)
-        other.shutdown()
+        other.shut_down()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
@@ -44,9 +44,9 @@ def scores(folder: Path, device: str) -> list[PromptScores]:
         assert not output.dropped, output.dropped
         for message in output.scores:
             found[int(message.request_id)].add(message)
-    assert audit(engine, lifecycle.ledger)[2] == []
+    assert run_audit(engine, lifecycle.ledger)[2] == []
     del engine
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     allocated, baseline = lifecycle.get_allocated_after_shutdown()
     assert allocated == baseline
     return found

@@ -91,7 +91,7 @@ def test_drafts_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert 0 < counters.accepted_tokens < counters.draft_tokens
             assert steps < NEW_TOKENS
             assert max(replays) == REQUESTS * (1 + DRAFTS)
-        lifecycle.shutdown()
+        lifecycle.shut_down()
         allocated, baseline = lifecycle.get_allocated_after_shutdown()
         assert allocated == baseline
     assert found[0] == found[1] == found[2]

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.device_memory import device_memory
+from plimsoll_engine.memory.audit import run_audit
+from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from tests.logits import recorded
@@ -111,7 +111,7 @@ def test_greedy_tokens_of_several_ranks_are_those_of_one(
             texts = generate(engine, prompts_of((5, 30, 200, 700, 1500, 64, 64, 9), 500), 64)
             alone = generate(engine, prompts_of((40,), 500), 64)
             found.append((texts, alone))
-            assert audit(engine, lifecycle.ledger)[2] == []
+            assert run_audit(engine, lifecycle.ledger)[2] == []
         assert [process.returncode for process in processes] == [0] * (ranks - 1)
     assert found[0] == found[1]
 
@@ -173,7 +173,7 @@ def test_all_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None, size
             leader = lifecycle.member.leader
             assert leader is not None
             reports = leader.get_memory_reports()
-            devices = device_memory(engine.runner.device)
+            devices = read_device_memory(engine.runner.device)
             for report in reports:
                 devices += report.devices
             assert [device.index for device in devices] == list(range(size))

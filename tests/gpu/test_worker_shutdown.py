@@ -13,7 +13,7 @@ import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
-from plimsoll_engine.memory.device_memory import device_memory
+from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -108,7 +108,7 @@ def test_shutdown_returns_to_the_baseline_exactly(
     lifecycle = CoreLifecycle(config(checkpoint))
     peak_before = torch.cuda.max_memory_allocated()
     end(lifecycle)
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     assert lifecycle.get_device_allocated() == lifecycle.device.baseline
     assert torch.cuda.memory_reserved() == lifecycle.device.baseline
     if end is success:
@@ -120,10 +120,10 @@ def test_ten_restarts_in_one_process_keep_no_byte(checkpoint: Path) -> None:
     for _ in range(10):
         lifecycle = CoreLifecycle(config(checkpoint))
         success(lifecycle)
-        (device,) = device_memory(torch.device("cuda", 0))
+        (device,) = read_device_memory(torch.device("cuda", 0))
         assert device.torch_allocated is not None
         assert device.torch_allocated >= GIB
-        lifecycle.shutdown()
+        lifecycle.shut_down()
         assert lifecycle.get_device_allocated() == lifecycle.device.baseline
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
@@ -141,7 +141,7 @@ def test_text_on_the_gpu_equals_text_on_the_cpu(checkpoint: Path) -> None:
         found[device, dtype] = generate(engine)
         steps = engine.counters.steps
         print(f"{device} {dtype}: {1e3 * (time.monotonic() - begun) / steps:.2f} ms a step")
-        lifecycle.shutdown()
+        lifecycle.shut_down()
     assert found["cuda", "float32"] == found["cpu", "float32"]
     assert all(len(tokens) == 64 for tokens in found["cuda", "bfloat16"].values())
 
@@ -167,7 +167,7 @@ def test_a_short_prompt_is_computed_by_a_captured_step(
         replayed.clear()
         engine.step()
         rows.append(list(replayed))
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     assert rows == [[16], [41], []]
 
 
@@ -177,7 +177,7 @@ def test_a_trim_gives_reserved_memory_back(checkpoint: Path) -> None:
     block = torch.empty(GIB, dtype=torch.uint8, device="cuda")
     del block
     steps = {step.name: step for step in trim(engine, PythonObjects())}
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     returned = steps["empty_cache"]
     assert returned.before_bytes is not None
     assert returned.after_bytes is not None

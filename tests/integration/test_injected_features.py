@@ -17,7 +17,7 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import Exited
-from plimsoll_engine.process.stacks import stacks_path
+from plimsoll_engine.process.stacks import make_stacks_path
 from plimsoll_faults.models import tiny, tiny_moe
 from plimsoll_faults.models.write_fp8 import write_fp8
 from tests.integration.test_worker_process import (
@@ -99,7 +99,7 @@ def test_an_eviction_that_spins_leaves_its_stacks_and_a_successor_goes_on(
     with pytest.raises(TimeoutError):
         link.wait_for(worker_ipc.StopResult, 1.0)
     os.kill(pid, signal.SIGUSR1)
-    stacks = stacks_path(harness.run_dir, "worker", pid)
+    stacks = make_stacks_path(harness.run_dir, "worker", pid)
     assert eventually(lambda: "evict" in stacks.read_text())
     os.kill(pid, signal.SIGKILL)
     assert harness.control.wait_for(Exited).status == -signal.SIGKILL

@@ -24,7 +24,7 @@ from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.handover import HandoverOutcome
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import Exited, Fork, Forked, WorkerConfig, ZygoteReady
-from plimsoll_engine.process.stacks import stacks_path
+from plimsoll_engine.process.stacks import make_stacks_path
 from plimsoll_faults.models.tiny import write_checkpoint
 from tests.integration.engine.warm import ZYGOTE, WarmProcess
 
@@ -108,7 +108,7 @@ class Harness:
         self.weight_server = self.fork_weight_server(1)
 
     def fork_weight_server(self, number: int) -> int:
-        self.control.socket.sendall(zygote_ipc.frame(Fork(number, Role.WEIGHT_SERVER)))
+        self.control.socket.sendall(zygote_ipc.encode_frame(Fork(number, Role.WEIGHT_SERVER)))
         forked = self.control.wait_for(Forked)
         assert (forked.number, forked.role) == (number, Role.WEIGHT_SERVER)
         self.pids.append(forked.pid)
@@ -116,7 +116,7 @@ class Harness:
 
     def fork(self, epoch: int) -> tuple[int, Link]:
         """A worker that said Hello: (pid, its link)."""
-        self.control.socket.sendall(zygote_ipc.frame(Fork(epoch)))
+        self.control.socket.sendall(zygote_ipc.encode_frame(Fork(epoch)))
         forked = self.control.wait_for(Forked)
         self.pids.append(forked.pid)
         connection, _ = self.server.accept()
@@ -177,7 +177,7 @@ class Harness:
 
 def send(link: Link, *messages: worker_ipc.ToWorker) -> None:
     for message in messages:
-        link.socket.sendall(worker_ipc.frame(message))
+        link.socket.sendall(worker_ipc.encode_frame(message))
 
 
 def take_over(link: Link) -> None:
@@ -494,7 +494,7 @@ def test_killed_workers_are_reaped_and_forked_again(shared: Harness) -> None:
         pid, _ = harness.serving(epoch)
         os.kill(pid, signal.SIGKILL)
         assert harness.control.wait_for(Exited) == Exited(epoch, pid, -signal.SIGKILL)
-        assert not stacks_path(harness.run_dir, "worker", pid).exists()
+        assert not make_stacks_path(harness.run_dir, "worker", pid).exists()
     assert not alive(pid)
 
 
@@ -637,7 +637,7 @@ def test_the_eviction_loop_hangs_the_worker_and_its_stacks_can_still_be_had(
         )  # never sent: all that comes in between is dropped
     assert not link.inbox
     os.kill(pid, signal.SIGUSR1)
-    path = stacks_path(harness.run_dir, "worker", pid)
+    path = make_stacks_path(harness.run_dir, "worker", pid)
     assert eventually(lambda: "evict" in path.read_text())
     os.kill(pid, signal.SIGKILL)
     assert harness.control.wait_for(Exited).status == -signal.SIGKILL

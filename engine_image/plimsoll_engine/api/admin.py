@@ -43,20 +43,20 @@ class AdminError(Exception):
         self.code = code
 
 
-def error_body(status: int, message: str, code: str) -> bytes:
+def encode_error_body(status: int, message: str, code: str) -> bytes:
     """Return the body of an error response that is sent before a request is read."""
-    return msgspec.json.encode(ErrorBody(_camel_case(code), message))
+    return msgspec.json.encode(ErrorBody(_convert_to_camel_case(code), message))
 
 
-async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 503 on a connection beyond the limit."""
     body = ErrorBody("TooManyConnections", "the admin port has too many connections: try again")
-    response = _json(body, 503)
+    response = _make_json_response(body, 503)
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 
 
-def _camel_case(code: str) -> str:
+def _convert_to_camel_case(code: str) -> str:
     return "".join(word.capitalize() for word in code.split("_"))
 
 
@@ -70,17 +70,17 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             async with bodies.read(request, MAX_BODY_BYTES) as body:
                 return msgspec.json.decode(body.raw, type=kind)
         except BodyRefused as error:
-            raise AdminError(error.status, _camel_case(error.code), str(error)) from None
+            raise AdminError(error.status, _convert_to_camel_case(error.code), str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise AdminError(400, "BadRequest", f"cannot decode the body: {error}") from None
 
     @api.get(ADMIN_PREFIX + "/status")
-    async def status() -> Response:
-        return _json(statuses.read())
+    async def get_status() -> Response:
+        return _make_json_response(statuses.read())
 
     @api.get(ADMIN_PREFIX + "/audit")
     async def get_audit() -> Response:
-        return _json(await engine_audit.audit(engine))
+        return _make_json_response(await engine_audit.run_audit(engine))
 
     @api.get(ADMIN_PREFIX + "/diagnostics/{kind}")
     async def get_diagnostics(kind: str) -> Response:
@@ -92,7 +92,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
                 "UnknownDiagnostic",
                 f"the diagnostic {kind!r} does not exist: use {', '.join(admin.Diagnostic)}",
             ) from None
-        text = await engine_diagnostics.diagnose(engine, wanted)
+        text = await engine_diagnostics.run_diagnostic(engine, wanted)
         return Response(text, media_type="text/plain; charset=utf-8")
 
     @api.get(ADMIN_PREFIX + "/operations/{operation_id}")
@@ -104,7 +104,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
                 "UnknownOperation",
                 f"operation {operation_id!r} is unknown: the engine may have restarted",
             )
-        return _json(operation)
+        return _make_json_response(operation)
 
     @api.post(ADMIN_PREFIX + "/trim")
     async def post_trim(request: Request) -> Response:
@@ -124,14 +124,14 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
         _check_epoch(engine, body.expected_epoch)
         if engine.lifecycle.state not in (EngineState.DRAINING, EngineState.DRAINED):
             if engine.lifecycle.state is not EngineState.SERVING:
-                raise _not_possible(engine, "resume")
-            return _json(statuses.read())
+                raise _make_not_possible_error(engine, "resume")
+            return _make_json_response(statuses.read())
         current = engine.operations.current
         if current is not None and current.kind != "drain":
             raise AdminError(409, "Busy", f"operation {current.id} ({current.kind}) is in progress")
         await engine.operations.cancel()
         drain.resume(engine)
-        return _json(statuses.read())
+        return _make_json_response(statuses.read())
 
     @api.post(ADMIN_PREFIX + "/standby")
     async def post_standby(request: Request) -> Response:
@@ -145,15 +145,15 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
                 f" leases require {StandbyPolicy.ON_SUSPICION}",
             )
         if engine.lifecycle.has_ended or engine.lifecycle.state is EngineState.STOPPING:
-            raise _not_possible(engine, "prepare a standby worker")
-        engine.manager.standby.lease(body.lease_s)
-        return _json(statuses.read())
+            raise _make_not_possible_error(engine, "prepare a standby worker")
+        engine.manager.standby.set_lease(body.lease_s)
+        return _make_json_response(statuses.read())
 
     @api.post(ADMIN_PREFIX + "/restart")
     async def post_restart(request: Request) -> Response:
         body = await decode(request, admin.RestartRequest)
         if body.scope is admin.Scope.ENGINE:
-            return _shutdown(engine, "restart_engine", body)
+            return _start_shutdown(engine, "restart_engine", body)
         return _start_operation(
             engine,
             "restart_worker",
@@ -164,7 +164,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
 
     @api.post(ADMIN_PREFIX + "/shutdown")
     async def post_shutdown(request: Request) -> Response:
-        return _shutdown(engine, "shutdown", await decode(request, admin.ShutdownRequest))
+        return _start_shutdown(engine, "shutdown", await decode(request, admin.ShutdownRequest))
 
     _add_error_handlers(api, engine)
     return _TokenMiddleware(api, token)
@@ -174,22 +174,24 @@ def _add_error_handlers(api: FastAPI, engine: AsyncEngine) -> None:
     """Answer every error with the error body of the admin protocol."""
 
     @api.exception_handler(AdminError)
-    async def admin_error(request: Request, error: AdminError) -> Response:
+    async def respond_to_admin_error(request: Request, error: AdminError) -> Response:
         epoch = str(engine.epochs.current)
-        return _json(ErrorBody(error.code, str(error), epoch), error.status)
+        return _make_json_response(ErrorBody(error.code, str(error), epoch), error.status)
 
     @api.exception_handler(ClientDisconnect)
-    async def left(request: Request, error: ClientDisconnect) -> Response:
+    async def ignore_disconnect(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=400)  # the client has disconnected
 
     @api.exception_handler(404)
-    async def not_found(request: Request, error: Exception) -> Response:
-        return _json(ErrorBody("NotFound", f"the path {request.url.path} does not exist"), 404)
+    async def respond_not_found(request: Request, error: Exception) -> Response:
+        return _make_json_response(
+            ErrorBody("NotFound", f"the path {request.url.path} does not exist"), 404
+        )
 
     @api.exception_handler(405)
-    async def not_allowed(request: Request, error: Exception) -> Response:
+    async def respond_not_allowed(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed for {request.url.path}"
-        return _json(ErrorBody("MethodNotAllowed", message), 405)
+        return _make_json_response(ErrorBody("MethodNotAllowed", message), 405)
 
 
 class _TokenMiddleware:
@@ -202,17 +204,17 @@ class _TokenMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
-            if not self._expected.equals(given):
+            if not self._expected.is_equal(given):
                 body = ErrorBody(
                     "Unauthorized",
                     f"the bearer token is missing or wrong: see {TOKEN_FILE} in the run directory",
                 )
-                await _json(body, 401)(scope, receive, send)
+                await _make_json_response(body, 401)(scope, receive, send)
                 return
         await self._inner(scope, receive, send)
 
 
-def _json(body: msgspec.Struct, status: int = 200) -> Response:
+def _make_json_response(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
@@ -225,7 +227,7 @@ def _check_epoch(engine: AsyncEngine, expected_epoch: str) -> None:
         raise AdminError(400, "BadRequest", f"expected_epoch: {error}") from None
 
 
-def _not_possible(engine: AsyncEngine, kind: str) -> AdminError:
+def _make_not_possible_error(engine: AsyncEngine, kind: str) -> AdminError:
     return AdminError(
         409, "NotPossible", f"the engine cannot {kind} in state {engine.lifecycle.state}"
     )
@@ -248,12 +250,12 @@ def _start_operation(
     if known is None:
         _check_epoch(engine, body.expected_epoch)
         if operations.current is None and not _is_possible(engine, state):
-            raise _not_possible(engine, kind)
+            raise _make_not_possible_error(engine, kind)
     try:
         operation = operations.begin(body.operation_id, kind, body.expected_epoch, work)
     except OperationConflict as error:
         raise AdminError(409, "Busy", str(error)) from None
-    return _accepted(operation)
+    return _respond_accepted(operation)
 
 
 def _is_possible(engine: AsyncEngine, state: EngineState | None) -> bool:
@@ -262,15 +264,15 @@ def _is_possible(engine: AsyncEngine, state: EngineState | None) -> bool:
     return engine.lifecycle.state is state or engine.lifecycle.can_move_to(state)
 
 
-def _shutdown(
+def _start_shutdown(
     engine: AsyncEngine, kind: str, body: admin.RestartRequest | admin.ShutdownRequest
 ) -> Response:
-    async def work(recorder: Recorder) -> None:
+    async def shut_down(recorder: Recorder) -> None:
         with recorder.step("shutdown"):
-            await engine.shutdown(body.deadline_s)
+            await engine.shut_down(body.deadline_s)
 
-    return _start_operation(engine, kind, body, EngineState.STOPPING, work)
+    return _start_operation(engine, kind, body, EngineState.STOPPING, shut_down)
 
 
-def _accepted(operation: Operation) -> Response:
-    return _json(operation, 202)
+def _respond_accepted(operation: Operation) -> Response:
+    return _make_json_response(operation, 202)

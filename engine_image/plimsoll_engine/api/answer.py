@@ -20,12 +20,12 @@ from starlette.types import Receive, Scope, Send
 
 from plimsoll_engine.api import errors
 from plimsoll_engine.api.batch import Batch
-from plimsoll_engine.api.body import client_key, wait_for_disconnect
+from plimsoll_engine.api.body import get_client_key, wait_for_disconnect
 from plimsoll_engine.api.chat_choice import ChatChoice
-from plimsoll_engine.api.error_response import error_response
+from plimsoll_engine.api.error_response import make_error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
-from plimsoll_engine.api.responses import DONE, Choice, Envelope, encode_event, usage_object
+from plimsoll_engine.api.responses import DONE, Choice, Envelope, encode_event, make_usage_object
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
 from plimsoll_engine.http.budget import BodyBudget, OverBudget
@@ -36,18 +36,18 @@ log = logging.getLogger(__name__)
 UNPARSED_CALL = "the output has a malformed tool call, which is returned as text"
 
 
-def error_body(status: int, message: str, code: str) -> bytes:
+def encode_error_body(status: int, message: str, code: str) -> bytes:
     """Return the body of an error response that is sent before a request is read."""
-    return ApiError(status, message, code=code).body()
+    return ApiError(status, message, code=code).encode_body()
 
 
-async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 503 on a connection beyond the limit."""
     error = ApiError(
         503, "the engine has too many connections (--max-connections): try again",
         code="too_many_connections", retry=True,
     )  # fmt: skip
-    response = error_response(error)
+    response = make_error_response(error)
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 
@@ -94,10 +94,10 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the generations and send their output. If the client disconnects, cancel them."""
         self._budget = scope["app"].state.answers
-        self._client = client_key(Request(scope))
+        self._client = get_client_key(Request(scope))
         try:
-            with self._engine.running(*self._batch.generations):
-                await self._until_disconnected(receive, send)
+            with self._engine.track_running(*self._batch.generations):
+                await self._wait_for_disconnect(receive, send)
         except (ApiError, NotServing, QueueFull, RequestFailed) as error:
             await self._fail(errors.from_exception(error), scope, receive, send)
         except Exception:
@@ -108,7 +108,7 @@ class GenerationResponse(Response):
             bug = ApiError(500, message, code="internal_error")
             await self._fail(bug, scope, receive, send)
 
-    async def _until_disconnected(self, receive: Receive, send: Send) -> None:
+    async def _wait_for_disconnect(self, receive: Receive, send: Send) -> None:
         answering = asyncio.create_task(
             self._stream_to(send) if self._stream else self._send_whole(send)
         )
@@ -125,7 +125,7 @@ class GenerationResponse(Response):
             # Break the reference cycle of a failed task, its traceback and this frame.
             del answering, disconnected
 
-    async def _next_deltas(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
+    async def _get_next_deltas(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
         """Wait for new output and return it. Remove the choices that end from ``open_choices``.
 
         If a choice of a running stream fails, the others continue, and the stream ends with the
@@ -155,53 +155,55 @@ class GenerationResponse(Response):
 
     async def _stream_to(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
-        new = await self._next_deltas(open_choices)
+        new = await self._get_next_deltas(open_choices)
         # Send the status only now, because an error before the first output has its own.
         await self._start(send, b"text/event-stream; charset=utf-8")
-        for piece in self.first_events():
+        for piece in self.make_first_events():
             await _send_part(send, piece)
         while True:
             for choice, delta in new:
-                for piece in self.delta_events(choice, delta):
+                for piece in self.make_delta_events(choice, delta):
                     await _send_part(send, piece)
             if not open_choices:
                 break
-            new = await self._next_deltas(open_choices)
+            new = await self._get_next_deltas(open_choices)
         if self._failure is not None:
             await self._end_with_error(send, self._failure)
             return
         await self._end(send)
 
-    def first_events(self) -> Iterator[bytes]:
+    def make_first_events(self) -> Iterator[bytes]:
         """Yield the first events of a stream."""
         more = {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids}
         for one in self._choices:
-            if (first := one.first_chunk()) is not None:
+            if (first := one.make_first_chunk()) is not None:
                 yield self._chunk([first], more)
                 more = {}
 
-    def delta_events(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
+    def make_delta_events(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
         """Yield the events for ``delta`` of ``choice``."""
         self._sent[choice.index] += len(delta.token_ids)
-        for chunk in choice.chunks(delta):
+        for chunk in choice.make_chunks(delta):
             yield self._chunk([chunk])
 
     async def _end(self, send: Send) -> None:
-        usage = self._chunk([], self._usage_body()) if self._usage else b""
+        usage = self._chunk([], self._make_usage_body()) if self._usage else b""
         await send_last(send, usage + DONE)
 
     def _chunk(
         self, choices: list[dict[str, Any]], more: Mapping[str, object] = MappingProxyType({})
     ) -> bytes:
         body = self._envelope.wrap(self._choices[0].chunk_kind, choices) | dict(more)
-        return encode_event(body | self._usage_body(self._sent) if self.usage_in_chunks else body)
+        return encode_event(
+            body | self._make_usage_body(self._sent) if self.usage_in_chunks else body
+        )
 
     async def _send_whole(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
         while open_choices:
-            for choice, delta in await self._next_deltas(open_choices):
+            for choice, delta in await self._get_next_deltas(open_choices):
                 self.collect(choice, delta)
-        self.warnings = [*self.warnings, *dict.fromkeys(self.output_warnings())]
+        self.warnings = [*self.warnings, *dict.fromkeys(self.list_output_warnings())]
         if self.prompt_logprobs is not None:
             await self.prompt_logprobs.attach(self._batch, self._choices)
         encoded = self.encode_whole()
@@ -219,7 +221,7 @@ class GenerationResponse(Response):
             try:
                 reservation.reserve(size)
             except OverBudget as error:
-                raise _no_memory_error(error.client) from None
+                raise _make_no_memory_error(error.client) from None
             reservation.add_held(size)
             yield
 
@@ -229,7 +231,7 @@ class GenerationResponse(Response):
         """Add ``delta`` to an answer that is not streamed."""
         choice.add(delta)
 
-    def output_warnings(self) -> list[str]:
+    def list_output_warnings(self) -> list[str]:
         """Return warnings about an output that is not streamed."""
         return [
             UNPARSED_CALL
@@ -240,17 +242,19 @@ class GenerationResponse(Response):
     def encode_whole(self) -> bytes:
         """Return the body of an answer that is not streamed."""
         wholes = [choice.to_object() for choice in self._choices]
-        body = self._envelope.wrap(self._choices[0].kind, wholes) | self._usage_body()
+        body = self._envelope.wrap(self._choices[0].kind, wholes) | self._make_usage_body()
         if isinstance(self._choices[0], ChatChoice):
             body["prompt_token_ids"] = self.prompt_ids
             body["prompt_logprobs"] = self._choices[0].prompt_logprobs
         return msgspec.json.encode(body)
 
-    def _usage_body(self, sent: Sequence[int] | None = None) -> dict[str, object]:
+    def _make_usage_body(self, sent: Sequence[int] | None = None) -> dict[str, object]:
         if self.echo_only:
             sent = [0] * len(self._sent)
         return {
-            "usage": usage_object(self._batch.generations, self._batch.n, self.reasoning_end, sent)
+            "usage": make_usage_object(
+                self._batch.generations, self._batch.n, self.reasoning_end, sent
+            )
         }
 
     async def _start(self, send: Send, media_type: bytes) -> None:
@@ -261,21 +265,21 @@ class GenerationResponse(Response):
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._started:
-            await error_response(error)(scope, receive, send)
+            await make_error_response(error)(scope, receive, send)
             return
         await self._end_with_error(send, error)
 
     async def _end_with_error(self, send: Send, error: ApiError) -> None:
         """End a stream with an error event, because its status was already sent."""
         self._engine.metrics.count_stream_error()
-        await send_last(send, self.error_events(error))
+        await send_last(send, self.make_error_events(error))
 
-    def error_events(self, error: ApiError) -> bytes:
+    def make_error_events(self, error: ApiError) -> bytes:
         """Return the events that end a failed stream."""
-        return b"data: " + error.body() + b"\n\n" + DONE
+        return b"data: " + error.encode_body() + b"\n\n" + DONE
 
 
-def _no_memory_error(is_client_share: bool) -> ApiError:
+def _make_no_memory_error(is_client_share: bool) -> ApiError:
     """Return the error for an answer that exceeds the memory for unread answers."""
     if is_client_share:
         return ApiError(

@@ -23,18 +23,20 @@ BUFFERED_ANSWERS = 4
 """Number of answers of maximum size in memory at the same time. Two of them may be one client's."""
 
 
-def max_answer_bytes(max_model_len: int | None) -> int:
+def compute_max_answer_bytes(max_model_len: int | None) -> int:
     """Return the maximum size of an answer in bytes.
 
     The context may be filled by one choice with all log probabilities, or by several choices with
     fewer.
     """
-    return max(MIN_ANSWER_BYTES, (max_model_len or 0) * _bytes_per_token(MAX_LOGPROBS_PER_TOKEN))
+    return max(
+        MIN_ANSWER_BYTES, (max_model_len or 0) * _estimate_bytes_per_token(MAX_LOGPROBS_PER_TOKEN)
+    )
 
 
-def buffer_bytes(max_model_len: int | None) -> int:
+def compute_buffer_bytes(max_model_len: int | None) -> int:
     """Return the memory budget for all answers that wait for their clients, in bytes."""
-    return BUFFERED_ANSWERS * max_answer_bytes(max_model_len)
+    return BUFFERED_ANSWERS * compute_max_answer_bytes(max_model_len)
 
 
 def answer_bytes(tokens: int, logprobs: int | None) -> int:
@@ -42,7 +44,7 @@ def answer_bytes(tokens: int, logprobs: int | None) -> int:
 
     ``logprobs`` is the number of likeliest tokens per token; None means no log probabilities.
     """
-    return tokens * _bytes_per_token(0 if logprobs is None else logprobs + 1)
+    return tokens * _estimate_bytes_per_token(0 if logprobs is None else logprobs + 1)
 
 
 def check_answer_size(
@@ -68,5 +70,5 @@ def check_answer_size(
         )
 
 
-def _bytes_per_token(logprobs: int) -> int:
+def _estimate_bytes_per_token(logprobs: int) -> int:
     return TOKEN_BYTES + logprobs * LOGPROB_BYTES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from plimsoll_engine.api.error_response import error_response
+from plimsoll_engine.api.error_response import make_error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.secret import Secret
 from plimsoll_engine.errors import UsageError
@@ -37,7 +37,7 @@ class ApiKeys:
         if not self._keys:
             raise UsageError(f"--api-key-file {file}: the file has no key: write one key per line")
 
-    def tenant(self, authorization: bytes) -> str | None:
+    def get_tenant(self, authorization: bytes) -> str | None:
         """Return the tenant of an API key; None for an invalid key, "" if only one key exists.
 
         The duration depends neither on the position of a wrong character nor on the length of the
@@ -49,7 +49,7 @@ class ApiKeys:
             authorization = b"Bearer " + token.strip()
         tenant = None
         for number, key in enumerate(self._keys, 1):
-            if key.equals(authorization):
+            if key.is_equal(authorization):
                 tenant = f"key {number}"
         return "" if tenant is not None and len(self._keys) == 1 else tenant
 
@@ -83,13 +83,13 @@ class ApiKeyMiddleware:
         needs_key = scope["type"] == "http" and scope["method"] != "OPTIONS"
         if needs_key and scope["path"] not in OPEN_PATHS:
             token = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
-            tenant = self._keys.tenant(token)
+            tenant = self._keys.get_tenant(token)
             if tenant is None:
                 error = ApiError(
                     401, "the API key is missing or invalid: send it as a bearer token",
                     code="invalid_api_key",
                 )  # fmt: skip
-                await error_response(error)(scope, receive, send)
+                await make_error_response(error)(scope, receive, send)
                 return
             scope[TENANT] = tenant
         await self._inner(scope, receive, send)

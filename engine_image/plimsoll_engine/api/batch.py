@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from plimsoll_engine.api import answer_sizes, chat_images, priority, reasoning, tool_families
-from plimsoll_engine.api.errors import ApiError, invalid
-from plimsoll_engine.api.prepare import PreparedBody, too_long_error
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.prepare import PreparedBody, make_too_long_error
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.sampling_params import (
     SEED_MASK,
-    num_logprobs,
-    num_prompt_logprobs,
-    sampling_params,
+    create_sampling,
+    get_num_logprobs,
+    get_num_prompt_logprobs,
 )
-from plimsoll_engine.api.truncation import output_tokens
+from plimsoll_engine.api.truncation import get_output_tokens
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.request_log import Admission, Generation, TextRules
@@ -44,17 +44,17 @@ class Batch:
     model: str
 
 
-async def completion_batch(
+async def create_completion_batch(
     engine: AsyncEngine, prepared: PreparedBody[CompletionRequest], tenant: str = ""
 ) -> Batch:
     """Return the generations of a completion. Raises ApiError."""
     body = prepared.body
     check_model(engine, body.model)
-    max_bytes = output_tokens(body)
+    max_bytes = get_output_tokens(body)
     return await _build_batch(engine, prepared, "cmpl", prepared.prompts, max_bytes, tenant)
 
 
-async def chat_batch(
+async def create_chat_batch(
     engine: AsyncEngine,
     prepared: PreparedBody[ChatRequest],
     tenant: str = "",
@@ -79,7 +79,7 @@ async def chat_batch(
     return await _build_batch(engine, prepared, prefix, prompts, max_tokens, tenant, media)
 
 
-def parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
+def list_parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
     """Return the tags that the output parsers need, even those that are special tokens."""
     tags = list(tool_families.TAGS if prepared.family else ())
     if parses_reasoning and prepared.reasons:
@@ -106,7 +106,7 @@ def check_ids(engine: AsyncEngine, ids: list[int], param: str) -> None:
     """Raise ApiError if a token ID is not in the vocabulary."""
     largest = engine.tokenizer.vocab_size - 1
     if ids and max(ids) > largest:
-        raise invalid(
+        raise make_invalid_error(
             f"token ID {max(ids)} is not in the vocabulary: the maximum is {largest}", param
         )
 
@@ -134,14 +134,14 @@ async def _build_batch(
     )
     name = f"{prefix}-{secrets.token_hex(12)}"
     batch = Batch(name, body.n or 1, [], asyncio.Event(), body.model)
-    limits = [output_limit(engine, ids, max_tokens, param) for ids in prompts]
+    limits = [compute_output_limit(engine, ids, max_tokens, param) for ids in prompts]
     repeats = prepared.echoes or body.return_token_ids or body.prompt_logprobs is not None
     echoed = sum(map(len, prompts)) if repeats else 0
     _check_answer_size(engine, body, limits, batch.n, echoed, param)
-    tags = parser_tags(prepared, engine.settings.reasoning_parser is not None)
+    tags = list_parser_tags(prepared, engine.settings.reasoning_parser is not None)
     for ids, tokens in zip(prompts, limits, strict=True):
         tokenizer = engine.tokenizer
-        params = sampling_params(
+        params = create_sampling(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
             prepared.bad_words, tokenizer.checkpoint.defaults,
         )  # fmt: skip
@@ -178,22 +178,24 @@ def _check_answer_size(
     limit = engine.max_model_len
     if limit is None:
         return  # no answer starts before the first worker reports its context
-    logprobs = num_logprobs(body)
+    logprobs = get_num_logprobs(body)
     if isinstance(body, ChatRequest):
         field = "max_output_tokens" if param == "input" else "n, max_completion_tokens"
         fields = f"{field} or top_logprobs"
     else:
         fields = "n, max_tokens, logprobs or the number of prompts"
     choices, tokens = n * len(limits), n * sum(limits)
-    max_bytes = answer_sizes.max_answer_bytes(limit)
-    scores = num_prompt_logprobs(body)
+    max_bytes = answer_sizes.compute_max_answer_bytes(limit)
+    scores = get_num_prompt_logprobs(body)
     answer_sizes.check_answer_size(choices, tokens, logprobs, max_bytes, fields, n * echoed, scores)
 
 
-def output_limit(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:
+def compute_output_limit(
+    engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str
+) -> int:
     """Return the maximum number of output tokens. Raises ApiError if the prompt is too long."""
     if not ids:
-        raise invalid(f"{param} has no tokens", param, "empty_prompt")
+        raise make_invalid_error(f"{param} has no tokens", param, "empty_prompt")
     check_ids(engine, ids, param)
     default = int(engine.tokenizer.checkpoint.defaults.get("max_new_tokens", 1 << 31))
     limit = engine.max_model_len
@@ -201,9 +203,9 @@ def output_limit(engine: AsyncEngine, ids: list[int], max_tokens: int | None, pa
         # The first worker is still loading; it enforces its own context limit.
         return default if max_tokens is None else max_tokens
     if len(ids) >= limit:
-        raise too_long_error(f"a prompt of {len(ids)} tokens", limit, param)
+        raise make_too_long_error(f"a prompt of {len(ids)} tokens", limit, param)
     if max_tokens is not None and len(ids) + max_tokens > limit:
-        raise too_long_error(
+        raise make_too_long_error(
             f"{len(ids)} prompt tokens and {max_tokens} output tokens", limit, param
         )
     return max_tokens or min(default, limit - len(ids))

@@ -51,10 +51,10 @@ class BodyReader:
 
         Raises :class:`BodyRefused`, and ClientDisconnect if the client disconnects.
         """
-        client = client_key(request)
-        declared = _content_length(request)
+        client = get_client_key(request)
+        declared = _parse_content_length(request)
         if declared is not None and declared > max_bytes:
-            raise _too_large(max_bytes)
+            raise _make_too_large_error(max_bytes)
         with self._budget.open(client) as reservation:
             try:
                 reservation.reserve(declared or 0)
@@ -72,28 +72,30 @@ class BodyReader:
         chunks = request.stream()
         while True:
             try:
-                async with asyncio.timeout_at(started + self._limits.body_deadline_s(len(body))):
+                async with asyncio.timeout_at(
+                    started + self._limits.compute_body_deadline_s(len(body))
+                ):
                     chunk = await anext(chunks, None)
             except TimeoutError:
                 raise BodyRefused(
                     408,
                     "body_timeout",
                     "the body did not arrive within"
-                    f" {self._limits.body_deadline_s(len(body)):.0f} s:"
+                    f" {self._limits.compute_body_deadline_s(len(body)):.0f} s:"
                     f" only {len(body)} bytes arrived",
                 ) from None
             if chunk is None:
                 return body
             size = len(body) + len(chunk)
             if size > max_bytes:
-                raise _too_large(max_bytes)
+                raise _make_too_large_error(max_bytes)
             if not declared and size > SMALL_BODY_BYTES:
                 reservation.reserve(max_bytes)
             body += chunk
             reservation.add_held(len(chunk))
 
 
-def client_key(request: Request) -> str:
+def get_client_key(request: Request) -> str:
     """Return the tenant of a request, or else its client's address, for the memory budget."""
     tenant = request.scope.get(TENANT)
     if tenant:
@@ -107,10 +109,10 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def _content_length(request: Request) -> int | None:
+def _parse_content_length(request: Request) -> int | None:
     text = request.headers.get("content-length")
     return int(text) if text is not None else None  # h11 accepts only numbers
 
 
-def _too_large(max_bytes: int) -> BodyRefused:
+def _make_too_large_error(max_bytes: int) -> BodyRefused:
     return BodyRefused(413, "body_too_large", f"the body exceeds the limit of {max_bytes} bytes")

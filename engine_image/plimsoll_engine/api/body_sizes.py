@@ -35,25 +35,25 @@ class BodySizes:
     accepts_audio: bool
     max_bytes: int | None = None
 
-    def text(self, max_model_len: int | None) -> int:
+    def compute_text_limit(self, max_model_len: int | None) -> int:
         """Return the maximum size of a body without media, in bytes."""
         derived = max(MIN_TEXT_BYTES, BYTES_PER_TOKEN * (max_model_len or 0))
         return derived if self.max_bytes is None else self.max_bytes
 
-    def chat(self, max_model_len: int | None) -> int:
+    def compute_chat_limit(self, max_model_len: int | None) -> int:
         """Return the maximum size of a body that may have images, in bytes."""
         if self.max_bytes is not None or not self.accepts_images:
-            return self.text(max_model_len)
-        return self.text(max_model_len) + MEDIA_BYTES
+            return self.compute_text_limit(max_model_len)
+        return self.compute_text_limit(max_model_len) + MEDIA_BYTES
 
     @property
-    def form(self) -> int:
+    def form_limit(self) -> int:
         """Maximum size of a form with an audio file, in bytes."""
         if self.max_bytes is not None:
             return self.max_bytes
         return FORM_BYTES if self.accepts_audio else MIB
 
-    def buffer_bytes(self, max_model_len: int | None) -> int:
+    def compute_buffer_bytes(self, max_model_len: int | None) -> int:
         """Return the memory budget for all bodies together, in bytes."""
-        largest = max(self.chat(max_model_len), self.form)
+        largest = max(self.compute_chat_limit(max_model_len), self.form_limit)
         return max(MIN_BUFFER_BYTES, BUFFERED_BODIES * largest)

@@ -57,11 +57,11 @@ class ChatChoice:
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
 
-    def first_chunk(self) -> dict[str, Any] | None:
+    def make_first_chunk(self) -> dict[str, Any] | None:
         """Return the first chunk of a stream, with the role and the echo."""
         return self._chunk({"role": "assistant", "content": self._echo}, ())
 
-    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+    def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the chunks for ``delta``. Text and tool calls have separate chunks.
 
         As in vLLM, the first chunk has the log probabilities and token IDs, and the last one the
@@ -70,12 +70,14 @@ class ChatChoice:
         parsed = self._parse(delta)
         pieces: list[dict[str, Any]] = []
         if parsed.reasoning:
-            pieces.append(_reasoning_fields(parsed.reasoning))
+            pieces.append(_make_reasoning_fields(parsed.reasoning))
         if parsed.text:
             pieces.append({"content": parsed.text})
         for call in parsed.calls:
             self._record_call(call)
-            told = _call_object(call) if call.id else {"function": {"arguments": call.arguments}}
+            told = (
+                _make_call_object(call) if call.id else {"function": {"arguments": call.arguments}}
+            )
             pieces.append({"tool_calls": [{"index": len(self._calls) - 1} | told]})
         tokens, ids, ends = delta.logprobs, delta.token_ids, delta.finish_reason is not None
         if not pieces and (ends or tokens or (ids and self._ids is not None)):
@@ -97,7 +99,7 @@ class ChatChoice:
             self._arguments[-1].append(call.arguments)
         if self._ids is not None:
             self._ids += delta.token_ids
-        self._logprobs += logprobs.chat_entries(delta.logprobs, self._text_of, self._bytes_of)
+        self._logprobs += logprobs.make_chat_entries(delta.logprobs, self._text_of, self._bytes_of)
         self._finish_reason = delta.finish_reason
         self._stop_reason = stop_reason(delta, self._stop_ids)
 
@@ -110,17 +112,17 @@ class ChatChoice:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         thoughts = "".join(self._reasoning)
         if self._reasons or thoughts:
-            message |= _reasoning_fields(thoughts or None) | {"content": content or None}
+            message |= _make_reasoning_fields(thoughts or None) | {"content": content or None}
         if self._calls:
             message["content"] = content if content and content.strip() else None
             message["tool_calls"] = [
-                _call_object(call._replace(arguments="".join(given)))
+                _make_call_object(call._replace(arguments="".join(given)))
                 for call, given in zip(self._calls, self._arguments, strict=True)
             ]
         return {
             "index": self.index,
             "message": message,
-            "logprobs": logprobs.chat_logprobs(self._logprobs),
+            "logprobs": logprobs.make_chat_logprobs(self._logprobs),
             "finish_reason": self._map_finish_reason(self._finish_reason),
             "stop_reason": self._stop_reason,
             "token_ids": self._ids,
@@ -158,8 +160,8 @@ class ChatChoice:
         chunk: dict[str, Any] = {
             "index": self.index,
             "delta": delta,
-            "logprobs": logprobs.chat_logprobs(
-                logprobs.chat_entries(tokens, self._text_of, self._bytes_of)
+            "logprobs": logprobs.make_chat_logprobs(
+                logprobs.make_chat_entries(tokens, self._text_of, self._bytes_of)
             ),
             "finish_reason": None if end is None else self._map_finish_reason(end.finish_reason),
         }
@@ -221,12 +223,12 @@ class OutputParser:
         return parsed
 
 
-def _reasoning_fields(text: str | None) -> dict[str, Any]:
+def _make_reasoning_fields(text: str | None) -> dict[str, Any]:
     """Return the reasoning in DeepSeek's field and in vLLM's newer field."""
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _call_object(call: ToolCall) -> dict[str, Any]:
+def _make_call_object(call: ToolCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll_engine.api import errors
-from plimsoll_engine.api.errors import ApiError, invalid
-from plimsoll_engine.api.protocol import Message, part_text
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.protocol import Message, get_part_text
 from plimsoll_engine.frontend.requests.media_reader import MediaReader
 from plimsoll_engine.frontend.requests.request_log import QueueFull
 from plimsoll_engine.messages.worker_ipc import Media
@@ -16,7 +16,7 @@ MAX_IMAGES = 32
 """Maximum number of images per request."""
 
 
-def image_urls(messages: list[Message]) -> list[str]:
+def list_image_urls(messages: list[Message]) -> list[str]:
     """Return the URLs of all image parts, in order. Raises ApiError for an invalid part."""
     image_urls = []
     for message in messages:
@@ -26,12 +26,14 @@ def image_urls(messages: list[Message]) -> list[str]:
             image = part.get("image_url")
             url = image.get("url") if isinstance(image, dict) else image
             if not isinstance(url, str):
-                raise invalid("a content part of type image_url has no url", "messages")
+                raise make_invalid_error("a content part of type image_url has no url", "messages")
             image_urls.append(url)
     return image_urls
 
 
-def template_parts(content: list[dict[str, Any]], accepts_images: bool) -> list[dict[str, Any]]:
+def make_template_parts(
+    content: list[dict[str, Any]], accepts_images: bool
+) -> list[dict[str, Any]]:
     """Return content parts in the form that chat templates read.
 
     Raises ApiError for an unsupported part. Its ``param`` names the part. Images require
@@ -43,7 +45,7 @@ def template_parts(content: list[dict[str, Any]], accepts_images: bool) -> list[
             found.append({"type": "image"})
             continue
         try:
-            found.append({"type": "text", "text": part_text(part)})
+            found.append({"type": "text", "text": get_part_text(part)})
         except ApiError as error:
             error.param = f"content[{number}]"
             raise
@@ -56,14 +58,14 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
     from plimsoll_engine.multimodal.images import decode_data_url
 
     if len(image_urls) > MAX_IMAGES:
-        raise invalid(
+        raise make_invalid_error(
             f"{len(image_urls)} images in one request exceed the maximum of {MAX_IMAGES}",
             "messages",
         )
     try:
         return [decode_data_url(url) for url in image_urls]
     except MediaError as error:
-        raise invalid(str(error), "messages", error.code) from None
+        raise make_invalid_error(str(error), "messages", error.code) from None
 
 
 async def expand_placeholders(
@@ -76,7 +78,7 @@ async def expand_placeholders(
     """
     placeholders = ids.count(processor.placeholder) if processor.placeholder is not None else 0
     if placeholders != len(images):
-        raise invalid(
+        raise make_invalid_error(
             f"the messages have {len(images)} images but {placeholders} image placeholders: remove"
             " the model's placeholder text from the messages",
             "messages",
@@ -84,7 +86,7 @@ async def expand_placeholders(
     try:
         processed = [await reader.read(processor, data) for data in images]
     except MediaError as error:
-        raise invalid(str(error), "messages", error.code) from None
+        raise make_invalid_error(str(error), "messages", error.code) from None
     except QueueFull as error:
         raise errors.from_exception(error) from None
     prompt: list[int] = []

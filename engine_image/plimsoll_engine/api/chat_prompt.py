@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from plimsoll_engine.api import chat_images
-from plimsoll_engine.api.errors import ApiError, invalid
-from plimsoll_engine.api.protocol import Message, Tool, thought_text
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.protocol import Message, Tool, get_thought_text
 from plimsoll_engine.api.tool_calls import NotACall, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
 
@@ -48,7 +48,7 @@ class ChatPrompt:
         self._accepts_texts = not self._accepts_parts or _accepts(tokenizer, MARK)
 
     @staticmethod
-    def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    def make_template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
         """Return the template's variables: those in ``given``, and vLLM's for the reasoning effort.
 
         Any effort except ``none`` enables thinking, if the template supports the choice.
@@ -76,11 +76,13 @@ class ChatPrompt:
         ``warnings``. Raises TemplateError, and ApiError for invalid messages.
         """
         warnings = [] if warnings is None else warnings
-        plain = [self._template_message(message, number) for number, message in enumerate(messages)]
+        plain = [
+            self._make_template_message(message, number) for number, message in enumerate(messages)
+        ]
         if continue_last:
             _append_mark(plain[-1])
         generation_prompt = not continue_last if open_turn is None else open_turn
-        functions = [_function(tool) for tool in tools] or None
+        functions = [_make_function(tool) for tool in tools] or None
 
         def write(given: list[TemplateMessage]) -> str:
             return self._tokenizer.render(
@@ -111,7 +113,7 @@ class ChatPrompt:
                 if one["role"] == "developer":
                     one["role"] = "system"
         failure, text, dropped = None, "", list[TemplateMessage]()
-        for form in self._forms(plain):
+        for form in self._list_forms(plain):
             try:
                 text = write(form)
             except ChatTooLong:
@@ -121,16 +123,16 @@ class ChatPrompt:
                 continue
             if _has_unrendered_parts(form, text):
                 continue
-            failure, plain, dropped = None, form, _dropped(form, text)
+            failure, plain, dropped = None, form, _find_dropped_messages(form, text)
             if not dropped:
                 return text
             break
         if developer or _has_instructions(dropped):
             try:
                 merged = _merge_instructions(plain)
-                merged[0]["content"] = self._text(merged[0]["content"])
+                merged[0]["content"] = self._make_text(merged[0]["content"])
                 first = write(merged)
-                if not _has_instructions(rest := _dropped(merged, first)):
+                if not _has_instructions(rest := _find_dropped_messages(merged, first)):
                     failure, text, dropped = None, first, rest
                     warnings.append(
                         "the chat template supports only one system message at the front: all"
@@ -147,11 +149,11 @@ class ChatPrompt:
             warnings.append(f"the chat template drops text of messages of role {roles}")
         return text
 
-    def _template_message(self, message: Message, number: int) -> TemplateMessage:
+    def _make_template_message(self, message: Message, number: int) -> TemplateMessage:
         """Return a message in the template's form. Raises ApiError that names the message."""
         plain: TemplateMessage = {"role": message.role}
         try:
-            content, thoughts = self._content(message)
+            content, thoughts = self._make_content(message)
             if thoughts and "reasoning_content" not in message.extra:
                 plain["reasoning_content"] = "\n".join(thoughts)
             if content is None and isinstance(message.extra.get("refusal"), str):
@@ -163,30 +165,32 @@ class ChatPrompt:
             if message.tool_call_id:
                 plain["tool_call_id"] = message.tool_call_id
             if message.tool_calls:
-                plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+                plain["tool_calls"] = [_make_plain_call(call) for call in message.tool_calls]
         except ApiError as error:
             error.param = f"messages[{number}].{error.param}"
             raise
-        return _as_sent(message.extra, plain)
+        return _restore_sent_fields(message.extra, plain)
 
-    def _content(self, message: Message) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
+    def _make_content(
+        self, message: Message
+    ) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
         """Return the content, and the thoughts in its parts."""
         content = message.content
         if isinstance(content, str):
-            return self._text(content), []
+            return self._make_text(content), []
         if content is None:
             return None, []
         thinks = message.role == "assistant"
-        thoughts = [text for part in content if thinks and (text := thought_text(part))]
-        rest = [part for part in content if not (thinks and thought_text(part))]
+        thoughts = [text for part in content if thinks and (text := get_thought_text(part))]
+        rest = [part for part in content if not (thinks and get_thought_text(part))]
         if thoughts and not rest:
             return None, thoughts
-        return chat_images.template_parts(rest, self._image is not None), thoughts
+        return chat_images.make_template_parts(rest, self._image is not None), thoughts
 
-    def _text(self, text: str) -> str | list[dict[str, Any]]:
+    def _make_text(self, text: str) -> str | list[dict[str, Any]]:
         return text if self._accepts_texts else [{"type": "text", "text": text}]
 
-    def _forms(self, plain: list[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
+    def _list_forms(self, plain: list[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
         """Yield the messages in forms that templates may accept, the most faithful first."""
         texts = [one | self._join_parts(one.get("content")) for one in plain]
         for form in (plain, texts) if self._accepts_parts and texts != plain else (texts,):
@@ -197,7 +201,7 @@ class ChatPrompt:
         """Return the messages with missing contents filled in, and call arguments as objects."""
         filled = copy.deepcopy(plain)
         for message in filled:
-            message.setdefault("content", self._text(""))
+            message.setdefault("content", self._make_text(""))
             for call in message.get("tool_calls", ()):
                 arguments = call["function"].get("arguments")
                 if not isinstance(arguments, dict):
@@ -211,7 +215,7 @@ class ChatPrompt:
         return {"content": "\n".join(one.get("text", self._image) for one in content)}
 
 
-def message_text(message: Message) -> str:
+def join_message_text(message: Message) -> str:
     """Return the text of a message without its images."""
     if isinstance(message.content, list):
         return "\n".join(str(part["text"]) for part in message.content if "text" in part)
@@ -237,16 +241,18 @@ def _has_unrendered_parts(plain: list[TemplateMessage], text: str) -> bool:
     )
 
 
-def _as_sent(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
+def _restore_sent_fields(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
     """Return all fields in the order in which the client sent them, without nulls."""
     return {name: value for name, value in (extra | known).items() if value is not None}
 
 
-def _function(tool: Tool) -> TemplateMessage:
+def _make_function(tool: Tool) -> TemplateMessage:
     """Return a tool as the client sent it, without ``strict``, which affects only the grammar."""
     given = tool.function
     known = {name: getattr(given, name) for name in ("name", "description", "parameters")}
-    return _as_sent(tool.extra, {"type": tool.type, "function": _as_sent(given.extra, known)})
+    return _restore_sent_fields(
+        tool.extra, {"type": tool.type, "function": _restore_sent_fields(given.extra, known)}
+    )
 
 
 def _append_mark(message: TemplateMessage) -> None:
@@ -261,12 +267,12 @@ def _append_mark(message: TemplateMessage) -> None:
 
 def _merge_instructions(plain: list[TemplateMessage]) -> list[TemplateMessage]:
     """Return the messages with all instructions in one system message at the front."""
-    contents = ["\n".join(_texts(one)) for one in plain if one["role"] in INSTRUCTION_ROLES]
+    contents = ["\n".join(_list_texts(one)) for one in plain if one["role"] in INSTRUCTION_ROLES]
     rest = [one for one in plain if one["role"] not in INSTRUCTION_ROLES]
     return [{"role": "system", "content": "\n\n".join(contents)}, *rest]
 
 
-def _dropped(plain: list[TemplateMessage], text: str) -> list[TemplateMessage]:
+def _find_dropped_messages(plain: list[TemplateMessage], text: str) -> list[TemplateMessage]:
     """Return messages whose text is not in the prompt: one for each role except the assistant's.
 
     Templates may trim texts, indent them, or write them as JSON.
@@ -277,13 +283,13 @@ def _dropped(plain: list[TemplateMessage], text: str) -> list[TemplateMessage]:
         role = one["role"]
         if role == "assistant" or role in dropped:
             continue
-        for part in map(str.strip, _texts(one)):
+        for part in map(str.strip, _list_texts(one)):
             # Most templates keep the order, so one pass over the prompt suffices.
             if (found := text.find(part, at)) >= 0:
                 at = found
             elif part not in text:
-                letters = letters or _word_characters(text)
-                if _word_characters(part) not in letters:
+                letters = letters or _strip_non_word_characters(text)
+                if _strip_non_word_characters(part) not in letters:
                     dropped[role] = one
                     break
         if len(dropped) == MAX_DROPPED_ROLES:
@@ -295,22 +301,22 @@ def _has_instructions(messages: list[TemplateMessage]) -> bool:
     return any(one["role"] in INSTRUCTION_ROLES for one in messages)
 
 
-def _word_characters(text: str) -> str:
+def _strip_non_word_characters(text: str) -> str:
     plain = re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text)
     return re.sub(r"\\[nrt]|[\W_]", "", plain)
 
 
-def _texts(message: TemplateMessage) -> list[str]:
+def _list_texts(message: TemplateMessage) -> list[str]:
     content = message.get("content", "")
     if isinstance(content, str):
         return [content]
     return [one["text"] for one in content if "text" in one]
 
 
-def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
+def _make_plain_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid("a tool call lacks function.name", "tool_calls")
+        raise make_invalid_error("a tool call lacks function.name", "tool_calls")
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # our answers have a string, templates need an object
         try:
@@ -327,7 +333,9 @@ def _replace_lone_surrogates(value: Any) -> Any:
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        raise invalid("the arguments of a tool call are nested too deeply", "tool_calls") from None
+        raise make_invalid_error(
+            "the arguments of a tool call are nested too deeply", "tool_calls"
+        ) from None
     try:
         written.encode()
     except UnicodeEncodeError:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import (
     AllowedTools,
     AllowedToolsChoice,
@@ -50,9 +50,9 @@ def decode(
     except msgspec.ValidationError as error:
         found = [match[1] for one in (_PLACE, _NAME) if (match := one.search(str(error)))]
         if not found:
-            raise invalid(f"the body: {error}") from None
+            raise make_invalid_error(f"the body: {error}") from None
         place = ".".join(filter(None, found))
-        raise invalid(
+        raise make_invalid_error(
             f"{error}{_ONLY_FUNCTIONS if _TOOL_TYPE.fullmatch(place) else ''}", place
         ) from None
     except msgspec.DecodeError as error:
@@ -60,13 +60,15 @@ def decode(
         whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], bytes(body))
         if whole != body:
             return decode(whole, kind, strict, warnings)
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+        raise make_invalid_error(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
-        raise invalid("the body is nested too deeply", code="invalid_json") from None
+        raise make_invalid_error("the body is nested too deeply", code="invalid_json") from None
     except UnicodeDecodeError as error:
-        raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
+        raise make_invalid_error(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
     if unknown and strict:
-        raise invalid(f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None)
+        raise make_invalid_error(
+            f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None
+        )
     if unknown and warnings is not None:
         named = ", ".join(one.encode("ascii", "replace").decode()[:64] for one in unknown[:8])
         warnings.append(f"unknown fields are ignored: {named}")
@@ -157,7 +159,7 @@ LENIENT_OBJECTS = ("stream_options", "text", "reasoning")
 
 def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
     """Remove nulls and unknown fields from ``given``, and return the names of the unknown ones."""
-    fields = _fields(kind)  # type: ignore[arg-type]
+    fields = _list_fields(kind)  # type: ignore[arg-type]
     unknown = []
     for name, value in list(given.items()):
         if bytes(memoryview(value)[:8]).strip() == b"null":
@@ -174,7 +176,7 @@ def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str =
             elif name not in IGNORED_FIELDS and name != "modalities":
                 unknown.append(inner + name)
             del given[name]
-        elif name in LENIENT_OBJECTS and (struct := _struct(fields[name].type)) is not None:
+        elif name in LENIENT_OBJECTS and (struct := _find_struct(fields[name].type)) is not None:
             try:
                 parts = msgspec.json.decode(value, type=_FIELDS)
             except msgspec.ValidationError:
@@ -190,7 +192,7 @@ def _refusal(name: str, instead: str) -> ApiError:
 
 
 @cache
-def _fields(kind: type[Any]) -> dict[str, Any]:
+def _list_fields(kind: type[Any]) -> dict[str, Any]:
     """Return the fields of ``kind`` by their JSON names.
 
     Cached, because msgspec evaluates the annotations again on each call, which takes 1 to 2 ms.
@@ -198,7 +200,7 @@ def _fields(kind: type[Any]) -> dict[str, Any]:
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
-def _struct(annotation: Any) -> type[Any] | None:
+def _find_struct(annotation: Any) -> type[Any] | None:
     kinds = getattr(annotation, "__args__", ())
     return next((one for one in kinds if isinstance(one, type(msgspec.Struct))), None)
 
@@ -250,19 +252,21 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
                 code="unsupported_value",
             )
     if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options requires stream: set it to true", "stream_options")
+        raise make_invalid_error("stream_options requires stream: set it to true", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
-        raise invalid(
+        raise make_invalid_error(
             "prompt_logprobs is not supported with stream: set it to false", "prompt_logprobs"
         )
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:
-        raise invalid("truncation_side requires truncate_prompt_tokens", "truncation_side")
+        raise make_invalid_error(
+            "truncation_side requires truncate_prompt_tokens", "truncation_side"
+        )
     if isinstance(request, CompletionRequest):
         _check_completion(request)
         return
     for field in ("top_logprobs", "logprob_token_ids"):
         if getattr(request, field) and not request.logprobs:
-            raise invalid(f"{field} requires logprobs: set it to true", field)
+            raise make_invalid_error(f"{field} requires logprobs: set it to true", field)
     check_turn(request.add_generation_prompt, request.continue_final_message)
     if isinstance(request, BatchChatRequest):
         for number, conversation in enumerate(request.messages):
@@ -271,13 +275,13 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
     _check_contents(request.messages, "messages")
     _check_tools(request)
     if request.echo and request.messages[-1].role != "assistant":
-        raise invalid("echo requires that the last message is the assistant's", "echo")
+        raise make_invalid_error("echo requires that the last message is the assistant's", "echo")
 
 
 def check_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
     """Raise ApiError if both fields are true: a new message and the continuation of one."""
     if add_generation_prompt and continue_final_message:
-        raise invalid(
+        raise make_invalid_error(
             "continue_final_message and add_generation_prompt cannot be combined: set one to false",
             "continue_final_message",
         )
@@ -285,22 +289,24 @@ def check_turn(add_generation_prompt: bool | None, continue_final_message: bool)
 
 def _check_completion(request: CompletionRequest) -> None:
     if request.max_tokens == 0 and not request.echo:
-        raise invalid(
+        raise make_invalid_error(
             "max_tokens 0 requires echo: set max_tokens to 1 or more, or set echo", "max_tokens"
         )
     if request.logprob_token_ids and request.logprobs is None:
-        raise invalid(
+        raise make_invalid_error(
             "logprob_token_ids requires logprobs: set logprobs to a number", "logprob_token_ids"
         )
     if request.stream and request.echo and request.logprobs is not None:
-        raise invalid("echo with logprobs is not supported with stream: set it to false", "echo")
+        raise make_invalid_error(
+            "echo with logprobs is not supported with stream: set it to false", "echo"
+        )
 
 
 def _check_contents(messages: list[Message], param: str) -> None:
     """Raise ApiError for a message without content, unless it has tool calls or a tool's result."""
     for number, message in enumerate(messages):
         if message.content is None and message.role not in ("assistant", "tool", "function"):
-            raise invalid(
+            raise make_invalid_error(
                 f"the content of a message of role {message.role} is null: send text",
                 f"{param}[{number}].content",
             )
@@ -310,12 +316,12 @@ def _check_tools(request: ChatRequest) -> None:
     names = [tool.function.name for tool in request.tools or []]
     for name in names:
         if names.count(name) > 1:
-            raise invalid(f"two tools have the name {name!r}", "tools")
+            raise make_invalid_error(f"two tools have the name {name!r}", "tools")
     choice = request.tool_choice
     if choice not in (None, "none", "auto") and not names:
-        raise invalid("tool_choice requires tools", "tool_choice")
+        raise make_invalid_error("tool_choice requires tools", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")
+        raise make_invalid_error(f"no tool has the name {choice.function.name!r}", "tool_choice")
     if isinstance(choice, AllowedToolsChoice):
         _check_allowed(choice.allowed_tools, names)
 
@@ -325,6 +331,6 @@ def _check_allowed(choice: AllowedTools, names: list[str]) -> None:
     for number, tool in enumerate(choice.tools):
         if tool.function.name not in names:
             place = f"{field}[{number}].function.name"
-            raise invalid(f"no tool has the name {tool.function.name!r}", place)
+            raise make_invalid_error(f"no tool has the name {tool.function.name!r}", place)
     if choice.mode == "required" and not choice.tools:
-        raise invalid("mode required needs an allowed tool: name one", field)
+        raise make_invalid_error("mode required needs an allowed tool: name one", field)

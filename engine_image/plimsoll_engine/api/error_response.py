@@ -7,8 +7,11 @@ from starlette.responses import Response
 from plimsoll_engine.api.errors import ApiError
 
 
-def error_response(error: ApiError) -> Response:
+def make_error_response(error: ApiError) -> Response:
     """Return the error as a response. Its headers tell clients whether to retry."""
     return Response(
-        error.body(), error.status, headers=error.headers(), media_type="application/json"
+        error.encode_body(),
+        error.status,
+        headers=error.make_headers(),
+        media_type="application/json",
     )

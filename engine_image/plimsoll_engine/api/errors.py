@@ -47,7 +47,7 @@ class ApiError(Exception):
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
-    def body(self) -> bytes:
+    def encode_body(self) -> bytes:
         """Return OpenAI's error object as JSON."""
         error = {
             "message": str(self),
@@ -57,7 +57,7 @@ class ApiError(Exception):
         }
         return msgspec.json.encode({"error": error})
 
-    def headers(self) -> dict[str, str]:
+    def make_headers(self) -> dict[str, str]:
         """Return headers that control retries.
 
         They include ``retry-after`` if a retry may help. For status 504, they prevent OpenAI's
@@ -70,7 +70,9 @@ class ApiError(Exception):
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
 
 
-def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+def make_invalid_error(
+    message: str, param: str | None = None, code: str = "invalid_value"
+) -> ApiError:
     """Return an error with status 400 for the field ``param``."""
     return ApiError(400, message, param=param, code=code)
 

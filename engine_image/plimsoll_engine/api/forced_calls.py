@@ -27,7 +27,7 @@ from plimsoll_engine.api.tool_arguments import (
     VALUE,
     StringArguments,
 )
-from plimsoll_engine.api.tool_calls import Reader, Steps, ToolCallParser, new_call_id
+from plimsoll_engine.api.tool_calls import Reader, Steps, ToolCallParser, create_call_id
 from plimsoll_engine.api.tool_families import (
     ARGS,
     CHANNEL,
@@ -62,7 +62,7 @@ _NOT_JSON = ("qwen3_coder", "glm45", "pythonic")
 _HERMES = CallFormat([HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n")
 
 
-def _call_format(family: str, template: str) -> CallFormat:
+def _get_call_format(family: str, template: str) -> CallFormat:
     match family:
         case "llama3_json":
             return CallFormat(['{"name": {"…"}, "parameters": '], ["}"], between="; ")
@@ -87,7 +87,7 @@ def _call_format(family: str, template: str) -> CallFormat:
     return _HERMES
 
 
-def call_grammar(
+def build_call_grammar(
     family: str, template: str, tools: Sequence[tuple[str, dict[str, Any]]], several: bool, tag: Tag
 ) -> str:
     """Return the grammar of one call or, if ``several``, of one or more calls.
@@ -95,44 +95,44 @@ def call_grammar(
     ``tools`` are names and schemas. Each schema is a separate grammar, so its references stay
     valid. Raises RecursionError if a schema is nested too deeply.
     """
-    form = _call_format(family, template)
+    form = _get_call_format(family, template)
     several = several and family != "openai"  # its first call ends the output
     rules = [f"tool_{number}" for number in range(len(tools))]
-    more = f" ({_sequence([form.between], tag)} call)*" if several else ""
+    more = f" ({_build_sequence([form.between], tag)} call)*" if several else ""
     lines = [
-        " ".join(filter(None, ["start:", _sequence(form.begin, tag), f"call{more}",
-                               _sequence(form.end, tag)])),
+        " ".join(filter(None, ["start:", _build_sequence(form.begin, tag), f"call{more}",
+                               _build_sequence(form.end, tag)])),
         f"call: {' | '.join(rules)}",
     ]  # fmt: skip
     native_rules = [
-        _native_rules(family, template, rule, *tool, tag)
+        _build_native_rules(family, template, rule, *tool, tag)
         for rule, tool in zip(rules, tools, strict=True)
     ]
     if family == "pythonic" and not all(native_rules):
         native_rules = [[] for _ in native_rules]  # a list is either all Python or all JSON
     for rule, (name, schema), native in zip(rules, tools, native_rules, strict=True):
-        head, tail = _sequence(form.head, tag, name), _sequence(form.tail, tag)
+        head, tail = _build_sequence(form.head, tag, name), _build_sequence(form.tail, tag)
         lines += native or [
             f"{rule}: {head} {rule}_arguments {tail}",
-            f"{rule}_arguments: %json {_schema(schema)}",
+            f"{rule}_arguments: %json {_format_schema(schema)}",
         ]
     return "\n".join(lines)
 
 
-def forced_call_parser(
+def create_forced_call_parser(
     family: str, template: str, names: Sequence[str], texts: StringArguments, parallel: bool
 ) -> ToolCallParser:
     """Return a parser for the output of the grammar with tools of these ``names``.
 
     Other text is parsed like free calls.
     """
-    free = tool_families.reader_for(family, texts)
+    free = tool_families.get_reader(family, texts)
     if family in _NOT_JSON:
         return ToolCallParser(free, parallel)
-    form = _call_format(family, template)
-    heads = {_literal_text(form.head, name): name for name in names}
-    begin, tail, end = map(_literal_text, (form.begin, form.tail, form.end))
-    create_id = tool_families.short_id if family == "mistral" else new_call_id
+    form = _get_call_format(family, template)
+    heads = {_build_literal_rule(form.head, name): name for name in names}
+    begin, tail, end = map(_build_literal_rule, (form.begin, form.tail, form.end))
+    create_id = tool_families.create_short_id if family == "mistral" else create_call_id
 
     def read(text: Reader) -> Steps[None]:
         head = yield from text.take_mark(*(begin + head for head in heads))
@@ -152,11 +152,11 @@ def forced_call_parser(
     return ToolCallParser(read)
 
 
-def _literal_text(texts: Sequence[str], name: str = "") -> str:
+def _build_literal_rule(texts: Sequence[str], name: str = "") -> str:
     return "".join(_insert_name(texts, name))
 
 
-def _sequence(texts: Sequence[str], tag: Tag, name: str = "") -> str:
+def _build_sequence(texts: Sequence[str], tag: Tag, name: str = "") -> str:
     return " ".join(map(tag, _insert_name(texts, name)))
 
 
@@ -164,7 +164,7 @@ def _insert_name(texts: Sequence[str], name: str) -> list[str]:
     return [one.replace('{"…"}', json.dumps(name)).replace("{}", name) for one in texts if one]
 
 
-def _schema(schema: Any) -> str:
+def _format_schema(schema: Any) -> str:
     return json.dumps(schema, ensure_ascii=False)
 
 
@@ -179,18 +179,18 @@ class _Argument(NamedTuple):
     required: bool
 
 
-def _native_rules(
+def _build_native_rules(
     family: str, template: str, rule: str, name: str, schema: dict[str, Any], tag: Tag
 ) -> list[str]:
     """Return the rules of a call in the family's format; empty if the call must be JSON."""
     if family not in _NOT_JSON:
         return []
     python = family == "pythonic"
-    arguments = _arguments(schema, texts=not python)
+    arguments = _list_arguments(schema, texts=not python)
     if arguments is None:
         return []
     if python:
-        return _python_rules(rule, name, arguments)
+        return _build_python_rules(rule, name, arguments)
     if family == "qwen3_coder":
         begin, end = [HERMES, f"\n{FUNCTION}{name}>\n"], [f"{END_FUNCTION}\n", END_HERMES]
         before, after = ([PARAMETER, "{}>\n"], ["\n" + END_PARAMETER, "\n"])
@@ -202,21 +202,24 @@ def _native_rules(
     for number, one in enumerate(arguments):
         part = f"{rule}_{number}"
         parts.append(part if one.required else f"{part}?")
-        close = _sequence(after, tag)
+        close = _build_sequence(after, tag)
         if one.value is None:
             closing = tag(after[0])
             ended = f"[suffix={closing}]" if closing.startswith('"') else ""
             lines.append(f"{part}_value{ended}: /(?s:.*)/")
-            close = _sequence(after[1:] if ended else after, tag)
+            close = _build_sequence(after[1:] if ended else after, tag)
         elif isinstance(one.value, list):
-            lines.append(f"{part}_value: {' | '.join(map(_schema, one.value))}")
+            lines.append(f"{part}_value: {' | '.join(map(_format_schema, one.value))}")
         else:
-            lines.append(f"{part}_value: %json {_schema(one.value)}")
-        lines.append(f"{part}: {_sequence(before, tag, one.key)} {part}_value {close}")
-    return [f"{rule}: {_sequence(begin, tag)} {' '.join(parts)} {_sequence(end, tag)}", *lines]
+            lines.append(f"{part}_value: %json {_format_schema(one.value)}")
+        lines.append(f"{part}: {_build_sequence(before, tag, one.key)} {part}_value {close}")
+    return [
+        f"{rule}: {_build_sequence(begin, tag)} {' '.join(parts)} {_build_sequence(end, tag)}",
+        *lines,
+    ]
 
 
-def _python_rules(rule: str, name: str, arguments: list[_Argument]) -> list[str]:
+def _build_python_rules(rule: str, name: str, arguments: list[_Argument]) -> list[str]:
     """Return the rules of ``NAME(KEY=VALUE, …)`` with JSON values; empty for invalid names."""
     if not all(one.key.isidentifier() and not keyword.iskeyword(one.key) for one in arguments):
         return []
@@ -225,8 +228,8 @@ def _python_rules(rule: str, name: str, arguments: list[_Argument]) -> list[str]
     lines, firsts = [], []
     for number, one in enumerate(arguments):
         part = f"{rule}_{number}"
-        lines.append(f"{part}: {_schema(one.key + '=')} {part}_value")
-        lines.append(f"{part}_value: %json {_schema(one.value)}")
+        lines.append(f"{part}: {_format_schema(one.key + '=')} {part}_value")
+        lines.append(f"{part}_value: %json {_format_schema(one.value)}")
         rest = f"{rule}_after_{number + 1}" if number + 1 < len(arguments) else ""
         if number:
             another = f'(", " {part})' + ("" if one.required else "?")
@@ -235,7 +238,7 @@ def _python_rules(rule: str, name: str, arguments: list[_Argument]) -> list[str]
             firsts.append(f"{part} {rest}")
     optional = "" if any(one.required for one in arguments) else "?"
     inside = f"({' | '.join(firsts)}){optional}" if firsts else ""
-    return [f'{rule}: {_schema(name + "(")} {inside} ")"', *lines]
+    return [f'{rule}: {_format_schema(name + "(")} {inside} ")"', *lines]
 
 
 _PLAIN_KEYWORDS = frozenset(
@@ -247,7 +250,7 @@ _STRING_KEYWORDS = frozenset(
 )
 
 
-def _arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
+def _list_arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
     """Return the arguments in a tool's schema; None if the schema has other constraints.
 
     With ``texts``, strings are unquoted.
@@ -270,7 +273,7 @@ def _arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
         if (
             not _NAME.fullmatch(key)
             or not isinstance(given, dict)
-            or _EXTERNAL_REFERENCE.search(_schema(given))
+            or _EXTERNAL_REFERENCE.search(_format_schema(given))
         ):
             return None
         value: dict[str, Any] | list[str] | None = shared | given

@@ -21,12 +21,12 @@ MIN_LOGPROB = -9999.0
 """OpenAI's value for minus infinity, which JSON lacks."""
 
 
-def token_id_text(token_id: int) -> str:
+def format_token_id(token_id: int) -> str:
     """Return ``token_id:ID``, vLLM's form for clients that request IDs instead of texts."""
     return f"token_id:{token_id}"
 
 
-def chat_entries(
+def make_chat_entries(
     tokens: Iterable[TokenLogprobs], text_of: TokenText, bytes_of: TokenBytes | None = None
 ) -> list[msgspec.Raw]:
     """Return the entries of a chat's ``logprobs.content``, one per token.
@@ -36,18 +36,18 @@ def chat_entries(
     equal the answer.
     """
 
-    def entry(token_id: int, logprob: float, is_in_text: bool = True) -> dict[str, Any]:
+    def make_entry(token_id: int, logprob: float, is_in_text: bool = True) -> dict[str, Any]:
         text = text_of(token_id)
         data = text.encode() if bytes_of is None else bytes_of(token_id)
         data = data if is_in_text else b""
         return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(data)}
 
     return [
-        _encoded(
-            entry(token_id, logprobs.chosen, is_in_text)
+        _encode_value(
+            make_entry(token_id, logprobs.chosen, is_in_text)
             | {
                 "top_logprobs": [
-                    entry(top_id, value)
+                    make_entry(top_id, value)
                     for top_id, value in zip(logprobs.top_ids, logprobs.top, strict=True)
                 ]
             }
@@ -73,7 +73,7 @@ def prompt_entries(
         for number in range(min(num_top, len(score.top_ids))):
             by_id.setdefault(score.top_ids[number], (score.top[number], number + 1))
         found.append(
-            _encoded(
+            _encode_value(
                 {
                     str(token_id): {
                         "logprob": max(logprob, MIN_LOGPROB),
@@ -87,12 +87,12 @@ def prompt_entries(
     return found
 
 
-def chat_logprobs(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
+def make_chat_logprobs(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
     """Return the ``logprobs`` object of a chat's choice or chunk; None without entries."""
     return {"content": entries, "refusal": None} if entries else None
 
 
-def completion_logprobs(
+def make_completion_logprobs(
     tokens: Sequence[TokenLogprobs], text_of: TokenText, offset: int
 ) -> dict[str, list[Any]]:
     """Return the ``logprobs`` object of a completion's chunk.
@@ -114,13 +114,15 @@ def completion_logprobs(
         for top_id, value in top:
             if top_id != token_id:
                 other = text_of(top_id)
-                by_id[token_id_text(top_id) if other in by_id else other] = max(value, MIN_LOGPROB)
+                by_id[format_token_id(top_id) if other in by_id else other] = max(
+                    value, MIN_LOGPROB
+                )
         body["tokens"].append(text)
         body["token_logprobs"].append(max(logprobs.chosen, MIN_LOGPROB))
-        body["top_logprobs"].append(_encoded(by_id))
+        body["top_logprobs"].append(_encode_value(by_id))
         body["text_offset"].append(max(0, offset + position))
     return body
 
 
-def _encoded(value: object) -> msgspec.Raw:
+def _encode_value(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))

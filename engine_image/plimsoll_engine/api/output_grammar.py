@@ -8,7 +8,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from plimsoll_engine.api import forced_calls, tool_families
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import make_invalid_error
 from plimsoll_engine.api.protocol import (
     AllowedToolsChoice,
     ChatRequest,
@@ -40,40 +40,48 @@ def build_grammar(
 
     Forced tool calls are in the format of ``family``.
     """
-    call = _tool_call_grammar(body, tokenizer, family) if isinstance(body, ChatRequest) else None
-    text = _response_format(body)  # does not apply to a forced call
-    found = [text if call is None else call, _structured_outputs(body.structured_outputs)]
+    call = (
+        _build_tool_call_grammar(body, tokenizer, family) if isinstance(body, ChatRequest) else None
+    )
+    text = _get_response_format(body)  # does not apply to a forced call
+    found = [text if call is None else call, _get_structured_outputs(body.structured_outputs)]
     given = [one for one in found if one is not None]
     if not given:
         return None
     if len(given) > 1:
         fields = " and ".join(one.field.partition(".")[0] for one in given)
-        raise invalid(f"{fields} cannot be combined", given[1].field)
+        raise make_invalid_error(f"{fields} cannot be combined", given[1].field)
     (grammar,) = given
     if len(grammar.text) > (limit := MAX_GRAMMAR_CHARACTERS[grammar.kind]):
-        raise invalid(f"more than {limit} characters: shorten it", grammar.field)
+        raise make_invalid_error(f"more than {limit} characters: shorten it", grammar.field)
     return grammar
 
 
-def _response_format(body: CompletionRequest | ChatRequest) -> Grammar | None:
+def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | None:
     given = body.response_format
     match given:
         case None | {"type": "text"}:
             return None
         case {"type": "json_object", "schema": dict() as schema}:  # llama.cpp's form
-            return Grammar("json_schema", _canonical(schema), "response_format.schema")
+            return Grammar("json_schema", _format_canonically(schema), "response_format.schema")
         case {"type": "json_object", "schema": wrong} if wrong is not None:
-            raise invalid("the schema is not a JSON object", "response_format.schema")
+            raise make_invalid_error("the schema is not a JSON object", "response_format.schema")
         case {"type": "json_object"}:
             return Grammar("json_object", field="response_format")
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            return Grammar("json_schema", _canonical(schema), "response_format.json_schema.schema")
+            return Grammar(
+                "json_schema", _format_canonically(schema), "response_format.json_schema.schema"
+            )
         case {"type": "json_schema"}:
-            raise invalid("json_schema has no schema", "response_format.json_schema.schema")
-    raise invalid("type must be text, json_object or json_schema", "response_format.type")
+            raise make_invalid_error(
+                "json_schema has no schema", "response_format.json_schema.schema"
+            )
+    raise make_invalid_error(
+        "type must be text, json_object or json_schema", "response_format.type"
+    )
 
 
-def _structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
+def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
     if given is None:
         return None
     named = [
@@ -82,7 +90,7 @@ def _structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
         if getattr(given, field) not in (None, False)
     ]
     if len(named) != 1:
-        raise invalid(
+        raise make_invalid_error(
             "set exactly one of json, regex, choice, grammar and json_object", "structured_outputs"
         )
     field = f"structured_outputs.{named[0]}"
@@ -92,33 +100,35 @@ def _structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise invalid(f"the schema is not JSON: {error}", field) from None
+                raise make_invalid_error(f"the schema is not JSON: {error}", field) from None
             if not isinstance(schema, dict):
-                raise invalid("the schema is not a JSON object", field)
-        return Grammar("json_schema", _canonical(schema), field)
+                raise make_invalid_error("the schema is not a JSON object", field)
+        return Grammar("json_schema", _format_canonically(schema), field)
     if given.regex is not None:
         return Grammar("regex", given.regex, field)
     if given.choice is not None:
         options = " | ".join(json.dumps(option, ensure_ascii=False) for option in given.choice)
         return Grammar("lark", f"start: {options}", field)
     if given.grammar is not None:
-        return Grammar("lark", _lark(given.grammar, field), field)
+        return Grammar("lark", _check_lark(given.grammar, field), field)
     return Grammar("json_object", field=field)
 
 
-def _lark(text: str, field: str) -> str:
+def _check_lark(text: str, field: str) -> str:
     """Return the grammar in Lark's notation; converts llama.cpp's GBNF, which has ``::=``."""
     if "::=" not in text:
         return text
     try:
         return str(any_to_lark(text))
     except RecursionError:
-        raise invalid("the grammar is nested too deeply", field) from None
+        raise make_invalid_error("the grammar is nested too deeply", field) from None
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise invalid(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field) from None
+        raise make_invalid_error(
+            f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field
+        ) from None
 
 
-def offered_tools(body: ChatRequest) -> list[Tool]:
+def list_offered_tools(body: ChatRequest) -> list[Tool]:
     """Return the tools of the prompt: the allowed ones if the request names them, else all.
 
     With ``none`` there are no tools.
@@ -130,20 +140,22 @@ def offered_tools(body: ChatRequest) -> list[Tool]:
     return [] if choice == "none" else tools
 
 
-def forced_tools(body: ChatRequest) -> list[Tool]:
+def list_forced_tools(body: ChatRequest) -> list[Tool]:
     """Return the tools that must be called: all offered for ``required``, else the named one.
 
     If there are several, one call suffices.
     """
-    choice, tools = body.tool_choice, offered_tools(body)
+    choice, tools = body.tool_choice, list_offered_tools(body)
     if isinstance(choice, NamedTool):
         return [tool for tool in tools if tool.function.name == choice.function.name]
     mode = choice.allowed_tools.mode if isinstance(choice, AllowedToolsChoice) else choice
     return tools if mode == "required" else []
 
 
-def _tool_call_grammar(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
-    if not (tools := forced_tools(body)):
+def _build_tool_call_grammar(
+    body: ChatRequest, tokenizer: Tokenizer, family: str
+) -> Grammar | None:
+    if not (tools := list_forced_tools(body)):
         return None
     one_function = isinstance(body.tool_choice, NamedTool)
     several = not one_function and body.parallel_tool_calls is not False
@@ -152,29 +164,31 @@ def _tool_call_grammar(body: ChatRequest, tokenizer: Tokenizer, family: str) -> 
         number = tokenizer.find_added_token(text) if text in tool_families.TAGS else None
         return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
 
-    named = [(one.function.name, _parameters(body, one)) for one in tools]
+    named = [(one.function.name, _get_parameters(body, one)) for one in tools]
     try:
         template = tokenizer.get_template_source(tools=True)
-        text = forced_calls.call_grammar(family, template, named, several, tag)
+        text = forced_calls.build_call_grammar(family, template, named, several, tag)
     except RecursionError:
-        raise invalid("the parameters of a tool are nested too deeply", "tools") from None
+        raise make_invalid_error(
+            "the parameters of a tool are nested too deeply", "tools"
+        ) from None
     return Grammar("lark", text, "tools")
 
 
-def _parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
+def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
     """Return the schema of the arguments; without properties, no arguments are allowed."""
     schema = tool.function.parameters or {}
     kinds = schema.get("type") or "object"
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         place = f"tools[{(body.tools or []).index(tool)}].function.parameters.type"
-        raise invalid("the parameters of a tool must be an object", place)
+        raise make_invalid_error("the parameters of a tool must be an object", place)
     given = schema | {"type": "object"}
     if not schema or schema.get("properties") == {}:
         return {"type": "object", "properties": {}, "additionalProperties": False} | given
     return given
 
 
-def _canonical(schema: dict[str, Any]) -> str:
+def _format_canonically(schema: dict[str, Any]) -> str:
     """Return the schema without spaces, as a key of the compile cache.
 
     Properties keep their order, because the output has the same order.

@@ -18,9 +18,9 @@ from plimsoll_engine.api import (
     tool_families,
     truncation,
 )
-from plimsoll_engine.api.chat_prompt import ChatPrompt, message_text
+from plimsoll_engine.api.chat_prompt import ChatPrompt, join_message_text
 from plimsoll_engine.api.decoding import check_turn, decode
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import (
     BatchChatRequest,
     ChatRequest,
@@ -115,15 +115,17 @@ class RequestPreparer:
         """Prepare the body of a completion. Raises ApiError."""
         warnings: list[str] = []
         body = decode(raw, CompletionRequest, limits.strict, warnings)
-        prompts = _prompts(body.prompt)
+        prompts = _list_prompts(body.prompt)
         choices = len(prompts) * (body.n or 1)
         if choices > limits.max_queued:
-            raise too_many(choices, limits.max_queued, "prompt")
+            raise make_too_many_error(choices, limits.max_queued, "prompt")
         special = body.add_special_tokens is not False
         ids, echoes = [], []
         for prompt in prompts:
             if not prompt:
-                raise invalid("prompt is empty: send text or token IDs", "prompt", "empty_prompt")
+                raise make_invalid_error(
+                    "prompt is empty: send text or token IDs", "prompt", "empty_prompt"
+                )
             one = (
                 self._encode(prompt, limits, "prompt", special=special)
                 if isinstance(prompt, str)
@@ -144,7 +146,7 @@ class RequestPreparer:
             ids,
             output_grammar.build_grammar(body, self._tokenizer, ""),
             echoes=echoes,
-            bad_words=self._bad_words(body),
+            bad_words=self._encode_bad_words(body),
             warnings=warnings,
         )
 
@@ -159,7 +161,7 @@ class RequestPreparer:
         warnings: list[str] = []
         batch = decode(raw, BatchChatRequest, limits.strict, warnings)
         if len(batch.messages) > limits.max_queued:
-            raise too_many(len(batch.messages), limits.max_queued, "messages")
+            raise make_too_many_error(len(batch.messages), limits.max_queued, "messages")
         fields = {name: getattr(batch, name) for name in batch.__struct_fields__}
         body = ChatRequest(**fields | {"messages": batch.messages[0]})
         return self._prepare_chats(body, batch.messages, "messages", limits, warnings)
@@ -177,7 +179,7 @@ class RequestPreparer:
             error.param = responses_request.FIELD_NAMES.get(param, error.param)
             raise
         prepared.response_fields = msgspec.json.encode(
-            responses_request.echoed_fields(body, self._tokenizer.checkpoint.defaults)
+            responses_request.list_echoed_fields(body, self._tokenizer.checkpoint.defaults)
         )
         return prepared
 
@@ -190,16 +192,16 @@ class RequestPreparer:
         warnings: list[str],
     ) -> PreparedBody[ChatRequest]:
         if (body.n or 1) > limits.max_queued:
-            raise too_many(body.n or 1, limits.max_queued, "n")
+            raise make_too_many_error(body.n or 1, limits.max_queued, "n")
         family = limits.tool_call_parser or self._family or tool_families.DEFAULT_FAMILY
         must_match = output_grammar.build_grammar(body, self._tokenizer, family)
         prompts, echoes, reasons = [], [], []
-        variables = self._prompt.template_variables(
+        variables = self._prompt.make_template_variables(
             body.chat_template_kwargs, body.reasoning_effort
         )
         if body.documents is not None:
             variables["documents"] = body.documents
-        tools = output_grammar.offered_tools(body)
+        tools = output_grammar.list_offered_tools(body)
         if tools and self._writes_tools and not (limits.tool_call_parser or self._family):
             warnings.append(
                 "the chat template's tool call format is unknown, so tool calls are parsed as"
@@ -213,21 +215,25 @@ class RequestPreparer:
             ids = truncation.truncate(ids, body, limits.max_model_len)
             _check_length(ids, limits, param)
             prompts.append(ids)
-            last = message_text(conversation[-1])
+            last = join_message_text(conversation[-1])
             if body.echo:
                 echoes.append(last)
             continued = body.continue_final_message and reasoning.CLOSE in last
-            if thinking and not reasoning.ends_with_reasoning(text) and not continued:
+            if thinking and not reasoning.is_ending_with_reasoning(text) and not continued:
                 reasons.append(number)
         urls = (
-            [url for one in conversations for url in chat_images.image_urls(one)]
+            [url for one in conversations for url in chat_images.list_image_urls(one)]
             if self._accepts_images
             else []
         )
         if urls and len(conversations) > 1:
-            raise invalid("images are not supported in a batch: send one chat per request", param)
+            raise make_invalid_error(
+                "images are not supported in a batch: send one chat per request", param
+            )
         if urls and body.truncate_prompt_tokens is not None:
-            raise invalid("a prompt with images cannot be truncated", "truncate_prompt_tokens")
+            raise make_invalid_error(
+                "a prompt with images cannot be truncated", "truncate_prompt_tokens"
+            )
         rest = msgspec.structs.replace(
             body, messages=[Message(role="user")], tools=None, tool_choice=None,
             chat_template_kwargs=None, response_format=None, structured_outputs=None, metadata=None,
@@ -235,9 +241,10 @@ class RequestPreparer:
         )  # fmt: skip
         return PreparedBody(
             rest, prompts, must_match, chat_images.decode_urls(urls) if urls else [], echoes,
-            family=family if tools or family == "openai" else "", texts=_string_arguments(tools),
-            forced=[one.function.name for one in output_grammar.forced_tools(body)],
-            reasons=reasons, bad_words=self._bad_words(body), warnings=warnings,
+            family=family if tools or family == "openai" else "",
+            texts=_find_string_arguments(tools),
+            forced=[one.function.name for one in output_grammar.list_forced_tools(body)],
+            reasons=reasons, bad_words=self._encode_bad_words(body), warnings=warnings,
         )  # fmt: skip
 
     def tokenize(self, raw: bytes | bytearray, limits: EngineLimits) -> TextResult:
@@ -245,10 +252,10 @@ class RequestPreparer:
         warnings: list[str] = []
         body = decode(raw, TokenizeRequest, limits.strict, warnings)
         if (body.prompt is None) == (body.messages is None):
-            raise invalid("send either a prompt or messages", "prompt")
+            raise make_invalid_error("send either a prompt or messages", "prompt")
         if body.messages is not None:
             check_turn(body.add_generation_prompt, body.continue_final_message)
-            variables = self._prompt.template_variables(body.chat_template_kwargs, None)
+            variables = self._prompt.make_template_variables(body.chat_template_kwargs, None)
             text = self._render(body, body.messages, body.tools or [], variables, limits, warnings)
             ids = self._encode(text, limits, "messages", special=bool(body.add_special_tokens))
             _check_length(ids, limits, "messages")
@@ -292,22 +299,24 @@ class RequestPreparer:
             )  # fmt: skip
         except ChatTooLong as error:
             assert limits.max_model_len is not None
-            raise too_long_error(str(error), limits.max_model_len, "messages") from None
+            raise make_too_long_error(str(error), limits.max_model_len, "messages") from None
         except TemplateError as error:
-            raise invalid(str(error), "messages") from None
+            raise make_invalid_error(str(error), "messages") from None
 
-    def _bad_words(self, body: CompletionRequest | ChatRequest) -> list[list[int]]:
+    def _encode_bad_words(self, body: CompletionRequest | ChatRequest) -> list[list[int]]:
         """Return the token sequences of each bad word, at the start of a text and after a space."""
         found = []
         for word in body.bad_words or []:
             bare = word.lstrip()
             if not bare:
-                raise invalid("a bad word is blank", "bad_words")
+                raise make_invalid_error("a bad word is blank", "bad_words")
             for text in (bare, f" {bare}"):
                 try:
                     ids = self._tokenizer.encode_rendered(text)
                 except (TypeError, UnicodeEncodeError):
-                    raise invalid("bad_words are not valid Unicode text", "bad_words") from None
+                    raise make_invalid_error(
+                        "bad_words are not valid Unicode text", "bad_words"
+                    ) from None
                 if ids and ids not in found:
                     found.append(ids)
         return found
@@ -315,18 +324,18 @@ class RequestPreparer:
     def _encode(self, text: str, limits: EngineLimits, param: str, *, special: bool) -> list[int]:
         limit = limits.max_model_len
         if limit is not None and len(text) > limit * CHARACTERS_PER_TOKEN:
-            raise too_long_error(f"a prompt of {len(text)} characters", limit, param)
+            raise make_too_long_error(f"a prompt of {len(text)} characters", limit, param)
         encoder = self._tokenizer.encode if special else self._tokenizer.encode_rendered
         try:
             return encoder(text)
         except (TypeError, UnicodeEncodeError):
-            raise invalid(f"{param} is not valid Unicode text", param) from None
+            raise make_invalid_error(f"{param} is not valid Unicode text", param) from None
 
     def _decode(self, ids: list[int], param: str) -> str:
         """Return the text of ``ids``, including special tokens."""
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
-            raise invalid(
+            raise make_invalid_error(
                 f"token ID {max(ids)} is not in the vocabulary: the maximum is {largest}", param
             )
         return self._tokenizer.decode(ids)
@@ -347,7 +356,7 @@ def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
         )
 
 
-def _string_arguments(tools: list[Tool]) -> dict[str, list[str]]:
+def _find_string_arguments(tools: list[Tool]) -> dict[str, list[str]]:
     found = {}
     for tool in tools:
         properties = (tool.function.parameters or {}).get("properties")
@@ -362,32 +371,32 @@ def _string_arguments(tools: list[Tool]) -> dict[str, list[str]]:
 def _check_length(ids: list[int], limits: EngineLimits, param: str) -> None:
     """Raise ApiError if the prompt exceeds the context. api/batch.py checks the output's length."""
     if limits.max_model_len is not None and len(ids) > limits.max_model_len:
-        raise too_long_error(f"a prompt of {len(ids)} tokens", limits.max_model_len, param)
+        raise make_too_long_error(f"a prompt of {len(ids)} tokens", limits.max_model_len, param)
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def _list_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     ids = [token for token in prompt if isinstance(token, int)]
     if len(ids) == len(prompt):
         return [ids]
     if ids:
-        raise invalid("prompt mixes token IDs with other prompts", "prompt")
+        raise make_invalid_error("prompt mixes token IDs with other prompts", "prompt")
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def too_long_error(subject: str, limit: int, param: str) -> ApiError:
+def make_too_long_error(subject: str, limit: int, param: str) -> ApiError:
     """Return an error with status 400: ``subject`` exceeds the context of ``limit`` tokens."""
-    return invalid(
+    return make_invalid_error(
         f"{subject} exceed the context of {limit} tokens for prompt and output",
         param,
         "context_length_exceeded",
     )
 
 
-def too_many(count: int, max_queued: int, param: str) -> ApiError:
+def make_too_many_error(count: int, max_queued: int, param: str) -> ApiError:
     """Return an error with status 400 because ``count`` choices exceed the size of the queue."""
-    return invalid(
+    return make_invalid_error(
         f"{count} choices in one request exceed the queue's size of {max_queued} (--max-queued):"
         " request fewer",
         param,

@@ -96,49 +96,49 @@ class Preparer:
         Raises ApiError, and ClientDisconnect if the client disconnects while the job is queued.
         """
         if len(body.raw) <= INLINE_BYTES or _has_only_ids(body.raw):
-            return self._inline.completion(body.raw, self._context())
+            return self._inline.completion(body.raw, self._get_limits())
         return await self._run_in_process(body, "completion", PreparedBody[CompletionRequest])
 
     async def chat(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a chat. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.chat(body.raw, self._context())
+            return self._inline.chat(body.raw, self._get_limits())
         return await self._run_in_process(body, "chat", PreparedBody[ChatRequest])
 
     async def chats(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a batch of chats. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.chats(body.raw, self._context())
+            return self._inline.chats(body.raw, self._get_limits())
         return await self._run_in_process(body, "chats", PreparedBody[ChatRequest])
 
     async def responses(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a ``/v1/responses`` request. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.responses(body.raw, self._context())
+            return self._inline.responses(body.raw, self._get_limits())
         return await self._run_in_process(body, "responses", PreparedBody[ChatRequest])
 
     async def tokenize(self, body: Body) -> TextResult:
         """Tokenize the text of a body. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.tokenize(body.raw, self._context())
+            return self._inline.tokenize(body.raw, self._get_limits())
         return await self._run_in_process(body, "tokenize", TextResult)
 
     async def detokenize(self, body: Body) -> TextResult:
         """Detokenize the tokens of a body. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.detokenize(body.raw, self._context())
+            return self._inline.detokenize(body.raw, self._get_limits())
         return await self._run_in_process(body, "detokenize", TextResult)
 
     async def form(self, body: Body, content_type: str) -> Form:
         """Return the file and the fields of a multipart body. Raises ApiError."""
         return await self._run_in_process(body, "form", Form, content_type)
 
-    def _context(self) -> EngineLimits:
+    def _get_limits(self) -> EngineLimits:
         limit = self._engine.max_model_len
         settings = self._engine.settings
         api = settings.api
         return EngineLimits(
-            limit, settings.max_queued, max_json_values(limit), api.tool_call_parser,
+            limit, settings.max_queued, compute_max_json_values(limit), api.tool_call_parser,
             api.strict_requests, api.skip_hosted_tools,
         )  # fmt: skip
 
@@ -150,11 +150,11 @@ class Preparer:
         content_type: str = "",
     ) -> _Result:
         raw = body.raw
-        job = Job(kind, self._context(), content_type)
+        job = Job(kind, self._get_limits(), content_type)
         loop = asyncio.get_running_loop()
-        async with self._slots.slot(body.client, body.wait_for_disconnect):
+        async with self._slots.acquire_slot(body.client, body.wait_for_disconnect):
             try:
-                outcome = await loop.run_in_executor(self._thread, self._call, job, raw)
+                outcome = await loop.run_in_executor(self._thread, self._run_job, job, raw)
             except TimeoutError:
                 log.warning(
                     "cannot prepare a request body in time", extra={"bytes": len(raw), "kind": kind}
@@ -189,19 +189,19 @@ class Preparer:
 
     # ---- in the thread
 
-    def _call(self, job: Job, raw: bytearray) -> Outcome:
+    def _run_job(self, job: Job, raw: bytearray) -> Outcome:
         if self._process is None or self._process.poll() is not None:
             self._start_process()
         assert self._socket is not None
         assert self._process is not None
-        cpu_before_s = _cpu_s(self._process.pid)
+        cpu_before_s = _read_cpu_s(self._process.pid)
         self._socket.settimeout(self._timeout_s)
         try:
             send(self._socket, msgspec.msgpack.encode(job))
             send(self._socket, raw)
             return _OUTCOME.decode(receive(self._socket))
         except TimeoutError:
-            starved = _cpu_s(self._process.pid) - cpu_before_s < self._timeout_s / 2
+            starved = _read_cpu_s(self._process.pid) - cpu_before_s < self._timeout_s / 2
             self._restart()
             if starved:
                 raise PreparerStarved from None
@@ -258,7 +258,7 @@ class Preparer:
             self._socket = None
 
 
-def _cpu_s(pid: int) -> float:
+def _read_cpu_s(pid: int) -> float:
     """Return the CPU time that a process has used in seconds; see proc(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -271,6 +271,6 @@ def _has_only_ids(raw: bytearray) -> bool:
     return b'"prompt":[]' in rest and len(rest) <= INLINE_BYTES
 
 
-def max_json_values(max_model_len: int | None) -> int:
+def compute_max_json_values(max_model_len: int | None) -> int:
     """Return the maximum number of JSON values in a body. It grows with the context."""
     return MIN_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)

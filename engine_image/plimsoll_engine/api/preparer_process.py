@@ -58,7 +58,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     _limit_memory()
-    baseline = host_memory.rss_anon()
+    baseline = host_memory.read_rss_anon()
     with socket.socket(fileno=flags.fd) as frontend:
         send(frontend, b"ready")
         while True:
@@ -73,8 +73,8 @@ def main() -> None:
             send(frontend, msgspec.msgpack.encode(outcome))
             del outcome
             if size >= TRIM_BYTES:
-                host_memory.malloc_trim()
-                now = host_memory.rss_anon()
+                host_memory.trim_malloc()
+                now = host_memory.read_rss_anon()
                 if baseline is not None and now is not None and now - baseline > MAX_KEPT_BYTES:
                     return
 

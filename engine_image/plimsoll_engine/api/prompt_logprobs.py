@@ -61,7 +61,7 @@ class PromptLogprobs:
             "tokens": [self.text_of(ids[0])], "token_logprobs": [None], "top_logprobs": [None],
             "text_offset": [0],
         }  # fmt: skip
-        offsets = await self._offsets(ids, length) if self.echo is not None else []
+        offsets = await self._compute_offsets(ids, length) if self.echo is not None else []
         for start in range(0, len(ids), TOKENS_PER_SLICE):
             positions = range(start, min(start + TOKENS_PER_SLICE, len(ids)))
             if self.prompt_logprobs is not None:
@@ -69,16 +69,18 @@ class PromptLogprobs:
                 entries += logprobs.prompt_entries(ids, scores, num_top, positions, self.text_of)
             if self.echo is not None:
                 tokens = [
-                    _token_logprobs(ids, scores, position, self.echo, offsets[position])
+                    _make_token_logprobs(ids, scores, position, self.echo, offsets[position])
                     for position in positions
                     if position
                 ]
-                for name, values in logprobs.completion_logprobs(tokens, self.text_of, 0).items():
+                for name, values in logprobs.make_completion_logprobs(
+                    tokens, self.text_of, 0
+                ).items():
                     echo[name] += values
             await asyncio.sleep(0)
         return None if self.prompt_logprobs is None else entries, echo
 
-    async def _offsets(self, ids: list[int], length: int) -> list[int]:
+    async def _compute_offsets(self, ids: list[int], length: int) -> list[int]:
         """Return the offset of each token's text in the echo of ``length`` characters.
 
         Text and echo are aligned at their ends, because the tokenizer may prepend a token without
@@ -94,7 +96,7 @@ class PromptLogprobs:
         return [max(0, start + length - offset) for start in offsets]
 
 
-def _token_logprobs(
+def _make_token_logprobs(
     ids: list[int], scores: PromptScores, position: int, num_top: int, offset: int
 ) -> TokenLogprobs:
     score = scores.get_score(position)

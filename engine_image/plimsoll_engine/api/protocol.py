@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import make_invalid_error
 
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -133,7 +133,7 @@ class CompletionRequest(_Common, kw_only=True):
     suffix: str | None = None
 
 
-def _extra() -> Any:
+def _make_extra_field() -> Any:
     # A name that no client sends; decoding fills the field.
     return msgspec.field(default_factory=dict, name="\ue000extra")
 
@@ -154,7 +154,7 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
-    extra: Any = _extra()
+    extra: Any = _make_extra_field()
 
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
@@ -170,7 +170,7 @@ class Function(msgspec.Struct, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    extra: Any = _extra()
+    extra: Any = _make_extra_field()
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -178,7 +178,7 @@ class Tool(msgspec.Struct, kw_only=True):
 
     type: Literal["function"]
     function: Function
-    extra: Any = _extra()
+    extra: Any = _make_extra_field()
 
 
 Tools = Annotated[list[Tool], msgspec.Meta(max_length=128)]
@@ -289,7 +289,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of content parts that are text, in chats and in ``/v1/responses``."""
 
 
-def thought_text(part: dict[str, Any]) -> str:
+def get_thought_text(part: dict[str, Any]) -> str:
     """Return the text of a part that has thoughts, as some clients send them; else nothing."""
     kind = part.get("type")
     text = part.get(kind) if kind in ("thinking", "reasoning") else None
@@ -298,12 +298,12 @@ def thought_text(part: dict[str, Any]) -> str:
     return text if isinstance(text, str) else ""
 
 
-def part_text(part: dict[str, Any]) -> str:
+def get_part_text(part: dict[str, Any]) -> str:
     """Return the text of a part of ``content``. Raises ApiError if it is not text."""
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in TEXT_PARTS or not isinstance(text, str):
-        raise invalid(
+        raise make_invalid_error(
             f"content of type {kind!r} is not supported: this model accepts only text",
             "content",
             "unsupported_value",

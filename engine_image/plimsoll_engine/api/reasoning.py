@@ -67,6 +67,6 @@ class ReasoningParser:
         return Split(rest + ("" if matcher is None else matcher.finish()))
 
 
-def ends_with_reasoning(prompt: str) -> bool:
+def is_ending_with_reasoning(prompt: str) -> bool:
     """Report whether ``prompt`` ends with closed reasoning, so that the output has none."""
     return prompt.rstrip().endswith(CLOSE)

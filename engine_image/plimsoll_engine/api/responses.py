@@ -55,22 +55,22 @@ class CompletionChoice:
         self._sent_prompt_ids = False
         self._ids: list[int] = []
 
-    def first_chunk(self) -> dict[str, Any] | None:
+    def make_first_chunk(self) -> dict[str, Any] | None:
         """Return the first chunk of a stream with the echo; None without an echo."""
         return self._chunk(Delta(self.echo, None, []), {}) if self.echo else None
 
-    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+    def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the chunk for ``delta``, if it has text or ends the output."""
-        delta = self._visible(delta)
+        delta = self._hide_stop_text(delta)
         if delta.text or delta.finish_reason is not None:
-            yield self._chunk(delta, self._logprobs_object(delta.logprobs))
+            yield self._chunk(delta, self._make_logprobs(delta.logprobs))
 
     def add(self, delta: Delta) -> None:
         """Add ``delta`` to an answer that is not streamed."""
-        delta = self._visible(delta)
+        delta = self._hide_stop_text(delta)
         self._texts.append(delta.text)
         self._ids += delta.token_ids
-        for key, values in self._logprobs_object(delta.logprobs).items():
+        for key, values in self._make_logprobs(delta.logprobs).items():
             self._logprobs.setdefault(key, []).extend(values)
         self._end = delta
 
@@ -81,7 +81,7 @@ class CompletionChoice:
             name: self.echo_logprobs.get(name, []) + self._logprobs.get(name, [])
             for name in self.echo_logprobs or self._logprobs
         }
-        choice = self._choice("".join(self._texts), combined, self._end)
+        choice = self._make_choice("".join(self._texts), combined, self._end)
         return choice | {
             "stop_reason": choice.get("stop_reason"),
             "prompt_logprobs": self.prompt_logprobs,
@@ -89,26 +89,28 @@ class CompletionChoice:
             "token_ids": self._ids if wanted else None,
         }
 
-    def _visible(self, delta: Delta) -> Delta:
+    def _hide_stop_text(self, delta: Delta) -> Delta:
         if not self._echo_only:
             return delta
         return Delta("", None if delta.finish_reason is None else "length", [])
 
     def _chunk(self, delta: Delta, entry: dict[str, list[Any]]) -> dict[str, Any]:
         """Return a chunk of a stream. The first chunk has the token IDs of the prompt."""
-        choice = self._choice(delta.text, entry, delta)
+        choice = self._make_choice(delta.text, entry, delta)
         if self._prompt_ids is not None:
             choice["token_ids"] = delta.token_ids
             if not self._sent_prompt_ids:
                 choice["prompt_token_ids"], self._sent_prompt_ids = self._prompt_ids, True
         return choice
 
-    def _logprobs_object(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
+    def _make_logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         if not tokens:
             return {}
-        return logprobs.completion_logprobs(tokens, self._text_of, len(self.echo))
+        return logprobs.make_completion_logprobs(tokens, self._text_of, len(self.echo))
 
-    def _choice(self, text: str, entry: dict[str, list[Any]], end: Delta | None) -> dict[str, Any]:
+    def _make_choice(
+        self, text: str, entry: dict[str, list[Any]], end: Delta | None
+    ) -> dict[str, Any]:
         finish_reason = None if end is None else end.finish_reason
         choice = {
             "index": self.index,
@@ -143,7 +145,7 @@ class Envelope:
         }
 
 
-def usage_object(
+def make_usage_object(
     generations: Sequence[Generation],
     n: int,
     reasoning_end: int | None = None,

@@ -16,7 +16,7 @@ from plimsoll_engine.api.chat_choice import ChatChoice, OutputParser
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenBytes, TokenText
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
-from plimsoll_engine.api.responses import Choice, usage_object
+from plimsoll_engine.api.responses import Choice, make_usage_object
 from plimsoll_engine.api.tool_calls import ToolCall, ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import Delta
@@ -43,7 +43,7 @@ class ResponsesResponse(GenerationResponse):
         super().__init__(engine, batch, [ChatChoice(0, text_of, None)], stream=stream, usage=False)
         self._echoed: dict[str, Any] = msgspec.json.decode(echoed)
         reasoning = ReasoningParser() if reasons else None
-        self.reasoning_end = engine.tokenizer.token_id(CLOSE) if reasons else None
+        self.reasoning_end = engine.tokenizer.get_token_id(CLOSE) if reasons else None
         name = batch.request_id.removeprefix("resp-")
         self._output = ResponseOutput(
             name, text_of, parser, reasoning, engine.tokenizer.decode_token_bytes
@@ -52,29 +52,29 @@ class ResponsesResponse(GenerationResponse):
 
     def encode_whole(self) -> bytes:
         """Return the response object as JSON."""
-        return msgspec.json.encode(self._response())
+        return msgspec.json.encode(self._make_response())
 
-    def first_events(self) -> Iterator[bytes]:
+    def make_first_events(self) -> Iterator[bytes]:
         """Yield the first events of a stream, with the empty response."""
         for name in ("response.created", "response.in_progress"):
-            yield self._output.encode_event(name, {"response": self._response()})
+            yield self._output.encode_event(name, {"response": self._make_response()})
 
-    def delta_events(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
+    def make_delta_events(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
         """Yield the events for ``delta``."""
         yield from self._output.add(delta)
 
     async def _end(self, send: Send) -> None:
         """Send the last event with the whole response, because this API has no other end marker."""
-        whole = self._response()
+        whole = self._make_response()
         event = self._output.encode_event(f"response.{whole['status']}", {"response": whole})
         with self.reserve(len(event)):
             await send_last(send, event)
 
-    def error_events(self, error: ApiError) -> bytes:
+    def make_error_events(self, error: ApiError) -> bytes:
         """Return the events that end a failed stream."""
         fields = {"code": error.code, "message": str(error), "param": error.param}
         failure = {"code": error.code or "server_error", "message": str(error)}
-        response = self._response() | {"status": "failed", "error": failure}
+        response = self._make_response() | {"status": "failed", "error": failure}
         whole = self._output.encode_event("response.failed", {"response": response})
         return self._output.encode_event("error", fields) + whole
 
@@ -83,11 +83,11 @@ class ResponsesResponse(GenerationResponse):
         for _ in self._output.add(delta):
             pass
 
-    def output_warnings(self) -> list[str]:
+    def list_output_warnings(self) -> list[str]:
         """Return warnings about an output that is not streamed."""
         return [UNPARSED_CALL] if self._output.has_unparsed_call else []
 
-    def _response(self) -> dict[str, Any]:
+    def _make_response(self) -> dict[str, Any]:
         reason = self._output.finish_reason
         status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
         return self._echoed | {
@@ -101,11 +101,11 @@ class ResponsesResponse(GenerationResponse):
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
             "output": self._output.items,
-            "usage": None if reason is None else self._usage_object(),
+            "usage": None if reason is None else self._make_usage_object(),
         }
 
-    def _usage_object(self) -> dict[str, Any]:
-        used = usage_object(self._batch.generations, 1, self.reasoning_end)
+    def _make_usage_object(self) -> dict[str, Any]:
+        used = make_usage_object(self._batch.generations, 1, self.reasoning_end)
         return {
             "input_tokens": used["prompt_tokens"],
             "input_tokens_details": used["prompt_tokens_details"],
@@ -169,7 +169,8 @@ class ResponseOutput:
             yield from self._close_reasoning("completed")
             yield from self._close_call("incomplete")
             yield from self._add_text(
-                parsed.text, logprobs.chat_entries(delta.logprobs, self._text_of, self._bytes_of)
+                parsed.text,
+                logprobs.make_chat_entries(delta.logprobs, self._text_of, self._bytes_of),
             )
         for call in calls:
             if call.id:
@@ -197,22 +198,26 @@ class ResponseOutput:
                 "content": [],
             }
             self.items.append(item)
-            yield self._item_event("response.output_item.added", {"item": item})
-            yield self._part_event("response.content_part.added", {"part": _text_part("", [])})
+            yield self._make_item_event("response.output_item.added", {"item": item})
+            yield self._make_part_event(
+                "response.content_part.added", {"part": _make_text_part("", [])}
+            )
         self._open_text.append(text)
         self._logprobs += tokens
-        yield self._part_event("response.output_text.delta", {"delta": text, "logprobs": tokens})
+        yield self._make_part_event(
+            "response.output_text.delta", {"delta": text, "logprobs": tokens}
+        )
 
     def _close_message(self, status: str) -> Iterator[bytes]:
         if self._open_text is None:
             return
         text, self._open_text = "".join(self._open_text), None
-        part = _text_part(text, self._logprobs)
+        part = _make_text_part(text, self._logprobs)
         fields = {"text": text, "logprobs": self._logprobs}
-        yield self._part_event("response.output_text.done", fields)
-        yield self._part_event("response.content_part.done", {"part": part})
+        yield self._make_part_event("response.output_text.done", fields)
+        yield self._make_part_event("response.content_part.done", {"part": part})
         self.items[-1] |= {"status": status, "content": [part]}
-        yield self._item_event("response.output_item.done", {"item": self.items[-1]})
+        yield self._make_item_event("response.output_item.done", {"item": self.items[-1]})
 
     def _add_reasoning(self, text: str) -> Iterator[bytes]:
         if self._open_reasoning is None:
@@ -225,18 +230,18 @@ class ResponseOutput:
                 "content": [],
             }
             self.items.append(item)
-            yield self._item_event("response.output_item.added", {"item": item})
+            yield self._make_item_event("response.output_item.added", {"item": item})
         self._open_reasoning.append(text)
-        yield self._part_event("response.reasoning_text.delta", {"delta": text})
+        yield self._make_part_event("response.reasoning_text.delta", {"delta": text})
 
     def _close_reasoning(self, status: str) -> Iterator[bytes]:
         if self._open_reasoning is None:
             return
         text, self._open_reasoning = "".join(self._open_reasoning), None
-        yield self._part_event("response.reasoning_text.done", {"text": text})
+        yield self._make_part_event("response.reasoning_text.done", {"text": text})
         content = [{"type": "reasoning_text", "text": text}]
         self.items[-1] |= {"status": status, "content": content}
-        yield self._item_event("response.output_item.done", {"item": self.items[-1]})
+        yield self._make_item_event("response.output_item.done", {"item": self.items[-1]})
 
     def _add_call(self, call: ToolCall) -> Iterator[bytes]:
         if call.id:
@@ -250,12 +255,12 @@ class ResponseOutput:
             }
             self.items.append(item)
             self._open_arguments = []
-            yield self._item_event("response.output_item.added", {"item": item})
+            yield self._make_item_event("response.output_item.added", {"item": item})
         item = self.items[-1]
         if self._open_arguments is not None and call.arguments:
             self._open_arguments.append(call.arguments)
             fields = {"item_id": item["id"], "delta": call.arguments}
-            yield self._item_event("response.function_call_arguments.delta", fields)
+            yield self._make_item_event("response.function_call_arguments.delta", fields)
         if not call.more:
             yield from self._close_call("completed")
 
@@ -266,16 +271,16 @@ class ResponseOutput:
         item = self.items[-1]
         item |= {"arguments": arguments, "status": status}
         fields = {"item_id": item["id"], "name": item["name"], "arguments": arguments}
-        yield self._item_event("response.function_call_arguments.done", fields)
-        yield self._item_event("response.output_item.done", {"item": item})
+        yield self._make_item_event("response.function_call_arguments.done", fields)
+        yield self._make_item_event("response.output_item.done", {"item": item})
 
-    def _item_event(self, kind: str, body: dict[str, Any]) -> bytes:
+    def _make_item_event(self, kind: str, body: dict[str, Any]) -> bytes:
         return self.encode_event(kind, {"output_index": len(self.items) - 1} | body)
 
-    def _part_event(self, kind: str, body: dict[str, Any]) -> bytes:
+    def _make_part_event(self, kind: str, body: dict[str, Any]) -> bytes:
         place = {"item_id": self.items[-1]["id"], "content_index": 0}
-        return self._item_event(kind, place | body)
+        return self._make_item_event(kind, place | body)
 
 
-def _text_part(text: str, tokens: list[msgspec.Raw]) -> dict[str, Any]:
+def _make_text_part(text: str, tokens: list[msgspec.Raw]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": tokens}

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import make_invalid_error
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
 _PARTS = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
@@ -22,7 +22,7 @@ def to_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> 
     for number, item in enumerate(items):
         _append_item(found, item, f"input[{number}]")
     if not found:
-        raise invalid("input has no message, tool call or tool output", "input")
+        raise make_invalid_error("input has no message, tool call or tool output", "input")
     return found
 
 
@@ -31,7 +31,7 @@ def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> N
     kind = item.get("type", "message")
     last = messages[-1] if messages else None
     if kind == "message":
-        message = _message(item, field)
+        message = _make_message(item, field)
         if (
             last is not None
             and message.role == last.role == "assistant"
@@ -41,7 +41,7 @@ def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> N
         else:
             messages.append(message)
     elif kind == "function_call":
-        call = _call(item, field)
+        call = _make_call(item, field)
         if last is not None and last.role == "assistant":
             last.tool_calls = [*(last.tool_calls or []), call]
         else:
@@ -49,15 +49,15 @@ def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> N
     elif kind == "function_call_output":
         name, output = item.get("call_id"), item.get("output")
         if not isinstance(name, str) or not isinstance(output, str | list):
-            raise invalid("function_call_output requires call_id and output", field)
-        content = output if isinstance(output, str) else _parts(output, field)
+            raise make_invalid_error("function_call_output requires call_id and output", field)
+        content = output if isinstance(output, str) else _make_parts(output, field)
         messages.append(Message(role="tool", tool_call_id=name, content=content))
     elif kind == "reasoning":
-        if text := _reasoning_text(item):
+        if text := _join_reasoning_text(item):
             extra = {"reasoning_content": text}
             messages.append(Message(role="assistant", extra=extra))
     else:
-        raise invalid(
+        raise make_invalid_error(
             f"items of type {str(kind)[:64]!r} are not supported: use message, reasoning,"
             " function_call or function_call_output",
             f"{field}.type",
@@ -69,7 +69,7 @@ def _is_only_reasoning(message: Message) -> bool:
     return bool(message.extra) and message.content is None and not message.tool_calls
 
 
-def _reasoning_text(item: dict[str, Any]) -> str:
+def _join_reasoning_text(item: dict[str, Any]) -> str:
     """Return the text of a reasoning item, or else of its summary."""
     for name in ("content", "summary"):
         parts = item.get(name)
@@ -80,30 +80,32 @@ def _reasoning_text(item: dict[str, Any]) -> str:
     return ""
 
 
-def _message(item: dict[str, Any], field: str) -> Message:
+def _make_message(item: dict[str, Any], field: str) -> Message:
     content = item.get("content")
     if content is None and item.get("role") != "assistant":
-        raise invalid("content is missing or null: send a text", f"{field}.content")
+        raise make_invalid_error("content is missing or null: send a text", f"{field}.content")
     try:
         return msgspec.convert(
             {
                 "role": item.get("role"),
-                "content": _parts(content, field) if isinstance(content, list) else content,
+                "content": _make_parts(content, field) if isinstance(content, list) else content,
             },
             Message,
         )
     except msgspec.ValidationError as error:
-        raise invalid(f"{field}: {error}", field) from None
+        raise make_invalid_error(f"{field}: {error}", field) from None
 
 
-def _call(item: dict[str, Any], field: str) -> dict[str, Any]:
+def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
     name, call, arguments = (item.get(key) for key in ("name", "call_id", "arguments"))
     if not (isinstance(name, str) and isinstance(call, str) and isinstance(arguments, str)):
-        raise invalid("function_call requires name, call_id and arguments as strings", field)
+        raise make_invalid_error(
+            "function_call requires name, call_id and arguments as strings", field
+        )
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _parts(given: list[Any], field: str) -> list[dict[str, Any]]:
+def _make_parts(given: list[Any], field: str) -> list[dict[str, Any]]:
     found = []
     for one in given:
         part = one if isinstance(one, dict) else {}
@@ -111,7 +113,7 @@ def _parts(given: list[Any], field: str) -> list[dict[str, Any]]:
         named = "refusal" if part.get("type") == "refusal" else "text"
         value = part.get("image_url" if kind == "image_url" else named) if kind else None
         if not isinstance(value, str):
-            raise invalid(
+            raise make_invalid_error(
                 "content must be a string or a list of input_text, output_text and input_image"
                 " parts, each with text or image_url",
                 f"{field}.content",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from plimsoll_engine.api.decoding import check
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import (
     AllowedTools,
     AllowedToolsChoice,
@@ -41,7 +41,7 @@ from plimsoll_engine.api.protocol import (
     TopP,
 )
 from plimsoll_engine.api.responses_input import to_messages
-from plimsoll_engine.api.sampling_params import value_or_default
+from plimsoll_engine.api.sampling_params import get_value_or_default
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -187,7 +187,7 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
             )
     wants_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs is not None and not wants_logprobs:
-        raise invalid(f"top_logprobs requires include: [{LOGPROBS!r}]", "top_logprobs")
+        raise make_invalid_error(f"top_logprobs requires include: [{LOGPROBS!r}]", "top_logprobs")
     chat = ChatRequest(
         model=body.model or "",
         messages=to_messages(body.instructions, body.input),
@@ -205,9 +205,9 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
         logprobs=wants_logprobs or None,
         top_logprobs=body.top_logprobs,
         stream=body.stream,
-        response_format=_response_format(body.text),
-        tools=[_tool(tool, number) for number, tool in enumerate(body.tools or [])] or None,
-        tool_choice=_tool_choice(body),
+        response_format=_make_response_format(body.text),
+        tools=[_convert_tool(tool, number) for number, tool in enumerate(body.tools or [])] or None,
+        tool_choice=_convert_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         user=body.user,
         priority=body.priority,
@@ -221,7 +221,7 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
 _ECHOED_FIELDS = ("instructions", "max_output_tokens", "metadata", "tools", "user")
 
 
-def echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, Any]:
+def list_echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, Any]:
     """Return the fields of ``body`` that a response repeats.
 
     ``defaults`` are the checkpoint's values for missing fields.
@@ -231,9 +231,9 @@ def echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict
         "tools": fields["tools"] or [],
         "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "temperature": value_or_default(body.temperature, defaults, "temperature", 1.0),
-        "top_p": value_or_default(body.top_p, defaults, "top_p", 1.0),
-        "text": {"format": _echoed_format(body.text)},
+        "temperature": get_value_or_default(body.temperature, defaults, "temperature", 1.0),
+        "top_p": get_value_or_default(body.top_p, defaults, "top_p", 1.0),
+        "text": {"format": _make_echoed_format(body.text)},
         "truncation": "disabled",
         "store": False,
         "background": False,
@@ -254,12 +254,12 @@ FIELD_NAMES = {
 """Field names in this body for the field names of a chat, for error messages."""
 
 
-def _echoed_format(text: TextOptions | None) -> dict[str, Any]:
+def _make_echoed_format(text: TextOptions | None) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins((text and text.format) or TextFormat())
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
+def _make_response_format(text: TextOptions | None) -> dict[str, Any] | None:
     text_format = text.format if text is not None else None
     if text_format is None:
         return None
@@ -300,7 +300,7 @@ def _is_function(tool: dict[str, Any]) -> bool:
     return tool.get("type") == "function"
 
 
-def _tool_choice(body: ResponsesRequest) -> ToolChoice | None:
+def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
     choice = body.tool_choice
     if isinstance(choice, NamedFunction):
         return NamedTool(function=FunctionName(name=choice.name))
@@ -309,18 +309,20 @@ def _tool_choice(body: ResponsesRequest) -> ToolChoice | None:
     allowed = []
     for number, tool in enumerate(choice.tools):
         if not (_is_function(tool) and isinstance(tool.get("name"), str)):
-            raise invalid("give the type function and its name", f"tool_choice.tools[{number}]")
+            raise make_invalid_error(
+                "give the type function and its name", f"tool_choice.tools[{number}]"
+            )
         allowed.append(NamedTool(function=FunctionName(name=tool["name"])))
     return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
 
 
-def _tool(given: dict[str, Any], number: int) -> Tool:
+def _convert_tool(given: dict[str, Any], number: int) -> Tool:
     try:
         tool = msgspec.convert(
             {name: value for name, value in given.items() if value is not None}, FunctionTool
         )
     except msgspec.ValidationError as error:
-        raise invalid(f"tools[{number}]: {error}", f"tools[{number}]") from None
+        raise make_invalid_error(f"tools[{number}]: {error}", f"tools[{number}]") from None
     function = Function(
         name=tool.name,
         description=tool.description,

@@ -6,14 +6,14 @@ import secrets
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import make_invalid_error
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.messages.worker_ipc import Grammar, Sampling
 
 SEED_MASK = (1 << 63) - 1
 
 
-def sampling_params(
+def create_sampling(
     body: CompletionRequest | ChatRequest,
     max_tokens: int,
     eos_ids: list[int],
@@ -28,7 +28,7 @@ def sampling_params(
     fields. If both are missing, OpenAI's defaults apply, which sample every token at temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
-        raise invalid(
+        raise make_invalid_error(
             f"min_tokens {body.min_tokens} exceeds the limit of {max_tokens} output tokens",
             "min_tokens",
         )
@@ -38,36 +38,36 @@ def sampling_params(
         stop_ids += [eos for eos in eos_ids if eos not in stop_ids]
     return Sampling(
         max_tokens=max_tokens,
-        temperature=value_or_default(body.temperature, defaults, "temperature", 1.0),
-        top_k=max(0, int(value_or_default(body.top_k, defaults, "top_k", 0))),
-        top_p=value_or_default(body.top_p, defaults, "top_p", 1.0),
-        min_p=value_or_default(body.min_p, defaults, "min_p", 0.0),
+        temperature=get_value_or_default(body.temperature, defaults, "temperature", 1.0),
+        top_k=max(0, int(get_value_or_default(body.top_k, defaults, "top_k", 0))),
+        top_p=get_value_or_default(body.top_p, defaults, "top_p", 1.0),
+        min_p=get_value_or_default(body.min_p, defaults, "min_p", 0.0),
         seed=secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK,
         stop_token_ids=stop_ids,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=value_or_default(
+        repetition_penalty=get_value_or_default(
             body.repetition_penalty, defaults, "repetition_penalty", 1.0
         ),
-        logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+        logit_bias=_check_logit_bias(body.logit_bias or {}, vocab_size),
         min_tokens=body.min_tokens or 0,
-        logprobs=_top_logprobs(body),
+        logprobs=_get_top_logprobs(body),
         grammar=grammar,
-        prompt_logprobs=num_prompt_logprobs(body),
-        allowed_token_ids=_allowed_tokens(body.allowed_token_ids, vocab_size, grammar),
+        prompt_logprobs=get_num_prompt_logprobs(body),
+        allowed_token_ids=_check_allowed_tokens(body.allowed_token_ids, vocab_size, grammar),
         bad_words=bad_words,
-        logprob_token_ids=_logprob_tokens(body.logprob_token_ids, vocab_size),
+        logprob_token_ids=_check_logprob_tokens(body.logprob_token_ids, vocab_size),
     )
 
 
-def value_or_default(
+def get_value_or_default(
     requested: float | None, defaults: Mapping[str, float], name: str, otherwise: float
 ) -> float:
     """Return the requested value, or else the checkpoint's default, or else ``otherwise``."""
     return defaults.get(name, otherwise) if requested is None else requested
 
 
-def _allowed_tokens(
+def _check_allowed_tokens(
     ids: list[int] | None, vocab_size: int, grammar: Grammar | None
 ) -> list[int] | None:
     if ids is None:
@@ -75,17 +75,19 @@ def _allowed_tokens(
     _check_ids(ids, vocab_size, "allowed_token_ids")
     if grammar is not None:  # together they may allow no token
         field = grammar.field.partition(".")[0]
-        raise invalid(f"allowed_token_ids and {field} cannot be combined", "allowed_token_ids")
+        raise make_invalid_error(
+            f"allowed_token_ids and {field} cannot be combined", "allowed_token_ids"
+        )
     return ids
 
 
-def _logprob_tokens(ids: list[int] | None, vocab_size: int) -> list[int]:
+def _check_logprob_tokens(ids: list[int] | None, vocab_size: int) -> list[int]:
     found = list(dict.fromkeys(ids or []))
     _check_ids(found, vocab_size, "logprob_token_ids")
     return found
 
 
-def num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+def get_num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     """Return the number of likeliest tokens per prompt token; None without log probabilities.
 
     An echo with ``logprobs`` also needs them.
@@ -96,23 +98,23 @@ def num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     return max((one for one in wanted if one is not None), default=None)
 
 
-def num_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+def get_num_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     """Return the number of log probabilities per output token; None without log probabilities."""
-    wanted = _top_logprobs(body)
+    wanted = _get_top_logprobs(body)
     return len(body.logprob_token_ids) if body.logprob_token_ids else wanted
 
 
-def _top_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+def _get_top_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     if isinstance(body, CompletionRequest):
         return body.logprobs
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+def _check_logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
     wrong = [key for key in given if not (key.isascii() and key.isdigit())]
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:8])
-        raise invalid(f"logit_bias: these keys are not token IDs: {names}", "logit_bias")
+        raise make_invalid_error(f"logit_bias: these keys are not token IDs: {names}", "logit_bias")
     bias = {int(key[:20]): value for key, value in given.items()}
     _check_ids(bias, vocab_size, "logit_bias")
     return bias
@@ -120,6 +122,6 @@ def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
 
 def _check_ids(ids: list[int] | dict[int, float], vocab_size: int, param: str) -> None:
     if ids and max(ids) >= vocab_size:
-        raise invalid(
+        raise make_invalid_error(
             f"token ID {max(ids)} is not in the vocabulary: the maximum is {vocab_size - 1}", param
         )

@@ -24,6 +24,6 @@ class Secret:
         """Return the 32-byte digest of ``value`` under this process's random key."""
         return blake2b(value, key=cls._key, digest_size=32).digest()
 
-    def equals(self, value: bytes) -> bool:
+    def is_equal(self, value: bytes) -> bool:
         """Report whether ``value`` is the secret, in constant time."""
         return hmac.compare_digest(self._digest, self.digest(value))

@@ -31,9 +31,9 @@ from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
 from plimsoll_engine.api.body_sizes import BodySizes
 from plimsoll_engine.api.chat_choice import ChatChoice
-from plimsoll_engine.api.error_response import error_response
+from plimsoll_engine.api.error_response import make_error_response
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.logprobs import TokenText, token_id_text
+from plimsoll_engine.api.logprobs import TokenText, format_token_id
 from plimsoll_engine.api.prepare import PreparedBody, TextResult
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
@@ -42,7 +42,7 @@ from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesResponse
 from plimsoll_engine.api.responses_request import FIELD_NAMES
-from plimsoll_engine.api.sampling_params import num_prompt_logprobs
+from plimsoll_engine.api.sampling_params import get_num_prompt_logprobs
 from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
@@ -124,12 +124,12 @@ def _add_generation(
     """Add the paths that generate text."""
 
     @api.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
+    async def create_completion(request: Request) -> Response:
+        async with _read(bodies, request, sizes.compute_text_limit(engine.max_model_len)) as body:
             prepared = await preparer.completion(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
-        request_batch = await batch.completion_batch(engine, prepared, _tenant(request))
-        text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
+        request_batch = await batch.create_completion_batch(engine, prepared, _get_tenant(request))
+        text_of, ids = _get_token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
         echoes = [echo for echo in prepared.echoes for _ in range(request_batch.n)]
         echoes = echoes or [""] * len(request_batch.generations)
         echo_only = prepared.body.max_tokens == 0
@@ -148,24 +148,26 @@ def _add_generation(
         return answer
 
     @api.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
+    async def create_chat_completion(request: Request) -> Response:
+        async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
             prepared = await preparer.chat(body)
-        return await _respond_to_chats(engine, prepared, _tenant(request))
+        return await _respond_to_chats(engine, prepared, _get_tenant(request))
 
     @api.post("/v1/chat/completions/batch")
-    async def chat_batch(request: Request) -> Response:
-        async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
+    async def create_chat_batch_response(request: Request) -> Response:
+        async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
             prepared = await preparer.chats(body)
-        return await _respond_to_chats(engine, prepared, _tenant(request))
+        return await _respond_to_chats(engine, prepared, _get_tenant(request))
 
     @api.post("/v1/responses")
-    async def responses(request: Request) -> Response:
-        async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
+    async def create_response(request: Request) -> Response:
+        async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
             prepared = await preparer.responses(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
         try:
-            request_batch = await batch.chat_batch(engine, prepared, _tenant(request), "resp")
+            request_batch = await batch.create_chat_batch(
+                engine, prepared, _get_tenant(request), "resp"
+            )
         except ApiError as error:
             field = (error.param or "").replace(".function.", ".")
             name = FIELD_NAMES.get(field.partition("[")[0]) or FIELD_NAMES.get(field, field)
@@ -174,18 +176,18 @@ def _add_generation(
         stream = bool(prepared.body.stream)
         answer = ResponsesResponse(
             engine, request_batch, prepared.response_fields,
-            parser=_tool_call_parser(engine, prepared), stream=stream,
+            parser=_create_tool_call_parser(engine, prepared), stream=stream,
             reasons=bool(prepared.reasons) and engine.settings.reasoning_parser is not None,
         )  # fmt: skip
         answer.warnings = prepared.warnings
         return answer
 
     @api.post("/v1/audio/transcriptions")
-    async def transcriptions(request: Request) -> Response:
-        async with _read(bodies, request, sizes.form, form=True) as body:
+    async def create_transcription(request: Request) -> Response:
+        async with _read(bodies, request, sizes.form_limit, form=True) as body:
             kind = request.headers.get("content-type", "")
             form = await preparer.form(body, kind)
-        return await transcription.transcribe(engine, form.file, form.fields, _tenant(request))
+        return await transcription.transcribe(engine, form.file, form.fields, _get_tenant(request))
 
 
 async def _respond_to_chats(
@@ -194,17 +196,17 @@ async def _respond_to_chats(
     """Return the response to a chat, or to a batch of chats with one choice each."""
     body = prepared.body
     body.model = body.model or engine.settings.served_model_name
-    request_batch = await batch.chat_batch(engine, prepared, tenant)
-    text_of, ids = _token_text(engine, body), bool(body.return_token_ids)
+    request_batch = await batch.create_chat_batch(engine, prepared, tenant)
+    text_of, ids = _get_token_text(engine, body), bool(body.return_token_ids)
     parses = engine.settings.reasoning_parser is not None
     choices = [
         ChatChoice(
-            i, text_of, _tool_call_parser(engine, prepared), ids,
+            i, text_of, _create_tool_call_parser(engine, prepared), ids,
             ReasoningParser() if parses and i // request_batch.n in prepared.reasons else None,
             hidden=not body.include_reasoning,
             echo=prepared.echoes[i // request_batch.n] if prepared.echoes else "",
             stop_ids=_stop_ids(body),
-            bytes_of=None if text_of is token_id_text else engine.tokenizer.decode_token_bytes,
+            bytes_of=None if text_of is format_token_id else engine.tokenizer.decode_token_bytes,
         )
         for i in range(len(request_batch.generations))
     ]  # fmt: skip
@@ -212,11 +214,11 @@ async def _respond_to_chats(
     answer.warnings = prepared.warnings
     answer.prompt_ids = request_batch.generations[0].prompt_ids if ids else None
     if parses and prepared.reasons:
-        answer.reasoning_end = engine.tokenizer.token_id(CLOSE)
+        answer.reasoning_end = engine.tokenizer.get_token_id(CLOSE)
     return answer
 
 
-def _tool_call_parser(
+def _create_tool_call_parser(
     engine: AsyncEngine, prepared: PreparedBody[ChatRequest]
 ) -> ToolCallParser | None:
     """Return a parser of the output's tool calls; None if the output can have none."""
@@ -225,10 +227,10 @@ def _tool_call_parser(
     parallel = prepared.body.parallel_tool_calls is not False
     if prepared.forced:
         template = engine.tokenizer.get_template_source(tools=True)
-        return forced_calls.forced_call_parser(
+        return forced_calls.create_forced_call_parser(
             prepared.family, template, prepared.forced, prepared.texts, parallel
         )
-    return tool_families.parser_for(prepared.family, prepared.texts, parallel)
+    return tool_families.create_parser(prepared.family, prepared.texts, parallel)
 
 
 def _add_tokenization(
@@ -246,7 +248,7 @@ def _add_tokenization(
 
     @api.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
+        async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
             return respond(await preparer.tokenize(body))
 
     if engine.settings.api.tokenizer_info:
@@ -259,8 +261,8 @@ def _add_tokenization(
             return Response(info, media_type="application/json")
 
     @api.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
+    async def detokenize_tokens(request: Request) -> Response:
+        async with _read(bodies, request, sizes.compute_text_limit(engine.max_model_len)) as body:
             return respond(await preparer.detokenize(body))
 
 
@@ -277,11 +279,11 @@ def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
             "root": engine.settings.served_model_name,
             "parent": None,
             "max_model_len": engine.max_model_len,
-            "checkpoint": engine.tokenizer.checkpoint.summary(),
+            "checkpoint": engine.tokenizer.checkpoint.make_summary(),
         }
 
     @api.api_route("/v1/models", methods=["GET", "HEAD"])
-    async def models() -> dict[str, Any]:
+    async def list_models() -> dict[str, Any]:
         base = model_card()
         loaded = [
             adapter_routes.model_card(base, adapter) for adapter in engine.adapters.list_visible()
@@ -321,7 +323,7 @@ POOLING = (
 def _add_pooling(api: FastAPI) -> None:
     """Answer vLLM's paths of pooling models with 404."""
 
-    async def unsupported(request: Request) -> Response:
+    async def refuse_pooling(request: Request) -> Response:
         raise ApiError(
             404,
             f"{request.url.path} requires a pooling model: this engine only generates text",
@@ -330,18 +332,18 @@ def _add_pooling(api: FastAPI) -> None:
         )
 
     for path in POOLING:
-        api.add_api_route(path, unsupported, methods=["POST"])
+        api.add_api_route(path, refuse_pooling, methods=["POST"])
 
 
 def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
     """Add the paths for the kubelet and Prometheus."""
 
     @api.api_route("/version", methods=["GET", "HEAD"])
-    async def engine_version() -> dict[str, str]:
+    async def get_engine_version() -> dict[str, str]:
         return {"version": version()}
 
     @api.api_route("/health", methods=["GET", "HEAD"])
-    async def health() -> JSONResponse:
+    async def check_health() -> JSONResponse:
         """Return 503 until the first worker serves, and always 200 after that.
 
         Clients that wait for it meet a warm engine. A liveness probe after a startup probe does not
@@ -352,12 +354,12 @@ def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
         return JSONResponse({"status": "alive"})
 
     @api.api_route("/ready", methods=["GET", "HEAD"])
-    async def ready() -> JSONResponse:
+    async def check_readiness() -> JSONResponse:
         state = str(engine.lifecycle.state)
         return JSONResponse({"state": state}, 200 if engine.lifecycle.is_ready else 503)
 
     @api.api_route("/metrics", methods=["GET", "HEAD"])
-    async def metrics() -> Response:
+    async def render_metrics() -> Response:
         return Response(engine.metrics.render(), media_type=CONTENT_TYPE)
 
 
@@ -365,47 +367,47 @@ def _add_error_handlers(api: FastAPI) -> None:
     """Answer every error with an error object as in OpenAI's API."""
 
     @api.exception_handler(ApiError)
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return error_response(error)
+    async def respond_to_api_error(request: Request, error: ApiError) -> Response:
+        return make_error_response(error)
 
     @api.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
+    async def respond_to_bug(request: Request, error: Exception) -> Response:
         message = "internal error; see the engine's log"
-        return error_response(ApiError(500, message, code="internal_error"))
+        return make_error_response(ApiError(500, message, code="internal_error"))
 
     @api.exception_handler(ClientDisconnect)
-    async def left(request: Request, error: ClientDisconnect) -> Response:
+    async def ignore_disconnect(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=400)  # the client has disconnected
 
     @api.exception_handler(404)
-    async def not_found(request: Request, error: Exception) -> Response:
-        return error_response(
+    async def respond_not_found(request: Request, error: Exception) -> Response:
+        return make_error_response(
             ApiError(404, f"the path {request.url.path} does not exist", code="not_found")
         )
 
     @api.exception_handler(405)
-    async def not_allowed(request: Request, error: Exception) -> Response:
+    async def respond_not_allowed(request: Request, error: Exception) -> Response:
         allowed = getattr(error, "headers", None) or {}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=allowed)
         message = f"{request.method} is not allowed for {request.url.path}"
-        response = error_response(ApiError(405, message, code="method_not_allowed"))
+        response = make_error_response(ApiError(405, message, code="method_not_allowed"))
         response.headers.update(allowed)
         return response
 
 
-def _token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> TokenText:
+def _get_token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> TokenText:
     wanted = body.return_tokens_as_token_ids
     if wanted is None:
         wanted = engine.settings.api.return_tokens_as_token_ids
-    return token_id_text if wanted else engine.tokenizer.decode_token
+    return format_token_id if wanted else engine.tokenizer.decode_token
 
 
 def _stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
     return frozenset(body.stop_token_ids or ())
 
 
-def _tenant(request: Request) -> str:
+def _get_tenant(request: Request) -> str:
     return str(request.scope.get(TENANT, ""))
 
 
@@ -421,13 +423,13 @@ def _build_response(
     answer = GenerationResponse(engine, batch, choices, stream=bool(body.stream), usage=usage)
     usage_in_chunks = options is not None and options.continuous_usage_stats
     answer.usage_in_chunks = forced or (usage and usage_in_chunks)
-    if num_prompt_logprobs(body) is not None:
+    if get_num_prompt_logprobs(body) is not None:
         echoes = isinstance(body, CompletionRequest) and body.echo
         echo = body.logprobs if echoes else None
         answer.prompt_logprobs = PromptLogprobs(
             body.prompt_logprobs,
             echo,
-            _token_text(engine, body),
+            _get_token_text(engine, body),
             engine.tokenizer.create_detokenizer_factory((), skip_special_tokens=False),
         )
     return answer

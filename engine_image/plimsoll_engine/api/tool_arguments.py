@@ -20,7 +20,7 @@ from plimsoll_engine.api.tool_calls import (
     load_lenient_json,
     validate_name,
 )
-from plimsoll_engine.frontend.requests.detokenize import overlap
+from plimsoll_engine.frontend.requests.detokenize import find_overlap
 
 StringArguments = Mapping[str, Collection[str]]
 """Names of string arguments by tool, according to its schema."""
@@ -89,7 +89,9 @@ def read_parameters(text: Reader, name: str, texts: StringArguments) -> Steps[No
         emitter.start_argument(key.strip())
         is_text = key.strip() in texts.get(name.strip(), ())
         if not (
-            yield from _value(emitter, is_text, END_PARAMETER, *following, strips_line_breaks=True)
+            yield from _emit_value(
+                emitter, is_text, END_PARAMETER, *following, strips_line_breaks=True
+            )
         ):
             return
 
@@ -106,12 +108,12 @@ def read_keyed_arguments(text: Reader, name: str, texts: StringArguments) -> Ste
             raise NotACall
         emitter.start_argument(key.strip())
         is_text = key.strip() in texts.get(name.strip(), ())
-        if not (yield from _value(emitter, is_text, END_VALUE, KEY, END_HERMES)):
+        if not (yield from _emit_value(emitter, is_text, END_VALUE, KEY, END_HERMES)):
             return
     emitter.finish()
 
 
-def _value(
+def _emit_value(
     emitter: ArgumentEmitter,
     is_text: bool,
     end: str,
@@ -126,7 +128,7 @@ def _value(
     text, whole, parts = emitter.text, False, list[str]()
     while not whole:
         at = text.text.find(end)
-        keep = overlap(text.text, end)
+        keep = find_overlap(text.text, end)
         parts.append(text.take(len(text.text) - keep if at < 0 else at))
         if at >= 0:
             text.take(len(end))
@@ -146,11 +148,11 @@ def _value(
         value = "".join(parts)
         if strips_line_breaks:
             value = value.removeprefix("\n").removesuffix("\n")
-        emitter.add_json(dump_json(_typed(value)))
+        emitter.add_json(dump_json(_parse_typed(value)))
     return True
 
 
-def _typed(value: str) -> Any:
+def _parse_typed(value: str) -> Any:
     try:
         return load_lenient_json(value)
     except NotACall:
@@ -170,7 +172,7 @@ def read_python_calls(text: Reader) -> Steps[None]:
             raise NotACall
         if not (yield from text.take_mark("(")):
             raise NotACall
-        yield from _python_arguments(ArgumentEmitter(text, name))
+        yield from _emit_python_arguments(ArgumentEmitter(text, name))
         yield from text.peek()
         more = bool((yield from text.take_mark(","))) and (yield from text.peek()) != "]"
     yield from text.take_mark("]")
@@ -182,14 +184,14 @@ def _end_of_name(text: str) -> int:
     )
 
 
-def _python_arguments(emitter: ArgumentEmitter) -> Steps[None]:
+def _emit_python_arguments(emitter: ArgumentEmitter) -> Steps[None]:
     mark = ","
     while mark == ",":
         given, mark = yield from emitter.text.take_python_argument()
         if mark == ")" and not given.strip():
             break
         try:
-            key, value = _python_argument(given)
+            key, value = _parse_python_argument(given)
             told = dump_json(value)
         except NotACall:
             if emitter.has_arguments:
@@ -200,7 +202,7 @@ def _python_arguments(emitter: ArgumentEmitter) -> Steps[None]:
     emitter.finish()
 
 
-def _python_argument(given: str) -> tuple[str, Any]:
+def _parse_python_argument(given: str) -> tuple[str, Any]:
     if len(given) > MAX_PYTHON_CHARACTERS:
         raise NotACall
     try:
@@ -210,22 +212,22 @@ def _python_argument(given: str) -> tuple[str, Any]:
         (one,) = node.keywords
         if one.arg is None:
             raise NotACall
-        return one.arg, _literal(one.value)
+        return one.arg, _evaluate_literal(one.value)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise NotACall from None
 
 
-def _literal(node: ast.expr) -> Any:
+def _evaluate_literal(node: ast.expr) -> Any:
     """Return the value of a Python literal, or of JSON's true, false and null."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False}.get(node.id)
     if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(one) for one in node.elts]
+        return [_evaluate_literal(one) for one in node.elts]
     if isinstance(node, ast.Dict):
         keys = [None if key is None else ast.literal_eval(key) for key in node.keys]
         if not all(isinstance(key, str) for key in keys):
             raise NotACall
-        return dict(zip(keys, map(_literal, node.values), strict=True))
+        return dict(zip(keys, map(_evaluate_literal, node.values), strict=True))
     value = ast.literal_eval(node)
     if value is not None and not isinstance(value, str | int | float):
         raise NotACall

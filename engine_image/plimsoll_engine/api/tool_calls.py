@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from plimsoll_engine.api.json_pieces import JsonRepairer
-from plimsoll_engine.frontend.requests.detokenize import overlap
+from plimsoll_engine.frontend.requests.detokenize import find_overlap
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
@@ -100,7 +100,11 @@ class Reader:
                 self._consumed, self._has_tag = [], True
                 self.take(len(mark))
                 return mark
-            keep = 0 if self.ended else max((overlap(self.text, mark) for mark in marks), default=0)
+            keep = (
+                0
+                if self.ended
+                else max((find_overlap(self.text, mark) for mark in marks), default=0)
+            )
             emit(self.text[: len(self.text) - keep])
             self.text = self.text[len(self.text) - keep :]
             if self.ended:
@@ -157,7 +161,7 @@ class Reader:
             self.take(len(self.text))
         self.drop_consumed()
 
-    def untake(self, count: int = 1) -> None:
+    def put_back(self, count: int = 1) -> None:
         """Undo the last ``count`` calls of :meth:`take`."""
         taken = self._consumed[len(self._consumed) - count :]
         del self._consumed[len(self._consumed) - count :]
@@ -187,7 +191,7 @@ class Reader:
                 return "".join(taken), mark
             if self.ended:
                 raise IncompleteCall
-            keep = max(overlap(self.text, mark) for mark in marks)
+            keep = max(find_overlap(self.text, mark) for mark in marks)
             taken.append(self.take(len(self.text) - keep))
             yield
 
@@ -236,7 +240,7 @@ class Reader:
         """Emit the start of a call. :meth:`add_arguments` adds its arguments."""
         self._consumed, self._has_tag = [], False
         self._blank, self._after_call = "", True
-        self.result.calls.append(ToolCall(id_ or new_call_id(), name, "", more=True))
+        self.result.calls.append(ToolCall(id_ or create_call_id(), name, "", more=True))
 
     def add_arguments(self, piece: str, more: bool = True) -> None:
         """Emit a piece of the open call's arguments. ``more`` is False for the last piece."""
@@ -382,7 +386,7 @@ def make_call(name: object, arguments: object, id_: str = "") -> ToolCall:
         arguments = load_lenient_json(arguments)
     if not isinstance(arguments, dict) or not isinstance(name, str):
         raise NotACall
-    return ToolCall(id_ or new_call_id(), validate_name(name), dump_json(arguments))
+    return ToolCall(id_ or create_call_id(), validate_name(name), dump_json(arguments))
 
 
 def dump_json(value: Any) -> str:
@@ -402,7 +406,7 @@ def validate_name(name: str) -> str:
     return name.strip()
 
 
-def new_call_id() -> str:
+def create_call_id() -> str:
     """Return a call ID in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 

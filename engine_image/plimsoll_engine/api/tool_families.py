@@ -32,8 +32,8 @@ from plimsoll_engine.api.tool_calls import (
     Reader,
     Steps,
     ToolCallParser,
+    create_call_id,
     load_lenient_json,
-    new_call_id,
     parse_calls,
     validate_name,
 )
@@ -72,16 +72,16 @@ def llama3_json(text: Reader, texts: StringArguments) -> Steps[None]:
             raise NotACall
         yield from _read_json_calls(text)
 
-    found = yield from text.try_calls(_json_or_python(text))
+    found = yield from text.try_calls(_read_json_or_python(text))
     while True:
         while found:
             found = yield from text.try_calls(another())
         if (yield from text.read_content([PYTHON_TAG])) is None:
             return
-        found = yield from text.try_calls(_json_or_python(text))
+        found = yield from text.try_calls(_read_json_or_python(text))
 
 
-def _json_or_python(text: Reader) -> Steps[None]:
+def _read_json_or_python(text: Reader) -> Steps[None]:
     """Read JSON or a Python list. Llama 4 writes Python, although its template asks for JSON."""
     if (yield from text.peek()) == "[":
         taken_before = text.num_taken
@@ -90,7 +90,7 @@ def _json_or_python(text: Reader) -> Steps[None]:
         if first != "{":
             yield from read_python_calls(text)
             return
-        text.untake(text.num_taken - taken_before)
+        text.put_back(text.num_taken - taken_before)
     yield from _read_json_calls(text)
 
 
@@ -99,14 +99,14 @@ def mistral(text: Reader, texts: StringArguments) -> Steps[None]:
 
     def body() -> Steps[None]:
         if (yield from text.peek()) in ("[", "{"):
-            yield from _read_json_calls(text, short_id)
+            yield from _read_json_calls(text, create_short_id)
             return
         name, mark = yield from text.take_until(ARGS, CALL_ID, "{")
         if mark == CALL_ID:
             _, mark = yield from text.take_until(ARGS, "{")
         if mark == "{":
-            text.untake()
-        yield from _read_json_arguments(text, name, short_id)
+            text.put_back()
+        yield from _read_json_arguments(text, name, create_short_id)
 
     while (yield from text.read_content([MISTRAL])) is not None:
         yield from text.try_calls(body())
@@ -142,7 +142,7 @@ def glm45(text: Reader, texts: StringArguments) -> Steps[None]:
             yield from _read_json_calls(text)  # as the family's other models write them
         else:
             name, _ = yield from text.take_until(KEY, END_HERMES)
-            text.untake()
+            text.put_back()
             yield from read_keyed_arguments(text, name, texts)
         yield from text.peek()
         yield from text.take_mark(END_HERMES)
@@ -182,7 +182,7 @@ def pythonic(text: Reader, texts: StringArguments) -> Steps[None]:
     def body() -> Steps[None]:
         yield from text.peek()
         yield from text.take_mark("<|python_start|>")
-        yield from _json_or_python(text)
+        yield from _read_json_or_python(text)
         yield from text.peek()
         yield from text.take_mark("<|python_end|>")
 
@@ -212,14 +212,14 @@ def openai(text: Reader, texts: StringArguments) -> Steps[None]:
             yield from text.try_calls(message())
 
 
-def _read_json_calls(text: Reader, create_id: Callable[[], str] = new_call_id) -> Steps[None]:
+def _read_json_calls(text: Reader, create_id: Callable[[], str] = create_call_id) -> Steps[None]:
     """Read an object with name and arguments, or a list of objects."""
-    if not (yield from _starts_with(text, "{", "[")):
+    if not (yield from _is_next(text, "{", "[")):
         raise NotACall
     taken_before = text.num_taken
     listed = yield from text.take_mark("[")
-    if listed and not (yield from _starts_with(text, "{")):
-        text.untake(text.num_taken - taken_before)  # nested lists, or an empty one
+    if listed and not (yield from _is_next(text, "{")):
+        text.put_back(text.num_taken - taken_before)  # nested lists, or an empty one
         listed = ""
     more = True
     while more:
@@ -240,7 +240,7 @@ def _read_json_calls(text: Reader, create_id: Callable[[], str] = new_call_id) -
         yield from text.take_mark("]")
 
 
-def _starts_with(text: Reader, *marks: str) -> Steps[bool]:
+def _is_next(text: Reader, *marks: str) -> Steps[bool]:
     return (yield from text.peek()) in marks
 
 
@@ -251,24 +251,24 @@ def _read_json_head(text: Reader) -> Steps[str | None]:
     """
     taken_before = text.num_taken
 
-    def expected(*marks: str) -> Steps[None]:
+    def skip_expected(*marks: str) -> Steps[None]:
         yield from text.peek()
         if not (yield from text.take_mark(*marks)):
             raise NotACall
 
     try:
         for mark in ("{", '"name"', ":", '"'):
-            yield from expected(mark)
+            yield from skip_expected(mark)
         name, mark = yield from text.take_until('"', "\\")
         if mark != '"':
             raise NotACall
         for marks in ((",",), ('"arguments"', '"parameters"'), (":",)):
-            yield from expected(*marks)
+            yield from skip_expected(*marks)
         if (yield from text.peek()) == "{":
             return validate_name(name)
     except NotACall:
         pass
-    text.untake(text.num_taken - taken_before)
+    text.put_back(text.num_taken - taken_before)
     return None
 
 
@@ -284,14 +284,14 @@ def _drop_json_rest(text: Reader) -> Steps[None]:
 
 
 def _read_json_arguments(
-    text: Reader, name: str, create_id: Callable[[], str] = new_call_id
+    text: Reader, name: str, create_id: Callable[[], str] = create_call_id
 ) -> Steps[None]:
     if (yield from text.peek()) != "{":
         raise NotACall
     yield from text.read_json_call(validate_name(name), create_id())
 
 
-def short_id() -> str:
+def create_short_id() -> str:
     """Return an ID of nine letters and digits, as Mistral's templates require."""
     letters = string.ascii_letters + string.digits
     return "".join(secrets.choice(letters) for _ in range(9))
@@ -344,11 +344,11 @@ def detect_family(template: str) -> str:
     return next((family for sign, family in _TEMPLATE_PATTERNS if sign.search(template)), "")
 
 
-def reader_for(family: str, texts: StringArguments) -> Family:
+def get_reader(family: str, texts: StringArguments) -> Family:
     """Return the function that reads free calls of a family."""
     return lambda text: _READERS[family](text, texts)
 
 
-def parser_for(family: str, texts: StringArguments, parallel: bool = True) -> ToolCallParser:
+def create_parser(family: str, texts: StringArguments, parallel: bool = True) -> ToolCallParser:
     """Return a parser of one output."""
-    return ToolCallParser(reader_for(family, texts), parallel)
+    return ToolCallParser(get_reader(family, texts), parallel)

@@ -20,13 +20,13 @@ def truncate(
     if limit == -1:
         if max_model_len is None:
             return ids
-        limit = max(1, max_model_len - output_tokens(body))
+        limit = max(1, max_model_len - get_output_tokens(body))
     if limit is None or len(ids) <= limit:
         return ids
     return ids[:limit] if body.truncation_side == "right" else ids[len(ids) - limit :]
 
 
-def output_tokens(body: CompletionRequest | ChatRequest) -> int:
+def get_output_tokens(body: CompletionRequest | ChatRequest) -> int:
     """Return the requested number of output tokens; 1 for a chat without a limit."""
     # max_tokens 0 (echo only) still generates a token, which the answer omits.
     if isinstance(body, CompletionRequest):

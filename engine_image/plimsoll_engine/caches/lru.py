@@ -68,7 +68,7 @@ class LruCache(Generic[K, V]):
         excess = self.used - self._sizes.get(key, 0) + size - self.capacity
         evicted: list[tuple[K, V]] = []
         if excess > 0:
-            if excess > self._evictable(excluded_key=key):
+            if excess > self._find_evictable(excluded_key=key):
                 raise MemoryError(
                     f"no room for {size} in a cache of {self.capacity}:"
                     f" {len(self._pins)} of its {len(self)} items are pinned"
@@ -130,7 +130,7 @@ class LruCache(Generic[K, V]):
         self.used -= self._sizes.pop(key)
         return self._data.pop(key)
 
-    def _evictable(self, excluded_key: K) -> int:
+    def _find_evictable(self, excluded_key: K) -> int:
         """Return the total size of the unpinned items except ``excluded_key``."""
         kept = sum(self._sizes[key] for key in self._pins if key != excluded_key)
         return self.used - kept - self._sizes.get(excluded_key, 0)

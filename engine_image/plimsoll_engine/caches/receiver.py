@@ -43,7 +43,7 @@ class MediaCacheReceiver:
     def _restore_data(self, media: Media) -> Media:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
-    def keys(self) -> list[bytes]:
+    def list_keys(self) -> list[bytes]:
         """Return the sorted keys of all items. The audit compares them with the sender's keys."""
         return sorted(self._held)
 

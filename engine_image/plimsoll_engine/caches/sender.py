@@ -46,7 +46,7 @@ class MediaCacheSender:
         for key in keys:
             self._held.discard(key)
 
-    def keys(self) -> set[bytes]:
+    def list_keys(self) -> set[bytes]:
         """Return the keys that the worker should hold."""
         return set(self._held)
 

@@ -108,7 +108,7 @@ class EngineCore:
         """Every existing request object, for the audit. Only those in ``requests`` should exist."""
         self.abandoned: frozenset[str] = frozenset()
         """IDs of requests without a client, from the frontend's latest message."""
-        self.make_request: Callable[[Submit], Request] = Request.of
+        self.make_request: Callable[[Submit], Request] = Request.create
         self.inheritance: Inheritance | None = None
         """The predecessor's block tables until their requests arrive; None otherwise."""
         self._suspects: deque[str] = deque()
@@ -239,7 +239,7 @@ class EngineCore:
     def _queue_compiled(self, wait_s: float = 0.0) -> list[RequestFailure]:
         """Queue the requests whose grammar is compiled. Return those whose grammar is invalid."""
         dropped = []
-        for request_id, outcome in self.grammars.finished(wait_s):
+        for request_id, outcome in self.grammars.collect_finished(wait_s):
             request = self.requests[request_id]
             self._queue(request)
             if isinstance(outcome, GrammarError):
@@ -332,7 +332,7 @@ class EngineCore:
         """Count launched ``chunks`` as computed: the device runs steps in order."""
         for chunk in chunks:
             ends = chunk.ends
-            self.scheduler.computed(chunk)
+            self.scheduler.record_computed(chunk)
             chunk.request.in_flight.tokens += ends
 
     def _finish_step(self, output: StepOutput) -> None:
@@ -372,7 +372,7 @@ class EngineCore:
             if token_id == NO_TOKEN:
                 self._end_without_token(request, output)
                 break
-            self.scheduler.accepted(request)
+            self.scheduler.record_accepted(request)
             self._append(request, token_id, logprobs, output)
 
     def _end_without_token(self, request: Request, output: StepOutput) -> None:
@@ -504,7 +504,7 @@ class EngineCore:
             for request in self.requests.values()
         )
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         """Return the owners of this engine's memory."""
         return create_owners(self)
 
@@ -516,7 +516,7 @@ class EngineCore:
         self._suspects.clear()
         self._unconfirmed.clear()
         self._in_flight = None
-        for owner in reversed(self.owners()):
+        for owner in reversed(self.list_owners()):
             if owner.close is not None:
                 owner.close()
         self.scheduler.offload = None

@@ -21,11 +21,11 @@ def create_owners(engine: EngineCore) -> list[Owner]:
     """Return the owners of ``engine``. The last owner is closed first."""
     runner, pool, receiver = engine.runner, engine.pool, engine.receiver
     grammars, scheduler = engine.grammars, engine.scheduler
-    owners = runner.owners()
+    owners = runner.list_owners()
     tensors = owners[0].kind
     draft_model = None if engine.speculation is None else engine.speculation.draft_model
     if draft_model is not None:
-        owners += draft_model.forward.owners("draft_kv_pool")
+        owners += draft_model.forward.list_owners("draft_kv_pool")
     if tensors is MemoryKind.DEVICE:
         computing = [runner] if draft_model is None else [runner, draft_model.forward]
         owners.append(

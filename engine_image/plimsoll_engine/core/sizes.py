@@ -32,12 +32,14 @@ class EngineSizes(msgspec.Struct, frozen=True):
     block_size: int
     num_blocks: int
 
-    def kv_bytes(self, kv: KVShape, dtype: torch.dtype, draft: KVShape | None = None) -> int:
+    def compute_kv_bytes(
+        self, kv: KVShape, dtype: torch.dtype, draft: KVShape | None = None
+    ) -> int:
         """Return the size of the KV pool in bytes, including that of a draft model, if any."""
-        return self.num_blocks * self.block_size * token_bytes(kv, dtype, draft)
+        return self.num_blocks * self.block_size * compute_token_bytes(kv, dtype, draft)
 
 
-def token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:
+def compute_token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:
     """Return the bytes of one token in the KV pools of a model and of its draft model, if any."""
     return kv.bytes_per_token(dtype) + (0 if draft is None else draft.bytes_per_token(dtype))
 
@@ -132,7 +134,7 @@ def resolve(
     # blocks that no request can fill, each with an entry in host memory.
     useful = 2 * max_num_seqs * -(-max_model_len // block_size)
     num_blocks = requested.num_blocks
-    per_token = token_bytes(kv, dtype, draft)
+    per_token = compute_token_bytes(kv, dtype, draft)
     if pool_bytes is not None:
         num_blocks = pool_bytes // (per_token * block_size)
     elif num_blocks is None:

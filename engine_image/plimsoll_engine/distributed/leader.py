@@ -17,7 +17,7 @@ from plimsoll_engine.distributed.link import CONNECT_TIMEOUT_S, SEND_TIMEOUT_S
 from plimsoll_engine.errors import LoadError, RanksLost
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
-from plimsoll_engine.messages.zygote_ipc import rendezvous_paths
+from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
 
 ANSWER_TIMEOUT_S = 30.0
 """Timeout of a reply, in seconds. A rank first finishes the steps before the command."""
@@ -67,7 +67,7 @@ class Leader:
     def __init__(self, run_dir: str | Path, epoch: int, size: int) -> None:
         self.shard = Shard(0, size)
         self.lost = False
-        self._path, self.store = rendezvous_paths(run_dir, epoch)
+        self._path, self.store = make_rendezvous_paths(run_dir, epoch)
         self._peers: dict[int, _Peer] = {}
         self._reports: dict[int, rank_ipc.RankReport] = {}
         self._asked = False
@@ -87,10 +87,10 @@ class Leader:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                raise self._lose_rank("did not connect", self._missing()) from None
+                raise self._lose_rank("did not connect", self._find_missing_rank()) from None
             peer = _Peer(connection)
             joining = self._expect(
-                peer, self._missing(), rank_ipc.RankHello, deadline - time.monotonic()
+                peer, self._find_missing_rank(), rank_ipc.RankHello, deadline - time.monotonic()
             )
             self._peers[joining.rank] = peer
 
@@ -100,7 +100,7 @@ class Leader:
 
     def send(self, command: rank_ipc.Command) -> None:
         """Send a command to every rank. Raises RanksLost if one has exited."""
-        data = rank_ipc.frame(command)
+        data = rank_ipc.encode_frame(command)
         for rank, peer in self._peers.items():
             try:
                 peer.socket.sendall(data)
@@ -128,7 +128,7 @@ class Leader:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - any error ends the group
-            raise self._failure_reason(f"{type(error).__name__}: {error}") from None
+            raise self._explain_failure(f"{type(error).__name__}: {error}") from None
 
     def get_memory_reports(self) -> list[rank_ipc.RankReport]:
         """Return each rank's latest memory report. Only the first call waits for reports."""
@@ -185,7 +185,7 @@ class Leader:
 
     # ---- steps
 
-    def _missing(self) -> int:
+    def _find_missing_rank(self) -> int:
         return min(set(range(1, self.shard.size)) - self._peers.keys())
 
     def _gather(self, kind: type[Answer], timeout_s: float) -> list[Answer]:
@@ -229,7 +229,7 @@ class Leader:
         self.lost = True
         return RanksLost(f"rank {rank}: {reason}", gone)
 
-    def _failure_reason(self, failure: str) -> RanksLost:
+    def _explain_failure(self, failure: str) -> RanksLost:
         """Return an error with the reason: a rank exited or reported an error, or rank 0 failed."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}

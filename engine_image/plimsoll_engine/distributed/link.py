@@ -13,7 +13,7 @@ from pathlib import Path
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
-from plimsoll_engine.messages.zygote_ipc import rendezvous_paths
+from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
 
 SEND_TIMEOUT_S = 30.0
 """Seconds after which a peer that reads nothing counts as lost."""
@@ -35,7 +35,7 @@ class Link:
     def __init__(self, run_dir: str | Path, epoch: int, shard: Shard) -> None:
         """Connect to rank 0. Raises :class:`LeaderGone` after a timeout."""
         self.shard = shard
-        path, self.store = rendezvous_paths(run_dir, epoch)
+        path, self.store = make_rendezvous_paths(run_dir, epoch)
         self._socket = _connect(path)
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._reader = FrameReader()
@@ -48,7 +48,7 @@ class Link:
     def send(self, message: rank_ipc.Reply) -> None:
         """Send a reply to rank 0. Raises LeaderGone."""
         try:
-            self._socket.sendall(rank_ipc.frame(message))
+            self._socket.sendall(rank_ipc.encode_frame(message))
         except OSError as error:
             raise LeaderGone(f"rank 0: {error}") from None
 

@@ -113,7 +113,7 @@ class Member:
         """Abort gloo's collectives, which may wait for a lost rank. NCCL waits on the device."""
         self.group.close(lost=True)
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         """Return the device memory for all-reduces; empty on a CPU or with one rank."""
         size, nbytes = self.shard.size, self.group.nbytes
         if not nbytes:

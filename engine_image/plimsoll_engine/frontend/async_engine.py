@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine.frontend.epochs import Epochs
-from plimsoll_engine.frontend.hooks import frontend_hooks
+from plimsoll_engine.frontend.hooks import create_frontend_hooks
 from plimsoll_engine.frontend.lifecycle import Lifecycle
 from plimsoll_engine.frontend.observability import load
 from plimsoll_engine.frontend.observability.abandoned import AbandonedTracker
@@ -67,7 +67,7 @@ class AsyncEngine:
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
-        self.hooks = frontend_hooks(settings.worker.inject)
+        self.hooks = create_frontend_hooks(settings.worker.inject)
         self.tokenizer = tokenizer = self.hooks.tokenizer(tokenizer)
         self.started_at = time.monotonic()
         self.epochs = Epochs()
@@ -97,9 +97,9 @@ class AsyncEngine:
                 settings.served_model_name,
                 lambda: self.lifecycle.state,
                 self.load,
-                self.injections,
-                self.ledger_entries,
-                self.kv_usage,
+                self.list_injections,
+                self.list_ledger_entries,
+                self.compute_kv_usage,
             )
         )
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -126,7 +126,7 @@ class AsyncEngine:
     # ---- requests
 
     @contextmanager
-    def running(self, *generations: Generation) -> Iterator[None]:
+    def track_running(self, *generations: Generation) -> Iterator[None]:
         """Admit the choices of a request, and release each of them at the end of the block.
 
         If it raises :class:`NotServing` or QueueFull, no choice is admitted.
@@ -219,7 +219,7 @@ class AsyncEngine:
         """Submit the next suspected request, unless another suspected request runs."""
         if (
             self.ready is not None
-            and (generation := self.failures.requests.next_suspect()) is not None
+            and (generation := self.failures.requests.get_next_suspect()) is not None
         ):
             self._submit(generation)
 
@@ -243,7 +243,7 @@ class AsyncEngine:
         self._abandoned = AbandonedTracker(self._has_client)
         self.metrics.count_worker_start(reason)
         for adapter in self.adapters.list_for_worker():  # before any request that uses it
-            self.workers.send(adapter.loading())
+            self.workers.send(adapter.make_load_message())
         log.info(
             "worker ready",
             extra={
@@ -262,7 +262,7 @@ class AsyncEngine:
     def on_epoch_ended(self) -> None:
         """Stop submitting requests. They wait in the request log."""
         self.ready = None
-        for generation in self.requests.unfinished():
+        for generation in self.requests.list_unfinished():
             generation.with_worker = False
         for waiting in self._replies.values():
             if not waiting.done():
@@ -329,7 +329,7 @@ class AsyncEngine:
     def _on_adapter_loaded(self, answer: worker_ipc.AdapterLoadResult) -> None:
         if self._counts.adapters is not None and answer.error is None:
             self._counts.adapters += 1
-        if (adapter := self.adapters.loaded(answer)) is None:
+        if (adapter := self.adapters.record_loaded(answer)) is None:
             return
         log.error("adapter lost", extra={"adapter": adapter.name, "reason": answer.error})
         if adapter.required:
@@ -383,7 +383,7 @@ class AsyncEngine:
 
     def _on_worker_lost(self, reason: str) -> None:
         log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
-        self.failures.requests.count_loss(self.requests.unfinished())
+        self.failures.requests.count_loss(self.requests.list_unfinished())
         self.on_epoch_ended()
         if not self.lifecycle.has_ended and self.lifecycle.state is not EngineState.STOPPING:
             recovery = self.manager.recover(reason, self.epochs.current)
@@ -403,16 +403,16 @@ class AsyncEngine:
         usage = load.Usage() if self.report is None else load.Usage.from_report(self.report)
         return load.merge_load(reported, self._counts, len(self.requests), usage, self.report_age_s)
 
-    def ledger_entries(self) -> list[LedgerEntry]:
+    def list_ledger_entries(self) -> list[LedgerEntry]:
         """Return the ledger entries of the frontend, and those of the worker's latest report."""
         reported = [] if self.report is None else self.report.ledger
-        return self.ledger.entries() + reported + self.manager.standby.ledger()
+        return self.ledger.list_entries() + reported + self.manager.standby.list_ledger_entries()
 
-    def kv_usage(self) -> float | None:
+    def compute_kv_usage(self) -> float | None:
         """Return the share of KV blocks in use, 0 to 1; None before the first report."""
         return None if self.report is None else load.Usage.from_report(self.report).kv
 
-    def injections(self) -> list[str]:
+    def list_injections(self) -> list[str]:
         """Return the names of the injected faults, even before the worker reports them."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
@@ -458,7 +458,7 @@ class AsyncEngine:
         if not self.exit_code.done():
             self.exit_code.set_result(1)
 
-    async def shutdown(self, deadline_s: float) -> None:
+    async def shut_down(self, deadline_s: float) -> None:
         """Let running requests finish for up to ``deadline_s`` seconds, then stop the engine.
 
         The process exits with status 0.
@@ -466,14 +466,14 @@ class AsyncEngine:
         if not self.lifecycle.can_move_to(EngineState.STOPPING):
             return
         self.lifecycle.move_to(EngineState.STOPPING)
-        for generation in self.requests.unfinished():
+        for generation in self.requests.list_unfinished():
             generation.parked = False
         self.resubmit()
         try:
             async with asyncio.timeout(deadline_s):
                 await self.idle.wait()
         except TimeoutError:
-            log.warning("requests aborted", extra={"count": len(self.requests.unfinished())})
+            log.warning("requests aborted", extra={"count": len(self.requests.list_unfinished())})
             self.requests.fail_all("unavailable", "the engine is stopping: send the request again")
         for start in (self._first_start, self._recovery):
             if start is not None:

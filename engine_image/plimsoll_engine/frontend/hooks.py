@@ -31,7 +31,7 @@ class FrontendHooks:
         return default
 
 
-def frontend_hooks(text: str) -> FrontendHooks:
+def create_frontend_hooks(text: str) -> FrontendHooks:
     """Return the hooks of the faults in ``text``, the value of ``PLIMSOLL_INJECT``."""
     hooks: FrontendHooks = injection.load("frontend")(text) if text else FrontendHooks()
     return hooks

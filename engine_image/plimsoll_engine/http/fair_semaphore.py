@@ -22,7 +22,7 @@ class FairSemaphore:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def slot(
+    async def acquire_slot(
         self, client: str, wait_for_disconnect: WaitDisconnect | None = None
     ) -> AsyncIterator[None]:
         """Hold a slot for ``client`` within the context.

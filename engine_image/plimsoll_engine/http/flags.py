@@ -26,7 +26,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: float = 60.0
     prepare_timeout_s: float = 15.0
 
-    def limits(self, max_connections: int) -> HttpLimits:
+    def make_limits(self, max_connections: int) -> HttpLimits:
         """Return the limits of a server with ``max_connections`` connections."""
         return HttpLimits(
             max_connections=max_connections,

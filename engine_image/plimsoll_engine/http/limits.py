@@ -41,6 +41,6 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_s: float = 30.0
     write_timeout_s: float = 60.0
 
-    def body_deadline_s(self, received: int) -> float:
+    def compute_body_deadline_s(self, received: int) -> float:
         """Return the body's timeout in seconds after the header, for ``received`` bytes."""
         return min(MAX_BODY_S, self.body_timeout_s + received / MIN_BODY_RATE)

@@ -133,10 +133,10 @@ AT_IDLE: tuple[Rule, ...] = (
 )
 
 
-def audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
+def run_audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
     """Return whether the engine is idle, the names of the rules, and their findings."""
     idle = not engine.has_work
-    checks = {name: check for owner in engine.owners() for name, check in owner.checks.items()}
+    checks = {name: check for owner in engine.list_owners() for name, check in owner.checks.items()}
     rules = ALWAYS + AT_IDLE if idle else ALWAYS
     checks |= {rule.__name__: partial(rule, engine, ledger) for rule in rules}
     findings = [AuditFinding(name, detail) for name, check in checks.items() for detail in check()]

@@ -7,7 +7,7 @@ import torch
 from plimsoll_api.admin import DeviceMemory
 
 
-def device_memory(device: torch.device) -> list[DeviceMemory]:
+def read_device_memory(device: torch.device) -> list[DeviceMemory]:
     """Return the memory of the worker's device; empty on a CPU."""
     if device.type != "cuda":
         return []

@@ -15,21 +15,21 @@ from plimsoll_api.admin import Diagnostic
 from plimsoll_engine.process.allocations import MAX_RANKED_LINES, Allocations
 
 
-def diagnose(kind: str, allocations: Allocations) -> str:
+def run_diagnostic(kind: str, allocations: Allocations) -> str:
     """Return the text of one :class:`Diagnostic`. For an unknown kind, list the known kinds."""
     match kind:
         case Diagnostic.STACKS:
-            return stacks()
+            return format_stacks()
         case Diagnostic.GC:
-            return collector()
+            return format_collector()
         case Diagnostic.TRACEMALLOC:
             return allocations.report()
         case Diagnostic.TORCH:
-            return device()
+            return format_device()
     return f"unknown diagnostic {kind!r}; use one of {', '.join(Diagnostic)}"
 
 
-def stacks() -> str:
+def format_stacks() -> str:
     """Return the stack of each Python thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
@@ -38,7 +38,7 @@ def stacks() -> str:
     )
 
 
-def collector() -> str:
+def format_collector() -> str:
     """Return the garbage collector's state and the most frequent types of tracked objects.
 
     Frozen objects are not included.
@@ -52,7 +52,7 @@ def collector() -> str:
     return "\n".join(lines)
 
 
-def device() -> str:
+def format_device() -> str:
     """Return torch's memory summary and the largest blocks in use.
 
     The blocks have stack traces only after ``torch.cuda.memory._record_memory_history()``, which
@@ -68,11 +68,11 @@ def device() -> str:
     lines = [
         str(cuda.memory_summary()),
         f"{len(segments)} segments, {len(used)} blocks in use; the largest:",
-        *(f"{block['size']:>14} bytes{_origin(block)}" for block in used[:MAX_RANKED_LINES]),
+        *(f"{block['size']:>14} bytes{_find_origin(block)}" for block in used[:MAX_RANKED_LINES]),
     ]
     return "\n".join(lines)
 
 
-def _origin(block: dict[str, Any]) -> str:
+def _find_origin(block: dict[str, Any]) -> str:
     frames = block.get("frames") or []
     return "".join(f" < {frame['filename']}:{frame['line']}" for frame in frames[:4])

@@ -14,26 +14,26 @@ class Ledger:
     def __init__(self, parts: Sequence[Part] = ()) -> None:
         self._parts = parts
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         """Return all owners in the order of opening. Raises ValueError if two share a name."""
-        owners = [owner for part in self._parts for owner in part.owners()]
+        owners = [owner for part in self._parts for owner in part.list_owners()]
         names = [owner.name for owner in owners]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"the ledger owner {twice!r} is registered twice")
         return owners
 
-    def entries(self) -> list[LedgerEntry]:
+    def list_entries(self) -> list[LedgerEntry]:
         """Return a ledger entry with the current bytes of each owner."""
         return [
             LedgerEntry(owner.name, owner.kind, owner.nbytes(), owner.bound, owner.process)
-            for owner in self.owners()
+            for owner in self.list_owners()
         ]
 
     def find_problems(self) -> list[str]:
         """Return a message for each owner that exceeds its bound."""
         return [
             f"{entry.owner} holds {entry.bytes} bytes; its bound is {entry.bound}"
-            for entry in self.entries()
+            for entry in self.list_entries()
             if entry.bound is not None and entry.bytes > entry.bound
         ]

@@ -26,7 +26,7 @@ def trim(
     """
     steps = [
         _step(f"{owner.name}_flush", flush.what, flush.nbytes, flush.act)
-        for owner in engine.owners()
+        for owner in engine.list_owners()
         if (flush := owner.flush) is not None
     ]
     others = [] if leader is None else leader.request(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
@@ -38,11 +38,11 @@ def trim(
 def trim_process(device: torch.device, python: PythonObjects) -> list[OperationStep]:
     """Free the memory of one process that computes on ``device``. Return the steps that it took."""
 
-    def host_in_use() -> int | None:
-        in_use, _ = host_memory.malloc()
+    def read_host_in_use() -> int | None:
+        in_use, _ = host_memory.read_malloc()
         return None if in_use is None else in_use + python.measure()[1]
 
-    steps = [_step("gc_collect", "malloc in use and Python objects", host_in_use, gc.collect)]
+    steps = [_step("gc_collect", "malloc in use and Python objects", read_host_in_use, gc.collect)]
     if device.type == "cuda":
         steps.append(
             _step(
@@ -56,8 +56,8 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
         _step(
             "malloc_trim",
             "anonymous resident memory",
-            host_memory.rss_anon,
-            host_memory.malloc_trim,
+            host_memory.read_rss_anon,
+            host_memory.trim_malloc,
         )
     )
     return steps
@@ -66,7 +66,7 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
 def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
     """Combine equal steps of all ranks: the longest duration and the sum of bytes, if known."""
 
-    def total(values: list[int | None]) -> int | None:
+    def add_known(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
 
@@ -74,8 +74,8 @@ def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
         OperationStep(
             same[0].name,
             max(step.duration_s for step in same),
-            total([step.before_bytes for step in same]),
-            total([step.after_bytes for step in same]),
+            add_known([step.before_bytes for step in same]),
+            add_known([step.after_bytes for step in same]),
             same[0].detail,
         )
         for same in zip(*ranks, strict=True)

@@ -13,7 +13,7 @@ LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 256 << 20
 
 
-def frame_body(body: bytes) -> bytes:
+def frame_bytes(body: bytes) -> bytes:
     """Return ``body`` preceded by its length."""
     return LENGTH.pack(len(body)) + body
 

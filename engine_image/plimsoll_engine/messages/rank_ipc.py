@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from plimsoll_api.admin import DeviceMemory, OperationStep, ProcessMemory
-from plimsoll_engine.messages.framing import frame_body
+from plimsoll_engine.messages.framing import frame_bytes
 
 Array = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -224,6 +224,6 @@ to_rank = msgspec.msgpack.Decoder(Command, dec_hook=_unpack)
 from_rank = msgspec.msgpack.Decoder(Reply)
 
 
-def frame(message: Command | Reply) -> bytes:
+def encode_frame(message: Command | Reply) -> bytes:
     """Return ``message`` encoded and framed."""
-    return frame_body(_encoder.encode(message))
+    return frame_bytes(_encoder.encode(message))

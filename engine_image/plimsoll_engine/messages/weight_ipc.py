@@ -15,7 +15,7 @@ import socket
 
 import msgspec
 
-from plimsoll_engine.messages.framing import LENGTH, MAX_MESSAGE_BYTES, frame_body
+from plimsoll_engine.messages.framing import LENGTH, MAX_MESSAGE_BYTES, frame_bytes
 
 
 class TensorLocation(msgspec.Struct, array_like=True, frozen=True):
@@ -108,7 +108,7 @@ class MappingLost(ConnectionError):
 
 def send(connection: socket.socket, message: Reply | Request, fd: int | None = None) -> None:
     """Send ``message``, with a file descriptor if one is given. Raises :class:`MappingLost`."""
-    data = frame_body(_encoder.encode(message))
+    data = frame_bytes(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
         if sent < len(data):

@@ -15,7 +15,7 @@ import msgspec
 
 from plimsoll_api.admin import AuditFinding, DeviceMemory, LedgerEntry, Load, OperationStep
 from plimsoll_api.admin import ProcessMemory as ProcessMemory
-from plimsoll_engine.messages.framing import frame_body
+from plimsoll_engine.messages.framing import frame_bytes
 from plimsoll_engine.messages.handover import HandoverRefusal
 
 
@@ -490,6 +490,6 @@ to_worker = msgspec.msgpack.Decoder(ToWorker)
 from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
-def frame(message: ToWorker | FromWorker) -> bytes:
+def encode_frame(message: ToWorker | FromWorker) -> bytes:
     """Return ``message`` encoded and framed."""
-    return frame_body(_encoder.encode(message))
+    return frame_bytes(_encoder.encode(message))

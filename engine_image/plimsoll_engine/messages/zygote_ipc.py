@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.admin import Role
-from plimsoll_engine.messages.framing import frame_body
+from plimsoll_engine.messages.framing import frame_bytes
 from plimsoll_engine.messages.speculative import Speculative
 
 MEDIA_CACHE_BYTES = 256 << 20
@@ -71,7 +71,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return None if self.speculative is None else self.speculative.model
 
 
-def rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
+def make_rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
     """Return the paths of rank 0's socket and of the process group's store.
 
     Their names are short, because the path of a socket holds at most 107 bytes (unix(7)).
@@ -153,6 +153,6 @@ to_zygote = msgspec.msgpack.Decoder(ToZygote)
 from_zygote = msgspec.msgpack.Decoder(FromZygote)
 
 
-def frame(message: ToZygote | FromZygote) -> bytes:
+def encode_frame(message: ToZygote | FromZygote) -> bytes:
     """Return ``message`` encoded and framed."""
-    return frame_body(_encoder.encode(message))
+    return frame_bytes(_encoder.encode(message))

@@ -87,7 +87,7 @@ class Decoder:
         """Dtype of activations, and of weights that are not quantized."""
         return self._tensors["embed"].dtype
 
-    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+    def get_parameters(self) -> dict[str, torch.Tensor]:
         """Return every tensor from the checkpoint by its name in ``parts``, without a tied head."""
         return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
@@ -257,7 +257,7 @@ class Decoder:
                 return x[:0]
             x, rotary = ops.gather_rows(x, rows), ops.gather_rows(rotary, rows)
             stream = self.group.get_stream_rows(ops, stream, rows)
-            query = self._last_query(x, rotary, layer, plan.adapters)
+            query = self._compute_last_query(x, rotary, layer, plan.adapters)
         x = self._add_attention(stream, query, index, plan)
         return self._add_mlp(stream, x, index, plan.adapters)
 
@@ -275,7 +275,7 @@ class Decoder:
         pairs = lora.apply_linear(x, weight, bias, adapters, index, "qkv", ops.linear, inner)
         ops.rotate_and_store(pairs, rotary, layer.norms, self.spec.eps, plan, index)
 
-    def _last_query(
+    def _compute_last_query(
         self, x: torch.Tensor, rotary: torch.Tensor, layer: Layer, adapters: RowAdapters | None
     ) -> torch.Tensor:
         ops, spec, inner = self._ops, self.spec, self.spec.heads * self.spec.dim

@@ -118,14 +118,14 @@ class Part:
     dtype: torch.dtype | None = None
     """Dtype of the tensor; None means the model's dtype."""
 
-    def source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def get_source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the checkpoint shape of a source of which this rank has ``shape``."""
         return tuple(
             size * self.shard.size if dimension == self.split else size
             for dimension, size in enumerate(shape)
         )
 
-    def source_slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    def get_source_slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """Return the slices of a source that this rank loads into ``shape``."""
         return tuple(
             slice(self.shard.rank * size, (self.shard.rank + 1) * size)
@@ -149,12 +149,12 @@ def make_parts(
     Raises ValueError if ``quantization`` covers only part of a fused matrix, or a router.
     """
 
-    def whole(source: str, *shape: int) -> Part:
+    def make_part(source: str, *shape: int) -> Part:
         return Part(((source, shape[0]),), shape)
 
     found = {
-        "embed": whole("model.embed_tokens.weight", spec.vocabulary, spec.hidden),
-        "norm": whole("model.norm.weight", spec.hidden),
+        "embed": make_part("model.embed_tokens.weight", spec.vocabulary, spec.hidden),
+        "norm": make_part("model.norm.weight", spec.hidden),
     }
     if not spec.tied:
         rows = spec.vocabulary // shard.size
@@ -180,7 +180,7 @@ def make_parts(
         own = matrices
         if mixture is not None and layer in mixture.layers:
             router = f"{theirs}mlp.gate"
-            found[f"{ours}router"] = whole(f"{router}.weight", mixture.experts, spec.hidden)
+            found[f"{ours}router"] = make_part(f"{router}.weight", mixture.experts, spec.hidden)
             if quantization is not None:
                 quantization.require_ignored(router, "a router")
             own = matrices | {
@@ -189,10 +189,10 @@ def make_parts(
             }
         for name, size in (("attention_norm", spec.hidden), ("mlp_norm", spec.hidden)):
             source = "input_layernorm" if name == "attention_norm" else "post_attention_layernorm"
-            found[ours + name] = whole(f"{theirs}{source}.weight", size)
+            found[ours + name] = make_part(f"{theirs}{source}.weight", size)
         if spec.qk_norm:
             for name in ("q_norm", "k_norm"):
-                found[ours + name] = whole(f"{theirs}self_attn.{name}.weight", spec.dim)
+                found[ours + name] = make_part(f"{theirs}self_attn.{name}.weight", spec.dim)
         for name, (sources, columns, bias) in own.items():
             paths = tuple((theirs + source, count) for source, count in sources)
             rows = sum(count for _, count in sources)

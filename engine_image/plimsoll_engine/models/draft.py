@@ -32,7 +32,7 @@ def build(folder: Path, dtype: torch.dtype) -> Decoder:
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Load the draft model in ``folder`` to ``device``. Raises LoadError."""
     model = build(folder, dtype)
-    tensors = model.parameters_by_name()
+    tensors = model.get_parameters()
     loader.bind(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
     try:
         loader.fill(model, folder)
@@ -46,7 +46,7 @@ def merge_tensors(
     tensors: Mapping[str, torch.Tensor], draft: Decoder | None
 ) -> dict[str, torch.Tensor]:
     """Return ``tensors`` together with those of ``draft``, whose names get :data:`PREFIX`."""
-    own = {} if draft is None else draft.parameters_by_name()
+    own = {} if draft is None else draft.get_parameters()
     return {**tensors, **{PREFIX + name: tensor for name, tensor in own.items()}}
 
 

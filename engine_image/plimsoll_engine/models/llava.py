@@ -79,9 +79,9 @@ class LlavaModel:
         """Dtype of weights and activations."""
         return self._text.dtype
 
-    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+    def get_parameters(self) -> dict[str, torch.Tensor]:
         """Return every tensor of decoder, tower and projector by its name in ``parts``."""
-        found = {TEXT + name: tensor for name, tensor in self._text.parameters_by_name().items()}
+        found = {TEXT + name: tensor for name, tensor in self._text.get_parameters().items()}
         for prefix, module in ((TOWER, self._tower), (PROJECTOR, self._projector)):
             found |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}
         return found

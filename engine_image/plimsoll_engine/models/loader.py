@@ -224,7 +224,7 @@ def fill(model: OwnModel, folder: Path) -> None:
     """
     targets = {
         source: (target, model.parts[name])
-        for name, tensor in model.parameters_by_name().items()
+        for name, tensor in model.get_parameters().items()
         for (source, rows), target in zip(
             model.parts[name].sources,
             torch.split(tensor, [rows for _, rows in model.parts[name].sources]),
@@ -244,7 +244,7 @@ def fill(model: OwnModel, folder: Path) -> None:
                 missing.discard(ours)
                 target, part = targets[ours]
                 found = file.get_slice(name)
-                expected = part.source_shape(tuple(target.shape))
+                expected = part.get_source_shape(tuple(target.shape))
                 where = f"{name} in {path.name}"
                 if why := find_mismatch(
                     where, found, expected, EIGHT_BITS if part.dtype == FP8 else FLOATS
@@ -256,7 +256,7 @@ def fill(model: OwnModel, folder: Path) -> None:
                 if part.split is None or part.shard == WHOLE:
                     target.copy_(file.get_tensor(name))
                 else:
-                    target.copy_(found[part.source_slices(tuple(target.shape))])
+                    target.copy_(found[part.get_source_slices(tuple(target.shape))])
                 if ours.endswith(SCALE) and not bool((target.isfinite() & (target >= 0)).all()):
                     mismatched.append(f"{where} contains a negative or non-finite scale")
     places = {model.normalize_name(name): file for name, file in read_index(folder).items()}
@@ -280,7 +280,7 @@ def load_model(
         from plimsoll_engine.models import transformers_loader
 
         return transformers_loader.load(folder, config, dtype, device)
-    tensors = model.parameters_by_name()
+    tensors = model.get_parameters()
     bind(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
     try:
         fill(model, folder)

@@ -49,7 +49,7 @@ class Target(NamedTuple):
     rows: int
     columns: int
 
-    def nbytes(self, rank: int, dtype: torch.dtype) -> int:
+    def compute_nbytes(self, rank: int, dtype: torch.dtype) -> int:
         """Return the bytes of A and B for this rank."""
         return rank * (self.rows + self.columns) * dtype.itemsize
 

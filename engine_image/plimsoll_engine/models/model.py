@@ -47,7 +47,7 @@ class Model(Protocol):
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         ...
 
-    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+    def get_parameters(self) -> dict[str, torch.Tensor]:
         """Return every tensor from the checkpoint by name; a tied tensor occurs once."""
         ...
 

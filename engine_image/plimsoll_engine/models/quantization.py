@@ -115,13 +115,13 @@ WHOLE = (HEAD, r"re:.*\.mlp\.gate$")
 def make_config(ignore: Sequence[str] = WHOLE) -> dict[str, Any]:
     """Return the ``quantization_config`` of a checkpoint that quantizes all but ``ignore``."""
 
-    def arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
+    def make_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {**fields, "observer": None, "observer_kwargs": {}}
 
     group = {
         "targets": ["Linear"],
-        "weights": arguments(WEIGHTS),
-        "input_activations": arguments(ACTIVATIONS),
+        "weights": make_arguments(WEIGHTS),
+        "input_activations": make_arguments(ACTIVATIONS),
         "output_activations": None,
     }
     return {

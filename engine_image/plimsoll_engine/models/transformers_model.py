@@ -114,7 +114,7 @@ class TransformersModel:
             scores = (scores / cap).tanh() * cap
         return scores
 
-    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+    def get_parameters(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by their names in the module."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 

@@ -109,7 +109,7 @@ class WhisperModel:
         """Dtype of weights and activations."""
         return self._tensors[f"{DECODER}embed_tokens.weight"].dtype
 
-    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+    def get_parameters(self) -> dict[str, torch.Tensor]:
         """Return every tensor of the encoder and the decoder by its name in the checkpoint."""
         encoder = {ENCODER + name: t.data for name, t in self._encoder.named_parameters()}
         return encoder | self._tensors

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from plimsoll_api.control_group import memory_group
-from plimsoll_engine.process.host_memory import bytes_of
+from plimsoll_engine.process.host_memory import read_bytes
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -27,15 +27,15 @@ _FILES = {
 
 def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Return the free host memory in bytes, including page cache; None if unknown."""
-    found = [bytes_of(str(proc / "meminfo"), "MemAvailable")]
-    for folder, version in _folders(proc, cgroups):
+    found = [read_bytes(str(proc / "meminfo"), "MemAvailable")]
+    for folder, version in _list_folders(proc, cgroups):
         if (folder / _FILES[version][1]).exists():
             found.append(_free_bytes(folder, version))
             break
     return min((size for size in found if size is not None), default=None)
 
 
-def _folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
+def _list_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
     """Return folders that may contain the cgroup's files, and their version, likeliest first."""
     try:
         own = memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))

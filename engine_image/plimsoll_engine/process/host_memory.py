@@ -37,7 +37,7 @@ class _Mallinfo2(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _libc(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any] | None:
+def _load_libc_function(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any] | None:
     try:
         function = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):  # another libc
@@ -47,13 +47,13 @@ def _libc(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any] | None:
     return function  # type: ignore[no-any-return]
 
 
-_mallinfo2 = _libc("mallinfo2", _Mallinfo2)
-_malloc_trim = _libc("malloc_trim", ctypes.c_int, ctypes.c_size_t)
-_mallopt = _libc("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_int)
+_mallinfo2 = _load_libc_function("mallinfo2", _Mallinfo2)
+_malloc_trim = _load_libc_function("malloc_trim", ctypes.c_int, ctypes.c_size_t)
+_mallopt = _load_libc_function("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_int)
 
 
 @cache
-def _counts_our_malloc() -> bool:
+def _is_malloc_counted() -> bool:
     """Report whether glibc counts this process's allocations.
 
     The result is false if jemalloc or tcmalloc is loaded.
@@ -74,18 +74,18 @@ def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
     return grown >= len(probe) // 2
 
 
-def malloc() -> tuple[int | None, int | None]:
+def read_malloc() -> tuple[int | None, int | None]:
     """Return the bytes that malloc has in use, and the free bytes that it retains.
 
     Both are None if unknown.
     """
-    if _mallinfo2 is None or not _counts_our_malloc():
+    if _mallinfo2 is None or not _is_malloc_counted():
         return None, None
     info = _mallinfo2()
     return info.uordblks + info.hblkhd, info.fordblks
 
 
-def malloc_trim() -> bool:
+def trim_malloc() -> bool:
     """Return malloc's free pages to the kernel. Return False if the libc does not support it."""
     if _malloc_trim is None:
         return False
@@ -135,9 +135,9 @@ def process_memory(
     ``mapped`` is the number of bytes of its shared memory that belong to another process. All of
     these bytes are resident.
     """
-    in_use, retained = malloc()
+    in_use, retained = read_malloc()
     blocks, size = python.measure()
-    shared = _status_bytes("RssShmem")
+    shared = _read_status_bytes("RssShmem")
     return ProcessMemory(
         role=role,
         pid=os.getpid(),
@@ -151,26 +151,26 @@ def process_memory(
     )
 
 
-def rss_anon() -> int | None:
+def read_rss_anon() -> int | None:
     """Return the anonymous resident memory of this process in bytes (``RssAnon``).
 
     Return None if unknown.
     """
-    return _status_bytes("RssAnon")
+    return _read_status_bytes("RssAnon")
 
 
-def swapped() -> int | None:
+def read_swapped() -> int | None:
     """Return the swapped-out memory of this process in bytes; None if unknown."""
-    return _status_bytes("VmSwap")
+    return _read_status_bytes("VmSwap")
 
 
 def read_machine_swap() -> int | None:
     """Return the machine's swap space in bytes (``SwapTotal``); 0 without swap, None if unknown."""
-    return bytes_of("/proc/meminfo", "SwapTotal")
+    return read_bytes("/proc/meminfo", "SwapTotal")
 
 
-def _status_bytes(key: str) -> int | None:
-    return bytes_of("/proc/self/status", key)
+def _read_status_bytes(key: str) -> int | None:
+    return read_bytes("/proc/self/status", key)
 
 
 def read_private_anon(pid: int | None = None) -> int | None:
@@ -180,17 +180,17 @@ def read_private_anon(pid: int | None = None) -> int | None:
     count. Files and shared memory count only if no other process has mapped the same pages.
     """
     # Read the file once: the kernel walks all pages for each read.
-    found = _all_bytes_of(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
+    found = _read_all_bytes(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
     dirty = found.get("Private_Dirty")
     return None if dirty is None else dirty + found.get("Swap", 0)
 
 
-def bytes_of(path: str, key: str) -> int | None:
+def read_bytes(path: str, key: str) -> int | None:
     """Return the bytes in the line ``key:`` of a file in ``/proc``; None if absent."""
-    return _all_bytes_of(path).get(key)
+    return _read_all_bytes(path).get(key)
 
 
-def _all_bytes_of(path: str) -> dict[str, int]:
+def _read_all_bytes(path: str) -> dict[str, int]:
     """Return the bytes of each line ``key: number kB``; empty if the file cannot be read."""
     found = {}
     with contextlib.suppress(OSError), open(path) as status:

@@ -50,7 +50,7 @@ class Part(Protocol):
         """Name in the report of the time that closing the part takes."""
         ...
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         """Return the owners of memory in this part while it is open."""
         ...
 

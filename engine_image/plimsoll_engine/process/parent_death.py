@@ -26,17 +26,17 @@ def outlive_zygote(zygote: int, frontend: int) -> None:
     process exits with the zygote. If the frontend exits first, the zygote kills its children.
     """
 
-    def adopted(*_: object) -> None:
+    def exit_if_adopted(*_: object) -> None:
         if os.getppid() != frontend:
             os._exit(1)
         die_with_parent(frontend)
 
     libc = ctypes.CDLL(None, use_errno=True)
-    signal.signal(signal.SIGUSR2, adopted)
+    signal.signal(signal.SIGUSR2, exit_if_adopted)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGUSR2, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != zygote:
-        adopted()
+        exit_if_adopted()
 
 
 def outlive_parent() -> None:

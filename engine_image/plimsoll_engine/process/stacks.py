@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 20
 """Size above which the file of a live process is truncated. A stack dump has about ten KiB."""
 
 
-def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
+def make_stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
     """Return the file to which process ``pid`` writes its stack traces on SIGUSR1.
 
     faulthandler writes the file, even if the process hangs.
@@ -70,7 +70,7 @@ def write_stacks_on_sigusr1(run_dir: str, role: str) -> None:
 
     If the run directory is not writable, the stacks go to the log.
     """
-    path = stacks_path(run_dir, role, os.getpid())
+    path = make_stacks_path(run_dir, role, os.getpid())
     file: TextIO
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
             dtype = str(tensor.dtype).removeprefix("torch.")
             place = TensorLocation(end, list(tensor.shape), dtype)
             seen[id(tensor)] = place
-            end = _align(end + max(1, tensor.nbytes))
+            end = _align_size(end + max(1, tensor.nbytes))
         places[name] = place
     return Manifest(places, max(end, ALIGNMENT))
 
@@ -79,5 +79,5 @@ def _make_view(flat: torch.Tensor, place: TensorLocation) -> torch.Tensor:
     return part.view(dtype).view(place.shape)
 
 
-def _align(size: int) -> int:
+def _align_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -79,7 +79,7 @@ class Weights:
         draft = None
         if self._draft_folder is not None:
             draft = draft_models.build(self._draft_folder, self._dtype)
-        manifest = lay_out(draft_models.merge_tensors(model.parameters_by_name(), draft))
+        manifest = lay_out(draft_models.merge_tensors(model.get_parameters(), draft))
         buffer = allocate(self.device, manifest.nbytes, "plimsoll-weights")
         try:
             own, drafts = draft_models.split_tensors(make_views(buffer.as_tensor(), manifest))

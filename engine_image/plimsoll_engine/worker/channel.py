@@ -54,7 +54,7 @@ class Channel:
         The call blocks until the queue is empty if the message is the ``last``, and otherwise until
         the queue is below :data:`MAX_UNSENT_BYTES`. Raises FrontendGoneError.
         """
-        frame = memoryview(worker_ipc.frame(message))
+        frame = memoryview(worker_ipc.encode_frame(message))
         if not self._unsent:
             self._sent_at = time.monotonic()
         self._unsent.append(frame)
@@ -62,7 +62,7 @@ class Channel:
         self._flush()
         most = 0 if last else MAX_UNSENT_BYTES
         while self._unsent_bytes > most:
-            select.select([], [self._socket], [], self._remaining_s())
+            select.select([], [self._socket], [], self._get_remaining_s())
             self._flush()
 
     def _flush(self) -> None:
@@ -80,14 +80,14 @@ class Channel:
                 else:
                     self._unsent.popleft()
         except BlockingIOError:
-            if self._remaining_s() <= 0:
+            if self._get_remaining_s() <= 0:
                 raise FrontendGoneError(
                     f"the frontend has not read its socket for {SEND_TIMEOUT_S:g} s"
                 ) from None
         except OSError as error:
             raise FrontendGoneError(f"cannot write to the frontend's socket: {error}") from None
 
-    def _remaining_s(self) -> float:
+    def _get_remaining_s(self) -> float:
         return max(0.0, self._sent_at + SEND_TIMEOUT_S - time.monotonic())
 
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:

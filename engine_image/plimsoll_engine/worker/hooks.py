@@ -25,7 +25,7 @@ class WorkerHooks:
         return False
 
 
-def worker_hooks(text: str, epoch: int, engine: EngineCore) -> WorkerHooks:
+def create_worker_hooks(text: str, epoch: int, engine: EngineCore) -> WorkerHooks:
     """Return the hooks for the faults in ``text`` that affect the worker of ``epoch``.
 
     ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for a fault that this engine

@@ -87,7 +87,7 @@ class CoreLifecycle:
         self.heap = Heap()
         self.engine: EngineCore | None = None
         self._parts: list[Part] = [self.device, self.weights, self.member]
-        """Open parts, in the order of opening. :meth:`shutdown` closes them in reverse order."""
+        """Open parts, in the order of opening. :meth:`shut_down` closes them in reverse order."""
         self.ledger = Ledger(self._parts)
         self.settings: sizes.EngineSizes | None = None
         self.stages_s: dict[str, float] = {}
@@ -205,8 +205,8 @@ class CoreLifecycle:
             free,
             None if draft is None else draft.kv,
         )
-        own = settings.kv_bytes(model.kv, self.kv_dtype)
-        drafted = 0 if draft is None else settings.kv_bytes(draft.kv, self.kv_dtype)
+        own = settings.compute_kv_bytes(model.kv, self.kv_dtype)
+        drafted = 0 if draft is None else settings.compute_kv_bytes(draft.kv, self.kv_dtype)
         pool = self.weights.map_pool(own + drafted)
         count, size = settings.num_blocks, settings.block_size
         runner = Runner(
@@ -278,7 +278,7 @@ class CoreLifecycle:
     def hand_over(self) -> bytes:
         """Return the message that a successor needs to reuse the KV blocks of running requests.
 
-        The engine must be at rest, and only :meth:`shutdown` may follow. Raises
+        The engine must be at rest, and only :meth:`shut_down` may follow. Raises
         :class:`HandoverRefused`.
         """
         assert self.engine is not None
@@ -362,7 +362,7 @@ class CoreLifecycle:
         try:
             yield
         except BaseException as error:
-            self.shutdown()
+            self.shut_down()
             # The traceback's frames reference what they were building.
             traceback.clear_frames(error.__traceback__)
             raise
@@ -371,7 +371,7 @@ class CoreLifecycle:
         self._on_stage(name)
         return _record_duration(self.stages_s, name)
 
-    def shutdown(self) -> None:
+    def shut_down(self) -> None:
         """Release everything on every rank. Idempotent.
 
         If a rank was lost on CUDA, nothing is released, because kernels still wait for that rank.
@@ -394,7 +394,7 @@ class CoreLifecycle:
     def get_allocated_after_shutdown(self) -> tuple[int | None, int | None]:
         """Return the bytes that are still allocated on all ranks' devices, and their baselines.
 
-        Call it after :meth:`shutdown`. Each value is None on a CPU, or if a rank did not report.
+        Call it after :meth:`shut_down`. Each value is None on a CPU, or if a rank did not report.
         """
         return self.member.get_allocated_after_shutdown(
             self.get_device_allocated(), self.device.baseline
@@ -405,7 +405,7 @@ class CoreLifecycle:
 
         Return None on a CPU.
         """
-        allocated = self.device.allocated()
+        allocated = self.device.read_allocated()
         return None if allocated is None else allocated + self.member.nbytes
 
 

@@ -24,9 +24,9 @@ from plimsoll_engine.core.grammar.trial import TrialServer
 from plimsoll_engine.core.speculation.drafting import DraftCounts
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.errors import LoadError, RanksLost, SettingsError, WorkerEnds
-from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.device_memory import device_memory
-from plimsoll_engine.memory.diagnostics import diagnose
+from plimsoll_engine.memory.audit import run_audit
+from plimsoll_engine.memory.device_memory import read_device_memory
+from plimsoll_engine.memory.diagnostics import run_diagnostic
 from plimsoll_engine.memory.lost import (
     count_lost_blocks,
     count_lost_encoder_tokens,
@@ -43,7 +43,7 @@ from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import count_cores
 from plimsoll_engine.worker.activity import Activity
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
-from plimsoll_engine.worker.hooks import WorkerHooks, worker_hooks
+from plimsoll_engine.worker.hooks import WorkerHooks, create_worker_hooks
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
             )
         )
         del order  # with the handover in it
-        hooks = worker_hooks(config.inject, epoch, engine)
+        hooks = create_worker_hooks(config.inject, epoch, engine)
         Worker(lifecycle, channel, hooks).serve()
     except FrontendGoneError as error:
         log.error("%s", error)
@@ -130,7 +130,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     else:
         return 0
     finally:
-        lifecycle.shutdown()
+        lifecycle.shut_down()
         channel.close()
         if trials is not None:
             trials.close()
@@ -170,7 +170,7 @@ def _release_and_report(
     busy, which would delay the successor's calls. The handover is sent only after nothing in this
     process can write to the KV pool. ``before_s`` has the durations of the earlier stages.
     """
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     if isinstance(handover, bytes) and not lifecycle.weights.fenced:
         handover = HandoverRefusal(
             HandoverOutcome.UNFENCED, "an object in the old worker still references the KV pool"
@@ -287,12 +287,12 @@ class Worker:
                 steps = trim(self.engine, self.python, self.leader)
                 self.channel.send(worker_ipc.TrimResult(operation_id, steps))
             case worker_ipc.AuditQuery(query_id):
-                idle, rules, findings = audit(self.engine, self.lifecycle.ledger)
-                keys = self.engine.receiver.keys()
+                idle, rules, findings = run_audit(self.engine, self.lifecycle.ledger)
+                keys = self.engine.receiver.list_keys()
                 self.channel.send(worker_ipc.AuditReport(query_id, idle, rules, findings, keys))
             case worker_ipc.DiagnosticQuery(query_id, kind):
                 self.channel.send(
-                    worker_ipc.DiagnosticReport(query_id, diagnose(kind, self.allocations))
+                    worker_ipc.DiagnosticReport(query_id, run_diagnostic(kind, self.allocations))
                 )
             case worker_ipc.CarryOverComplete(query_id):
                 settled = self.engine.release_unclaimed()
@@ -344,8 +344,9 @@ class Worker:
                 self.lifecycle.mapped_host_bytes,
             ),
             others=[rank.memory for rank in others],
-            devices=device_memory(engine.runner.device) + [d for r in others for d in r.devices],
-            ledger=self.lifecycle.ledger.entries(),
+            devices=read_device_memory(engine.runner.device)
+            + [d for r in others for d in r.devices],
+            ledger=self.lifecycle.ledger.list_entries(),
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,
             drafts_total=drafted.drafts,

@@ -55,7 +55,7 @@ class DeviceContext:
         torch.set_float32_matmul_precision("highest")
         self.baseline = measure_baseline(self.device, dtype)
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         """Return an empty list, because the context belongs to the driver."""
         return []
 
@@ -63,7 +63,7 @@ class DeviceContext:
         """Return the free bytes of the device; None on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.is_cuda else None
 
-    def allocated(self) -> int | None:
+    def read_allocated(self) -> int | None:
         """Return the bytes that torch has allocated on the device; None on a CPU."""
         return torch.cuda.memory_allocated(self.device) if self.is_cuda else None
 
@@ -145,10 +145,10 @@ class Weights:
                 self.draft = draft_models.load(draft, dtype, device)
         if isinstance(self.model, Decoder):
             self.model.group = self._member.group
-        of_rank = _nbytes(self.model) if self._mapping is None else self._mapping.nbytes
+        of_rank = _count_bytes(self.model) if self._mapping is None else self._mapping.nbytes
         self._sizes = {"weights": of_rank * self._member.shard.size}
         if self.draft is not None:
-            self._sizes["draft_weights"] = drafted = _nbytes(self.draft)
+            self._sizes["draft_weights"] = drafted = _count_bytes(self.draft)
             self._sizes["weights"] -= drafted if self.is_mapped else 0  # they are mapped together
         return self.model
 
@@ -174,7 +174,7 @@ class Weights:
         """Bytes of the weight server's memory that this process maps."""
         return 0 if self._mapping is None else self._mapping.nbytes + self._mapping.pool_nbytes
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         """Return the owners of the weights of all ranks, and of the draft model's weights."""
         if self.model is None:
             return []
@@ -212,7 +212,7 @@ class Heap:
         gc.set_threshold(*GC_THRESHOLDS)
         self.collections.start()
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         """Return an empty list, because other owners count the frozen objects."""
         return []
 
@@ -225,8 +225,8 @@ class Heap:
             self._thresholds = None
 
 
-def _nbytes(model: Model) -> int:
-    return sum(tensor.nbytes for tensor in model.parameters_by_name().values())
+def _count_bytes(model: Model) -> int:
+    return sum(tensor.nbytes for tensor in model.get_parameters().values())
 
 
 def has_compiled() -> bool:

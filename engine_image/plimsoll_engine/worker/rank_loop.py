@@ -7,7 +7,7 @@ import torch
 from plimsoll_api.admin import Role
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.distributed.link import Link
-from plimsoll_engine.memory.device_memory import device_memory
+from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.trim import trim_process
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.models.decoder import Decoder
@@ -52,7 +52,7 @@ class Follower:
             if answer is not None:
                 self._link.send(answer)
         self._release_pool()
-        self._lifecycle.shutdown()
+        self._lifecycle.shut_down()
         allocated, baseline = (
             self._lifecycle.get_device_allocated(),
             self._lifecycle.device.baseline,
@@ -112,7 +112,7 @@ class Follower:
             self._lifecycle.mapped_host_bytes,
         )
         graphs = 0 if self._forward is None else self._forward.graph_bytes
-        return rank_ipc.RankReport(memory, device_memory(self._device), graphs)
+        return rank_ipc.RankReport(memory, read_device_memory(self._device), graphs)
 
     def _release_pool(self) -> None:
         if self._forward is not None:

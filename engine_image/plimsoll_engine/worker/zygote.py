@@ -121,7 +121,7 @@ class Zygote:
 
     def send(self, message: zygote_ipc.FromZygote) -> None:
         """Send a message to the frontend. Raises OSError if it is gone."""
-        self.control.sendall(zygote_ipc.frame(message))
+        self.control.sendall(zygote_ipc.encode_frame(message))
 
     def _fork(self, message: Fork) -> int | None:
         others = [name for name in list_threads()[1:] if name not in FORK_SAFE_THREADS]

@@ -76,12 +76,12 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
             raise inject_error(
                 fault, "needs swap; this machine has none (SwapTotal in /proc/meminfo)"
             )
-        before = host_memory.swapped() or 0
+        before = host_memory.read_swapped() or 0
         try:
             self._grow(PROBE_BYTES)
         except OSError as error:
             raise inject_error(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
-        if (host_memory.swapped() or 0) <= before:
+        if (host_memory.read_swapped() or 0) <= before:
             raise inject_error(
                 fault,
                 "cannot swap here: the swap is full, or the container's memory.swap.max is 0"

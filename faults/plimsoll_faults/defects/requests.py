@@ -65,7 +65,7 @@ class AbortChoicesDefect(Defect[kinds.AbortChoices]):
 
 
 def _make_cyclic(block_size: int, payload_bytes: int, submit: worker_ipc.Submit) -> Request:
-    request = CyclicRequest.of(submit)
+    request = CyclicRequest.create(submit)
     assert isinstance(request, CyclicRequest)
     request.bind(block_size, payload_bytes)
     return request

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_faults.models import tiny_moe
@@ -134,6 +134,6 @@ def test_two_ranks_make_the_tokens_of_one(
         with started(config) as (lifecycle, _):
             assert lifecycle.engine is not None
             found.append(run(lifecycle.engine))
-            assert audit(lifecycle.engine, lifecycle.ledger)[2] == []
+            assert run_audit(lifecycle.engine, lifecycle.ledger)[2] == []
     assert found[0] == found[1]
     assert {len(tokens) for tokens in found[0].values()} == {NEW_TOKENS}

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.errors import RanksLost
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -113,7 +113,7 @@ def test_two_ranks_make_the_same_tokens(checkpoint: Path, tmp_path: Path) -> Non
             assert engine is not None
             found.append(texts(engine))
             assert engine.speculation is None or engine.speculation.counters.draft_tokens > 0
-            assert audit(engine, lifecycle.ledger)[2] == []
+            assert run_audit(engine, lifecycle.ledger)[2] == []
             assert ("process_group" in lifecycle.stages_s) == (size > 1)
         assert [process.returncode for process in processes] == [0] * (size - 1)
     assert found[0] == found[1] == found[2]

@@ -14,7 +14,7 @@ GIB = 1 << 30
 def taken(shape: str, device_bytes: int) -> tuple[int, int]:
     """Return the blocks of a pool, and the bytes of weights, pool and reference together."""
     model = Decoder(SHAPES[shape](), torch.bfloat16)
-    weights = sum(2 * tensor.numel() for tensor in model.parameters_by_name().values())
+    weights = sum(2 * tensor.numel() for tensor in model.get_parameters().values())
     blocks = pool_blocks(model, torch.bfloat16, device_bytes - weights)
     pool = blocks * BLOCK * model.kv.bytes_per_token(torch.bfloat16)
     return blocks, 3 * weights + pool

@@ -51,6 +51,6 @@ def test_our_engine_takes_no_shortened_flag(flag: str, capsys: pytest.CaptureFix
     """Which would be a reserved one under another name."""
     needed = ["serve", "--model=/m", "--run-dir=/tmp/x"]
     with pytest.raises(SystemExit) as ended:
-        engine._parser().parse_args([*needed, flag])
+        engine._build_parser().parse_args([*needed, flag])
     assert ended.value.code == 2
     assert flag in capsys.readouterr().err

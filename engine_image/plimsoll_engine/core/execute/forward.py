@@ -82,7 +82,7 @@ class Forward:
             return 0
         return PoolTensors(self.kv, self.kv_scales).nbytes * self.group.shard.size
 
-    def owners(self, name: str = name) -> list[Owner]:
+    def list_owners(self, name: str = name) -> list[Owner]:
         """Return the KV pool as an owner called ``name``, and the graphs as a second owner."""
         on_device = self.device.type == "cuda"
         return [

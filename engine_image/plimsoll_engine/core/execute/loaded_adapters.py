@@ -34,7 +34,7 @@ class LoadedAdapters:
         use.
         """
         self.bytes_bound = max_adapters * sum(
-            target.nbytes(max_rank, self._dtype) for target in self._targets.values()
+            target.compute_nbytes(max_rank, self._dtype) for target in self._targets.values()
         )
 
     @property

@@ -96,7 +96,7 @@ class InFlightStep:
             return []
         if self.copied is not None:
             self.copied.synchronize()
-        logprobs = self.sampled.logprobs()
+        logprobs = self.sampled.get_logprobs()
         tokens = self.sampled.tokens.tolist()
         found = []
         row = 0
@@ -157,14 +157,14 @@ class Runner(Forward):
         self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
     ) -> None:
         """Capture graphs on every rank at the same time, because graphs contain collectives."""
-        with self._command_ranks(rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest)):
+        with self._run_on_ranks(rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest)):
             super().capture_graphs(max_rows, max_blocks, later, longest)
 
     def capture_more(self) -> bool:
         """Capture one more graph on every rank. Return False if no graph is missing."""
         if not self.has_missing_graphs:
             return False
-        with self._command_ranks(rank_ipc.CaptureGraph()):
+        with self._run_on_ranks(rank_ipc.CaptureGraph()):
             return super().capture_more()
 
     @property
@@ -173,7 +173,7 @@ class Runner(Forward):
         others = [] if self._leader is None else self._leader.get_memory_reports()
         return super().graph_bytes + sum(rank.graph_bytes for rank in others)
 
-    def _command_ranks(self, command: rank_ipc.Command) -> AbstractContextManager[None]:
+    def _run_on_ranks(self, command: rank_ipc.Command) -> AbstractContextManager[None]:
         return nullcontext() if self._leader is None else self._leader.run_together(command)
 
     @torch.inference_mode()
@@ -196,7 +196,7 @@ class Runner(Forward):
         scored = list_scored_rows(chunks)
         inputs = collect_inputs(chunks, self.block_size, scored, self._is_short(chunks))
         inputs.greedy = sampling_plan.greedy
-        with self._command_ranks(rank_ipc.Step(inputs)):
+        with self._run_on_ranks(rank_ipc.Step(inputs)):
             sampled = self._sample_tokens(inputs, chunks, sampling_plan)
         if isinstance(sampled, Exception):
             raise sampled

@@ -57,7 +57,7 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> Row:
     if counts is not None and drafts:
         counts = counts.copy_with_outputs(drafts)
     position = request.num_outputs + request.in_flight.tokens + len(drafts)
-    return Row(request.sampling, position, counts, allowed, request.banned(drafts))
+    return Row(request.sampling, position, counts, allowed, request.find_banned(drafts))
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class SampledTokens:
             self.named_rows, self.named, copy(self.named_values),
         )  # fmt: skip
 
-    def logprobs(self) -> dict[int, Logprobs]:
+    def get_logprobs(self) -> dict[int, Logprobs]:
         """Return the log probabilities by row. The tensors must be on the host."""
         if self.chosen is None or self.top_ids is None or self.top is None:
             return {}

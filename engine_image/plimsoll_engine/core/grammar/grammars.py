@@ -151,10 +151,10 @@ class Vocabulary:
 
     def attempt(self, grammar: Grammar) -> TrialPassed | GrammarRefused:
         """Compile ``grammar`` and its first mask. Return its memory, or the refusal."""
-        before = host_memory.malloc()[0] or 0
+        before = host_memory.read_malloc()[0] or 0
         try:
             compiled = self.compile(grammar)
-            held = max(0, (host_memory.malloc()[0] or 0) - before)
+            held = max(0, (host_memory.read_malloc()[0] or 0) - before)
             matcher = Matcher(compiled.deep_copy(), grammar.field, held, "", ("", ""))
         except GrammarError as error:
             return GrammarRefused(error.why, certain=True)
@@ -236,7 +236,7 @@ class Grammars:
         self._collect_ended()
         return True
 
-    def finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
+    def collect_finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
         """Return the requests whose compilation has ended, with their matchers or errors.
 
         Wait up to ``wait_s`` seconds for the first of them. Raises :class:`TrialsLost`.
@@ -336,7 +336,7 @@ class Grammars:
         for number, job in list(self._under_way.items()):
             if job.future is not None and job.future.done():
                 del self._under_way[number]
-                self._queue.done(number, job.seconds)
+                self._queue.finish(number, job.seconds)
         self._start_queued()
         if not self._jobs and not self._under_way:
             self._end_threads()  # they are idle, so this does not block
@@ -364,7 +364,7 @@ class Grammars:
             job.seconds = time.monotonic() - begun
             if len(job.grammar.text) > SMALL_CHARACTERS:
                 # Without a trim malloc would keep the memory that compiling a large text took.
-                host_memory.malloc_trim()
+                host_memory.trim_malloc()
 
     def _create_matcher(self, job: _Job) -> Matcher:
         grammar = job.grammar
@@ -519,10 +519,10 @@ def _convert_lark(text: str, added: Mapping[str, int]) -> str:
     """
     options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
 
-    def written(found: re.Match[str]) -> str:
+    def replace_match(found: re.Match[str]) -> str:
         name, schema, end = found.groups()
         if schema:
             return f"{schema}{options}{end or ', '}"
         return f"<[{added[name]}]>" if name in added else found[0]
 
-    return _LARK.sub(written, text)
+    return _LARK.sub(replace_match, text)

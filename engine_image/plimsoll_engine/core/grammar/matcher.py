@@ -109,10 +109,10 @@ class _Thread(threading.Thread):
 
     def give(self, matcher: Matcher, token_id: int) -> None:
         self.job = matcher
-        self.since, self.cpu_since = time.monotonic(), self.cpu_s()
+        self.since, self.cpu_since = time.monotonic(), self.read_cpu_s()
         self._inbox.put((matcher, token_id))
 
-    def cpu_s(self) -> float:
+    def read_cpu_s(self) -> float:
         """Return the CPU time of this thread in seconds."""
         assert self.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
@@ -192,7 +192,7 @@ class MaskThreads:
     def has_used_cpu_time(self, matcher: Matcher) -> bool:
         """Report whether ``matcher`` used up its CPU time."""
         thread = self._find_thread(matcher)
-        return thread is not None and thread.cpu_s() - thread.cpu_since >= LIMIT_CPU_S
+        return thread is not None and thread.read_cpu_s() - thread.cpu_since >= LIMIT_CPU_S
 
     def _find_thread(self, matcher: Matcher) -> _Thread | None:
         return next((thread for thread in self._busy if thread.job is matcher), None)
@@ -212,7 +212,7 @@ class MaskThreads:
             return  # it was closed meanwhile
         slow, thread.job.busy = thread.job.slow, False
         # If it used little CPU time, the machine was slow and not the grammar.
-        thread.job.slow = thread.cpu_s() - thread.cpu_since >= GRACE_S
+        thread.job.slow = thread.read_cpu_s() - thread.cpu_since >= GRACE_S
         thread.job = None
         if slow:  # it may have the lowest priority, and another thread replaced it
             self._threads.remove(thread)

@@ -73,7 +73,7 @@ class GrammarQueue:
         self._forget(one.tenant)
         return True
 
-    def done(self, number: int, seconds: float) -> None:
+    def finish(self, number: int, seconds: float) -> None:
         """End a compilation. Add the ``seconds`` that it took to the account of its tenant."""
         one = self._under_way.pop(number)
         self._seconds[one.tenant] += seconds

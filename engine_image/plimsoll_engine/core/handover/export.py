@@ -22,7 +22,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     heirs = [request for request in engine.requests.values() if _can_export(request, engine)]
     heirs.sort(key=lambda request: (request.place is None, request.place))
     del heirs[engine.scheduler.max_num_seqs :]
-    named = {request.request_id: _blocks(request, layout.block_size) for request in heirs}
+    named = {request.request_id: _list_blocks(request, layout.block_size) for request in heirs}
     blocks = sorted({block for table in named.values() for block in table})
     sums = dict(zip(blocks, engine.runner.compute_block_sums(blocks), strict=True))
     tables = []
@@ -52,5 +52,5 @@ def _can_export(request: Request, engine: EngineCore) -> bool:
     return known and request.computed > 0 and request.request_id not in engine.abandoned
 
 
-def _blocks(request: Request, block_size: int) -> list[int]:
+def _list_blocks(request: Request, block_size: int) -> list[int]:
     return request.block_ids[: -(-request.computed // block_size)]

@@ -91,7 +91,7 @@ class EncoderCache:
             entry.holders.add(request.request_id)
         return count, encode
 
-    def computed(self, request: Request) -> None:
+    def release_computed(self, request: Request) -> None:
         """Release the outputs that the request no longer needs after its computed tokens."""
         if self.lifelong:
             return

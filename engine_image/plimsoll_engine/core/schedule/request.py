@@ -18,7 +18,7 @@ from plimsoll_engine.core.schedule.token_rules import (
     TokenCounts,
     banned,
     count_bad_word_lookback,
-    mask,
+    make_mask,
 )
 from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, StartStatistics, Submit
@@ -124,7 +124,7 @@ class Request:
     bad_word_lookback: int = 0
 
     @classmethod
-    def of(cls, submit: Submit) -> Request:
+    def create(cls, submit: Submit) -> Request:
         """Return the request in ``submit``. If carried over, it continues after ``output_ids``."""
         sampling, allowed = submit.sampling, submit.sampling.allowed_token_ids
         if allowed is not None:  # a list takes many times what the mask does
@@ -134,7 +134,7 @@ class Request:
             token_ids=array(TOKEN_TYPE, submit.prompt_ids + submit.output_ids),
             num_prompt=len(submit.prompt_ids),
             sampling=sampling,
-            counts=TokenCounts.wanted(sampling, submit.prompt_ids, submit.output_ids),
+            counts=TokenCounts.create_if_needed(sampling, submit.prompt_ids, submit.output_ids),
             priority=submit.priority,
             tenant=submit.tenant,
             cache_salt=submit.cache_salt,
@@ -142,7 +142,7 @@ class Request:
             arrived=submit.arrived,
             deadline=None if submit.deadline_s is None else submit.arrived + submit.deadline_s,
             attempt=submit.attempt,
-            allowed=None if allowed is None else mask(allowed),
+            allowed=None if allowed is None else make_mask(allowed),
             bad_word_lookback=count_bad_word_lookback(sampling.bad_words),
         )
 
@@ -153,7 +153,7 @@ class Request:
         if self.counts is not None:
             self.counts.add(token_id)
 
-    def banned(self, drafts: Sequence[int] = ()) -> tuple[int, ...]:
+    def find_banned(self, drafts: Sequence[int] = ()) -> tuple[int, ...]:
         """Return the tokens that would complete a bad word after the output and ``drafts``."""
         words = self.sampling.bad_words
         if not words:

@@ -186,7 +186,7 @@ class Scheduler:
         index = 0  # into running; the requests before it are scheduled
         while budget > 0:
             turn = self.running[index] if index < len(self.running) else None
-            head = self.waiting.head() if turn is None else self.waiting.find_more_urgent(turn)
+            head = self.waiting.peek() if turn is None else self.waiting.find_more_urgent(turn)
             if head is not None and (head.in_flight.tokens or head in stopped):
                 # It was preempted for its blocks in this step, or before its last token was known.
                 head = None
@@ -201,7 +201,7 @@ class Scheduler:
             if head is None:
                 assert turn is not None
                 chunk = self._continue(turn, budget)
-            elif turn is None or head.place is not None or head is self.waiting.head():
+            elif turn is None or head.place is not None or head is self.waiting.peek():
                 chunk = self._start_waiting(head, budget)
             else:
                 chunk = None  # it may only replace a request of its own tenant
@@ -335,7 +335,7 @@ class Scheduler:
         One step later, ``request`` can take that block from the prefix cache.
         """
         index = len(request.block_ids)
-        usable = self._cacheable_blocks(request)
+        usable = self._count_cacheable_blocks(request)
         return index < usable and request.block_hashes[index] in self._blocks_in_step
 
     def _create_chunk(self, request: Request, count: int) -> Chunk:
@@ -359,13 +359,13 @@ class Scheduler:
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False
         extend_block_hashes(request, self.pool.block_size)
-        usable = self._cacheable_blocks(request)
+        usable = self._count_cacheable_blocks(request)
         if request.fetched:
             return self.offload.is_fetching(request.block_hashes[:usable])
         request.fetched = True
         return self.offload.fetch(request.block_hashes[:usable])
 
-    def _cacheable_blocks(self, request: Request) -> int:
+    def _count_cacheable_blocks(self, request: Request) -> int:
         """Return how many of its first blocks ``request`` may take from a cache.
 
         The last token and the prompt rows that are not scored yet are always computed.
@@ -376,7 +376,7 @@ class Scheduler:
     def _share_cached_prefix(self, request: Request) -> None:
         """Share the blocks of the longest cached prefix."""
         extend_block_hashes(request, self.pool.block_size)
-        usable = self._cacheable_blocks(request)
+        usable = self._count_cacheable_blocks(request)
         blocks = self.pool.find_cached_prefix(request.block_hashes[:usable])
         self.pool.add_references(blocks)
         request.block_ids = blocks
@@ -412,7 +412,7 @@ class Scheduler:
         room = len(request.block_ids) * self.pool.block_size - request.computed - 1
         return max(0, min(count, room))
 
-    def accepted(self, request: Request) -> None:
+    def record_accepted(self, request: Request) -> None:
         """Count an accepted draft as computed. Its keys and values are already in the pool."""
         self.waiting.charge(request, 1)
         self._add_computed(request, 1)
@@ -424,7 +424,7 @@ class Scheduler:
         self.waiting.requeue(request)
         self.preemptions_total += 1
 
-    def computed(self, chunk: Chunk) -> None:
+    def record_computed(self, chunk: Chunk) -> None:
         """Count the chunk's tokens as computed. Register its full blocks in the prefix cache."""
         self._add_computed(chunk.request, chunk.count)
 
@@ -437,4 +437,4 @@ class Scheduler:
             self.pool.register(request.block_ids[index], request.block_hashes[index])
         request.registered = full
         if self.encoder is not None:
-            self.encoder.computed(request)
+            self.encoder.release_computed(request)

@@ -18,7 +18,7 @@ TOKEN_BYTES = 90
 """
 
 
-def mask(token_ids: Iterable[int]) -> bytes:
+def make_mask(token_ids: Iterable[int]) -> bytes:
     """Return the bit mask of the allowed tokens, long enough for the largest of them.
 
     The bit of token t is bit t % 32 of the little-endian int32 word t // 32, as in a grammar's
@@ -62,7 +62,7 @@ class TokenCounts:
             self.add(token)
 
     @classmethod
-    def wanted(
+    def create_if_needed(
         cls, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> TokenCounts | None:
         """Return the counts that ``sampling`` needs; None without a penalty."""

@@ -84,7 +84,7 @@ class WaitingQueue:
         self.requeue(replacement)
         self._add_new(request)
 
-    def head(self) -> Request | None:
+    def peek(self) -> Request | None:
         """Return the next request without removing it; None if the queue is empty."""
         if self._stopped:
             stopped = self._stopped[0]

@@ -26,7 +26,7 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
                 f"{name!r} is the name of the served model: choose another name", "lora_name"
             )
         adapter = engine.adapters.create(name, path)
-        message, epoch = adapter.loading(), engine.epochs.current
+        message, epoch = adapter.make_load_message(), engine.epochs.current
         try:
             answer = await engine.ask(
                 message, message.query_id, worker_ipc.AdapterLoadResult, LOAD_TIMEOUT_S

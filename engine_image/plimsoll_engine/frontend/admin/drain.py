@@ -20,7 +20,7 @@ async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) 
     engine stays ``draining`` and becomes ``drained`` when the last request ends.
     """
     engine.lifecycle.move_to(EngineState.DRAINING)
-    unfinished = engine.requests.unfinished()
+    unfinished = engine.requests.list_unfinished()
     if request.mode is DrainMode.CARRY:
         with recorder.step("park"):
             for generation in unfinished:
@@ -55,6 +55,6 @@ async def _wait_until_idle(engine: AsyncEngine, deadline_s: float) -> None:
 def resume(engine: AsyncEngine) -> None:
     """Admit requests again, and continue the parked requests."""
     engine.lifecycle.move_to(EngineState.SERVING)
-    for generation in engine.requests.unfinished():
+    for generation in engine.requests.list_unfinished():
         generation.parked = False
     engine.resubmit()

@@ -28,7 +28,7 @@ RULES = [
 ]  # fmt: skip
 
 
-async def audit(engine: AsyncEngine) -> Audit:
+async def run_audit(engine: AsyncEngine) -> Audit:
     """Check all rules and return the findings.
 
     ``idle`` is true if the frontend and the worker had no request before and after the check.
@@ -71,9 +71,9 @@ def compare_receiver_cache(
 ) -> list[AuditFinding]:
     """Compare the keys in the worker's receiver cache with those that the frontend has sent."""
     details = sender.find_problems()
-    if lacking := len(sender.keys() - receiver_keys):
+    if lacking := len(sender.list_keys() - receiver_keys):
         details.append(f"{lacking} media that the frontend sent are missing in the worker")
-    if unknown := len(receiver_keys - sender.keys()):
+    if unknown := len(receiver_keys - sender.list_keys()):
         details.append(f"{unknown} media in the worker were not sent by the frontend")
     return [AuditFinding(RECEIVER, detail) for detail in details]
 
@@ -81,7 +81,7 @@ def compare_receiver_cache(
 def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     findings = [
         AuditFinding(LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes; its bound is {e.bound}")
-        for e in engine.ledger.entries()
+        for e in engine.ledger.list_entries()
         if e.bound is not None and e.bytes > e.bound
     ]
     held, capacity = len(engine.requests), engine.requests.capacity
@@ -90,7 +90,7 @@ def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
             AuditFinding(CAPACITY, f"{held} requests exceed the capacity of {capacity}")
         )
     findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.find_problems()]
-    used = engine.requests.adapters()
+    used = engine.requests.list_adapters()
     findings += [AuditFinding(ADAPTERS, why) for why in engine.adapters.find_problems(used)]
     findings += [AuditFinding(FROZEN, why) for why in frozen.find_problems()]
     findings += [AuditFinding(METHOD_CACHES, why) for why in find_method_caches()]

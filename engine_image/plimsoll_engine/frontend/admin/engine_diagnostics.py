@@ -20,7 +20,7 @@ WORKER_TIMEOUT_S = 10.0
 MAX_STACKS_BYTES = 256 << 10
 
 
-async def diagnose(engine: AsyncEngine, kind: Diagnostic) -> str:
+async def run_diagnostic(engine: AsyncEngine, kind: Diagnostic) -> str:
     """Return the diagnostics of the frontend and of the worker as text.
 
     If the worker does not answer, its part says ``unknown`` and gives the reason.

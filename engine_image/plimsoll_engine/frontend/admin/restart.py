@@ -44,7 +44,7 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
         if successor is None:
             await engine.manager.standby.end()
         engine.lifecycle.move_to(EngineState.RESTARTING)
-        for generation in engine.requests.unfinished():
+        for generation in engine.requests.list_unfinished():
             generation.parked = False
         try:
             if not request.carry:
@@ -208,7 +208,7 @@ def format_stages(stages_s: Mapping[str, float]) -> str:
 
 async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
     """Wait for the worker's requests to finish while new ones wait. Return a summary."""
-    with_worker = [g for g in engine.requests.unfinished() if g.with_worker]
+    with_worker = [g for g in engine.requests.list_unfinished() if g.with_worker]
     engine.hold_requests()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline_s):

@@ -25,19 +25,19 @@ class FrontendLedger:
         """Add an owner of host memory. ``count`` returns its bytes, ``bound`` their maximum."""
         self._more.append((owner, count, bound))
 
-    def entries(self) -> list[LedgerEntry]:
+    def list_entries(self) -> list[LedgerEntry]:
         """Return the frontend's ledger entries, in bytes."""
         return [
             LedgerEntry(
                 owner="request_log",
                 kind=MemoryKind.HOST,
-                bytes=self._requests.bytes(),
+                bytes=self._requests.count_bytes(),
                 process=Role.FRONTEND,
             ),
             LedgerEntry(
                 owner="request_media",
                 kind=MemoryKind.HOST,
-                bytes=self._requests.media_bytes(),
+                bytes=self._requests.count_media_bytes(),
                 process=Role.FRONTEND,
             ),
             LedgerEntry(

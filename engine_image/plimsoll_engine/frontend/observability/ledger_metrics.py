@@ -37,7 +37,7 @@ class MemoryMetrics(Collector):
         for name in self._injections():
             faults.add_metric([name], {})
         yield faults
-        yield from self._owners()
+        yield from self._collect_owners()
         usage = GaugeMetricFamily(
             PREFIX + "kv_cache_usage_perc",
             "KV cache usage by requests, 0 to 1 (1 means that all blocks are in use).",
@@ -47,7 +47,7 @@ class MemoryMetrics(Collector):
             usage.add_metric([self._model], share)
         yield usage
 
-    def _owners(self) -> Iterable[Metric]:
+    def _collect_owners(self) -> Iterable[Metric]:
         labels = ["model_name", "owner", "kind", "process"]
         held = GaugeMetricFamily(
             PREFIX + "ledger_bytes",

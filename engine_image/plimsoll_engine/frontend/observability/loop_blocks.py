@@ -59,7 +59,7 @@ class LoopBlocks(Collector):
             self._timer.cancel()
             self._timer = None
 
-    def longest_s(self) -> tuple[float, float]:
+    def get_longest_s(self) -> tuple[float, float]:
         """Return the longest recent delay in wall-clock seconds, and its CPU seconds."""
         wall, cpu = zip(*self._windows, strict=True)
         return max(wall), max(cpu)
@@ -72,7 +72,7 @@ class LoopBlocks(Collector):
             " is the CPU time of this process meanwhile.",
             labels=["model_name", "clock"],
         )
-        for clock, value in zip(("wall", "cpu"), self.longest_s(), strict=True):
+        for clock, value in zip(("wall", "cpu"), self.get_longest_s(), strict=True):
             longest.add_metric([self._model, clock], value)
         yield longest
 

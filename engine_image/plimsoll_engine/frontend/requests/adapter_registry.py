@@ -39,7 +39,7 @@ class RegisteredAdapter:
     parent: str | None = None
     """Name of the adapter's base model, if it differs from the served model's name."""
 
-    def loading(self) -> worker_ipc.LoadAdapter:
+    def make_load_message(self) -> worker_ipc.LoadAdapter:
         """Return the message that makes a worker load the adapter."""
         return worker_ipc.LoadAdapter(
             f"adapter-{self.number}", self.name, self.number, str(self.path)
@@ -120,7 +120,7 @@ class AdapterRegistry:
             return None
         return worker_ipc.UnloadAdapter(adapter.number)
 
-    def loaded(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
+    def record_loaded(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
         """Record a worker's answer about a registered adapter.
 
         If the adapter could not be loaded, unregister and return it. The worker fails the requests

@@ -136,7 +136,7 @@ class StopMatcher:
             self._held = ""
             at, self.found = min(found, key=lambda one: one[0])
             return text[: at + len(self.found) if self._include else at], True
-        keep = max(overlap(text, stop) for stop in self._stops)
+        keep = max(find_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -146,7 +146,7 @@ class StopMatcher:
         return held
 
 
-def overlap(text: str, stop: str) -> int:
+def find_overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

@@ -346,7 +346,7 @@ class RequestLog:
         """Remove and return a request; None if it was already released."""
         return self._running.pop(request_id, None)
 
-    def unfinished(self) -> list[Generation]:
+    def list_unfinished(self) -> list[Generation]:
         """Return the generations that have not ended, oldest first."""
         return [generation for generation in self._running.values() if not generation.done]
 
@@ -357,19 +357,19 @@ class RequestLog:
         depends only on the tokens before it and on (seed, i), so the client receives one consistent
         text.
         """
-        return [generation for generation in self.unfinished() if not generation.parked]
+        return [generation for generation in self.list_unfinished() if not generation.parked]
 
-    def adapters(self) -> list[RegisteredAdapter]:
+    def list_adapters(self) -> list[RegisteredAdapter]:
         """Return the adapter of each request that uses an adapter."""
         found = (generation.admission.adapter for generation in self._running.values())
         return [adapter for adapter in found if adapter is not None]
 
     def fail_all(self, reason: str, message: str) -> None:
         """Fail all unfinished requests with the same error."""
-        for generation in self.unfinished():
+        for generation in self.list_unfinished():
             generation.fail(RequestFailed(reason, message))
 
-    def bytes(self) -> int:
+    def count_bytes(self) -> int:
         """Return the bytes of tokens, unsent output, prompt scores and lists of allowed tokens."""
         running = self._running.values()
         # Choices of one request share their prompt.
@@ -380,7 +380,7 @@ class RequestLog:
         scores = sum(g.scores.nbytes for g in running if g.scores is not None)
         return TOKEN_BYTES * tokens + scores + sum(g.answer_bytes for g in running)
 
-    def media_bytes(self) -> int:
+    def count_media_bytes(self) -> int:
         """Return the bytes of image and audio tensors. A tensor that requests share counts once.
 
         Tensors that the processor cache also holds count there as well.

@@ -134,7 +134,7 @@ class Tokenizer:
                 return bytes([int(found[1], 16)])
         return self.decode_token(token_id).encode()
 
-    def token_id(self, text: str) -> int | None:
+    def get_token_id(self, text: str) -> int | None:
         """Return the ID of the token ``text``; None if it is not a single token."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found

@@ -19,7 +19,7 @@ PR_SET_CHILD_SUBREAPER = 36
 """Defined in linux/prctl.h."""
 
 
-def become_subreaper() -> None:
+def set_subreaper() -> None:
     """Make this process, instead of init, the parent of its orphaned descendants."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:

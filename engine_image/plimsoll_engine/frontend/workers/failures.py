@@ -141,7 +141,7 @@ class Quarantine:
     def admit(self, carried: Sequence[Generation]) -> list[Generation]:
         """Return the requests in ``carried`` that are not suspected.
 
-        :meth:`next_suspect` returns the suspected ones.
+        :meth:`get_next_suspect` returns the suspected ones.
         """
         suspects = [
             generation for generation in carried if generation.losses >= CRASHES_UNTIL_SUSPECTED
@@ -149,7 +149,7 @@ class Quarantine:
         self._waiting = deque(suspects)
         return [generation for generation in carried if generation.losses < CRASHES_UNTIL_SUSPECTED]
 
-    def next_suspect(self) -> Generation | None:
+    def get_next_suspect(self) -> Generation | None:
         """Return the suspected request to run next; None while another one runs."""
         tried = self._tried
         if tried is not None and tried.with_worker and tried.losses and not tried.done:

@@ -121,11 +121,11 @@ class Standby:
             for pid in handle.live_pids
         ]
 
-    def ledger(self) -> list[LedgerEntry]:
+    def list_ledger_entries(self) -> list[LedgerEntry]:
         """Return the ledger entries of the standby's memory."""
-        return self._memory.entries(self.processes)
+        return self._memory.list_ledger_entries(self.processes)
 
-    def lease(self, lease_s: float) -> None:
+    def set_lease(self, lease_s: float) -> None:
         """Request a standby for the next ``lease_s`` seconds; 0 ends the lease.
 
         A repeated call renews the lease.
@@ -207,7 +207,7 @@ class Standby:
             self.error, self._not_before = lack, time.monotonic() + REFUSED_RETRY_S
             return
         self._memory.begin(devices)
-        self._handle = self._workers.successor()
+        self._handle = self._workers.get_successor()
         self._preparing = asyncio.create_task(self._prepare(self._handle), name="standby worker")
         self._watching = asyncio.create_task(
             self._watch(self._preparing), name="standby worker watch"

@@ -43,7 +43,7 @@ class StandbyMemory:
         if None not in (self._without, after):
             self._taken = max(0, (after or 0) - (self._without or 0))
 
-    def entries(self, processes: Sequence[ProcessMemory]) -> list[LedgerEntry]:
+    def list_ledger_entries(self, processes: Sequence[ProcessMemory]) -> list[LedgerEntry]:
         """Return the ledger entries of the standby with these ``processes``.
 
         ``processes`` is empty if no standby exists. A stopped standby stays in the ledger with 0

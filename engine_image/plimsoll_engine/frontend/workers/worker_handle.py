@@ -22,8 +22,8 @@ from plimsoll_api.admin import Epoch
 from plimsoll_engine.frontend.workers.failures import WorkerLost
 from plimsoll_engine.frontend.workers.worker_link import WorkerLink
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.zygote_ipc import Exited, rendezvous_paths
-from plimsoll_engine.process.stacks import bound_size, stacks_path
+from plimsoll_engine.messages.zygote_ipc import Exited, make_rendezvous_paths
+from plimsoll_engine.process.stacks import bound_size, make_stacks_path
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class WorkerHandle:
             return StopOutcome(None)
         self._stopping = True
         self.link.send(worker_ipc.Stop(hand_over, time.monotonic()))
-        if await finishes_within(wait_for_either(self.stopped, self.exited), grace_s):
+        if await wait_finished(wait_for_either(self.stopped, self.exited), grace_s):
             return StopOutcome(self.stopped.result() if self.stopped.done() else None)
         stacks = await self.dump_stacks()
         signals = await self.kill()
@@ -144,7 +144,7 @@ class WorkerHandle:
                 break
             if self._signal(number):
                 sent.append(number.name)
-            await finishes_within(self.exited.wait(), grace_s)
+            await wait_finished(self.exited.wait(), grace_s)
         self.link.drop()
         return tuple(sent)
 
@@ -156,9 +156,9 @@ class WorkerHandle:
         if self.pid is None or self.exited.is_set():
             return None
         for pid in self.live_pids[1:]:
-            if stacks_path(self._run_dir, "worker", pid).exists():
+            if make_stacks_path(self._run_dir, "worker", pid).exists():
                 send_signal(pid, signal.SIGUSR1)
-        path = stacks_path(self._run_dir, "worker", self.pid)
+        path = make_stacks_path(self._run_dir, "worker", self.pid)
         before = bound_size(path)
         if not path.exists() or not send_signal(self.pid, signal.SIGUSR1):
             return None  # without the file there is no handler, and the signal would kill
@@ -191,7 +191,7 @@ class WorkerHandle:
 
     def remove_files(self) -> None:
         """Remove the files that killed ranks left behind."""
-        for path in rendezvous_paths(self._run_dir, self.epoch.number):
+        for path in make_rendezvous_paths(self._run_dir, self.epoch.number):
             with contextlib.suppress(OSError):  # no such file, or a read-only directory
                 path.unlink()
 
@@ -230,7 +230,7 @@ class WorkerHandle:
 
     async def _reap(self) -> None:
         """Wait for the exit of a worker whose socket was closed, and kill it after a timeout."""
-        if not await finishes_within(self.exited.wait(), REAP_TIMEOUT_S):
+        if not await wait_finished(self.exited.wait(), REAP_TIMEOUT_S):
             self._signal(signal.SIGKILL)
 
 
@@ -262,7 +262,7 @@ async def wait_for_either(future: asyncio.Future[Any], event: asyncio.Event) -> 
         waiting.cancel()
 
 
-async def finishes_within(waiting: Any, timeout_s: float) -> bool:
+async def wait_finished(waiting: Any, timeout_s: float) -> bool:
     """Report whether ``waiting`` finished within ``timeout_s`` seconds."""
     try:
         async with asyncio.timeout(timeout_s):

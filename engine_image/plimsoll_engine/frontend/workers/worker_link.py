@@ -96,7 +96,7 @@ class WorkerLink:
                     await self._work.wait()
                     continue
                 # Nothing may happen between packing and writing: the sender records both as one.
-                writer.write(worker_ipc.frame(self.sender.pack(message)))
+                writer.write(worker_ipc.encode_frame(self.sender.pack(message)))
                 await writer.drain()
 
 

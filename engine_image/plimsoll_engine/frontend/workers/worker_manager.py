@@ -111,7 +111,7 @@ class WorkerManager:
         """
         if (standby := await self.standby.take()) is not None:
             return standby, True
-        successor = self._workers.successor()
+        successor = self._workers.get_successor()
         await self._workers.prepare(successor, min(PREPARE_TIMEOUT_S, self._timeout_s))
         return successor, False
 

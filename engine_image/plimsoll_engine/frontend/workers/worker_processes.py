@@ -28,8 +28,8 @@ from plimsoll_engine.frontend.workers.worker_handle import (
     StopOutcome,
     WorkerHandle,
     describe_exit,
-    finishes_within,
     send_signal,
+    wait_finished,
 )
 from plimsoll_engine.frontend.workers.worker_link import WorkerSocket
 from plimsoll_engine.frontend.workers.zygote_client import ZygoteClient
@@ -141,13 +141,13 @@ class WorkerProcesses:
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
         """Start the worker of the next epoch. Return its Ready message once it serves."""
-        worker = self.successor()
+        worker = self.get_successor()
         self._set_serving(worker)
         deadline = time.monotonic() + timeout_s
         await self.prepare(worker, timeout_s)
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
-    def successor(self) -> WorkerHandle:
+    def get_successor(self) -> WorkerHandle:
         """Return a worker with a new epoch number. It has not been forked yet."""
         return WorkerHandle(
             self._epochs.reserve(),
@@ -242,7 +242,7 @@ class WorkerProcesses:
     async def discard(self) -> None:
         """Wait until a lost worker has exited, and kill it after a timeout."""
         worker = self._serving
-        if worker is not None and not await finishes_within(worker.exited.wait(), REAP_TIMEOUT_S):
+        if worker is not None and not await wait_finished(worker.exited.wait(), REAP_TIMEOUT_S):
             await self._kill(worker)
 
     async def drop_weights(self) -> None:
@@ -252,7 +252,7 @@ class WorkerProcesses:
         """
         for worker in list(self._living.values()):
             worker.dismiss()
-            if not await finishes_within(worker.exited.wait(), EXIT_GRACE_S):
+            if not await wait_finished(worker.exited.wait(), EXIT_GRACE_S):
                 await self._kill(worker)
         server = self._weight_server
         if server is None:
@@ -260,7 +260,7 @@ class WorkerProcesses:
         server.stopping = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             send_signal(server.pid, number)
-            if await finishes_within(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
+            if await wait_finished(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
                 return
         await self._handle_unkillable("weight server", server.pid, needed=True)
 
@@ -349,7 +349,7 @@ class WorkerProcesses:
 
     async def _await_exit(self, worker: WorkerHandle) -> None:
         """Wait until a stopped worker has exited; kill it after a timeout."""
-        if not await finishes_within(worker.exited.wait(), EXIT_GRACE_S):
+        if not await wait_finished(worker.exited.wait(), EXIT_GRACE_S):
             log.warning("the worker does not exit", extra={"pid": worker.pid})
             await self._kill(worker)
 

@@ -121,7 +121,7 @@ class ZygoteClient:
             raise ZygoteLost("the zygote is not running")
         self._forked = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(zygote_ipc.frame(request))
+            self._writer.write(zygote_ipc.encode_frame(request))
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await self._forked
         except TimeoutError:

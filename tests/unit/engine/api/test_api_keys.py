@@ -23,13 +23,13 @@ def test_several_keys_are_several_tenants_and_one_is_none(tmp_path: Path) -> Non
     file = tmp_path / "keys"
     write(file, "a\n\n  b \n", 1)
     keys = ApiKeys(file)
-    assert [keys.tenant(f"Bearer {key}".encode()) for key in "ab"] == ["key 1", "key 2"]
-    assert [keys.tenant(one) for one in (b"bearer a", b"BEARER  b")] == ["key 1", "key 2"]
+    assert [keys.get_tenant(f"Bearer {key}".encode()) for key in "ab"] == ["key 1", "key 2"]
+    assert [keys.get_tenant(one) for one in (b"bearer a", b"BEARER  b")] == ["key 1", "key 2"]
     for wrong in (b"", b"Bearer ", b"Bearer", b"a", b"Basic a", b"Bearer \xff", b"Bearer ab"):
-        assert keys.tenant(wrong) is None
+        assert keys.get_tenant(wrong) is None
     write(file, "c\n", 2)
-    assert keys.tenant(b"Bearer c") == ""
-    assert keys.tenant(b"Bearer a") is None
+    assert keys.get_tenant(b"Bearer c") == ""
+    assert keys.get_tenant(b"Bearer a") is None
 
 
 def test_a_file_that_goes_away_leaves_the_last_keys(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_a_file_that_goes_away_leaves_the_last_keys(tmp_path: Path) -> None:
     keys = ApiKeys(file)
     for text in ("", "\n", "é\n"):
         write(file, text, 2 + len(text.encode()))
-        assert keys.tenant(b"Bearer a") == ""
+        assert keys.get_tenant(b"Bearer a") == ""
     file.unlink()
-    assert keys.tenant(b"Bearer a") == ""
+    assert keys.get_tenant(b"Bearer a") == ""
 
 
 @pytest.mark.parametrize("content", [None, "", "\n \n", "ä"])

@@ -84,7 +84,7 @@ def test_a_template_without_the_last_message_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_an_effort_is_a_variable_of_the_template(given: Any, effort: Any, found: Any) -> None:
-    assert ChatPrompt.template_variables(given, effort) == found
+    assert ChatPrompt.make_template_variables(given, effort) == found
     assert msgspec.json.encode(given or {}) == msgspec.json.encode(dict(given or {}))
 
 

@@ -20,9 +20,9 @@ from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.answer import UNPARSED_CALL, GenerationResponse
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice
-from plimsoll_engine.api.logprobs import completion_logprobs
+from plimsoll_engine.api.logprobs import make_completion_logprobs
 from plimsoll_engine.api.reasoning import ReasoningParser
-from plimsoll_engine.api.responses import CompletionChoice, usage_object
+from plimsoll_engine.api.responses import CompletionChoice, make_usage_object
 from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.requests.request_log import (
     Delta,
@@ -38,7 +38,7 @@ CALL = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
 
 
 def chunks(choice: ChatChoice, *deltas: Delta) -> list[dict[str, Any]]:
-    return [chunk for delta in deltas for chunk in choice.chunks(delta)]
+    return [chunk for delta in deltas for chunk in choice.make_chunks(delta)]
 
 
 def chat(**fields: Any) -> ChatChoice:
@@ -56,7 +56,7 @@ def test_the_end_is_in_the_last_chunk_with_something_in_it() -> None:
 
 def test_reasoning_text_and_calls_end_once() -> None:
     choice = chat(
-        parser=tool_families.parser_for("hermes", {}), ids=True, reasoning=ReasoningParser()
+        parser=tool_families.create_parser("hermes", {}), ids=True, reasoning=ReasoningParser()
     )
     whole = Delta(f"why</think>so{CALL}", "stop", [], [1, 2, 3])
     found = chunks(choice, whole)
@@ -69,17 +69,17 @@ def test_reasoning_text_and_calls_end_once() -> None:
 def test_the_reason_is_told_where_the_client_named_it(reason: Any, told: Any) -> None:
     end = Delta("a", "stop", [], [7], reason)
     for choice in (chat(stop_ids={7}), CompletionChoice(0, str, stop_ids={7})):
-        (chunk,) = choice.chunks(end)
+        (chunk,) = choice.make_chunks(end)
         assert chunk["stop_reason"] == told
         choice.add(end)
         assert choice.to_object()["stop_reason"] == told
-    (chunk,) = chat().chunks(Delta("a", None, []))
+    (chunk,) = chat().make_chunks(Delta("a", None, []))
     assert "stop_reason" not in chunk
 
 
 def test_a_chat_begins_with_its_echo() -> None:
     choice = chat(echo="An apple ")
-    first = choice.first_chunk()
+    first = choice.make_first_chunk()
     assert first is not None
     assert first["delta"] == {"role": "assistant", "content": "An apple "}
     choice.add(Delta("a day", "length", []))
@@ -90,11 +90,13 @@ def test_usage_counts_what_was_sent() -> None:
     generations = [Generation(name, [1, 2], Sampling(9), bytes_text()) for name in "ab"]
     generations[0].output_ids = [5, 6, 9, 7]
     generations[1].output_ids = [5]
-    told = usage_object(generations, 2, reasoning_end=9, sent=[1, 0])
+    told = make_usage_object(generations, 2, reasoning_end=9, sent=[1, 0])
     assert (told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]) == (2, 1, 3)
     assert told["completion_tokens_details"] == {"reasoning_tokens": 1}
-    assert usage_object(generations, 2, 9)["completion_tokens_details"] == {"reasoning_tokens": 3}
-    assert usage_object(generations, 2)["completion_tokens"] == 5
+    assert make_usage_object(generations, 2, 9)["completion_tokens_details"] == {
+        "reasoning_tokens": 3
+    }
+    assert make_usage_object(generations, 2)["completion_tokens"] == 5
 
 
 def test_usage_looks_at_each_token_once() -> None:
@@ -103,7 +105,7 @@ def test_usage_looks_at_each_token_once() -> None:
     one.output_ids = Counted()
     for token in [5] * 200 + [9, 5, 5]:
         one.output_ids.append(token)
-        told = usage_object([one], 1, reasoning_end=9)
+        told = make_usage_object([one], 1, reasoning_end=9)
     assert told["completion_tokens_details"] == {"reasoning_tokens": 200}
     assert one.output_ids.read <= 2 * len(one.output_ids)
 
@@ -123,7 +125,7 @@ def test_a_call_among_thoughts_that_never_end_is_a_call() -> None:
     """Small models call tools while they think; what was cut short is no wish of theirs."""
     thought = 'I ask.\n<tool_call>{"name": "tide", "arguments": {}}</tool_call>'
     for reason, calls in (("stop", 1), ("length", 0)):
-        choice = chat(parser=tool_families.parser_for("hermes", {}), reasoning=ReasoningParser())
+        choice = chat(parser=tool_families.create_parser("hermes", {}), reasoning=ReasoningParser())
         for delta in (
             Delta(thought[:9], None, []),
             Delta(thought[9:], None, []),
@@ -136,7 +138,7 @@ def test_a_call_among_thoughts_that_never_end_is_a_call() -> None:
 
 
 def test_channels_of_gpt_oss_are_thoughts_a_call_and_an_answer() -> None:
-    choice = chat(parser=tool_families.parser_for("openai", {}))
+    choice = chat(parser=tool_families.create_parser("openai", {}))
     said = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Nine."
     )
@@ -149,7 +151,7 @@ def test_channels_of_gpt_oss_are_thoughts_a_call_and_an_answer() -> None:
 
 def test_candidates_with_one_text_do_not_merge() -> None:
     given = TokenLogprobs(7, Logprobs(-0.1, [7, 8, 9], [-0.1, -2.0, -3.0]), 0)
-    (top,) = completion_logprobs([given], lambda token: "�" if token < 9 else "x", 0)[
+    (top,) = make_completion_logprobs([given], lambda token: "�" if token < 9 else "x", 0)[
         "top_logprobs"
     ]
     assert msgspec.json.decode(top) == {"�": -0.1, "token_id:8": -2.0, "x": -3.0}
@@ -219,7 +221,7 @@ def test_a_call_that_cannot_be_read_is_told_in_a_header(family: str) -> None:
         def add(self, delta: Delta) -> None:
             super().add(delta._replace(text="[TOOL_CALLS]" if delta.finish_reason else ""))
 
-    choice = Tagged(0, str, tool_families.parser_for(family, {}))
+    choice = Tagged(0, str, tool_families.create_parser(family, {}))
     headers, body, metrics = played(choice, ends=["stop"], stream=False)
     assert json.loads(body)["choices"][0]["message"]["content"] == "[TOOL_CALLS]"
     assert ((b"x-plimsoll-warning", UNPARSED_CALL.encode()) in headers) is (family == "mistral")
@@ -237,10 +239,10 @@ def test_a_choice_that_fails_leaves_the_others_of_its_stream_alone() -> None:
 
 def test_a_fault_of_ours_ends_a_stream_with_an_error_event() -> None:
     class Broken(ChatChoice):
-        def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
             if delta.finish_reason is not None:
                 raise UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates not allowed")
-            return super().chunks(delta)
+            return super().make_chunks(delta)
 
     *_, error, done = streamed(Broken(0, str, None), ends=["stop"])
     assert json.loads(error)["error"]["code"] == "internal_error"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll_engine.api.reasoning import CLOSE, OPEN, ReasoningParser, ends_with_reasoning
+from plimsoll_engine.api.reasoning import CLOSE, OPEN, ReasoningParser, is_ending_with_reasoning
 
 PARTS = st.sampled_from([OPEN, CLOSE, "<thi", "nk>", "</", "<", "\n", " ", "text", "é"])
 
@@ -49,6 +49,8 @@ def test_what_is_reasoning(text: str, reasoning: str, content: str) -> None:
 
 
 def test_a_prompt_may_have_closed_it() -> None:
-    assert ends_with_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert not ends_with_reasoning("<|im_start|>assistant\n<think>\n")
-    assert not ends_with_reasoning("what does </think> mean?<|im_end|>\n<|im_start|>assistant\n")
+    assert is_ending_with_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not is_ending_with_reasoning("<|im_start|>assistant\n<think>\n")
+    assert not is_ending_with_reasoning(
+        "what does </think> mean?<|im_end|>\n<|im_start|>assistant\n"
+    )

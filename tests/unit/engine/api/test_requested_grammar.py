@@ -185,9 +185,9 @@ def test_what_is_prescribed_is_what_the_family_reads(
     assert vocabulary is not None
     matcher, ids = vocabulary.compile(found), list[int]()
     parts: list[ToolCall] = []
-    parser = tool_families.parser_for(family, {})
+    parser = tool_families.create_parser(family, {})
     template = tokenizers[added].get_template_source(tools=True)
-    forced = forced_calls.forced_call_parser(family, template, ["tide"], {}, several)
+    forced = forced_calls.create_forced_call_parser(family, template, ["tide"], {}, several)
     pieces: list[ToolCall] = []
     decoder = tokenizers[added].create_detokenizer_factory([], shown=tool_families.TAGS)()
     while not matcher.is_stopped() and len(ids) < 400:
@@ -263,7 +263,9 @@ def test_forced_calls_have_the_form_of_their_family(
     assert accepts(found, several, tokenizers[0])
     for wrong in ("ft", "low", "tide"):
         assert not accepts(found, text.replace(wrong, "x"), tokenizers[0])
-    parsed = tool_families.parser_for(family, {"tide": ["port", "kind"]}).push(several, last=True)
+    parsed = tool_families.create_parser(family, {"tide": ["port", "kind"]}).push(
+        several, last=True
+    )
     assert [json.loads(one.arguments) for one in parsed.calls] == [TIDE_CALL] * 2
 
 
@@ -323,7 +325,7 @@ def test_calls_without_arguments_are_of_their_form(ask: Ask, tokenizers: list[To
         found = ask(family, tools=tools, tool_choice="required")
         assert found is not None
         assert accepts(found, text, tokenizers[0])
-        (call,) = tool_families.parser_for(family, {}).push(text, last=True).calls
+        (call,) = tool_families.create_parser(family, {}).push(text, last=True).calls
         assert (call.name, call.arguments) == ("now", "{}")
 
 

@@ -27,7 +27,7 @@ def played(
     pieces: list[str], reason: str, thinks: bool = False, family: str = "hermes"
 ) -> tuple[ResponseOutput, list[dict[str, Any]]]:
     output = ResponseOutput(
-        "x", str, tool_families.parser_for(family, {}), ReasoningParser() if thinks else None
+        "x", str, tool_families.create_parser(family, {}), ReasoningParser() if thinks else None
     )
     token = TokenLogprobs(7, Logprobs(-0.5, [7], [-0.5]))
     deltas = [Delta(piece, None, [token]) for piece in pieces] + [Delta("", reason, [])]

@@ -9,13 +9,13 @@ import pytest
 
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.output_grammar import forced_tools
+from plimsoll_engine.api.output_grammar import list_forced_tools
 from plimsoll_engine.api.protocol import ChatRequest, Message
 from plimsoll_engine.api.responses_request import (
     AllowedFunctions,
     ResponsesRequest,
     drop_hosted_tools,
-    echoed_fields,
+    list_echoed_fields,
     to_chat,
 )
 
@@ -78,7 +78,7 @@ def test_options_become_those_of_a_chat() -> None:
     assert either.response_format == {"type": "json_object", "schema": schema}
     assert asked.tools is not None
     assert asked.tools[0].function.name == "f"
-    told = echoed_fields(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}), {})
+    told = list_echoed_fields(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}), {})
     assert (told["metadata"], told["tools"], told["tool_choice"]) == ({"a": "b"}, [], "auto")
 
 
@@ -152,8 +152,8 @@ def test_allowed_tools_are_those_of_a_chat_and_repeated() -> None:
     choice = allowed("required", {"type": "function", "name": "g"})
     raw = {"input": "hi", "tools": [TOOL, TOOL | {"name": "g"}], "tool_choice": choice}
     body = decode(json.dumps(raw).encode(), ResponsesRequest, strict=True)
-    assert [tool.function.name for tool in forced_tools(to_chat(body))] == ["g"]
-    assert echoed_fields(body, {})["tool_choice"] == choice
+    assert [tool.function.name for tool in list_forced_tools(to_chat(body))] == ["g"]
+    assert list_echoed_fields(body, {})["tool_choice"] == choice
 
 
 def test_hosted_tools_leave_the_allowed_ones_too() -> None:

@@ -138,7 +138,7 @@ WORDS = [
 
 
 def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, str, list[Call]]:
-    parser = tool_families.parser_for(family, texts or {})
+    parser = tool_families.create_parser(family, texts or {})
     *most, last = pieces or [""]
     found = [*map(parser.push, most), parser.push(last, last=True)]
     assert parser.push("", last=True).text == ""
@@ -173,7 +173,7 @@ def loaded(arguments: str) -> Any:
 
 def parse_forced(family: str, template: str, pieces: list[str]) -> tuple[str, list[Call], int]:
     """Return text, calls, and in how many parts they came."""
-    parser = forced_calls.forced_call_parser(family, template, FUNCTIONS, {}, True)
+    parser = forced_calls.create_forced_call_parser(family, template, FUNCTIONS, {}, True)
     found = [*map(parser.push, pieces), parser.push("", last=True)]
     calls = joined(found)
     assert not any(one.more for one in calls), "none is left open"
@@ -233,7 +233,7 @@ def test_no_call_is_lost_however_the_text_is_cut(
             places = [rng.randrange(len(text)) for _ in range(rng.randrange(1, 40))]
             assert parse(family, cut(text, places), texts) == whole
         assert parse(family, list(text), texts) == whole
-        parser = tool_families.parser_for(family, texts)
+        parser = tool_families.create_parser(family, texts)
         parts = [one for letter in text for one in parser.push(letter).calls]
         assert [one.name for one in parts if one.id] == [name for name, _ in calls]
         if family in ("pythonic", "qwen3_coder", "glm45"):  # which must see the end of a value
@@ -282,7 +282,7 @@ def test_a_forced_call_that_is_cut_is_given_out_as_far_as_it_came(
     written = json.dumps(given)
     begin = text.index(written)
     for place in range(1, len(text)):
-        parser = forced_calls.forced_call_parser(family, template, ["tide"], {}, True)
+        parser = forced_calls.create_forced_call_parser(family, template, ["tide"], {}, True)
         parsed = [parser.push(text[:place]), parser.push("", last=True)]
         calls = [one for parts in parsed for one in parts.calls]
         said = "".join(one.text for one in parsed)
@@ -302,7 +302,7 @@ def test_a_forced_call_whose_arguments_are_no_object_raises_nothing(
 ) -> None:
     text = write([("tide", {"port": 7})]).replace('{"port": 7}', value)
     for pieces in ([text], list(text)):
-        parser = forced_calls.forced_call_parser(family, template, ["tide"], {}, True)
+        parser = forced_calls.create_forced_call_parser(family, template, ["tide"], {}, True)
         parsed = [*map(parser.push, pieces), parser.push("", last=True)]
         calls = [one for parts in parsed for one in parts.calls]
         assert [(one.name, one.arguments) for one in calls] == [("tide", "")]
@@ -407,7 +407,7 @@ def test_a_call_that_is_cut_is_given_out_as_far_as_it_came(
     for place in range(1, len(text)):
         found = []
         for pieces in ([text[:place]], list(text[:place])):
-            parser = tool_families.parser_for(family, {"tide": ["port"]})
+            parser = tool_families.create_parser(family, {"tide": ["port"]})
             parsed = [*map(parser.push, pieces), parser.push("", last=True)]
             said = "".join(one.text for one in parsed)
             found.append(([(one.arguments, one.more) for one in joined(parsed)], said))
@@ -437,7 +437,7 @@ def test_brackets_that_the_model_left_open_are_closed(
     begun: str, arguments: str | None, step: int
 ) -> None:
     text = HERMES + '{"name": "f", "arguments": ' + begun
-    parser = tool_families.parser_for("hermes", {})
+    parser = tool_families.create_parser("hermes", {})
     pieces = [text[at : at + step] for at in range(0, len(text), step)]
     found = [*map(parser.push, pieces[:-1]), parser.push(pieces[-1], True, finished=True)]
     (call,) = joined(found)
@@ -446,7 +446,7 @@ def test_brackets_that_the_model_left_open_are_closed(
 
 
 def test_half_a_character_stays_the_escape_that_the_model_wrote() -> None:
-    parser = tool_families.parser_for("hermes", {})
+    parser = tool_families.create_parser("hermes", {})
     text = HERMES + '{"name": "f", "arguments": {"a": "\\ud83d"}}' + END_HERMES
     assert [one.arguments for one in joined([parser.push(text)])] == ['{"a": "\\ud83d"}']
     name = HERMES + '{"name": "\\ud83d", "arguments": {}}' + END_HERMES
@@ -454,7 +454,7 @@ def test_half_a_character_stays_the_escape_that_the_model_wrote() -> None:
 
 
 def test_only_the_first_call_is_given_out_where_one_is_wanted() -> None:
-    parser = tool_families.parser_for("hermes", {}, parallel=False)
+    parser = tool_families.create_parser("hermes", {}, parallel=False)
     found = [parser.push(one) for one in hermes([("a", {"c": 1}), ("b", {})])]
     (call,) = joined(found)
     assert (call.name, call.arguments, call.more) == ("a", '{"c": 1}', False)
@@ -483,7 +483,7 @@ def test_what_a_tag_began_and_stayed_text_is_noted() -> None:
         ("openai", harmony([("f", {})]), False),
         ("mistral", "[TOOL_CALLS]", True),
     ):
-        parser = tool_families.parser_for(family, {})
+        parser = tool_families.create_parser(family, {})
         parser.push(text, last=True)
         assert parser.has_unparsed_call is noted, text
 
@@ -507,7 +507,7 @@ def test_forms_of_other_checkpoints_of_a_family_are_read(family: str, text: str)
 
 
 def test_mistral_has_ids_that_its_templates_take() -> None:
-    (call,) = tool_families.parser_for("mistral", {}).push(mistral([("f", {})])).calls
+    (call,) = tool_families.create_parser("mistral", {}).push(mistral([("f", {})])).calls
     assert len(call.id) == 9
     assert call.id.isalnum()
 

@@ -84,7 +84,7 @@ class Link(RuleBasedStateMachine):
     def write(self) -> None:
         message = self.outbox.take()
         if message is not None:
-            self.socket.append(worker_ipc.frame(self.sender.pack(message))[LENGTH.size :])
+            self.socket.append(worker_ipc.encode_frame(self.sender.pack(message))[LENGTH.size :])
 
     @precondition(lambda self: self.socket)
     @rule()
@@ -115,7 +115,7 @@ class Link(RuleBasedStateMachine):
     @invariant()
     def in_step(self) -> None:
         if not self.socket:
-            assert self.sender.keys() == set(self.receiver.keys())
+            assert self.sender.list_keys() == set(self.receiver.list_keys())
 
     def teardown(self) -> None:
         while len(self.outbox):
@@ -136,7 +136,7 @@ def test_a_receiver_that_evicts_for_itself_is_caught() -> None:
         def unpack(self, submit: worker_ipc.Submit) -> worker_ipc.Submit | worker_ipc.MissingMedia:
             whole = super().unpack(submit)
             while len(self) > 2:
-                self._drop(self.keys()[0])
+                self._drop(self.list_keys()[0])
             return whole
 
     class SelfishLink(Link):

@@ -23,7 +23,7 @@ from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
@@ -131,7 +131,7 @@ def run(model: Any, helpers: Any) -> tuple[dict[str, list[int]], dict[tuple[str,
     texts = helpers.finish(engine)
     assert engine.scheduler.preemptions_total > 0
     assert engine.scheduler.prefix_hit_tokens_total > 0
-    idle, _, findings = audit(engine, Ledger())
+    idle, _, findings = run_audit(engine, Ledger())
     assert (idle, findings) == (True, [])
     engine.close()
     return texts, seen

@@ -21,7 +21,7 @@ from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, compare_receiver_cache
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.lost import count_lost_encoder_tokens
 from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
@@ -82,7 +82,7 @@ def chat(seed: int) -> Submit:
 
 
 def rules(engine: EngineCore, ledger: Ledger | None = None) -> set[str]:
-    return {finding.rule for finding in audit(engine, ledger or Ledger())[2]}
+    return {finding.rule for finding in run_audit(engine, ledger or Ledger())[2]}
 
 
 def test_an_output_freed_early_stays_with_the_runner(make: Make, helpers: Any) -> None:
@@ -165,12 +165,12 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
         assert isinstance(packed, Submit)
         engine.submit(packed)
         helpers.finish(engine)
-    (entry,) = (one for one in ledger.entries() if one.owner == "receiver_cache")
+    (entry,) = (one for one in ledger.list_entries() if one.owner == "receiver_cache")
     assert len(engine.receiver) == (2 if sound else 4)
     assert entry.bytes == engine.receiver.bytes
     assert rules(engine, ledger) == (set() if sound else {"ledger_within_bounds"})
     found = [
-        (f.rule, f.detail) for f in compare_receiver_cache(sender, set(engine.receiver.keys()))
+        (f.rule, f.detail) for f in compare_receiver_cache(sender, set(engine.receiver.list_keys()))
     ]
     told = [(RECEIVER, "2 media in the worker were not sent by the frontend")]
     assert found == ([] if sound else told)

@@ -13,15 +13,15 @@ import pytest
 
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.memory.audit import ALWAYS, AT_IDLE, audit
+from plimsoll_engine.memory.audit import ALWAYS, AT_IDLE, run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.trim import trim
-from plimsoll_engine.process.host_memory import PythonObjects, malloc, process_memory
+from plimsoll_engine.process.host_memory import PythonObjects, process_memory, read_malloc
 from plimsoll_engine.process.owners import Owner
 
 
 def rules_hit(engine: EngineCore, ledger: Ledger | None = None) -> set[str]:
-    return {finding.rule for finding in audit(engine, ledger or Ledger())[2]}
+    return {finding.rule for finding in run_audit(engine, ledger or Ledger())[2]}
 
 
 def test_a_sound_engine_has_no_findings_at_work_and_at_idle(make_engine: Any, helpers: Any) -> None:
@@ -32,9 +32,9 @@ def test_a_sound_engine_has_no_findings_at_work_and_at_idle(make_engine: Any, he
     always, at_idle = [[rule.__name__ for rule in rules] for rules in (ALWAYS, AT_IDLE)]
     for _ in range(2):
         engine.step()
-        assert audit(engine, Ledger([engine])) == (False, own + always, [])
+        assert run_audit(engine, Ledger([engine])) == (False, own + always, [])
     helpers.finish(engine)
-    assert audit(engine, Ledger([engine])) == (True, own + always + at_idle, [])
+    assert run_audit(engine, Ledger([engine])) == (True, own + always + at_idle, [])
 
 
 DAMAGE: list[tuple[Callable[[EngineCore], Any], set[str]]] = [
@@ -68,7 +68,7 @@ class Part:
     held: list[Owner]
     name: str = "part"
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         return self.held
 
     def close(self) -> None:
@@ -78,12 +78,12 @@ class Part:
 def test_an_owner_outside_its_bound_is_found(make_engine: Any) -> None:
     part = Part([owner("cache", 11, 10), owner("unbounded", 1 << 40, None)])
     ledger = Ledger([part])
-    idle, _, findings = audit(make_engine(), ledger)
+    idle, _, findings = run_audit(make_engine(), ledger)
     assert idle
     assert [f.detail for f in findings] == ["cache holds 11 bytes; its bound is 10"]
     part.held.append(owner("cache", 0, None))
     with pytest.raises(ValueError, match="'cache' is registered twice"):
-        ledger.entries()
+        ledger.list_entries()
 
 
 def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helpers: Any) -> None:
@@ -110,9 +110,9 @@ def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helper
 
 
 def test_malloc_is_seen_from_inside() -> None:
-    before, _ = malloc()
+    before, _ = read_malloc()
     payload = bytearray(32 << 20)
-    after, _ = malloc()
+    after, _ = read_malloc()
     assert before is not None
     assert after is not None
     assert after - before >= len(payload)

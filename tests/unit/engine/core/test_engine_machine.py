@@ -467,7 +467,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.runner.wrong == []
         for one in RULES:
             assert one(self.engine, Ledger()) == [], one.__name__
-        checks = {k: v for one in self.engine.owners() for k, v in one.checks.items()}
+        checks = {k: v for one in self.engine.list_owners() for k, v in one.checks.items()}
         for name in OWN_RULES & checks.keys():
             assert checks[name]() == [], name
         assert len(self.engine.scheduler.running) <= SEQS

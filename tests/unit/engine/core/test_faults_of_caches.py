@@ -16,7 +16,7 @@ from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.execute.sampling import plan_sampling
 from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.kvcache.offload import Offload
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.lost import count_lost_host_blocks
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -31,7 +31,7 @@ BLOCKS, SLOTS, PROMPTS = 32, 48, 8
 
 
 def rules_hit(engine: Any, ledger: Ledger | None = None) -> set[str]:
-    return {finding.rule for finding in audit(engine, ledger or Ledger())[2]}
+    return {finding.rule for finding in run_audit(engine, ledger or Ledger())[2]}
 
 
 def serve_prefixes(engine: EngineCore, helpers: Any, first: int) -> None:
@@ -101,7 +101,7 @@ def test_unloaded_adapters_leave_their_host_copies(tmp_path: Path) -> None:
         # The ledger counts what serves: the residue is in malloc alone, outside of every account.
         assert rules_hit(engine, lifecycle.ledger) == set()
     finally:
-        lifecycle.shutdown()
+        lifecycle.shut_down()
 
 
 @pytest.mark.parametrize("bound", ["low", "true"])
@@ -114,12 +114,12 @@ def test_a_sound_cache_fills_whatever_it_declared(bound: str, tiny_checkpoint: P
         text = f"cache_fills:text_bytes=16Ki,bound={bound}"
         faults = WorkerFaults(text, 1, engine)
         declared = []
-        before = host_memory.malloc()[0]
+        before = host_memory.read_malloc()[0]
         for _ in range(4):
             faults.after_step(12)
-            (entry,) = [e for e in ledger.entries() if e.owner == "grammar_cache"]
+            (entry,) = [e for e in ledger.list_entries() if e.owner == "grammar_cache"]
             declared.append(entry.bytes)
-        after = host_memory.malloc()[0]
+        after = host_memory.read_malloc()[0]
         assert before is not None
         assert after is not None
         assert after > before
@@ -133,7 +133,7 @@ def test_a_sound_cache_fills_whatever_it_declared(bound: str, tiny_checkpoint: P
             assert entry.bound == true
             assert rules_hit(engine, ledger) == set()
     finally:
-        lifecycle.shutdown()
+        lifecycle.shut_down()
 
 
 def test_each_mask_is_kept_once_a_step(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

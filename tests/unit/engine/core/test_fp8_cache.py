@@ -28,7 +28,7 @@ from plimsoll_engine.kvcache.block_copies import Copies
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, compute_pool_sums, make_pool_tensors
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefused, PoolLayout
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -155,7 +155,7 @@ def test_the_text_does_not_depend_on_the_schedule(make_engine: Any, helpers: Any
     assert engine.scheduler.preemptions_total > 0
     assert texts(engine, helpers) == expected
     assert engine.scheduler.prefix_hit_tokens_total > 0
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
 
 
 def test_logits_are_near_those_of_float32(helpers: Any, record_property: Any) -> None:
@@ -216,18 +216,18 @@ def test_evicted_blocks_come_back(make_engine: Any, helpers: Any) -> None:
             assert helpers.finish(engine) == helpers.finish(plain)
             for _ in range(4):
                 engine.poll(idle=True)
-                assert audit(engine, Ledger())[2] == []
+                assert run_audit(engine, Ledger())[2] == []
         assert (engine.scheduler.offload.loaded_total > 0) == bool(turn)
 
 
 def test_a_kept_scale_is_found(make_engine: Any) -> None:
     engine = make_engine(kv_dtype=FP8)
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
     kept = engine.runner.kv_scales
-    rules = [finding.rule for finding in audit(engine, Ledger())[2]]
+    rules = [finding.rule for finding in run_audit(engine, Ledger())[2]]
     assert rules == ["kv_pool_has_its_owners_alone"]
     del kept
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
 
 
 def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helpers: Any) -> None:
@@ -278,13 +278,13 @@ def test_an_engine_starts_serves_and_ends(tiny_checkpoint: Path, tmp_path: Path)
     )  # fmt: skip
     lifecycle = CoreLifecycle(config)
     engine = lifecycle.start()
-    entries = {entry.owner: entry for entry in lifecycle.ledger.entries()}
+    entries = {entry.owner: entry for entry in lifecycle.ledger.list_entries()}
     per_token = 2 * 4 * 2 * (16 + 4)
     assert entries["kv_pool"].bytes == entries["kv_pool"].bound == 64 * 16 * per_token
     assert entries["kv_offload"].bytes == (1 << 20) // (16 * per_token) * 16 * per_token
-    assert audit(engine, lifecycle.ledger)[2] == []
+    assert run_audit(engine, lifecycle.ledger)[2] == []
     del engine
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     assert lifecycle.engine is None
 
 
@@ -316,4 +316,4 @@ def test_the_flag(tiny_checkpoint: Path, tmp_path: Path) -> None:
     common = ["--model", str(tiny_checkpoint), "--run-dir", str(tmp_path)]
     for flags, expected in (([], "auto"), (["--kv-cache-dtype", "fp8"], "fp8")):
         found = settings.from_flags(parser.parse_args([*common, *flags]), {})
-        assert found.worker.kv_cache_dtype == expected
+        assert found.worker.kv_cache_dtype == skip_expected

@@ -63,7 +63,7 @@ def test_each_expert_is_written_and_read_with_its_scales(exact: Path, fp8: Path)
         "input_layernorm.weight", "post_attention_layernorm.weight", "mlp.gate.weight",
         "self_attn.q_norm.weight", "self_attn.k_norm.weight",
     }  # fmt: skip
-    tensors = load(fp8).parameters_by_name()
+    tensors = load(fp8).get_parameters()
     first, second = (
         quantized.dequantize(tensors[f"layers.2.{name}"], tensors[f"layers.2.{name}_scale"])
         for name in ("gate_up", "down")
@@ -86,7 +86,7 @@ def test_scales_may_have_the_type_of_the_other_tensors(fp8: Path, tmp_path: Path
     narrow = {n: t.bfloat16() if n.endswith("_scale") else t for n, t in tensors.items()}
     save_file(narrow, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((fp8 / "config.json").read_text())
-    found, wanted = (load(folder).parameters_by_name() for folder in (tmp_path, fp8))
+    found, wanted = (load(folder).get_parameters() for folder in (tmp_path, fp8))
     scales = found["layers.0.down_scale"]
     assert scales.dtype == torch.float32
     assert torch.equal(scales, wanted["layers.0.down_scale"].bfloat16().float())

@@ -59,7 +59,7 @@ def fp8(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_checkpoint_is_read_as_it_was_written(exact: Path, fp8: Path) -> None:
     was, written = load_file(exact / "model.safetensors"), load_file(fp8 / "model.safetensors")
-    tensors = load(fp8).parameters_by_name()
+    tensors = load(fp8).get_parameters()
     for name, tensor in was.items():
         if f"{name}_scale" not in written:
             assert torch.equal(written[name], tensor), name
@@ -209,7 +209,7 @@ def test_layers_that_are_ignored_keep_their_type(exact: Path, fp8: Path, tmp_pat
     changed(fp8, tmp_path / "model", restore)
     ignored = ["lm_head", "re:.*layers\\.0\\..*", "re:.*down_proj$"]
     edit(tmp_path / "model", lambda c: c.update(ignore=ignored))
-    tensors = load(tmp_path / "model").parameters_by_name()
+    tensors = load(tmp_path / "model").get_parameters()
     kinds = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype == FP8}
     assert sorted(kinds) == [
         f"layers.{layer}.{name}" for layer in (1, 2) for name in ("gate_up", "out", "qkv")
@@ -320,13 +320,13 @@ def test_shared_weights_have_both_types(fp8: Path) -> None:
     config = loader.load_config(fp8)
     model = loader.build(fp8, config, torch.float32)
     assert model is not None
-    manifest = lay_out(model.parameters_by_name())
+    manifest = lay_out(model.get_parameters())
     flat = torch.zeros(manifest.nbytes, dtype=torch.uint8)
     loader.bind(model, make_views(flat, manifest))
     loader.fill(model, fp8)
-    for name, tensor in load(fp8).parameters_by_name().items():
+    for name, tensor in load(fp8).get_parameters().items():
         assert torch.equal(
-            tensor.view(torch.uint8), model.parameters_by_name()[name].view(torch.uint8)
+            tensor.view(torch.uint8), model.get_parameters()[name].view(torch.uint8)
         ), name
     before = compute_checksums(flat, manifest)
     place = manifest.places["layers.0.down_scale"]
@@ -336,7 +336,7 @@ def test_shared_weights_have_both_types(fp8: Path) -> None:
     ]
     assert changed == ["layers.0.down_scale"]
     with pytest.raises(ValueError, match=r"layers\.0\.qkv is torch\.float32"):
-        loader.bind(model, {n: t.float() for n, t in model.parameters_by_name().items()})
+        loader.bind(model, {n: t.float() for n, t in model.get_parameters().items()})
 
 
 def test_shards_are_written_as_shards(exact: Path, tmp_path: Path) -> None:

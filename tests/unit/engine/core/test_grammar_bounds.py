@@ -22,7 +22,7 @@ from plimsoll_engine.core.grammar import matcher, trial
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars, Vocabulary
 from plimsoll_engine.core.grammar.trial import TrialPassed, TrialServer
 from plimsoll_engine.errors import TrialsLost
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, RequestFailure, Token
 from plimsoll_engine.process import host_memory
@@ -62,7 +62,7 @@ def outcomes(grammars: Grammars, count: int, timeout_s: float = 60.0) -> dict[st
     deadline = time.monotonic() + timeout_s
     while len(found) < count:
         assert time.monotonic() < deadline, f"only {list(found)}"
-        found |= dict(grammars.finished(0.05))
+        found |= dict(grammars.collect_finished(0.05))
     return found
 
 
@@ -159,7 +159,7 @@ def test_the_ledger_knows_what_a_trial_holds(grammars: Grammars) -> None:
     deadline = time.monotonic() + 20
     while grammars.bytes <= before:
         assert time.monotonic() < deadline
-        assert not grammars.finished()
+        assert not grammars.collect_finished()
     assert grammars.bytes <= grammars.bytes_bound
     grammars.drop("bomb")
 
@@ -169,10 +169,10 @@ def test_the_cache_is_charged_with_what_a_compiled_grammar_holds(
 ) -> None:
     """Optional parts one after the other: more than any estimate from the text's length."""
     text = 'start: "0" ' + 'A? "b"? ' * 4_000 + "\nA: /[a-c]/\n"
-    before = host_memory.malloc()[0]
+    before = host_memory.read_malloc()[0]
     assert before is not None
     alone = vocabulary.compile(Grammar("lark", text))
-    held = (host_memory.malloc()[0] or 0) - before
+    held = (host_memory.read_malloc()[0] or 0) - before
     del alone
     charged = grammars.bytes
     grammars.begin("large", Grammar("lark", text), [])
@@ -219,7 +219,7 @@ def test_a_slow_mask_ends_its_request_and_no_step_waits_for_it(
     assert "allowed next tokens" in dropped[0].message
     assert sum(token.request_id == "good" for token in tokens) == 200
     assert meanwhile > 10, "steps waited for the slow mask"
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
     engine.submit(helpers.submit("again", [6] * 9, 20, grammar=Grammar("regex", "[a-z]+", field)))
     again: list[RequestFailure] = []
     while engine.has_work:
@@ -245,7 +245,7 @@ def test_an_ambiguous_grammar_never_holds_a_step(
         longest = max(longest, time.thread_time() - begun)
     assert longest < 0.5  # CPU time, so that a busy machine does not matter
     assert sum(token.request_id == "good" for token in tokens) == 200
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
 
 
 class Pausing:

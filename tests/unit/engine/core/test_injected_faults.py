@@ -14,7 +14,7 @@ import pytest
 from plimsoll_api.admin import Role
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_faults import inject
@@ -34,7 +34,7 @@ def serve(engine: EngineCore, faults: WorkerFaults, helpers: Any, count: int = 3
 
 
 def rules_hit(engine: EngineCore) -> set[str]:
-    return {finding.rule for finding in audit(engine, Ledger())[2]}
+    return {finding.rule for finding in run_audit(engine, Ledger())[2]}
 
 
 def test_every_kind_is_somewhere_and_says_where_it_shows() -> None:

@@ -13,7 +13,7 @@ import torch
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.kvcache import offload as module
 from plimsoll_engine.kvcache.offload import Offload
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_faults.defects.offload import StuckCopies, UnpolledOffload
 
@@ -34,7 +34,7 @@ def offload_of(engine: EngineCore) -> Offload:
 
 
 def findings(engine: EngineCore) -> list[str]:
-    return [finding.rule for finding in audit(engine, Ledger())[2]]
+    return [finding.rule for finding in run_audit(engine, Ledger())[2]]
 
 
 def run_idle(engine: EngineCore, polls: int = 4) -> None:

@@ -28,7 +28,7 @@ from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.sizes import check_adapters
 from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.handover import PoolLayout
 from plimsoll_engine.messages.worker_ipc import Submit
@@ -103,7 +103,7 @@ def test_tokens_are_those_of_a_merged_checkpoint(name: str, tmp_path: Path, help
     found = texts(engine, [0, FIRST, SECOND], helpers)
     assert engine.scheduler.preemptions_total > 0
     assert engine.scheduler.prefix_hit_tokens_total > 0
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
     merged = {
         0: base,
         FIRST: merge(tmp_path / "base+first", base, first),
@@ -216,7 +216,7 @@ def test_an_unloaded_adapter_goes_with_its_last_request(
     assert refusal is not None
     assert "not loaded" in getattr(refusal, "message", "")
     assert adapters.bytes == loaded, "two requests use it"
-    assert audit(engine, ledger)[2] == []
+    assert run_audit(engine, ledger)[2] == []
     with pytest.raises(LoadError, match="--max-loras"):
         adapters.load("second", SECOND, adapter)
     ended = [engine.requests["one"], engine.requests["two"]]
@@ -225,7 +225,7 @@ def test_an_unloaded_adapter_goes_with_its_last_request(
     assert len(helpers.finish(engine)["two"]) == 8
     assert adapters.bytes == 0, "not even while an ended request is still looked at"
     ended.clear()
-    idle, rules, findings = audit(engine, ledger)
+    idle, rules, findings = run_audit(engine, ledger)
     assert (idle, findings) == (True, [])
     assert RULE in rules
     adapters.load("second", SECOND, adapter)
@@ -238,13 +238,13 @@ def test_the_audit_finds_an_adapter_that_nobody_holds(model: Any, adapter: Path)
     adapters = adapters_of(engine)
     adapters.load("first", FIRST, adapter)
     kept = adapters.get(FIRST)
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
     adapters.unload(FIRST)
-    findings = audit(engine, Ledger())[2]
+    findings = run_audit(engine, Ledger())[2]
     assert [finding.rule for finding in findings] == [RULE]
     assert "first" in findings[0].detail
     del kept
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
     engine.close()
 
 
@@ -259,12 +259,12 @@ def test_the_ledger_has_them_and_shutdown_lets_go(base: Path, adapter: Path) -> 
     lifecycle = CoreLifecycle(config_of(base, 3))
     adapters = adapters_of(lifecycle.start())
     adapters.load("first", FIRST, adapter)
-    (entry,) = (e for e in lifecycle.ledger.entries() if e.owner == "lora_adapters")
+    (entry,) = (e for e in lifecycle.ledger.list_entries() if e.owner == "lora_adapters")
     kept = weakref.ref(next(iter(adapters.living)))
     halves = load_file(adapter / WEIGHTS).values()
     assert entry.bytes == sum(tensor.nbytes for tensor in halves)
     assert entry.bound == 3 * 2 * entry.bytes, "three of twice the rank"
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     assert kept() is None
     assert adapters.bytes == 0
 
@@ -273,11 +273,11 @@ def test_an_engine_without_adapters_has_no_owner_and_takes_none(base: Path, help
     lifecycle = CoreLifecycle(config_of(base, 0))
     engine = lifecycle.start()
     assert engine.runner.adapters is None
-    assert "lora_adapters" not in {entry.owner for entry in lifecycle.ledger.entries()}
+    assert "lora_adapters" not in {entry.owner for entry in lifecycle.ledger.list_entries()}
     refusal = engine.submit(submit("one", [5, 6, 7], FIRST, 8, helpers))
     assert "not loaded" in getattr(refusal, "message", "")
-    assert audit(engine, lifecycle.ledger)[::2] == (True, [])
-    lifecycle.shutdown()
+    assert run_audit(engine, lifecycle.ledger)[::2] == (True, [])
+    lifecycle.shut_down()
 
 
 @pytest.mark.parametrize("kind", ["llava", "whisper", "gpt_neox"])

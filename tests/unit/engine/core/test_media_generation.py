@@ -27,7 +27,7 @@ from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models import loader
@@ -89,7 +89,7 @@ def make_engine(models: dict[str, Any]) -> Iterator[MakeMediaEngine]:
 
     yield make
     for engine in engines:
-        idle, _, findings = audit(engine, Ledger())
+        idle, _, findings = run_audit(engine, Ledger())
         assert (idle, findings) == (True, [])
         engine.runner.model = None  # it is shared: close() would take its tensors
         engine.close()
@@ -322,7 +322,7 @@ def test_logits_equal_transformers(
 
 
 def findings(engine: EngineCore) -> set[str]:
-    return {finding.rule for finding in audit(engine, Ledger())[2]}
+    return {finding.rule for finding in run_audit(engine, Ledger())[2]}
 
 
 def test_outputs_freed_in_the_step_that_makes_them_are_found(

@@ -98,7 +98,7 @@ class OffloadMachine(RuleBasedStateMachine):
     def submit(self, family: int, length: int, max_tokens: int) -> None:
         self.number += 1
         prompt = [family * 100 + place for place in range(length)]
-        request = Request.of(Submit(str(self.number), prompt, Sampling(max_tokens=max_tokens)))
+        request = Request.create(Submit(str(self.number), prompt, Sampling(max_tokens=max_tokens)))
         if self.scheduler.find_refusal(request) is None:
             self.scheduler.add(request)
             self.alive[request.request_id] = request
@@ -172,7 +172,7 @@ class OffloadMachine(RuleBasedStateMachine):
         for place in range(request.computed, request.computed + chunk.count):
             slot = request.block_ids[place // BLOCK] * BLOCK + place % BLOCK
             self.kv[:, :, slot] = content(request.token_ids[: place + 1])
-        self.scheduler.computed(chunk)
+        self.scheduler.record_computed(chunk)
         extend_block_hashes(request, BLOCK)
         for index, key in enumerate(request.block_hashes):
             ends = [index * BLOCK + place + 1 for place in range(BLOCK)]

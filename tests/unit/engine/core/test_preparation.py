@@ -59,7 +59,7 @@ def test_the_config_is_read_while_the_context_is_made(
     lifecycle.prepare()
     assert devices == [torch.device("cpu")]
     assert helpers() == []
-    lifecycle.shutdown()
+    lifecycle.shut_down()
 
 
 @pytest.mark.parametrize("where", ["loader.choose_device", "create_context"])
@@ -103,7 +103,7 @@ def test_kernels_are_loaded_by_the_first_layers_alone(
     lifecycle.prepare()
     assert layers == {0, 1}
     assert lifecycle.model.kv.layers == 4
-    lifecycle.shutdown()
+    lifecycle.shut_down()
 
 
 EXPERTS: dict[str, Any] = {

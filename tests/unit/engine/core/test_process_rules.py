@@ -16,7 +16,7 @@ import torch
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
 from plimsoll_engine.core.execute.layer_graphs import LayerGraphs
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process import rules
 from plimsoll_engine.process.rules import FreezeCounter, find_method_caches, frozen
@@ -24,7 +24,7 @@ from plimsoll_faults.defects import WorkerFaults, device, host
 
 
 def rules_hit(engine: EngineCore) -> set[str]:
-    return {finding.rule for finding in audit(engine, Ledger())[2]}
+    return {finding.rule for finding in run_audit(engine, Ledger())[2]}
 
 
 def serve(engine: EngineCore, faults: WorkerFaults, helpers: Any) -> None:

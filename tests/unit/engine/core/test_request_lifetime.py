@@ -20,7 +20,7 @@ import pytest
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, Submit
 from plimsoll_faults.defects.requests import CyclicRequest
@@ -111,7 +111,7 @@ def leftovers(
     engine.make_request = make
     act(engine, helpers)
     assert not engine.has_work
-    idle, rules, findings = audit(engine, Ledger())
+    idle, rules, findings = run_audit(engine, Ledger())
     assert idle
     assert "released_requests_die" in rules
     assert bool(len(engine.live)) == any(f.rule == "released_requests_die" for f in findings)
@@ -123,7 +123,7 @@ def leftovers(
 @pytest.mark.parametrize("act", SCENARIOS)
 def test_no_request_survives_its_release(act: Scenario, make_engine: Any, helpers: Any) -> None:
     engine = make_engine(num_blocks=34, budget=48)
-    assert leftovers(engine, Request.of, act, helpers) == 0
+    assert leftovers(engine, Request.create, act, helpers) == 0
 
 
 @pytest.mark.usefixtures("no_collector")
@@ -134,7 +134,7 @@ def test_a_request_that_stores_its_hasher_is_caught(
     """The real bug put back: the same check must find it, in every end."""
 
     def make_cyclic(submit: Submit) -> Request:
-        request = CyclicRequest.of(submit)
+        request = CyclicRequest.create(submit)
         assert isinstance(request, CyclicRequest)
         request.bind(block_size=4, payload_bytes=1 << 16)
         return request
@@ -200,7 +200,7 @@ def test_the_choices_of_a_long_prompt_take_little_and_are_in_the_ledger(
     try:
         before = tracemalloc.get_traced_memory()[0]
         requests = [
-            Request.of(msgspec.structs.replace(submit, prompt_ids=submit.prompt_ids * 1000))
+            Request.create(msgspec.structs.replace(submit, prompt_ids=submit.prompt_ids * 1000))
             for submit in (msgspec.msgpack.decode(body, type=Submit) for _ in range(8))
         ]
         held = tracemalloc.get_traced_memory()[0] - before

@@ -57,7 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             str(self.number), [family] * length, Sampling(max_tokens=max_tokens),
             priority=priority, tenant=tenant, cache_salt=salt,
         )  # fmt: skip
-        request = Request.of(submit)
+        request = Request.create(submit)
         if self.scheduler.find_refusal(request) is None:
             self.scheduler.add(request)
             self.alive[request.request_id] = request
@@ -75,7 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert chunks, "work is left and nothing was scheduled"
         assert sum(chunk.count for chunk in chunks) <= BUDGET
         assert len({id(chunk.request) for chunk in chunks}) == len(chunks)
-        head = self.scheduler.waiting.head()
+        head = self.scheduler.waiting.peek()
         if head is not None and head.request_id not in self.put_off:
             same = (c.request for c in chunks if c.request.tenant == head.tenant)
             assert all(request.priority <= head.priority for request in same)
@@ -97,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for chunk in chunks:
             request = chunk.request
             assert len(request.block_ids) * BLOCK >= request.computed + chunk.count
-            self.scheduler.computed(chunk)
+            self.scheduler.record_computed(chunk)
             if not request.num_uncomputed:
                 request.append(self.number % 3)
                 if request.get_finish_reason(0, LENGTH):

@@ -53,7 +53,7 @@ def tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[torch.
 
     def watched_load(*arguments: Any) -> Any:
         model = load(*arguments)
-        found.extend(weakref.ref(tensor) for tensor in model.parameters_by_name().values())
+        found.extend(weakref.ref(tensor) for tensor in model.get_parameters().values())
         return model
 
     def watched_init(runner: Runner, *arguments: Any) -> None:
@@ -104,8 +104,8 @@ def alive_after(
     lifecycle: CoreLifecycle, end: Callable[..., None], helpers: Any, tensors: Any
 ) -> int:
     end(lifecycle, helpers)
-    lifecycle.shutdown()
-    lifecycle.shutdown()
+    lifecycle.shut_down()
+    lifecycle.shut_down()
     assert len(tensors) > 30
     return sum(reference() is not None for reference in tensors)
 
@@ -164,9 +164,9 @@ def test_freeze_is_paired_and_thresholds_are_put_back(config: WorkerConfig) -> N
     lifecycle.start()
     assert gc.get_freeze_count() > 0
     assert gc.get_threshold() == GC_THRESHOLDS
-    lifecycle.shutdown()
+    lifecycle.shut_down()
     assert (gc.get_threshold(), gc.get_freeze_count()) == before
 
 
 def test_shutdown_before_start_does_nothing(config: WorkerConfig) -> None:
-    CoreLifecycle(config).shutdown()
+    CoreLifecycle(config).shut_down()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from plimsoll_engine.process import stacks
-from plimsoll_engine.process.stacks import stacks_path
+from plimsoll_engine.process.stacks import make_stacks_path
 
 
 def ended_pid() -> int:
@@ -20,13 +20,13 @@ def ended_pid() -> int:
 
 def test_only_the_newest_with_stacks_in_them_stay(tmp_path: Path) -> None:
     gone = ended_pid()
-    folder = stacks_path(tmp_path, "worker", 1).parent
+    folder = make_stacks_path(tmp_path, "worker", 1).parent
     folder.mkdir()
-    living = stacks_path(tmp_path, "frontend", os.getpid())
+    living = make_stacks_path(tmp_path, "frontend", os.getpid())
     living.write_text("")
     for number in range(100):
         role = f"worker{number:03d}"
-        file = stacks_path(tmp_path, role, gone)
+        file = make_stacks_path(tmp_path, role, gone)
         file.write_text("stack" if number % 2 else "")
         os.utime(file, (number, number))
     stacks.remove_stale_stacks(tmp_path)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import BASE_BYTES, Grammars, Vocabulary
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, RequestFailure, Token
 from plimsoll_faults.models import tiny_text
@@ -61,7 +61,7 @@ def run(engine: EngineCore) -> tuple[dict[str, list[Token]], list[RequestFailure
         dropped += output.dropped
         for token in output.tokens:
             tokens.setdefault(token.request_id, []).append(token)
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
     return tokens, dropped
 
 
@@ -315,7 +315,7 @@ def test_an_abort_before_the_grammar_is_compiled_leaves_nothing(
         assert engine.abort(str(number))
     assert not engine.has_work
     assert len(engine.grammars) == 0
-    assert audit(engine, Ledger())[2] == []
+    assert run_audit(engine, Ledger())[2] == []
 
 
 def test_the_cache_is_bounded_and_shared(vocabulary: Vocabulary) -> None:
@@ -325,7 +325,7 @@ def test_the_cache_is_bounded_and_shared(vocabulary: Vocabulary) -> None:
             grammars.begin(f"{number}-{copy}", Grammar("regex", f"a{{{number}}}b"), [])
     seen: dict[str, Any] = {}
     while len(grammars):
-        seen |= dict(grammars.finished(5.0))
+        seen |= dict(grammars.collect_finished(5.0))
         assert grammars.bytes <= grammars.bytes_bound
     assert len(seen) == 18
     assert len(grammars._cache) == 3

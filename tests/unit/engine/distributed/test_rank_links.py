@@ -21,7 +21,7 @@ from plimsoll_engine.distributed.member import Member
 from plimsoll_engine.errors import LoadError, RanksLost, SettingsError
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.rank_ipc import Inputs
-from plimsoll_engine.messages.zygote_ipc import WorkerConfig, rendezvous_paths
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig, make_rendezvous_paths
 
 THREE = np.arange(3, dtype=np.int32)
 INPUTS = Inputs(
@@ -39,7 +39,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Leader, Link]]:
     yield leader, link
     link.close()
     leader.close()
-    assert not any(path.exists() for path in rendezvous_paths(tmp_path, 1))
+    assert not any(path.exists() for path in make_rendezvous_paths(tmp_path, 1))
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ def test_the_parts_of_all_ranks_are_the_whole(checkpoint: Path, fp8: bool, size:
         checkpoint /= "fp8"
     whole = load(checkpoint, Shard())
     ranks = [load(checkpoint, Shard(rank, size)) for rank in range(size)]
-    for name, tensor in whole.parameters_by_name().items():
-        theirs = [rank.parameters_by_name()[name] for rank in ranks]
+    for name, tensor in whole.get_parameters().items():
+        theirs = [rank.get_parameters()[name] for rank in ranks]
         part = ranks[0].parts[name]
         if part.split is None:
             assert all(torch.equal(one, tensor) for one in theirs), name
@@ -82,8 +82,8 @@ def test_the_parts_of_all_ranks_are_the_whole(checkpoint: Path, fp8: bool, size:
         ]
         assert torch.equal(torch.cat(found).float(), tensor.float()), name
     assert {rank.kv for rank in ranks} == {(2, 4 // size, 8)}
-    split = sum(t.nbytes for t in ranks[0].parameters_by_name().values())
-    assert split < sum(t.nbytes for t in whole.parameters_by_name().values())
+    split = sum(t.nbytes for t in ranks[0].get_parameters().values())
+    assert split < sum(t.nbytes for t in whole.get_parameters().values())
 
 
 @pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)

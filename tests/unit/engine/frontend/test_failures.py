@@ -88,7 +88,7 @@ class Rig:
         return True
 
     async def serve(self) -> WorkerHandle:
-        worker = self.processes.successor()
+        worker = self.processes.get_successor()
         self.processes._living[worker.epoch.number] = worker
         worker.pids += [PID + 90 + rank for rank in range(self.processes.ranks)]
         self.processes._set_serving(worker)
@@ -111,7 +111,7 @@ def test_a_standby_that_cannot_be_forked_costs_the_standby(
         rig = Rig(tmp_path, ranks, monkeypatch)
         serving = await rig.serve()
         rig.zygote.failure = {ranks - 1: error}
-        standby = rig.processes.successor()
+        standby = rig.processes.get_successor()
         with pytest.raises(WorkerLost, match="cannot start the worker"):
             await rig.processes.prepare(standby, 5.0)
         assert not serving.is_lost
@@ -162,7 +162,7 @@ def test_a_successor_that_cannot_be_reaped_leaves_the_serving_worker_alone(
     async def run() -> None:
         rig = Rig(tmp_path, 1, monkeypatch)
         serving = await rig.serve()
-        stuck = rig.processes.successor()
+        stuck = rig.processes.get_successor()
         rig.processes._living[stuck.epoch.number] = stuck
         stuck.pids.append(PID + 5)
         rig.dies = False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_engine.__main__ import _parser
+from plimsoll_engine.__main__ import _build_parser
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, AdapterRegistry
 from plimsoll_engine.messages.lora_modules import LoraModule
@@ -25,7 +25,7 @@ def settings(tmp_path: Path, *flags: str) -> Settings:
         (model / name).write_text("{}")
     (tmp_path / "adapter").mkdir()
     serve = ["serve", "--model", str(model), "--run-dir", str(tmp_path / "run")]
-    return from_flags(_parser().parse_args([*serve, *flags]), {})
+    return from_flags(_build_parser().parse_args([*serve, *flags]), {})
 
 
 def test_adapters_are_off_by_default(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     one = adapters.find("one")
     assert one is not None
     assert one.required
-    assert adapters.loaded(AdapterLoadResult("", one.number)) is None
+    assert adapters.record_loaded(AdapterLoadResult("", one.number)) is None
     assert not one.required
     with pytest.raises(AdapterRefused, match="already loaded"):
         adapters.create("one", Path("/other"))
@@ -120,7 +120,7 @@ def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
     adapters = AdapterRegistry(1, {"one": LoraModule("one", "/one")})
     (one,) = adapters.list_for_worker()
     adapters.use(one)
-    assert adapters.loaded(AdapterLoadResult("", one.number, "no such file")) is one
+    assert adapters.record_loaded(AdapterLoadResult("", one.number, "no such file")) is one
     assert (adapters.list_visible(), adapters.list_for_worker()) == ([], [])
     assert adapters.release(one) is None
     assert adapters.find_problems([]) == []

@@ -245,7 +245,7 @@ def test_an_error_within_the_admission_leaves_no_request_behind(
         for part, name in ((engine._counts, "count_admitted"), (engine.metrics, "count_admitted")):
             with monkeypatch.context() as broken:
                 broken.setattr(type(part), name, _fails)
-                with pytest.raises(ZeroDivisionError), engine.running(second):
+                with pytest.raises(ZeroDivisionError), engine.track_running(second):
                     raise AssertionError("it was not admitted")
             assert len(engine.requests) == 0
             assert engine.idle.is_set()

@@ -275,7 +275,7 @@ def test_an_answer_in_the_making_is_in_the_ledger(top: int, streamed: bool) -> N
         log.admit(one)
         tracemalloc.start()
         try:
-            empty, before = log.bytes(), tracemalloc.get_traced_memory()[0]
+            empty, before = log.count_bytes(), tracemalloc.get_traced_memory()[0]
             for number in range(1000):
                 likeliest = [100_000 + number + place for place in range(top)]
                 logprobs = Logprobs(-number / 7, likeliest, [-place / 3 for place in likeliest])
@@ -285,9 +285,9 @@ def test_an_answer_in_the_making_is_in_the_ledger(top: int, streamed: bool) -> N
             held = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
-        counted = log.bytes() - empty
+        counted = log.count_bytes() - empty
         one.take(streamed)
-        return held, counted, log.bytes() - empty
+        return held, counted, log.count_bytes() - empty
 
     held, counted, taken = asyncio.run(run())
     assert 0.6 * held < counted < 1.6 * held

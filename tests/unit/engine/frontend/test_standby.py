@@ -94,26 +94,29 @@ def test_the_ledger_has_what_the_devices_have_less() -> None:
     async def run() -> None:
         one = standby(Processes())
         one.on_report(devices(10 * GIB))
-        assert (one.prepared, one.processes, one.ledger()) == (None, [], [])
+        assert (one.prepared, one.processes, one.list_ledger_entries()) == (None, [], [])
         await turn()
         assert len(one.processes) == 1
-        assert [entry.kind for entry in one.ledger()] == [MemoryKind.HOST]
+        assert [entry.kind for entry in one.list_ledger_entries()] == [MemoryKind.HOST]
         one.on_report(devices(10 * GIB + 5))  # may have been written before
         # The worker's own allocator grew by as much again, which is not the standby's.
         one.on_report(devices(12 * GIB, 3 * GIB))
         one.on_report(devices(20 * GIB, 3 * GIB))
-        found = {entry.owner: (entry.kind, entry.bytes, entry.bound) for entry in one.ledger()}
+        found = {
+            entry.owner: (entry.kind, entry.bytes, entry.bound)
+            for entry in one.list_ledger_entries()
+        }
         assert found == {
             "standby_worker_host": (MemoryKind.HOST, 300 << 20, 300 << 20),
             "standby_worker_device": (MemoryKind.DEVICE, GIB, GIB),
         }
         await one.end()
-        left = {entry.owner: (entry.bytes, entry.bound) for entry in one.ledger()}
+        left = {entry.owner: (entry.bytes, entry.bound) for entry in one.list_ledger_entries()}
         assert left == {
             "standby_worker_host": (0, 300 << 20), "standby_worker_device": (0, GIB),
         }  # fmt: skip
         one.on_epoch_started()
-        assert one.ledger() == []
+        assert one.list_ledger_entries() == []
 
     asyncio.run(run())
 
@@ -130,7 +133,7 @@ def test_the_memory_of_the_former_worker_hides_no_standby() -> None:
         one.on_report(devices(10 * GIB))
         await turn()
         one.on_report(devices(11 * GIB))
-        assert {entry.owner: entry.bytes for entry in one.ledger()} == {
+        assert {entry.owner: entry.bytes for entry in one.list_ledger_entries()} == {
             "standby_worker_host": 300 << 20, "standby_worker_device": GIB,
         }  # fmt: skip
 
@@ -144,7 +147,7 @@ def test_the_ledger_has_the_processes_of_all_ranks() -> None:
         await turn()
         one.on_report(devices(11 * GIB) + devices(12 * GIB))
         assert [process.private for process in one.processes] == [300 << 20, 299 << 20]
-        found = {entry.owner: entry.bytes for entry in one.ledger()}
+        found = {entry.owner: entry.bytes for entry in one.list_ledger_entries()}
         assert found == {"standby_worker_host": 599 << 20, "standby_worker_device": 3 * GIB}
         await one.end()
 
@@ -154,8 +157,8 @@ def test_the_ledger_has_the_processes_of_all_ranks() -> None:
 def test_a_process_of_unknown_size_makes_the_sum_unknown() -> None:
     memory = StandbyMemory()
     known, unknown = (ProcessMemory(Role.WORKER, 7, private=size) for size in (5, None))
-    assert [entry.bytes for entry in memory.entries([known])] == [5]
-    assert memory.entries([known, unknown]) == []
+    assert [entry.bytes for entry in memory.list_ledger_entries([known])] == [5]
+    assert memory.list_ledger_entries([known, unknown]) == []
 
 
 def test_memory_of_one_that_prepares_itself_is_in_the_ledger_already() -> None:
@@ -170,7 +173,7 @@ def test_memory_of_one_that_prepares_itself_is_in_the_ledger_already() -> None:
         assert one.status == StandbyStatus(StandbyState.PREPARING)
         (process,) = one.processes
         assert (process.name, process.pid) == (STANDBY, os.getpid())
-        host, device = one.ledger()
+        host, device = one.list_ledger_entries()
         assert host.kind is MemoryKind.HOST
         assert host.bytes > 1 << 20
         assert (device.bytes, device.kind) == (GIB, MemoryKind.DEVICE)
@@ -188,13 +191,13 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
         await turn()
         assert (processes.made, one.status) == ([], StandbyStatus(StandbyState.ABSENT))
         for _ in range(2):  # again renews it
-            one.lease(60.0)
+            one.set_lease(60.0)
             one.on_report([])
             await turn()
         assert len(processes.made) == 1
         assert one.status == StandbyStatus(StandbyState.PREPARED)
         for _ in range(2):
-            one.lease(0.0)
+            one.set_lease(0.0)
             await turn()
         assert processes.abandoned == processes.made
         assert (one.prepared, one.processes) == (None, [])
@@ -202,20 +205,20 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
         await turn()
         assert len(processes.made) == 1, "nobody wants another"
 
-        one.lease(0.05)
+        one.set_lease(0.05)
         one.on_report([])
         await turn()
         taken = await one.take()
         assert taken is processes.made[1]
         await asyncio.sleep(0.1)
         assert processes.abandoned == processes.made[:1], "it serves, and the lease is over"
-        one.lease(0.05)
+        one.set_lease(0.05)
         one.on_report([])
         await turn()
         assert one.prepared is not None
         await asyncio.sleep(0.1)
         assert processes.abandoned == [processes.made[0], processes.made[2]]
-        one.lease(60.0)
+        one.set_lease(60.0)
         one.close()
         assert not one.is_wanted
 
@@ -238,7 +241,7 @@ def test_it_is_refused_where_it_would_take_the_last_memory(
         processes, free = Processes(), [spare]
         lease = StandbyPolicy.ON_SUSPICION
         one = Standby(cast(Any, processes), CrashBudget(), lease, 5.0, lambda: free[0])
-        one.lease(60.0)
+        one.set_lease(60.0)
         one.on_report([DeviceMemory(0, used=device, total=80 * GIB, torch_reserved=GIB)])
         await turn()
         assert (processes.made, one.error) == ([], lack)
@@ -361,7 +364,7 @@ def test_no_successor_is_made_beside_a_standby_that_is_being_given_back(
     async def run() -> None:
         processes = Processes()
         one = standby(processes, StandbyPolicy.ON_SUSPICION)
-        one.lease(60.0)
+        one.set_lease(60.0)
         one.on_report([])
         await turn()
         gone = asyncio.Event()
@@ -372,7 +375,7 @@ def test_no_successor_is_made_beside_a_standby_that_is_being_given_back(
             await abandon(handle)
 
         monkeypatch.setattr(processes, "abandon", slow)
-        one.lease(0.0)
+        one.set_lease(0.0)
         taking = asyncio.create_task(one.take())
         await turn()
         assert not taking.done(), "the caller forks a successor next"

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import AddedToken
 
 from plimsoll_engine.api.protocol import CompletionRequest
-from plimsoll_engine.api.sampling_params import sampling_params
+from plimsoll_engine.api.sampling_params import create_sampling
 from plimsoll_engine.checkpoint import Checkpoint
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
@@ -151,7 +151,7 @@ def test_sampling_defaults_are_of_the_generation_config(folder: Path) -> None:
 
     def made(**fields: Any) -> tuple[float, int, float]:
         body = CompletionRequest(model="m", prompt="x", **fields)
-        asked = sampling_params(body, 4, [], 9, None, [], read.defaults)
+        asked = create_sampling(body, 4, [], 9, None, [], read.defaults)
         return asked.temperature, asked.top_k, asked.top_p
 
     assert made() == (0.6, 20, 1.0)
@@ -317,9 +317,9 @@ def test_byte_tokens_have_their_byte(tmp_path: Path) -> None:
     llama_2(["▁there"]).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text("{}")
     tokenizer = Tokenizer(tmp_path)
-    (number,) = (tokenizer.token_id("<0xF0>"),)
+    (number,) = (tokenizer.get_token_id("<0xF0>"),)
     assert number is not None
     assert tokenizer.decode_token_bytes(number) == b"\xf0"
-    there = tokenizer.token_id("▁there")
+    there = tokenizer.get_token_id("▁there")
     assert there is not None
     assert tokenizer.decode_token_bytes(there) == b" there"

@@ -29,7 +29,7 @@ CONTEXT = 32_768
     [(1, CONTEXT, 20), (1, CONTEXT, None), (128, CONTEXT, None), (128, 256, 20)],
 )
 def test_what_a_client_would_ask_for_is_taken(choices: int, tokens: int, top: int | None) -> None:
-    most = answer_sizes.max_answer_bytes(CONTEXT)
+    most = answer_sizes.compute_max_answer_bytes(CONTEXT)
     answer_sizes.check_answer_size(choices, choices * tokens, top, most, "n")
 
 
@@ -37,11 +37,15 @@ def test_what_a_client_would_ask_for_is_taken(choices: int, tokens: int, top: in
 def test_a_product_over_the_limit_names_what_to_lower(choices: int, top: int) -> None:
     with pytest.raises(ApiError) as told:
         answer_sizes.check_answer_size(
-            choices, choices * CONTEXT, top, answer_sizes.max_answer_bytes(CONTEXT), "n, max_tokens"
+            choices,
+            choices * CONTEXT,
+            top,
+            answer_sizes.compute_max_answer_bytes(CONTEXT),
+            "n, max_tokens",
         )
     assert (told.value.status, told.value.code, told.value.param) == (400, "answer_too_large", "n")
     assert "lower n, max_tokens" in str(told.value)
-    assert f"{answer_sizes.max_answer_bytes(CONTEXT) >> 20} MiB" in str(told.value)
+    assert f"{answer_sizes.compute_max_answer_bytes(CONTEXT) >> 20} MiB" in str(told.value)
 
 
 def test_a_log_probability_takes_no_more_than_is_counted() -> None:
@@ -54,7 +58,9 @@ def test_a_log_probability_takes_no_more_than_is_counted() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        body = logprobs.chat_logprobs(logprobs.chat_entries(told, lambda token: f" token{token}"))
+        body = logprobs.make_chat_logprobs(
+            logprobs.make_chat_entries(told, lambda token: f" token{token}")
+        )
         encoded = msgspec.json.encode(body)
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:

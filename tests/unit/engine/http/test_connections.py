@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plimsoll_engine import server
-from plimsoll_engine.api.answer import error_body, overloaded
+from plimsoll_engine.api.answer import encode_error_body, refuse_connection
 from plimsoll_engine.api.body import BodyReader, BodyRefused
 from plimsoll_engine.http import connection
 from plimsoll_engine.http.budget import BodyBudget
@@ -54,16 +54,18 @@ class App:
             async with self._reader.read(Request(scope, receive), MOST) as body:
                 response = Response(str(len(body.raw)))
         except BodyRefused as error:
-            response = Response(error_body(error.status, str(error), error.code), error.status)
+            response = Response(
+                encode_error_body(error.status, str(error), error.code), error.status
+            )
         await response(scope, receive, send)
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Port, Connections, App]]:
     monkeypatch.setattr(connection, "LINGER_S", 1.0)
-    connections, app = Connections(LIMITS, overloaded, error_body), App()
+    connections, app = Connections(LIMITS, refuse_connection, encode_error_body), App()
     listener = server._bind("127.0.0.1", 0, "--port")
-    http = server._http_server(app, connections)
+    http = server._create_http_server(app, connections)
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=[listener])))
     thread.start()
     try:

@@ -39,5 +39,5 @@ def test_a_broken_sound() -> None:
 def test_whatever_a_library_says_an_answer_holds_no_address() -> None:
     said = "no image: <_io.BytesIO object at 0x7f2e4c0b1a90>, <function f.<locals>.g at 0x7f00aa11>"
     assert "0x7f" not in remove_addresses(said)
-    assert "0x7f" not in ApiError(400, said).body().decode()
+    assert "0x7f" not in ApiError(400, said).encode_body().decode()
     assert remove_addresses("limit 0x10, token <s>") == "limit 0x10, token <s>"

@@ -24,5 +24,5 @@ def test_what_is_compared_has_one_length_whatever_is_sent(monkeypatch: pytest.Mo
     monkeypatch.setattr(hmac, "compare_digest", compare)
     secret = Secret(b"Bearer one-key")
     given = [b"", b"B", b"Bearer one-ke", b"Bearer one-kez", b"x" * 5000, b"Bearer one-key"]
-    assert [secret.equals(value) for value in given] == [False] * 5 + [True]
+    assert [secret.is_equal(value) for value in given] == [False] * 5 + [True]
     assert lengths == {(32, 32)}

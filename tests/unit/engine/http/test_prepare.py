@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from plimsoll_engine.api import prepare
-from plimsoll_engine.api.batch import parser_tags
+from plimsoll_engine.api.batch import list_parser_tags
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import EngineLimits, PreparedBody, RequestPreparer
 from plimsoll_engine.api.prepare_messages import Done, Job, PreparationRefused
@@ -56,10 +56,10 @@ def test_parsers_see_their_tags_where_these_are_special_tokens(
     messages = [{"role": "user", "content": "Ahoy"}]
     plain = preparation.chat(body(messages=messages), CONTEXT)
     calls = preparation.chat(body(messages=messages, tools=[tool]), CONTEXT)
-    assert parser_tags(plain, False) == []
-    assert parser_tags(plain, True) == ["<think>", "</think>"]
-    assert {"<tool_call>", "</tool_call>", "<think>"} <= {*parser_tags(calls, True)}
-    assert "<think>" not in parser_tags(calls, False)
+    assert list_parser_tags(plain, False) == []
+    assert list_parser_tags(plain, True) == ["<think>", "</think>"]
+    assert {"<tool_call>", "</tool_call>", "<think>"} <= {*list_parser_tags(calls, True)}
+    assert "<think>" not in list_parser_tags(calls, False)
 
 
 def test_a_chat_leaves_its_messages_and_tools_behind(preparation: RequestPreparer) -> None:

@@ -142,14 +142,14 @@ def test_the_body_of_a_client_that_left_is_not_prepared(engine: Any) -> None:
 
     async def scenario() -> None:
         instance, prepared = Preparer(engine, timeout_s=60), []
-        call, begun, loop = instance._call, asyncio.Event(), asyncio.get_running_loop()
+        call, begun, loop = instance._run_job, asyncio.Event(), asyncio.get_running_loop()
 
         def counted(job: Any, raw: bytearray) -> Any:
             prepared.append(len(raw))
             loop.call_soon_threadsafe(begun.set)
             return call(job, raw)
 
-        instance._call = counted  # type: ignore[method-assign]
+        instance._run_job = counted  # type: ignore[method-assign]
         try:
             await instance.completion(BODY)
             assert instance._process is not None

@@ -57,7 +57,7 @@ def parse_document(kind: str, layers: int = 2) -> Decoder:
     )  # fmt: skip
     model = Decoder(config, NARROW)
     tensors = {}
-    for name, meta in model.parameters_by_name().items():
+    for name, meta in model.get_parameters().items():
         drawn = torch.randn(meta.shape)
         drawn = drawn / meta.shape[-1] ** 0.5 if drawn.dim() == 2 else 1 + 0.3 * drawn
         tensors[name] = drawn.to(DEVICE, NARROW)

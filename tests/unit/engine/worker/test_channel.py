@@ -68,7 +68,7 @@ def test_a_step_does_not_wait_for_a_busy_frontend(ends: tuple[Channel, socket.so
     sending.start()
     assert numbers(frontend, FULL >> 16) == list(range(FULL >> 16))
     sending.join(10)
-    frontend.sendall(worker_ipc.frame(worker_ipc.Abort("a")))
+    frontend.sendall(worker_ipc.encode_frame(worker_ipc.Abort("a")))
     assert channel.receive(5.0) == [worker_ipc.Abort("a")]
 
 

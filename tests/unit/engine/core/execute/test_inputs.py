@@ -57,7 +57,7 @@ def model() -> Decoder:
     made.bind(
         {
             name: torch.randn(meta.shape, generator=generator) / meta.shape[-1] ** 0.5
-            for name, meta in made.parameters_by_name().items()
+            for name, meta in made.get_parameters().items()
         }
     )
     return made

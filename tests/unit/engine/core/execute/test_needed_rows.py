@@ -66,7 +66,7 @@ def parse_document(name: str) -> Decoder:
     model = Decoder(config, torch.float32, quantization=scaled)
     generator = torch.Generator().manual_seed(5)
     tensors: dict[str, torch.Tensor] = {}
-    for part, meta in model.parameters_by_name().items():
+    for part, meta in model.get_parameters().items():
         if part.endswith(SCALE):
             continue
         drawn = torch.randn(meta.shape, generator=generator)
@@ -257,7 +257,7 @@ def test_a_step_is_the_one_that_computes_all_rows(model: Decoder, step: list[Sco
     logits, told, pool = play(model, chunks, 1)
     wanted, expected, whole = play(model, chunks, ALL)
     # A row of FP8 may round another way where its sums differ in the last bit.
-    tolerance = 2e-2 if any(t.dtype == FP8 for t in model.parameters_by_name().values()) else 1e-5
+    tolerance = 2e-2 if any(t.dtype == FP8 for t in model.get_parameters().values()) else 1e-5
     assert same(pool, whole, tolerance)
     assert (logits is None) == (wanted is None)
     if logits is not None and wanted is not None:

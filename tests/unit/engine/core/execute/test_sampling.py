@@ -179,7 +179,7 @@ requests = st.tuples(
 
 def create_row(request: Any) -> Row:
     _, sampling, prompt, output, mask = request
-    counts = TokenCounts.wanted(sampling, prompt, output)
+    counts = TokenCounts.create_if_needed(sampling, prompt, output)
     return Row(sampling, len(output), counts, mask)
 
 
@@ -195,7 +195,7 @@ def test_a_batch_is_its_rows_and_each_follows_the_definitions(
         sampled = sample(logits.clone(), plan_sampling(rows))
     finally:
         module.WORKSPACE_ELEMENTS = before
-    tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs()
+    tokens, logprobs = sampled.tokens.tolist(), sampled.get_logprobs()
     for number, (request, row, token) in enumerate(zip(batch, rows, tokens, strict=True)):
         assert token == one(logits[number], row)
         edited = reference(request[0], row, request[2], request[3])

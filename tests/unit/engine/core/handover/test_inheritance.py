@@ -26,7 +26,7 @@ from plimsoll_engine.core.handover.inheritance import Inheritance
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.block_sums import combine_block_sums, compute_block_sums
-from plimsoll_engine.memory.audit import audit as engine_audit
+from plimsoll_engine.memory.audit import run_audit as engine_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.lost import count_lost_blocks
 from plimsoll_engine.messages import handover as messages

@@ -22,7 +22,7 @@ def make(blocks: int, seqs: int = 4, budget: int = 16, length: int = 64) -> Sche
 
 
 def request(name: str, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
-    return Request.of(Submit(name, prompt, Sampling(max_tokens=max_tokens), **fields))
+    return Request.create(Submit(name, prompt, Sampling(max_tokens=max_tokens), **fields))
 
 
 def starts(scheduler: Scheduler, steps: int = 500) -> list[str]:
@@ -43,7 +43,7 @@ def advance(scheduler: Scheduler, chunks: list[Chunk]) -> list[Request]:
     """What the engine does with a step, every sampled token being 0; the requests that ended."""
     ended = []
     for chunk in chunks:
-        scheduler.computed(chunk)
+        scheduler.record_computed(chunk)
         if chunk.request.num_uncomputed:
             continue
         chunk.request.token_ids.append(0)
@@ -303,7 +303,7 @@ def test_a_salt_keeps_the_prefix_cache_apart() -> None:
 def test_what_can_never_run_is_refused_with_a_reason(
     prompt: list[int], max_tokens: int, output: list[int], message: str
 ) -> None:
-    item = Request.of(Submit("x", prompt, Sampling(max_tokens=max_tokens), output))
+    item = Request.create(Submit("x", prompt, Sampling(max_tokens=max_tokens), output))
     with pytest.raises(ValueError, match=message):
         raise ValueError(make(blocks=4).find_refusal(item))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
-from plimsoll_engine.core.schedule.token_rules import banned, count_bad_word_lookback, mask
+from plimsoll_engine.core.schedule.token_rules import banned, count_bad_word_lookback, make_mask
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 MakeEngine = Callable[..., EngineCore]
@@ -21,7 +21,7 @@ tokens = st.integers(0, 200)
 
 @given(st.sets(tokens, min_size=1))
 def test_a_mask_has_the_bits_of_its_tokens(allowed: set[int]) -> None:
-    found = mask(allowed)
+    found = make_mask(allowed)
     assert len(found) % 4 == 0
     assert {bit for bit in range(8 * len(found)) if found[bit // 8] >> bit % 8 & 1} == allowed
 
@@ -30,8 +30,8 @@ def test_masks_of_different_lengths_go_into_one_step() -> None:
     logits = torch.zeros(3, 70)
     logits[:, 69], logits[:, 3] = 9.0, 1.0
     rows = [
-        Row(Sampling(max_tokens=1), 0, None, mask([3, 5])),
-        Row(Sampling(max_tokens=1), 0, None, mask([3, 69])),
+        Row(Sampling(max_tokens=1), 0, None, make_mask([3, 5])),
+        Row(Sampling(max_tokens=1), 0, None, make_mask([3, 69])),
         Row(Sampling(max_tokens=1), 0),
     ]
     assert sample(logits, plan_sampling(rows)).tokens.tolist() == [3, 69, 69]
@@ -73,7 +73,7 @@ def test_named_tokens_replace_the_likeliest_ones() -> None:
         Row(Sampling(max_tokens=1), 0),
         Row(Sampling(max_tokens=1, logprobs=0, logprob_token_ids=[best[3]]), 0),
     ]
-    found = sample(logits.clone(), plan_sampling(rows)).to_host().logprobs()
+    found = sample(logits.clone(), plan_sampling(rows)).to_host().get_logprobs()
     assert found.keys() == {0, 1, 3}
     assert len(found[0].top_ids) == 2
     assert found[1].top_ids == [best[1], *other]

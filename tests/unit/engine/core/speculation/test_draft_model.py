@@ -27,7 +27,7 @@ from plimsoll_engine.core.speculation.draft_model import DraftModel
 from plimsoll_engine.core.speculation.drafting import Proposer, Speculation
 from plimsoll_engine.errors import DeviceLost, LoadError, RanksLost, WorkerEnds
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.memory.audit import audit
+from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -119,7 +119,7 @@ def test_drafts_of_a_model_change_no_token(
     assert engine.speculation is not None
     counted = engine.speculation.counters
     assert 0 < counted.accepted_tokens < counted.draft_tokens
-    _, _, findings = audit(engine, Ledger())
+    _, _, findings = run_audit(engine, Ledger())
     assert not findings
     assert engine.pool.num_used == 0
 
@@ -276,20 +276,20 @@ def test_its_memory_is_in_the_ledger_and_comes_back(
     assert draft.forward.model is not None
     assert draft.forward.kv is not None
     assert engine.speculation.counters.draft_tokens > 0
-    owners = {entry.owner: entry for entry in lifecycle.ledger.entries()}
-    tensors = list(draft.forward.model.parameters_by_name().values())
+    owners = {entry.owner: entry for entry in lifecycle.ledger.list_entries()}
+    tensors = list(draft.forward.model.get_parameters().values())
     assert owners["draft_weights"].bytes == sum(tensor.nbytes for tensor in tensors)
     assert owners["draft_kv_pool"].bytes == draft.forward.kv_bytes == owners["kv_pool"].bytes
     assert (draft.forward.kv.dtype == torch.float8_e4m3fn) is (kv_cache_dtype == "fp8")
-    _, _, findings = audit(engine, lifecycle.ledger)
+    _, _, findings = run_audit(engine, lifecycle.ledger)
     assert not findings
     kept = draft.forward.kv
-    _, _, (finding,) = audit(engine, lifecycle.ledger)
+    _, _, (finding,) = run_audit(engine, lifecycle.ledger)
     assert "1 references to the draft model's KV pool have no known owner" in finding.detail
     del kept
     alive = [weakref.ref(tensor) for tensor in [*tensors, draft.forward.kv]]
     del tensors, engine
-    lifecycle.shutdown()  # without the collector's help, while somebody holds the draft model
+    lifecycle.shut_down()  # without the collector's help, while somebody holds the draft model
     assert [one for one in alive if one() is not None] == []
 
 
@@ -308,7 +308,7 @@ def test_both_models_may_be_in_fp8(config: WorkerConfig, tmp_path: Path, helpers
         engine.submit(helpers.submit("r", list(range(3, 40)), 20))
         found.append(helpers.finish(engine))
         counted = None if engine.speculation is None else engine.speculation.counters
-        lifecycle.shutdown()
+        lifecycle.shut_down()
     assert found[0] == found[1]
     assert counted is not None
     assert counted.accepted_tokens > 0

@@ -23,7 +23,7 @@ from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.speculation import drafting as core
 from plimsoll_engine.core.speculation.drafting import NgramProposer, Speculation
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.memory.audit import audit, kv_references_match, queues_match_requests
+from plimsoll_engine.memory.audit import kv_references_match, queues_match_requests, run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Token
@@ -85,7 +85,7 @@ def play(engine: Any) -> list[Token]:
     tokens: list[Token] = []
     for _ in range(5_000):
         if not engine.has_work:
-            _, _, findings = audit(engine, Ledger())
+            _, _, findings = run_audit(engine, Ledger())
             assert not findings, findings
             return tokens
         output = engine.step()
@@ -266,7 +266,7 @@ def test_a_request_with_a_grammar_gets_no_drafts(helpers: Any) -> None:
 
     drafts = ngram()
     for grammar, wanted in ((None, True), (Grammar("regex", "a*"), False)):
-        request = Request.of(Submit("r", [1], Sampling(5, grammar=grammar)))
+        request = Request.create(Submit("r", [1], Sampling(5, grammar=grammar)))
         drafts.begin(request, 100)
         assert (request.drafting is not None) is wanted
 
