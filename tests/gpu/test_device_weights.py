@@ -116,7 +116,7 @@ def test_memory_comes_back_when_the_buffer_is_closed() -> None:
 
 
 def test_what_cannot_be_is_an_error_that_names_it() -> None:
-    with pytest.raises(torch.OutOfMemoryError, match="bytes free"):
+    with pytest.raises(torch.OutOfMemoryError, match="bytes are free"):
         DeviceBuffer.allocate(1 << 45)
     with pytest.raises(CudaError, match="cuIpcOpenMemHandle"):
         DeviceBuffer.map(b"\x01" * 64, MIB)

@@ -203,7 +203,7 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(
 
 def test_too_few_bytes_for_a_block_are_refused(engine: EngineCore) -> None:
     assert engine.runner.kv is not None
-    with pytest.raises(ValueError, match="7 bytes hold no KV block; one takes"):
+    with pytest.raises(ValueError, match="7 bytes are too few for a KV block, which takes"):
         Offload.create(engine.pool, engine.runner.kv, 7)
 
 

@@ -102,11 +102,11 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
             link.close()
             raise RuntimeError("connection closed by peer")
 
-    with pytest.raises(RanksLost, match="rank 1 is gone") as gone:
+    with pytest.raises(RanksLost, match="rank 1 has exited") as gone:
         breaks()
     assert gone.value.gone
     assert leader.wait_until_shut_down() is None
-    with pytest.raises(RanksLost, match="rank 1: cannot send to it"):
+    with pytest.raises(RanksLost, match="rank 1: the command could not be sent"):
         leader.send(rank_ipc.CaptureGraph())
 
 
