@@ -26,11 +26,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="plimsoll_engine", description="A Plimsoll inference engine.")
+    parser = _Parser(
+        prog="plimsoll_engine",
+        description="Inference engine of Plimsoll: serves a model with OpenAI's API.",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="serve|drain")
     serve = commands.add_parser("serve", help="serve the model in a checkpoint directory")
     settings.add_flags(serve)
-    drain = commands.add_parser("drain", help="preStop hook: drain the engine")
+    drain = commands.add_parser("drain", help="drain the engine of this pod (preStop hook)")
     drain.add_argument("--admin-port", type=settings.parse_port, default=ADMIN_PORT)
     drain.add_argument("--run-dir", type=Path, required=True, metavar="DIR")
     drain.add_argument(

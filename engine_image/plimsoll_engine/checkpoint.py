@@ -54,9 +54,9 @@ class Checkpoint:
     """Contents of a checkpoint's small files.
 
     ``ends`` are the stop tokens, and ``special`` the texts of the tokens in NAMED. ``num_tokens``
-    is the largest token ID plus one. ``chat_templates`` are the sources by name. ``defaults`` are
-    the sampling fields for requests that omit them. ``sources`` names the file of each of these
-    values.
+    is the largest token ID plus one. ``chat_templates`` are the templates' sources by name.
+    ``defaults`` are sampling fields for requests that omit them. ``sources`` has the file that each
+    value comes from.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class Checkpoint:
     def read(
         cls, folder: Path, chat_template: Path | None = None, generation_config: str = "auto"
     ) -> Checkpoint:
-        """Read the checkpoint in ``folder``. Raises UsageError with the wrong file and field."""
+        """Read the checkpoint in ``folder``. Raises UsageError that names the file and field."""
         settings = read_json(folder / TOKENIZER_CONFIG)
         tokenizer = _load_tokenizer(folder, settings)
         special = {
@@ -103,7 +103,7 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in ``file``; empty if the file is missing. Raises UsageError."""
+    """Return the JSON object in ``file``; empty if the file does not exist. Raises UsageError."""
     try:
         data = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: cannot be read: {error}") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{file}: expected a JSON object")
+        raise UsageError(f"{file}: must be a JSON object")
     return data
 
 
@@ -120,7 +120,7 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise UsageError(f"{file}: not a tokenizer: {error}") from None
+        raise UsageError(f"{file}: cannot be read as a tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     known = {one.content: one for one in tokenizer.get_added_tokens_decoder().values()}

@@ -1,7 +1,7 @@
-"""Errors that end more than one request. Each class says what it ends.
+"""Errors that end more than one request. Each class says which process must be replaced.
 
 Any other error during a step fails only the request that caused it (``core/engine_core.py``).
-``frontend/workers/failures.py`` decides what the end of a worker means for the engine.
+``frontend/workers/failures.py`` decides what to restart after a worker has ended.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ class UsageError(Exception):
 
 
 class SettingsError(ValueError):
-    """A size is invalid, now and at every later start. The message names the flag."""
+    """A size is invalid, and would be at every later start. The message names the flag."""
 
 
 class LoadError(Exception):
-    """The checkpoint cannot be served, now or at any later start.
+    """The checkpoint or adapter cannot be loaded, now or later.
 
     The message names the file, tensor or field.
     """
 
 
 class WorkerEnds(RuntimeError):
-    """The worker cannot continue, but another worker can."""
+    """The worker cannot continue; its replacement can."""
 
 
 class DeviceLost(WorkerEnds):
@@ -31,9 +31,9 @@ class DeviceLost(WorkerEnds):
 
 
 class RanksLost(WorkerEnds):
-    """The process group of the ranks failed, so only a new group helps.
+    """The process group of the ranks has failed and must be formed again by a new worker.
 
-    ``gone`` means that a rank has exited. The process that started the rank reports the cause.
+    ``gone`` means that a rank has exited. The process that started the rank reports why.
     """
 
     def __init__(self, message: str, gone: bool = False) -> None:
@@ -42,8 +42,8 @@ class RanksLost(WorkerEnds):
 
 
 class TrialsLost(WorkerEnds):
-    """The server that compiles new grammars is gone. Only a new worker has another one."""
+    """The server that compiles new grammars has exited. Only a new worker starts another one."""
 
 
 class WarmUpError(WorkerEnds):
-    """The model failed on the warm-up request. The message is that of the model's error."""
+    """The warm-up request failed in the model. The message is that of the model's error."""

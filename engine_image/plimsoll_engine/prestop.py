@@ -28,9 +28,10 @@ class DrainRefused(Exception):
 
 
 def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
-    """Drain the engine.
+    """Drain the engine. Return the exit status.
 
-    Return 0 once it is drained or gone. Return 1 or 2 after printing an error.
+    It is 0 if the engine is drained or no longer running. Otherwise an error is printed, and the
+    status is 1 or 2.
     """
     end = time.monotonic() + deadline_s
     try:
@@ -51,14 +52,16 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
     except ConnectionRefusedError:
         return 0  # nothing is left to drain
     except (OSError, DrainRefused, ValueError, KeyError, http.client.HTTPException) as error:
-        print(f"drain: cannot call the admin API on port {admin_port}: {error}", file=sys.stderr)
+        print(
+            f"drain: cannot connect to the admin API on port {admin_port}: {error}", file=sys.stderr
+        )
         return 1
-    print(f"drain: requests are still running after {deadline_s:g} s", file=sys.stderr)
+    print(f"drain: requests were still running after {deadline_s:g} s", file=sys.stderr)
     return 1
 
 
 def _start_drain(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
-    """Start a drain. The caller retries conflicts (409) until the deadline."""
+    """Start a drain. The caller repeats a call that is refused with 409, until the deadline."""
     body = {
         "operation_id": f"prestop-{epoch.replace(':', '-')}-{time.time_ns()}",
         "expected_epoch": epoch,

@@ -54,12 +54,12 @@ TOKEN_TIMEOUT_S = 30.0
 ADMIN_CONNECTIONS = 64
 ADMIN_BODIES_BYTES = 1 << 20
 OTHER_FILES = 256
-"""Number of file descriptors that are reserved for other uses than client connections."""
-# After shutdown every request is answered; this is for slow clients.
+"""Number of file descriptors reserved for uses other than client connections."""
+# After a shutdown all requests have been answered; slow clients need this time to read.
 HTTP_CLOSE_TIMEOUT_S = 2
 BACKLOG = 2048
 KEEPALIVE_S = 30
-"""TCP keepalive interval. After four intervals, the connection of a vanished client ends."""
+"""TCP keepalive interval in seconds. A connection ends four intervals after its client vanished."""
 
 
 class _Server(uvicorn.Server):
@@ -80,7 +80,7 @@ class _Server(uvicorn.Server):
         yield
 
     def close_idle_connections(self) -> None:
-        """Close idle connections at once, and the other connections after their response.
+        """Close idle connections now, and the others after their response.
 
         Otherwise, a client with a keep-alive connection would not notice that the Service routes to
         other pods.
@@ -92,8 +92,8 @@ class _Server(uvicorn.Server):
 def read_token(file: Path, timeout_s: float) -> str:
     """Return the admin token. Raises UsageError.
 
-    In a pod, the supervisor writes the token, so this waits for the file. Elsewhere, a missing file
-    is created, because there may be no supervisor.
+    In a pod, wait for the file, because the supervisor writes it. Elsewhere there may be no
+    supervisor, so a missing file is created.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         try:
@@ -142,18 +142,17 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _run_dir_errors(settings: Settings) -> Iterator[None]:
-    """Convert an OSError in the run directory to a UsageError."""
     try:
         yield
     except OSError as error:
         raise UsageError(
-            f"--run-dir {settings.run_dir}: cannot be written: {error};"
-            " give a writable directory with free space"
+            f"--run-dir {settings.run_dir}: cannot be written: {error}; use a writable directory "
+            "with free space"
         ) from None
 
 
 def _write_ports(settings: Settings, port: int, admin_port: int, boot_id: str) -> None:
-    """Write the ports to the run directory atomically, for callers that started with port 0."""
+    """Write the ports to the run directory, for callers that started the engine with port 0."""
     content: dict[str, Any] = {
         "pid": os.getpid(),
         "port": port,
@@ -178,7 +177,7 @@ def run(settings: Settings) -> int:
 
     Raises UsageError.
     """
-    set_subreaper()  # becomes the parent of workers whose zygote was killed
+    set_subreaper()  # so that it becomes the parent of workers whose zygote has been killed
     host_memory.return_large_blocks()
     with _run_dir_errors(settings):
         _write_stacks_on_sigusr1(settings)
@@ -287,7 +286,7 @@ async def _serve(
 
 
 def _compute_max_connections(settings: Settings) -> int:
-    """Return the maximum number of connections, limited by the number of open files."""
+    """Return the maximum number of connections, which the limit of open files may reduce."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted + OTHER_FILES:
@@ -296,7 +295,8 @@ def _compute_max_connections(settings: Settings) -> int:
     allowed = max(1, min(wanted, soft - OTHER_FILES))
     if allowed < wanted:
         log.warning(
-            "fewer connections than --max-connections: raise the limit of open files (ulimit -n)",
+            "the limit of open files allows fewer connections than --max-connections: raise it "
+            "with ulimit -n",
             extra={"connections": allowed, "wanted": wanted, "open_files": soft},
         )
     return allowed

@@ -42,10 +42,9 @@ A request may lower its priority, but cannot overtake requests without a priorit
 
 
 class StandbyPolicy(StrEnum):
-    """Rule for when a prepared worker waits next to the serving worker (``--standby-worker``).
+    """When a prepared worker waits beside the serving worker (``--standby-worker``).
 
-    ``on-suspicion`` means as long as a client of the admin API, such as the supervisor, holds a
-    lease.
+    ``on-suspicion`` means while a client of the admin API, such as the supervisor, holds a lease.
     """
 
     NEVER = "never"
@@ -208,7 +207,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_parse_positive, metavar="MIB",
-        help="size of the cache for processed images and audio, in frontend and worker each",
+        help=
+            "size of each cache for processed images and audio: one in the frontend, one in the "
+            "worker",
     )  # fmt: skip
     add("--tensor-parallel-size", default=1, type=_parse_positive, metavar="N",
         help="number of GPUs on this host that share the model")  # fmt: skip
@@ -241,7 +242,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="keep a prepared worker for the next restart; on-suspicion: while the supervisor"
         " expects a restart; default: never")  # fmt: skip
     add("--speculative-config", metavar="JSON",
-        help="speculative decoding, as vLLM's flag of this name; default: off")  # fmt: skip
+        help="speculative decoding, with the JSON fields of vLLM's flag; default: off")  # fmt: skip
     add(
         "--max-queued",
         default=1024,
@@ -250,10 +251,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="maximum number of unanswered requests; further requests get status 429",
     )
     add("--priority-range", default=PRIORITY_RANGE, type=_parse_priority_range, metavar="MIN:MAX",
-        help="lowest and highest number that requests may give as their priority; lower numbers"
-        " are served first; default: 0:2147483647")  # fmt: skip
-    add("--priority-keys", nargs="+", type=_parse_positive, metavar="N",
-        help="lines of --api-key-file that may use priorities; default: all")  # fmt: skip
+        help="range MIN:MAX of the priority in requests; lower numbers run first; default: "
+             "0:2147483647")  # fmt: skip
+    add(
+        "--priority-keys",
+        nargs="+",
+        type=_parse_positive,
+        metavar="N",
+        help="line numbers of the keys in --api-key-file that may set priorities; default: all",
+    )
     add(
         "--api-key-file",
         type=Path,
@@ -271,9 +277,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings in ``flags`` and ``environ``.
+    """Return the settings that ``flags`` and ``environ`` define.
 
-    Raises :class:`UsageError` for a wrong path or variable.
+    Raises UsageError for an invalid path or variable.
     """
     environ = os.environ if environ is None else environ
     inject = environ.get(INJECT_VARIABLE, "")
@@ -295,11 +301,17 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     if os.statvfs(flags.run_dir).f_flag & os.ST_RDONLY:
         raise UsageError(f"--run-dir {flags.run_dir} is on a read-only volume: mount it writable")
     if not os.access(flags.run_dir, os.W_OK | os.X_OK):
-        raise UsageError(f"--run-dir {flags.run_dir} is not writable by uid {os.getuid()}")
+        raise UsageError(
+            f"--run-dir {flags.run_dir} is not writable by uid {os.getuid()}: change its owner "
+            "or mode"
+        )
     run_dir = flags.run_dir.resolve()
     # sun_path holds 108 bytes with its terminator (unix(7)).
     if len(os.fsencode(run_dir / WEIGHTS_SOCKET)) > 107:
-        raise UsageError(f"--run-dir {run_dir} is too long for a Unix socket path (107 bytes)")
+        raise UsageError(
+            f"--run-dir {run_dir} is too long for the path of a Unix socket (107 bytes): use a "
+            "shorter one"
+        )
     try:
         model = source.folder(flags.model).resolve()
         name = flags.served_model_name or source.default_name(flags.model)
@@ -350,7 +362,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
 
 
 def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
-    """Return the speculative config with the draft model's path resolved; None without one."""
+    """Return the speculative config with its draft model's path resolved; None if it is not set."""
     if flags.speculative_config is None:
         return None
     try:
@@ -362,8 +374,8 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
     where = f"--speculative-config: field model: {found.model}"
     if flags.tensor_parallel_size > 1:
         raise UsageError(
-            f"{where}: a draft model runs on one GPU only; use prompt lookup, or leave"
-            f" --tensor-parallel-size {flags.tensor_parallel_size} out"
+            f"{where}: a draft model supports only one GPU; use prompt lookup, or remove "
+            f"--tensor-parallel-size {flags.tensor_parallel_size}"
         )
     try:
         draft = source.folder(found.model).resolve()
@@ -375,12 +387,15 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     if not same:
-        raise UsageError(f"{where}: its tokenizer.json has different tokens than that of --model")
+        raise UsageError(
+            f"{where}: the draft model's tokenizer.json differs from that of --model; use a "
+            "draft model with the same tokens"
+        )
     return msgspec.structs.replace(found, model=str(draft))
 
 
 def _read_tokens(checkpoint: Path) -> tuple[object, object]:
-    """Return the parts of tokenizer.json that assign token IDs."""
+    """Return the parts of tokenizer.json that map tokens to IDs."""
     file = checkpoint / "tokenizer.json"
     try:
         content = json.loads(file.read_bytes())
@@ -399,14 +414,13 @@ def _parse_priority_keys(flags: argparse.Namespace) -> list[int] | None:
 
 
 def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModule]:
-    """Return the adapters in ``--lora-modules`` by name. Raises UsageError for a wrong flag."""
     if flags.enable_lora and flags.tensor_parallel_size > 1:
         raise UsageError(
-            f"--enable-lora: adapters run on one GPU only; leave it out, or"
-            f" --tensor-parallel-size {flags.tensor_parallel_size}"
+            "--enable-lora: adapters support only one GPU; remove this flag or "
+            f"--tensor-parallel-size {flags.tensor_parallel_size}"
         )
     if flags.lora_modules and not flags.enable_lora:
-        raise UsageError("--lora-modules requires --enable-lora")
+        raise UsageError("--lora-modules requires --enable-lora: add that flag")
     found: dict[str, LoraModule] = {}
     for text in flags.lora_modules:
         try:
@@ -423,7 +437,8 @@ def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Lor
         found[name] = msgspec.structs.replace(module, path=str(Path(module.path).resolve()))
     if len(found) > flags.max_loras:
         raise UsageError(
-            f"--lora-modules: {len(found)} adapters exceed --max-loras {flags.max_loras}"
+            f"--lora-modules: {len(found)} adapters exceed --max-loras {flags.max_loras}: raise "
+            "it or remove adapters"
         )
     return found
 

@@ -171,8 +171,6 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
 
 
 def _add_error_handlers(api: FastAPI, engine: AsyncEngine) -> None:
-    """Answer every error with the error body of the admin protocol."""
-
     @api.exception_handler(AdminError)
     async def respond_to_admin_error(request: Request, error: AdminError) -> Response:
         epoch = str(engine.epochs.current)

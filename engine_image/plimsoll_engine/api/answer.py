@@ -280,7 +280,6 @@ class GenerationResponse(Response):
 
 
 def _make_no_memory_error(is_client_share: bool) -> ApiError:
-    """Return the error for an answer that exceeds the memory for unread answers."""
     if is_client_share:
         return ApiError(
             429, "too many answers to your other requests are unread: read them first",

@@ -150,7 +150,6 @@ class ChatPrompt:
         return text
 
     def _make_template_message(self, message: Message, number: int) -> TemplateMessage:
-        """Return a message in the template's form. Raises ApiError that names the message."""
         plain: TemplateMessage = {"role": message.role}
         try:
             content, thoughts = self._make_content(message)

@@ -332,7 +332,6 @@ class RequestPreparer:
             raise make_invalid_error(f"{param} is not valid Unicode text", param) from None
 
     def _decode(self, ids: list[int], param: str) -> str:
-        """Return the text of ``ids``, including special tokens."""
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
             raise make_invalid_error(

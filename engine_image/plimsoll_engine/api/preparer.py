@@ -216,7 +216,6 @@ class Preparer:
             self._thread.submit(self._start_process)
 
     def _start_process(self) -> None:
-        """Start the process. Raises :class:`PreparerLost` if it does not become ready."""
         if self._process is not None and self._process.poll() is None:
             return
         self._stop_process()
@@ -259,7 +258,6 @@ class Preparer:
 
 
 def _read_cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has used in seconds; see proc(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -70,7 +70,6 @@ def _is_only_reasoning(message: Message) -> bool:
 
 
 def _join_reasoning_text(item: dict[str, Any]) -> str:
-    """Return the text of a reasoning item, or else of its summary."""
     for name in ("content", "summary"):
         parts = item.get(name)
         parts = parts if isinstance(parts, list) else []

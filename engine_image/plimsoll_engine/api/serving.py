@@ -121,8 +121,6 @@ def _check_content_type(request: Request) -> None:
 def _add_generation(
     api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
 ) -> None:
-    """Add the paths that generate text."""
-
     @api.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         async with _read(bodies, request, sizes.compute_text_limit(engine.max_model_len)) as body:
@@ -193,7 +191,6 @@ def _add_generation(
 async def _respond_to_chats(
     engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant: str
 ) -> GenerationResponse:
-    """Return the response to a chat, or to a batch of chats with one choice each."""
     body = prepared.body
     body.model = body.model or engine.settings.served_model_name
     request_batch = await batch.create_chat_batch(engine, prepared, tenant)
@@ -221,7 +218,6 @@ async def _respond_to_chats(
 def _create_tool_call_parser(
     engine: AsyncEngine, prepared: PreparedBody[ChatRequest]
 ) -> ToolCallParser | None:
-    """Return a parser of the output's tool calls; None if the output can have none."""
     if not prepared.family:
         return None
     parallel = prepared.body.parallel_tool_calls is not False
@@ -236,8 +232,6 @@ def _create_tool_call_parser(
 def _add_tokenization(
     api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
 ) -> None:
-    """Add vLLM's paths that tokenize and detokenize."""
-
     def respond(text: TextResult) -> Response:
         if text.model is not None:
             batch.check_model(engine, text.model)
@@ -267,7 +261,6 @@ def _add_tokenization(
 
 
 def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
-    """Add the list of the model and its adapters."""
     created = int(time.time())
 
     def model_card() -> dict[str, Any]:
@@ -297,8 +290,6 @@ def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
 
 
 def _add_adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
-    """Add the paths that load and unload adapters."""
-
     async def decode(request: Request, kind: type[_Body]) -> _Body:
         async with _read(bodies, request, SMALL_REQUEST_BYTES) as body:
             return decoding.decode(body.raw, kind)
@@ -336,8 +327,6 @@ def _add_pooling(api: FastAPI) -> None:
 
 
 def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
-    """Add the paths for the kubelet and Prometheus."""
-
     @api.api_route("/version", methods=["GET", "HEAD"])
     async def get_engine_version() -> dict[str, str]:
         return {"version": version()}
@@ -364,8 +353,6 @@ def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
 
 
 def _add_error_handlers(api: FastAPI) -> None:
-    """Answer every error with an error object as in OpenAI's API."""
-
     @api.exception_handler(ApiError)
     async def respond_to_api_error(request: Request, error: ApiError) -> Response:
         return make_error_response(error)

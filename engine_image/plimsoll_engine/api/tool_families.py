@@ -273,7 +273,6 @@ def _read_json_head(text: Reader) -> Steps[str | None]:
 
 
 def _drop_json_rest(text: Reader) -> Steps[None]:
-    """Drop the rest of a call's object after the arguments."""
     if (yield from text.peek()) == ",":
         text.text = "{" + text.text[1:]
         with contextlib.suppress(NotACall):  # the call was already emitted

@@ -117,7 +117,6 @@ async def transcribe(
 
 
 def _check_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, str, float]:
-    """Return format, language and temperature. Raises ApiError that names the wrong field."""
     for name, value in fields.items():
         if name not in FIELDS and value:
             raise make_invalid_error(

@@ -1,9 +1,8 @@
 """Bounded LRU cache whose items can be pinned.
 
-The worker's audit checks two invariants: the order and the data have the same keys, and only
-present keys are pinned. Touching a missing key therefore does nothing, because a stale key in the
-order would make eviction loop forever. An eviction visits each item at most once, so it ends even
-if all items are pinned.
+The audit checks two invariants: order and data have the same keys, and only present keys are
+pinned. Touching a missing key therefore does nothing: a stale key in the order would make eviction
+loop forever. An eviction visits each item at most once, so it ends even if all items are pinned.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class LruCache(Generic[K, V]):
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity {capacity} is too small; it must be at least 1")
+            raise ValueError(f"capacity {capacity} is too small: must be at least 1")
         self.capacity = capacity
         self.used = 0
         """Sum of all sizes."""
@@ -70,10 +69,10 @@ class LruCache(Generic[K, V]):
         if excess > 0:
             if excess > self._find_evictable(excluded_key=key):
                 raise MemoryError(
-                    f"no room for {size} in a cache of {self.capacity}:"
-                    f" {len(self._pins)} of its {len(self)} items are pinned"
+                    f"no room for {size} in a cache of {self.capacity}: {len(self._pins)} of its "
+                    f"{len(self)} items are pinned"
                 )
-            self.touch(key)  # the last candidate for eviction
+            self.touch(key)  # evict this item last
             evicted = self.evict(excess)
         self.used += size - self._sizes.get(key, 0)
         self._data[key] = value
@@ -131,7 +130,6 @@ class LruCache(Generic[K, V]):
         return self._data.pop(key)
 
     def _find_evictable(self, excluded_key: K) -> int:
-        """Return the total size of the unpinned items except ``excluded_key``."""
         kept = sum(self._sizes[key] for key in self._pins if key != excluded_key)
         return self.used - kept - self._sizes.get(excluded_key, 0)
 
@@ -146,9 +144,7 @@ class LruCache(Generic[K, V]):
         if ghosts := set(self._pins) - data:
             found.append(f"{len(ghosts)} pinned keys are not in the data")
         if self.used > self.capacity:
-            found.append(
-                f"the items' total size is {self.used}, but the capacity is {self.capacity}"
-            )
+            found.append(f"the items' total size {self.used} exceeds the capacity {self.capacity}")
         if (total := sum(self._sizes.values())) != self.used:
             found.append(f"the items' sizes add up to {total}, but {self.used} is recorded")
         return found

@@ -1,6 +1,6 @@
-"""Worker side of the media cache. It stores and removes items as the sender commands.
+"""Worker side of the media cache, which stores and removes items as the sender commands.
 
-The receiver keeps no order and evicts nothing itself, so it cannot diverge from the sender.
+It has no order and evicts nothing itself, so it cannot diverge from the sender.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Frontend side of the media cache. It always knows which items the worker holds.
 
-The worker keeps the tensors of images and audio, so that media that many requests share are sent
-only once. The sender alone decides which items the worker keeps, when a submission is written to
-the socket. The socket delivers messages completely and in order, so both sides have the same keys
-whenever no message is in flight. (If each side evicted items itself, one lost message would make
-them diverge.) A sender lives as long as its connection; the next worker starts with an empty cache.
+The worker keeps the tensors of images and audio, so that media of many requests are sent once. The
+sender alone decides what the worker keeps, when it writes a submission to the socket. The socket
+delivers messages completely and in order, so both sides have the same keys whenever no message is
+in flight. (If each side evicted items itself, one lost message would make them diverge.) A sender
+lives as long as its connection, and each worker starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class MediaCacheSender:
     def pack(self, message: ToWorker) -> ToWorker:
         """Return ``message`` in the form to write. The caller must write it next.
 
-        Data that the worker already has is left out. The message names the items that the worker
-        must remove to make room.
+        Data that the worker has is omitted. The message names the items that the worker must
+        remove.
         """
         match message:
             case Submit(media=media) if media:

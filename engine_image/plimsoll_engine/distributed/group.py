@@ -161,7 +161,6 @@ class ProcessGroup(Group):
             self._sums = RankSums(self._memory.as_tensor(), addresses, rank, made, sums.dtype)
 
     def _gather(self, data: bytes) -> list[bytes]:
-        """Return the ``data`` of all ranks, in rank order."""
         own = torch.tensor(list(data), dtype=torch.uint8, device=self._device)
         found = own.new_empty(self.shard.size, len(data))
         dist.all_gather_into_tensor(found, own)

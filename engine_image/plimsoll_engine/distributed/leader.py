@@ -209,7 +209,6 @@ class Leader:
                 return message
 
     def _listen(self) -> None:
-        """Process all messages that have arrived, without waiting."""
         for rank, peer in self._peers.items():
             try:
                 while (message := peer.receive(0.0)) is not None:

@@ -63,7 +63,7 @@ class NoAnswer(Exception):
 
 
 class AsyncEngine:
-    """Frontend of one engine process. ``exit_code`` resolves when the process must exit."""
+    """Frontend of one engine. ``exit_code`` is resolved when the process must exit."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -163,7 +163,7 @@ class AsyncEngine:
                 self._release(generation)
 
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
-        """Fail requests that passed their deadline and that a hung or lost worker did not end."""
+        """Fail requests whose deadline has passed, and that a hung or lost worker has not ended."""
         for generation in generations:
             generation.fail(RequestFailed("deadline", "the request's deadline passed"))
 
@@ -200,13 +200,13 @@ class AsyncEngine:
     def send_unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
         """Send ``message`` to the serving worker, unless it is None.
 
-        Workers that start later do not load that adapter.
+        Workers that start later do not load this adapter in the first place.
         """
         if message is not None and self.ready is not None:
             self.workers.send(message)
 
     def resubmit(self) -> int:
-        """Submit every carried-over request to the serving worker. Return their number."""
+        """Submit all carried-over requests to the serving worker. Return their number."""
         if self.ready is None:
             return 0
         carried = [g for g in self.requests.list_carried_over() if not g.with_worker]
@@ -216,7 +216,6 @@ class AsyncEngine:
         return len(carried)
 
     def _submit_next_suspect(self) -> None:
-        """Submit the next suspected request, unless another suspected request runs."""
         if (
             self.ready is not None
             and (generation := self.failures.requests.get_next_suspect()) is not None
@@ -285,7 +284,9 @@ class AsyncEngine:
         finally:
             del self._replies[reply_id]
         if not isinstance(answer, reply):
-            raise NoAnswer(f"the worker answered with a {type(answer).__name__}")
+            raise NoAnswer(
+                f"the worker sent a {type(answer).__name__} instead of the expected reply"
+            )
         return answer
 
     def _handle(self, message: worker_ipc.FromWorker) -> None:
@@ -331,7 +332,10 @@ class AsyncEngine:
             self._counts.adapters += 1
         if (adapter := self.adapters.record_loaded(answer)) is None:
             return
-        log.error("adapter lost", extra={"adapter": adapter.name, "reason": answer.error})
+        log.error(
+            "the new worker could not load an adapter",
+            extra={"adapter": adapter.name, "reason": answer.error},
+        )
         if adapter.required:
             self.fail(f"--lora-modules {adapter.name}={adapter.path}: {answer.error}")
 
@@ -353,7 +357,7 @@ class AsyncEngine:
             | worker_ipc.MissingMedia
         ),
     ) -> Generation | None:
-        """Return the request that ``answer`` belongs to, if the request still runs that attempt.
+        """Return the request that ``answer`` is for, if it is still on the same attempt.
 
         Return None if the request was released, parked or submitted again after the worker sent
         ``answer``.
@@ -382,7 +386,10 @@ class AsyncEngine:
         self._submit_next_suspect()
 
     def _on_worker_lost(self, reason: str) -> None:
-        log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
+        log.error(
+            "the worker exited unexpectedly",
+            extra={"epoch": str(self.epochs.current), "reason": reason},
+        )
         self.failures.requests.count_loss(self.requests.list_unfinished())
         self.on_epoch_ended()
         if not self.lifecycle.has_ended and self.lifecycle.state is not EngineState.STOPPING:
@@ -392,7 +399,7 @@ class AsyncEngine:
 
     def _on_recovery_done(self, recovery: asyncio.Task[None]) -> None:
         if not recovery.cancelled() and (error := recovery.exception()) is not None:
-            log.critical("recovery failed", exc_info=error)
+            log.critical("the recovery of the worker failed", exc_info=error)
             self.fail(f"the worker cannot be replaced: {error!r}")
 
     # ---- the engine as a whole
@@ -413,7 +420,7 @@ class AsyncEngine:
         return None if self.report is None else load.Usage.from_report(self.report).kv
 
     def list_injections(self) -> list[str]:
-        """Return the names of the injected faults, even before the worker reports them."""
+        """Return the names of the injected faults, also before the worker reports them."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
         parts = (part.partition(":")[0].strip() for part in self.settings.worker.inject.split(";"))
@@ -432,9 +439,9 @@ class AsyncEngine:
         )
 
     async def start(self) -> None:
-        """Start the first worker. Return once it serves, or no worker will.
+        """Start the first worker. Return once it serves, or the start has failed.
 
-        On failure, the engine enters the state ``failed`` and ``exit_code`` is set.
+        On failure, the engine's state becomes ``failed`` and ``exit_code`` is set.
         """
         self.lifecycle.move_to(EngineState.WARMING)
         first = asyncio.create_task(self.manager.start_first(), name="first start")
@@ -451,7 +458,7 @@ class AsyncEngine:
 
     def fail(self, message: str) -> None:
         """Fail every request and make the process exit with status 1."""
-        log.critical("engine failed", extra={"reason": message})
+        log.critical("the engine failed and will exit", extra={"reason": message})
         if self.lifecycle.can_move_to(EngineState.FAILED):
             self.lifecycle.move_to(EngineState.FAILED)
         self.requests.fail_all("unavailable", f"the engine failed: {message}")
@@ -473,7 +480,10 @@ class AsyncEngine:
             async with asyncio.timeout(deadline_s):
                 await self.idle.wait()
         except TimeoutError:
-            log.warning("requests aborted", extra={"count": len(self.requests.list_unfinished())})
+            log.warning(
+                "requests were aborted at shutdown",
+                extra={"count": len(self.requests.list_unfinished())},
+            )
             self.requests.fail_all("unavailable", "the engine is stopping: send the request again")
         for start in (self._first_start, self._recovery):
             if start is not None:

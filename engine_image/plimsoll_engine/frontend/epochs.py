@@ -8,14 +8,14 @@ from plimsoll_api.admin import Epoch
 
 
 class StaleEpoch(Exception):
-    """The epoch that the call names is not the current epoch."""
+    """A call names an epoch that is not the current one."""
 
 
 class Epochs:
-    """Current epoch and the numbers of later ones. Number 0 means that no worker has started yet.
+    """Current epoch, and the numbers of later ones. In epoch 0, no worker has started yet.
 
-    Each forked worker reserves a number, which is never reused. The epoch begins when the worker
-    takes over, so a successor that fails during its preparation has no epoch.
+    Each forked worker reserves a number, which is never reused. Its epoch begins when it takes
+    over, so a successor that fails before has none.
     """
 
     def __init__(self, boot_id: str | None = None) -> None:

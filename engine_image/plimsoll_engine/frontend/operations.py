@@ -1,4 +1,4 @@
-"""Long admin operations: idempotent by ID, bound to an epoch, and one at a time."""
+"""Long admin operations: idempotent by ID, bound to an epoch, one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_OPERATIONS = 64
 
 
 class OperationConflict(Exception):
-    """Another operation is running, or the ID belongs to an operation of another kind."""
+    """Another operation is running, or an operation of another kind has this ID."""
 
 
 class OperationFailed(Exception):
@@ -64,17 +64,17 @@ class Operations:
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
-        """Start ``work``, or return the operation that was already started with this ID.
+        """Start ``work``, or return the operation that was started with this ID before.
 
-        Raises StaleEpoch, ValueError for a malformed epoch, and :class:`OperationConflict`. The ID
-        is checked before the epoch: a caller that repeats its call after a lost reply must find the
-        operation that it started, which may have changed the epoch.
+        Raises StaleEpoch, OperationConflict, and ValueError for a malformed epoch. The ID is
+        checked first: a caller that repeats its call after a lost reply must find its operation,
+        which may have changed the epoch.
         """
         known = self._known.get(operation_id)
         if known is not None:
             if known.kind != kind:
                 raise OperationConflict(
-                    f"operation {operation_id} is a {known.kind}: choose another id"
+                    f"operation {operation_id} is already a {known.kind}: choose another id"
                 )
             return known
         self._epochs.check(expected_epoch)
@@ -94,7 +94,7 @@ class Operations:
         while len(self._known) > MAX_OPERATIONS:
             del self._known[next(iter(self._known))]
         self.current = operation
-        log.info("operation begun", extra={"operation": operation_id, "kind": kind})
+        log.info("operation started", extra={"operation": operation_id, "kind": kind})
         self._task = asyncio.create_task(_run(work, Recorder(operation)), name=f"operation {kind}")
         # Not in the task itself: a task that is cancelled before its first step runs no code.
         self._task.add_done_callback(lambda task: self._on_end(operation, task))

@@ -1,8 +1,8 @@
 """Consistency rules that must hold between two steps.
 
-Each owner of memory has rules about itself (:mod:`plimsoll_engine.core.owners`). The rules here
-compare several owners. An idle engine has stricter rules: requests that ended must leave nothing
-behind. A rule repairs nothing.
+Owners of memory have rules about themselves (:mod:`plimsoll_engine.core.owners`). The rules here
+compare owners with each other. An idle engine has stricter rules, because ended requests must leave
+nothing behind. Rules repair nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
         named.update(engine.scheduler.offload.list_held_blocks())
     counted = engine.pool.count_references()
     if engine.pool.held != sum(counted.values()):
-        return [f"{sum(counted.values())} references exist, but the pool counts {engine.pool.held}"]
+        return [
+            f"{sum(counted.values())} references to blocks exist, but the pool counts "
+            f"{engine.pool.held}"
+        ]
     wrong = [block for block in named.keys() | counted if named[block] != counted.get(block, 0)]
     if not wrong:
         return []
@@ -58,7 +61,7 @@ def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
     kept = [request.request_id for request in engine.live if id(request) not in known]
     if not kept:
         return []
-    return [f"{len(kept)} requests ended and are still in memory, for example {min(kept)}"]
+    return [f"{len(kept)} requests have ended but are still in memory, for example {min(kept)}"]
 
 
 def ledger_within_bounds(_: EngineCore, ledger: Ledger) -> list[str]:
@@ -72,14 +75,18 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
     if cache is None or outputs is None:
         return []
     held, known = len(outputs), len(cache.list_known_keys())
-    return [f"{held} encoder outputs are in memory, {known} in the ledger"] if held or known else []
+    return (
+        [f"{held} encoder outputs are in memory, but {known} in the ledger"]
+        if held or known
+        else []
+    )
 
 
 def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that only transfers reference blocks in an idle engine."""
     offload = engine.scheduler.offload
     used = engine.pool.num_used - (0 if offload is None else len(set(offload.list_held_blocks())))
-    return [f"{used} blocks are referenced by no request"] if used else []
+    return [f"{used} blocks are in use, but no request references them"] if used else []
 
 
 def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:

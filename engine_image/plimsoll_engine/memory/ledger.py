@@ -33,7 +33,7 @@ class Ledger:
     def find_problems(self) -> list[str]:
         """Return a message for each owner that exceeds its bound."""
         return [
-            f"{entry.owner} holds {entry.bytes} bytes; its bound is {entry.bound}"
+            f"{entry.owner} holds {entry.bytes} bytes, which exceeds its bound of {entry.bound}"
             for entry in self.list_entries()
             if entry.bound is not None and entry.bytes > entry.bound
         ]

@@ -1,8 +1,8 @@
-"""Lost capacity: memory that is in use, but that nothing needs and nothing will release.
+"""Lost capacity: memory that is in use, although nothing needs it or will release it.
 
 It is counted between steps, when all counts must agree, so that load, preemption and a full prefix
-cache are not mistaken for it. A healthy engine pays only for a sum over its running requests. The
-blocks are examined only if that sum differs from the pool's count.
+cache are not mistaken for it. In a healthy engine this costs a sum over the running requests.
+Blocks are examined only if the sum differs from the pool's count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def count_lost_blocks(engine: EngineCore) -> int:
     """
     pool, offload = engine.pool, engine.scheduler.offload
     fresh = [] if offload is None else offload.list_held_blocks(time.monotonic() - STALE_S)
-    if engine.inheritance is not None:  # released by itself
+    if engine.inheritance is not None:  # the inheritance releases them itself
         fresh += engine.inheritance.list_held_blocks()
     # Waiting requests hold none. If a defect leaves them some, the blocks are examined below.
     running = _select_with_client(engine, engine.scheduler.running)

@@ -21,8 +21,8 @@ def trim(
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
-    The order matters: later steps return the memory that earlier steps free. Each step reports the
-    freed bytes of the memory that ``detail`` names, summed over all ranks of ``leader``.
+    Later steps return the memory that earlier steps freed. Each step reports the freed bytes of the
+    memory that ``detail`` names, summed over all ranks of ``leader``.
     """
     steps = [
         _step(f"{owner.name}_flush", flush.what, flush.nbytes, flush.act)
@@ -36,7 +36,7 @@ def trim(
 
 
 def trim_process(device: torch.device, python: PythonObjects) -> list[OperationStep]:
-    """Free the memory of one process that computes on ``device``. Return the steps that it took."""
+    """Free memory of one process that computes on ``device``. Return the steps."""
 
     def read_host_in_use() -> int | None:
         in_use, _ = host_memory.read_malloc()
@@ -64,7 +64,7 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
 
 
 def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
-    """Combine equal steps of all ranks: the longest duration and the sum of bytes, if known."""
+    """Combine the same step of all ranks: longest duration, and sum of bytes if known."""
 
     def add_known(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]

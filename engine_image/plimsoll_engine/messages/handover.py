@@ -1,8 +1,8 @@
 """Handover of the KV pool from a worker to its successor: block tables with checksums.
 
 The keys and values stay in the weight server's memory. The old worker sends this message after its
-last step, and the frontend passes it on without reading it. The successor verifies everything
-before it uses a block. If a check fails, the requests are computed again.
+last step, and the frontend passes it on unread. The successor verifies everything before it uses a
+block. If a check fails, the requests are computed again.
 
 This module must not import torch, because the frontend imports it.
 """
@@ -19,7 +19,10 @@ import msgspec
 MAGIC = b"plimsoKV"
 VERSION = 1
 MAX_BYTES = 64 << 20
-"""Maximum size of a message: the tables of two million blocks. A larger message is not sent."""
+"""Maximum size of a message in bytes: the tables of two million blocks.
+
+Larger ones are not sent.
+"""
 DIGEST_BYTES = 32
 _HEAD = struct.Struct(f">8sH{DIGEST_BYTES}s")
 _VERSION = struct.Struct(">H")
@@ -32,8 +35,7 @@ class HandoverOutcome(StrEnum):
 
     HANDED_OVER = "handed_over"
     NOT_ASKED = "not_asked"
-    """The restart keeps no weights, carries over no requests, or prepared no second worker.
-    """
+    """The restart keeps no weights, carries over no requests, or prepared no successor."""
     NO_HOLDER = "no_holder"
     """The worker allocated the KV pool itself, so the pool is lost with the worker."""
     WORKER_LOST = "worker_lost"
@@ -127,7 +129,7 @@ def encode_handover(handover: Handover) -> bytes:
     if len(body) > MAX_BYTES - _HEAD.size:
         raise HandoverRefused(
             HandoverOutcome.TOO_LARGE,
-            f"the block tables take {len(body)} bytes; the maximum is {MAX_BYTES}",
+            f"the block tables take {len(body)} bytes, which exceeds the maximum of {MAX_BYTES}",
         )
     return _HEAD.pack(MAGIC, VERSION, _digest(VERSION, body)) + body
 
@@ -147,7 +149,7 @@ def decode_handover(data: bytes) -> Handover:
     if version != VERSION:
         raise HandoverRefused(
             HandoverOutcome.OTHER_VERSION,
-            f"the handover has version {version}; only {VERSION} is supported",
+            f"the handover has version {version}, but only {VERSION} is supported",
         )
     try:
         handover: Handover = _decoder.decode(body)

@@ -1,4 +1,4 @@
-"""Parse ``--lora-modules``: NAME=PATH, or vLLM's JSON object. Pure."""
+"""Parser of ``--lora-modules``: NAME=PATH, or vLLM's JSON object."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def parse(text: str) -> LoraModule:
             raise ValueError(str(error)) from None
     name, _, path = text.partition("=")
     if not name or not path:
-        raise ValueError("give NAME=PATH, or a JSON object with name and path")
+        raise ValueError("must be NAME=PATH, or a JSON object with name and path")
     return LoraModule(name, path)

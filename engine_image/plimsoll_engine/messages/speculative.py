@@ -1,4 +1,4 @@
-"""Parse ``--speculative-config``, with vLLM's field names. Pure."""
+"""Parser of ``--speculative-config``, which has vLLM's field names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def parse(text: str) -> Speculative:
-    """Return the configuration in the JSON object ``text``. Raises ValueError with the field."""
+    """Return the configuration in the JSON object ``text``.
+
+    Raises ValueError that names the field.
+    """
     try:
         found = msgspec.json.decode(text, type=Speculative)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -43,13 +46,13 @@ def parse(text: str) -> Speculative:
     if found.method == "draft_model":
         if not found.model:
             raise ValueError(
-                "field model is missing; method draft_model needs the folder of a checkpoint"
+                "field model is missing: method draft_model requires the folder of a checkpoint"
             )
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(found, name) is not None:
-                raise ValueError(f"field {name} does not apply to method draft_model; leave it out")
+                raise ValueError(f"field {name} does not apply to method draft_model: remove it")
     elif found.model is not None:
-        raise ValueError("field model does not apply to method ngram; leave it out")
+        raise ValueError("field model does not apply to method ngram: remove it")
     shortest, longest = found.lookup
     if shortest > longest:
         raise ValueError(f"field prompt_lookup_min: {shortest} exceeds prompt_lookup_max {longest}")

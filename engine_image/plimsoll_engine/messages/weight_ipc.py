@@ -1,12 +1,12 @@
 """Messages between a worker and the weight server, on a Unix stream socket.
 
-Each connection is one mapping. A worker first requests the weights of its rank, then the KV pool.
-The weight server frees no memory while a mapping exists. A worker that finishes sends
-:class:`MappingReleased`. If the connection ends without that message, the worker crashed, and the
-weight server verifies the weights before it maps them again.
+Each connection is one mapping. A worker requests the weights of its rank, then the KV pool. The
+weight server frees no memory while a mapping exists. A worker that finishes sends
+:class:`MappingReleased`. If a connection ends without it, the worker crashed, and the weight server
+verifies the weights before it maps them again.
 
-A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether the
-worker is the only writer. Only in that case are the contents still those that its predecessor left.
+A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether it is
+the only writer; only then are the contents still those of its predecessor.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _requests = msgspec.msgpack.Decoder(Request)
 
 
 class MappingLost(ConnectionError):
-    """The connection broke. The worker thereby loses its weights and its KV pool."""
+    """The connection to the weight server broke, so the worker loses its weights and KV pool."""
 
 
 def send(connection: socket.socket, message: Reply | Request, fd: int | None = None) -> None:
@@ -140,12 +140,12 @@ def _read(connection: socket.socket) -> tuple[bytes, list[int]]:
             raise MappingLost(f"cannot map the weights: {error}") from None
         fds += found
         if not part:
-            raise MappingLost("cannot map the weights: the other side closed the connection")
+            raise MappingLost("cannot map the weights: the weight server closed the connection")
         data += part
         if len(data) >= LENGTH.size:
             wanted = LENGTH.size + LENGTH.unpack_from(data)[0]
             if wanted > MAX_MESSAGE_BYTES:
                 raise MappingLost(
-                    f"cannot map the weights: the message has {wanted} bytes, which is too large"
+                    f"cannot map the weights: a message of {wanted} bytes is too large"
                 )
     return bytes(data[LENGTH.size :]), fds

@@ -132,7 +132,7 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class AbandonedRequests(msgspec.Struct, tag="abandoned"):
-    """Message: all requests that the worker still runs although the frontend aborted them long ago.
+    """Message: all requests that the worker still runs although the frontend has aborted them.
 
     Their memory counts as lost. Each message replaces the previous one.
     """
@@ -206,9 +206,9 @@ class CarryOverComplete(msgspec.Struct, tag="carried"):
 class Stop(msgspec.Struct, tag="stop"):
     """Command: finish the current step, drop its tokens, release all memory, and reply.
 
-    The reply is :class:`StopResult`. With ``hand_over``, the tokens of that step are sent, and a
-    successor may reuse the KV pool. ``sent`` is in CLOCK_MONOTONIC seconds. The worker exits when
-    the frontend closes the socket.
+    The reply is :class:`StopResult`. With ``hand_over``, the tokens are sent instead of dropped,
+    and a successor may reuse the KV pool. ``sent`` is in CLOCK_MONOTONIC seconds. The worker exits
+    when the frontend closes the socket.
     """
 
     hand_over: bool = False
@@ -341,10 +341,10 @@ class PromptScores(msgspec.Struct, tag="prompt_scores"):
 
 
 class RequestFailure(msgspec.Struct, tag="dropped"):
-    """Message: a request ended without a token because of an error that affects only this request.
+    """Message: a request ended because of an error that affects no other request.
 
     ``attempt`` is as in :class:`Token`. ``reason`` is ``invalid``, ``unavailable``, ``deadline`` or
-    ``error``. ``param`` names the wrong field of an invalid request, if known.
+    ``error``. ``param`` names the invalid field of the request, if known.
     """
 
     request_id: str
@@ -355,7 +355,7 @@ class RequestFailure(msgspec.Struct, tag="dropped"):
 
 
 class MissingMedia(msgspec.Struct, tag="media_missing"):
-    """Message: the receiver cache lacks media of a submission. Send the submission again in full.
+    """Message: the receiver cache lacks media of a submission, which must be sent again in full.
 
     ``attempt`` is as in :class:`Token`.
     """

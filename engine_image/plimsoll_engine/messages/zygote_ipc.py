@@ -1,13 +1,13 @@
 """Messages between the frontend and the zygote, and the zygote's configuration.
 
 The frontend runs ``python -m plimsoll_engine.worker.zygote --control-fd FD --weights-fd FD --config
-JSON``. The first FD is the zygote's end of an inherited Unix socketpair. The second FD is the
-listening socket of the weight server. JSON is a :class:`WorkerConfig`. Messages are framed as in
-:mod:`plimsoll_engine.messages.framing`: a 4-byte big-endian length and a msgpack body.
+JSON``. The first FD is the zygote's end of a Unix socketpair, the second one the listening socket
+of the weight server. JSON is a :class:`WorkerConfig`. Messages are framed as in
+:mod:`plimsoll_engine.messages.framing` and encoded as msgpack.
 
-If the frontend exits, the zygote reads the end of the stream. It then kills its workers and the
-weight server, and exits. If the zygote itself is killed, they survive as children of the frontend,
-which starts another zygote.
+When the frontend exits, the zygote reads the end of the stream, kills its workers and the weight
+server, and exits. If the zygote is killed, they survive as children of the frontend, which starts
+another zygote.
 
 This module must not import torch, because the frontend imports it.
 """
@@ -93,9 +93,9 @@ def listen(path: str) -> socket.socket:
 
 
 class Fork(msgspec.Struct, tag="fork"):
-    """Command: fork rank ``rank`` of the worker of epoch ``number``, or weight server ``number``.
+    """Command: fork a rank of the worker of epoch ``number``, or the weight server ``number``.
 
-    Rank 0 of a worker connects to the frontend's socket and sends Hello with that number.
+    Rank 0 of a worker connects to the frontend's socket and sends Hello with this number.
     """
 
     number: int

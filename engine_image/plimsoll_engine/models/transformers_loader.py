@@ -78,7 +78,6 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
 
 
 def _check_results(folder: Path, model: TransformersModel) -> None:
-    """Raise LoadError if the model's results on the paged KV pool differ from transformers' own."""
     what = f"{folder / 'config.json'}: model_type {model.module.config.model_type}"
     try:
         off = self_check.measure_difference(model)

@@ -197,7 +197,6 @@ class WhisperModel:
         return self._project(out.flatten(1), layer, "self_attn.out_proj")
 
     def _attend_audio(self, x: torch.Tensor, plan: StepPlan, layer: int) -> torch.Tensor:
-        """Return the cross-attention of each sequence's rows to its audio."""
         assert plan.attended is not None
         query = self._project(x, layer, "encoder_attn.q_proj")
         query = query.view(-1, self.kv.heads, self.kv.dim).transpose(0, 1)

@@ -10,9 +10,9 @@ TRACING_OFF = "tracing is off: start the engine with PYTHONTRACEMALLOC=1 to see 
 
 
 class Allocations:
-    """Reporter of Python allocations. It keeps the previous snapshot for comparison.
+    """Reporter of Python allocations, which keeps the previous snapshot for comparison.
 
-    It never enables tracing, which slows the process down and uses ever more memory.
+    It never enables tracing: that slows the process down and uses ever more memory.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Count the full garbage collections of a process.
+"""Number of full garbage collections in a process.
 
-Requests are freed by reference counting, so a full collection should find no garbage in steady
-state. Garbage that it finds is a reference cycle, which is a bug. Frontend and worker report these
-counts with their memory.
+Requests are freed by reference counting, so in steady state a full collection should find nothing.
+What it finds is a reference cycle, which is a bug. Frontend and worker report the counts with their
+memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Free host memory of the engine, within the limits of its cgroup and of the machine.
+"""Host memory that the engine can still use, within its cgroup and the machine.
 
-In a container, ``/sys/fs/cgroup`` is the container's cgroup; otherwise ``/proc/self/cgroup`` gives
-its path. Versions 1 and 2 are supported. Limits of parent groups are not considered.
+In a container, ``/sys/fs/cgroup`` is its cgroup; otherwise ``/proc/self/cgroup`` has the path.
+Versions 1 and 2 are supported. Limits of parent groups are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | N
 
 
 def _list_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
-    """Return folders that may contain the cgroup's files, and their version, likeliest first."""
+    """Return folders that may have the cgroup's files, and their version, likeliest first."""
     try:
         own = memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))
     except OSError:
@@ -61,7 +61,6 @@ def _free_bytes(folder: Path, version: int) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in the file; None if it is unreadable or ``max``, which means no limit."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -54,9 +54,9 @@ _mallopt = _load_libc_function("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_i
 
 @cache
 def _is_malloc_counted() -> bool:
-    """Report whether glibc counts this process's allocations.
+    """Report whether glibc's counts include this process's allocations.
 
-    The result is false if jemalloc or tcmalloc is loaded.
+    They do not if jemalloc or tcmalloc is loaded.
     """
     return _mallinfo2 is not None and any(_probe_counts(_mallinfo2) for _ in range(_PROBES))
 
@@ -94,10 +94,10 @@ def trim_malloc() -> bool:
 
 
 def return_large_blocks() -> bool:
-    """Make malloc return each large block to the kernel as soon as it is freed.
+    """Make malloc return each large block to the kernel when it is freed.
 
-    Return False if the libc does not support it. By default, glibc keeps blocks of up to 32 MiB in
-    its arenas once such a block was freed: two decoded images of 40 million pixels left 230 MiB. A
+    Return False if the libc does not support it. By default, glibc keeps freed blocks of up to 32
+    MiB in its arenas once one was freed: two decoded images of 40 million pixels left 230 MiB. A
     later trim would hold the arenas' locks and block the event loop.
     """
     return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES) == 1
@@ -174,10 +174,10 @@ def _read_status_bytes(key: str) -> int | None:
 
 
 def read_private_anon(pid: int | None = None) -> int | None:
-    """Return the bytes that a process shares with no other process; None if unknown.
+    """Return the private anonymous memory of a process in bytes; None if unknown.
 
-    The default is this process. Pages that it has shared with its parent since the fork do not
-    count. Files and shared memory count only if no other process has mapped the same pages.
+    The default is this process. Pages still shared with its parent since the fork do not count.
+    Files and shared memory count if no other process maps the same pages.
     """
     # Read the file once: the kernel walks all pages for each read.
     found = _read_all_bytes(f"/proc/{'self' if pid is None else pid}/smaps_rollup")

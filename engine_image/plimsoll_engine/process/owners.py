@@ -1,6 +1,6 @@
-"""Owners of memory. An owner counts its bytes, declares a bound, checks itself and closes itself.
+"""Owners of memory. Each counts its bytes, declares a bound, checks itself and closes itself.
 
-An owner counts its bytes on each call and stores no count, so its report is never outdated.
+Bytes are counted on each call and never stored, so reports are up to date.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from plimsoll_api.admin import MemoryKind, Role
 
 
 class FlushAction(NamedTuple):
-    """Way to free memory of an owner that no request needs.
+    """Way to free memory that an owner holds without need.
 
-    ``act`` frees the memory, ``nbytes`` returns its size, and ``what`` describes it for logs.
+    ``act`` frees the memory, ``nbytes`` returns its size, and ``what`` names it in logs.
     """
 
     what: str
@@ -47,7 +47,7 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in the report of the time that closing the part takes."""
+        """Name in the report of shutdown durations."""
         ...
 
     def list_owners(self) -> list[Owner]:

@@ -11,10 +11,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when ``parent`` exits. Exit if ``parent`` is gone."""
+    """Make the kernel kill this process when ``parent`` exits. Exit if it has exited already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        raise OSError(
+            ctypes.get_errno(), "cannot set the parent-death signal: prctl(PR_SET_PDEATHSIG) failed"
+        )
     if os.getppid() != parent:
         os._exit(1)
 
@@ -22,8 +24,8 @@ def die_with_parent(parent: int) -> None:
 def outlive_zygote(zygote: int, frontend: int) -> None:
     """Let this process survive the exit of its parent ``zygote``, as a child of ``frontend``.
 
-    This process is killed when the frontend exits. If the frontend does not become its parent, this
-    process exits with the zygote. If the frontend exits first, the zygote kills its children.
+    It is killed when the frontend exits. If the frontend does not become its parent, it exits with
+    the zygote. If the frontend exits first, the zygote kills it.
     """
 
     def exit_if_adopted(*_: object) -> None:
@@ -34,7 +36,9 @@ def outlive_zygote(zygote: int, frontend: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     signal.signal(signal.SIGUSR2, exit_if_adopted)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGUSR2, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        raise OSError(
+            ctypes.get_errno(), "cannot set the parent-death signal: prctl(PR_SET_PDEATHSIG) failed"
+        )
     if os.getppid() != zygote:
         exit_if_adopted()
 

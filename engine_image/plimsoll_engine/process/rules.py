@@ -1,9 +1,9 @@
-"""Rules for each process of the engine: the garbage collector's state, and caches of methods.
+"""Audit rules for each process: state of the garbage collector, and caches of methods.
 
 ``gc.freeze()`` hides all existing objects from later collections. That is correct once, for objects
-that live as long as the engine. While requests run, it would hide their garbage forever. Frozen
-objects are a property of the process. This module therefore counts the freezes of all engines in
-the process, and the last ``unfreeze`` ends them.
+that live as long as the engine; while requests run, it would hide their garbage forever. Freezing
+affects the whole process, so this module counts the freezes of all engines in it, and the last
+``unfreeze`` ends them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class FreezeCounter:
     def freeze_before_forks(self) -> None:
         """Freeze the objects that forked processes inherit.
 
-        They are counted once here, because counting 300,000 objects would add 30 ms to each
-        restart.
+        They are counted here, because counting 300,000 objects would add 30 ms to each restart.
         """
         gc.collect()
         gc.freeze()

@@ -1,8 +1,8 @@
-"""Stack trace files of the engine's processes, written on SIGUSR1, bounded in size and number.
+"""Files with stack traces of the engine's processes, written on SIGUSR1 and bounded.
 
-The run directory is in memory and lives as long as the pod. For processes that have exited, empty
-files are removed and the newest other files are kept. The parent does this when it reaps a process,
-and the frontend at its next start.
+The run directory is in memory and lives as long as the pod. After a process has exited, its file is
+removed if it is empty, and otherwise kept if it is among the newest. The parent does this when it
+reaps the process, and the frontend at its next start.
 """
 
 from __future__ import annotations

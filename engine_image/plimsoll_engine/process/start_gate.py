@@ -1,4 +1,4 @@
-"""Waits until the supervisor has seen the devices free of what an earlier engine left there."""
+"""Wait at startup until the devices are free of an earlier engine's processes and memory."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from plimsoll_api.start_gate import (
 log = logging.getLogger(__name__)
 
 SILENT_S = 15.0
-"""Seconds without an answer after which the engine starts: the supervisor may be gone."""
+"""Seconds without an answer after which the engine starts, because the supervisor may be gone."""
 MAX_S = 3600.0
 POLL_S = 0.1
 
 
 def wait_until_open(run_dir: Path) -> None:
-    """Ask the supervisor, and wait until it lets the engine start.
+    """Ask the supervisor whether the engine may start, and wait until it may.
 
-    Return at once if no gate is configured, and after :data:`SILENT_S` without a supervisor.
+    Return immediately if no gate is configured, and after :data:`SILENT_S` without a supervisor.
     """
     if _read(run_dir) is None:
         return
@@ -37,16 +37,18 @@ def wait_until_open(run_dir: Path) -> None:
     try:
         replace_file(run_dir / QUESTION_FILE, question.encode())
     except OSError as error:
-        log.warning("cannot ask whether the devices are free: %s", error)
+        log.warning("cannot ask the supervisor whether the devices are free: %s", error)
         return
     while (answer := _read(run_dir)) is not None and answer.answered != question:
         now = time.time()
         if now - max(since, min(answer.at, now)) > SILENT_S or now - since > MAX_S:
-            log.warning("starting: the supervisor does not say whether the devices are free")
+            log.warning(
+                "the supervisor did not answer whether the devices are free; starting the engine"
+            )
             return
         if answer.reason and answer.reason != told:
             told = answer.reason
-            log.warning("waiting to start: %s", told)
+            log.warning("the engine waits to start: %s", told)
         time.sleep(POLL_S)
 
 

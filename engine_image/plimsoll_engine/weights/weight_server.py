@@ -116,7 +116,6 @@ class Weights:
 
 
 def _hash_identity(manifest: Manifest, sums: dict[str, int]) -> bytes:
-    """Return a hash that identifies these weights in this layout."""
     content = msgspec.msgpack.encode((manifest, sums))
     return blake2b(content, digest_size=IDENTITY_BYTES).digest()
 

@@ -1,4 +1,4 @@
-"""Record the recent activity of the worker's loop, which explains what a Stop had to wait for."""
+"""Recent activity of the worker's loop, which shows what a Stop message had to wait for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Activity:
         self._since = clock()
 
     def begin(self) -> None:
-        """Start the next span now, so that the time spent waiting is not counted."""
+        """Begin the next span now, so that earlier waiting is not counted."""
         self._since = self._clock()
 
     def record(self, name: str) -> None:

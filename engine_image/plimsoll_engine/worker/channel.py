@@ -11,11 +11,11 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.framing import FrameReader
 
 SEND_TIMEOUT_S = 30.0
-"""Time after which the worker exits if the frontend reads nothing, so that it does not hang."""
+"""Seconds after which the worker exits if the frontend reads nothing."""
 MAX_UNSENT_BYTES = 16 << 20
-"""Maximum number of unsent bytes while the frontend is busy, enough for 100,000 tokens.
+"""Maximum number of unsent bytes, enough for 100,000 tokens.
 
-Above it, sending the next message waits for the frontend.
+With more, the next message waits until the frontend reads.
 """
 CONNECT_TIMEOUT_S = 10.0
 
@@ -51,8 +51,8 @@ class Channel:
     def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
         """Send a message, or queue it if the socket is full.
 
-        The call blocks until the queue is empty if the message is the ``last``, and otherwise until
-        the queue is below :data:`MAX_UNSENT_BYTES`. Raises FrontendGoneError.
+        Blocks while more than :data:`MAX_UNSENT_BYTES` are queued. If the message is the ``last``,
+        blocks until the queue is empty. Raises FrontendGoneError.
         """
         frame = memoryview(worker_ipc.encode_frame(message))
         if not self._unsent:
@@ -91,9 +91,9 @@ class Channel:
         return max(0.0, self._sent_at + SEND_TIMEOUT_S - time.monotonic())
 
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
-        """Return the messages that arrive within ``timeout_s`` seconds; empty if none arrives.
+        """Return the messages that arrive within ``timeout_s`` seconds, which may be none.
 
-        The call returns after the first bytes. Meanwhile, it sends queued messages.
+        Returns after the first bytes. Sends queued messages meanwhile.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -116,13 +116,13 @@ class Channel:
         return [worker_ipc.to_worker.decode(body) for body in self._reader.feed(data)]
 
     def is_readable(self) -> bool:
-        """Report whether a message has arrived or the frontend is gone."""
+        """Report whether a message has arrived or the frontend has exited."""
         return bool(select.select([self._socket], [], [], 0.0)[0])
 
     def wait_closed(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` seconds until the frontend closes the socket.
 
-        Messages that arrive meanwhile are ignored.
+        Ignore messages.
         """
         deadline = time.monotonic() + timeout_s
         try:
@@ -132,5 +132,5 @@ class Channel:
             return
 
     def close(self) -> None:
-        """Close the socket. The frontend treats this as the end of the worker."""
+        """Close the socket. The frontend then counts the worker as ended."""
         self._socket.close()

@@ -30,19 +30,19 @@ from plimsoll_engine.worker.rank_loop import CommandFailed, Follower
 log = logging.getLogger(__name__)
 
 REPORT_WAIT_S = 5.0
-"""Time for rank 0 to report why the whole group fails.
+"""Time for rank 0 to report why the group failed.
 
-If this process exited earlier, its exit would be mistaken for the cause.
+If this rank exited before, its exit would be taken for the cause.
 """
 LEADER_EXIT_TIMEOUT_S = 60.0
 """Time to wait for rank 0 to exit. It is longer than rank 0 stays after its final message."""
 
 
 def run(config: WorkerConfig, epoch: int, rank: int) -> int:
-    """Run a rank in a freshly forked process. Return the exit status.
+    """Run a rank in a newly forked process. Return the exit status.
 
-    If rank 0 is gone, the call returns at once and releases nothing, because only the exit of this
-    process ends a kernel that waits for rank 0.
+    If rank 0 is gone, return immediately and release nothing: only the exit of this process ends a
+    kernel that waits for rank 0.
     """
     write_stacks_on_sigusr1(config.run_dir, "worker")
     size = config.tensor_parallel_size
@@ -81,7 +81,7 @@ def _fail(link: Link, rank: int, message: str, wait_s: float, permanent: bool = 
 
 
 def main() -> NoReturn:
-    """Run one rank above 0 until rank 0 is gone. The call does not return."""
+    """Run one rank above 0 until rank 0 has exited. Does not return."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.follower")
     parser.add_argument("--config", required=True, help="WorkerConfig of rank 0 as JSON")
     parser.add_argument("--rank", required=True, type=int)

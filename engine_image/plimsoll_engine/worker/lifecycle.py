@@ -99,7 +99,7 @@ class CoreLifecycle:
         self._claim = rank_ipc.PoolReply()
         """The weight server's reply to this process's claim of the KV pool."""
         self.refusal: HandoverRefusal | None = None
-        """Reason why a handover was refused; None if no handover was refused."""
+        """Why a handover was refused; None if none was."""
 
     def start(self) -> EngineCore:
         """Run both phases of the start. If a phase fails, release everything."""
@@ -109,9 +109,8 @@ class CoreLifecycle:
     def prepare(self) -> None:
         """Create the context, the process group, the weights and the kernels.
 
-        If it fails, everything is released. A rank above 0 gets its kernels from the steps of rank
-        0. A second thread creates the context and maps the weights meanwhile. Neither task holds
-        the GIL.
+        If it fails, everything is released. A second thread creates the context and maps the
+        weights; neither holds the GIL. A rank above 0 loads its kernels in the steps of rank 0.
         """
         with self._release_on_error(), ThreadPoolExecutor(1, "device") as beside:
             with self._time_stage("model_config"):
@@ -157,10 +156,9 @@ class CoreLifecycle:
     def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
         """Create the KV pool and the engine core, and warm it up.
 
-        If it fails, everything is released. ``quick`` skips the trial of the largest steps, which a
-        predecessor with the same sizes has done, and captures all graphs while the worker serves.
-        It also accepts the predecessor's ``handover``. If the handover is refused, :attr:`refusal`
-        is the reason.
+        If it fails, everything is released. ``quick`` skips the warm-up of the largest steps, which
+        a predecessor with the same sizes has run, captures all graphs while the worker serves, and
+        accepts the predecessor's ``handover``. :attr:`refusal` says why a handover was refused.
         """
         with self._release_on_error():
             with self._time_stage("kv_pool"):
@@ -225,7 +223,6 @@ class CoreLifecycle:
     def _open_engine(
         self, runner: Runner, draft: Forward | None, tables: list[BlockTable]
     ) -> EngineCore:
-        """Create the engine. ``tables`` are the predecessor's block tables."""
         settings, config = self._sizes, self.config
         pool = BlockPool(
             settings.num_blocks, settings.block_size, [table.blocks for table in tables]
@@ -276,21 +273,19 @@ class CoreLifecycle:
         return engine
 
     def hand_over(self) -> bytes:
-        """Return the message that a successor needs to reuse the KV blocks of running requests.
+        """Return the message with which a successor can use the KV blocks of running requests.
 
-        The engine must be at rest, and only :meth:`shut_down` may follow. Raises
-        :class:`HandoverRefused`.
+        No step may be in progress, and only :meth:`shut_down` may follow. Raises HandoverRefused.
         """
         assert self.engine is not None
         if self.weights.pool is None:
             raise HandoverRefused(
                 HandoverOutcome.NO_HOLDER,
-                "no other process owns the KV pool, so it is lost with this worker",
+                "this process owns the KV pool, so the pool ends with it",
             )
         return export.export_tables(self.engine, self._get_layout(self.engine.runner))
 
     def _accept_handover(self, handover: bytes | None, runner: Runner) -> list[BlockTable]:
-        """Return the block tables in ``handover``. Return an empty list if it is refused."""
         if handover is None:
             return []
         try:
@@ -363,7 +358,7 @@ class CoreLifecycle:
             yield
         except BaseException as error:
             self.shut_down()
-            # The traceback's frames reference what they were building.
+            # the frames of the traceback refer to what they were building
             traceback.clear_frames(error.__traceback__)
             raise
 
@@ -374,8 +369,8 @@ class CoreLifecycle:
     def shut_down(self) -> None:
         """Release everything on every rank. Idempotent.
 
-        If a rank was lost on CUDA, nothing is released, because kernels still wait for that rank.
-        (NCCL 2.28.9 did not give up within 60 s on an H200.) The frontend then kills this process.
+        After the loss of a rank on CUDA, nothing is released, because kernels still wait for that
+        rank (NCCL 2.28.9 waited for more than 60 s on an H200). The frontend kills this process.
         """
         if self.member.lost:
             if self.device.is_cuda:
@@ -384,7 +379,7 @@ class CoreLifecycle:
             self.member.abort_collectives()
         if self.device.is_cuda:
             with _record_duration(self.ended_s, "synchronize"), contextlib.suppress(RuntimeError):
-                torch.cuda.synchronize(self.device.device)  # a lost device cannot be waited for
+                torch.cuda.synchronize(self.device.device)  # do not wait for a lost device
         self.engine = None
         while self._parts:
             part = self._parts.pop()
@@ -411,7 +406,6 @@ class CoreLifecycle:
 
 @contextlib.contextmanager
 def _record_duration(stages_s: dict[str, float], name: str) -> Iterator[None]:
-    """Record the duration of the block in ``stages_s``, in seconds, unless the block fails."""
     start = time.monotonic()
     yield
     stages_s[name] = round(time.monotonic() - start, 4)

@@ -59,7 +59,7 @@ MAX_CAPTURE_DELAY_S = 1.0
 FIRST_CAPTURE_DELAY_S = 0.05
 """Delay of the first capture and the first report after Ready.
 
-In this time, the requests arrive that the worker takes over. Their streams wait for them.
+Carried-over requests arrive within this time, and their streams wait for them.
 """
 PERMANENT_ERRORS = (LoadError, SettingsError)
 """Errors that would recur in another worker with the same settings and checkpoint."""
@@ -139,7 +139,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 
 
 def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
-    """Return the Prepared message. It contains the memory of each rank while the rank waits."""
+    """Return the Prepared message, with the memory of each rank while it waits."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
     leader = lifecycle.member.leader
     others = (
@@ -151,7 +151,6 @@ def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc
 
 
 def _wait_for_command(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
-    """Wait for the frontend's command to take over or to stop."""
     while True:
         for message in channel.receive(REPORT_INTERVAL_S):
             if isinstance(message, worker_ipc.TakeOver | worker_ipc.Stop):
@@ -166,9 +165,9 @@ def _release_and_report(
 ) -> None:
     """Release everything, report it, and wait until the frontend closes the socket.
 
-    The process does not exit earlier: the exit of a process with a CUDA context keeps the driver
-    busy, which would delay the successor's calls. The handover is sent only after nothing in this
-    process can write to the KV pool. ``before_s`` has the durations of the earlier stages.
+    The process exits only then: the exit of a process with a CUDA context keeps the driver busy,
+    which would delay the successor. The handover is sent once nothing in this process can write to
+    the KV pool. ``before_s`` has the durations of earlier stages.
     """
     lifecycle.shut_down()
     if isinstance(handover, bytes) and not lifecycle.weights.fenced:
@@ -257,9 +256,9 @@ class Worker:
             self.channel.send(dropped)
 
     def _capture(self) -> None:
-        """Capture one of the missing graphs: often while idle, rarely between steps.
+        """Capture a missing graph. This happens often while idle, and rarely between steps.
 
-        A capture delays the next step, or a Stop, by some tens of milliseconds.
+        A capture delays the next step, or a Stop, by tens of milliseconds.
         """
         now = time.monotonic()
         late = now >= self._next_capture + MAX_CAPTURE_DELAY_S
@@ -377,7 +376,7 @@ class Worker:
         _release_and_report(self.lifecycle, self.channel, handover, self._ended_s)
 
     def _create_handover(self) -> bytes | HandoverRefusal:
-        """Finish the current step. Return the handover of the KV pool, or the reason for none.
+        """Finish the current step. Return the handover of the KV pool, or why there is none.
 
         Raises DeviceLost, because the contents of the pool are then unknown.
         """
@@ -391,5 +390,5 @@ class Worker:
         except WorkerEnds:
             raise
         except Exception as error:  # the successor can prefill again
-            log.exception("no handover")
+            log.exception("the worker hands nothing over, because an error occurred")
             return HandoverRefusal(HandoverOutcome.FAILED, f"{type(error).__name__}: {error}")

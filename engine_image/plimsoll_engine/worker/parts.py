@@ -1,6 +1,6 @@
-"""Parts of a worker process, except its engine, that the lifecycle opens and closes.
+"""Parts of a worker process that the lifecycle opens and closes, except its engine.
 
-Each part is a :class:`plimsoll_engine.process.owners.Part`.
+Each implements :class:`plimsoll_engine.process.owners.Part`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ GC_THRESHOLDS = (20_000, 50, 1_000)
 
 
 class DeviceContext:
-    """The device with its context, and the bytes allocated before this worker allocates any."""
+    """CUDA context or CPU of this worker, and the device bytes allocated before it."""
 
     name = "device"
 
     def __init__(self) -> None:
         self.device: torch.device | None = None
         self.baseline: int | None = None
-        """Bytes allocated before this worker allocates any; None on a CPU."""
+        """Bytes allocated on the device before this worker allocates any; None on a CPU."""
 
     @property
     def is_cuda(self) -> bool:
@@ -116,7 +116,7 @@ class Weights:
         return self._mapping is not None
 
     def map(self) -> dict[str, torch.Tensor]:
-        """Return the weight server's weights by name. If it has a KV pool, map that as well."""
+        """Map the weight server's weights and its KV pool, if any. Return the weights by name."""
         assert self._mapping is not None
         tensors = self._mapping.map_weights()
         self.map_pool()
@@ -129,7 +129,7 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Model:
-        """Return the model with the ``mapped`` weights; None loads the weights from files."""
+        """Return the model with the ``mapped`` weights; None loads them from files."""
         draft = None if self._config.draft_model is None else Path(self._config.draft_model)
         if mapped is not None and self._unbound is not None:
             own, drafts = draft_models.split_tensors(mapped)
@@ -153,10 +153,10 @@ class Weights:
         return self.model
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
-        """Map the weight server's memory for this rank's KV pool. Return it as uint8 [bytes].
+        """Map the KV pool of the weight server for this rank. Return it as uint8 [bytes].
 
-        If the pool does not exist yet, it is created with ``nbytes``, unless that is 0. Return None
-        without a weight server or without a pool.
+        A missing pool is created with ``nbytes``, unless that is 0. Return None without a pool or a
+        weight server.
         """
         if self._mapping is not None and self.pool is None:
             self.pool = self._mapping.map_pool(nbytes)
@@ -232,8 +232,7 @@ def _count_bytes(model: Model) -> int:
 def has_compiled() -> bool:
     """Report whether torch.compile has compiled anything in this process.
 
-    Check this before a reset. A reset imports the compiler even if there is nothing to reset, which
-    adds 2 s to a restart.
+    Check it before a reset, which would otherwise import the compiler: 2 s of a restart.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
@@ -250,8 +249,7 @@ def create_context(device: torch.device) -> None:
 def measure_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
     """Return the bytes allocated once the context exists and its libraries have run.
 
-    The libraries run only for ``dtype``, because they load other kernels for each dtype. Return
-    None on a CPU.
+    The libraries run with ``dtype``, because each dtype has its own kernels. Return None on a CPU.
     """
     if device.type != "cuda":
         return None

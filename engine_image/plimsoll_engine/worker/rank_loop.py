@@ -1,4 +1,4 @@
-"""Loop of a rank above 0. It runs the commands of rank 0 in order and schedules nothing itself."""
+"""Loop of a rank above 0, which executes the commands of rank 0 in order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from plimsoll_engine.worker.lifecycle import CoreLifecycle
 class CommandFailed(RuntimeError):
     """A command of rank 0 failed.
 
-    ``expects_reply`` means that rank 0 waits for a reply, and the reply reports the error.
-    Otherwise rank 0 waits in a collective, which only the exit of this process ends.
+    ``expects_reply`` means that rank 0 waits for a reply, which reports the error. Otherwise rank 0
+    waits in a collective, which only the exit of this process ends.
     """
 
     def __init__(self, message: str, expects_reply: bool) -> None:
@@ -28,7 +28,7 @@ class CommandFailed(RuntimeError):
 
 
 class Follower:
-    """Executor of the commands of rank 0.
+    """Executor of rank 0's commands.
 
     ``lifecycle`` has prepared the model. Commands create and release the KV pool.
     """

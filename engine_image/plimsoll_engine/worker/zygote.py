@@ -1,13 +1,12 @@
-"""Zygote: a process with torch and the model code imported, one thread and no CUDA context.
+"""Zygote: a process that has imported torch and the model code, and forks all others.
 
-The weight server and the workers are forked from the zygote.
-
-The frontend starts it as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``
-(:mod:`plimsoll_engine.messages.zygote_ipc`). A fork copies only one thread. A lock held by another
-thread would stay locked in the child forever, and an OpenMP library would wait for its lost
-threads. The zygote therefore sets thread counts before numpy and torch load, runs no tensor
-operation, never calls ``torch.cuda.is_available()``, and checks its number of threads before each
-fork.
+The weight server and the workers are its children. The frontend starts it as ``python -m
+plimsoll_engine.worker.zygote --control-fd FD --config JSON``
+(:mod:`plimsoll_engine.messages.zygote_ipc`). It has one thread and no CUDA context, because a fork
+copies only one thread: locks of other threads would stay locked in the child, and OpenMP would wait
+for its lost threads. The zygote therefore sets thread counts before numpy and torch load, runs no
+tensor operation, never calls ``torch.cuda.is_available()``, and checks its number of threads before
+each fork.
 """
 
 from __future__ import annotations
@@ -86,14 +85,14 @@ class Zygote:
         """Child processes by pidfd."""
         self.frontend = os.getppid()
         self.weights = weights
-        """Listening socket of the weight server.
+        """Listening socket of the weight server, which the frontend owns.
 
-        It belongs to the frontend. A worker can therefore connect before a weight server runs, and
-        the workers of the next zygote reach the same weight server.
+        Workers can therefore connect before a weight server runs, and workers of the next zygote
+        reach the same one.
         """
 
     def serve(self) -> None:
-        """Serve until the frontend is gone. Then kill the remaining children."""
+        """Serve until the frontend has exited. Then kill the remaining children."""
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         try:
@@ -106,7 +105,7 @@ class Zygote:
                         return
         except OSError as error:
             # The frontend exited during a write.
-            log.error("cannot use the control socket: %s", error)
+            log.error("cannot read the frontend's control socket: %s", error)
         finally:
             self._kill_children()
 
@@ -120,7 +119,7 @@ class Zygote:
         return bool(data)
 
     def send(self, message: zygote_ipc.FromZygote) -> None:
-        """Send a message to the frontend. Raises OSError if it is gone."""
+        """Send a message to the frontend. Raises OSError if it has exited."""
         self.control.sendall(zygote_ipc.encode_frame(message))
 
     def _fork(self, message: Fork) -> int | None:
@@ -145,7 +144,6 @@ class Zygote:
         return fd
 
     def _run_child(self, message: Fork, zygote: int) -> NoReturn:
-        """Run the child process and exit. Never returns to the zygote's code."""
         status = 1
         try:
             outlive_zygote(zygote, self.frontend)
@@ -154,7 +152,7 @@ class Zygote:
                 os.close(fd)
             status = self._run_role(message)
         except BaseException:
-            log.exception("the process failed")
+            log.exception("the forked process failed")
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
@@ -217,10 +215,12 @@ def import_everything(model: Path, device: str) -> None:
 
 
 def main() -> None:
-    """Import the modules that workers need, then fork on request until the frontend is gone."""
+    """Import what workers need, then fork on request until the frontend has exited."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.zygote")
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--weights-fd", type=int, help="listening socket of WorkerConfig.weights")
+    parser.add_argument(
+        "--weights-fd", type=int, help="listening socket at the path WorkerConfig.weights"
+    )
     parser.add_argument("--config", required=True, help="WorkerConfig as JSON")
     arguments = parser.parse_args()
     logs.configure()
@@ -240,7 +240,7 @@ def main() -> None:
     # Freeze the objects that exist before a fork: a collection in a worker skips them, and so does
     # not copy their pages.
     frozen.freeze_before_forks()
-    # From here on, the closed control socket shows that the frontend is gone, and the zygote kills
+    # From here on, a closed control socket means that the frontend has exited, and the zygote kills
     # its children. The parent-death signal would kill only the zygote.
     outlive_parent()
     if os.getppid() != zygote.frontend:

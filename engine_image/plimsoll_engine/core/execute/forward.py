@@ -245,7 +245,6 @@ class Forward:
     def _locate_needed_rows(
         self, step: StepPlan, needed: NeededRows, inputs: Inputs, chunks: Sequence[Chunk]
     ) -> Needed:
-        """Return the needed rows on the device, with a step plan for only these rows."""
         tables = inputs.tables[needed.sequences]
         rows, starts, contexts, blocks = copy_to_device(
             [needed.rows, needed.starts, inputs.contexts[needed.sequences], tables.reshape(-1)],

@@ -316,7 +316,6 @@ class Grammars:
     # ---- the queue
 
     def _start_queued(self) -> None:
-        """Start queued compilations while slots are free."""
         while (number := self._queue.take()) is not None:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(MAX_COMPILATIONS, "grammar", _lower_priority)
@@ -332,7 +331,6 @@ class Grammars:
             self._under_way[number] = job
 
     def _collect_ended(self) -> None:
-        """Free the slots of finished compilations, and start the next ones."""
         for number, job in list(self._under_way.items()):
             if job.future is not None and job.future.done():
                 del self._under_way[number]
@@ -498,7 +496,6 @@ def _create_unspellable_name(number: int) -> str:
 
 
 def _convert_grammar(grammar: Grammar, added: Mapping[str, int]) -> str:
-    """Return ``grammar`` in llguidance's format. Raises GrammarError."""
     try:
         match grammar.kind:
             case "json_object":

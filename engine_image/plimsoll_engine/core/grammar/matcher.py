@@ -222,7 +222,6 @@ class MaskThreads:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Assign waiting matchers to free threads."""
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
             thread = None if self._has_max_threads(matcher.tenant) else self._free_thread()

@@ -81,7 +81,6 @@ class GrammarQueue:
         self._forget(one.tenant)
 
     def _forget(self, tenant: str) -> None:
-        """Remove the account of ``tenant`` if it has no compilation left."""
         here = (*self._waiting.values(), *self._under_way.values())
         if all(one.tenant != tenant for one in here):
             del self._seconds[tenant]

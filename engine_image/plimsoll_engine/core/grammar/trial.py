@@ -260,7 +260,6 @@ def _serve(control: socket.socket, attempt: CompileTrial) -> None:
 
 
 def _try(connection: socket.socket, attempt: CompileTrial) -> None:
-    """Run one trial in a forked process, and exit."""
     _set_limits()
     resident = _read_resident_bytes(os.getpid())
     connection.sendall(msgspec.msgpack.encode(_TrialStarted(os.getpid(), resident)))

@@ -374,7 +374,6 @@ class Scheduler:
         return tokens // self.pool.block_size
 
     def _share_cached_prefix(self, request: Request) -> None:
-        """Share the blocks of the longest cached prefix."""
         extend_block_hashes(request, self.pool.block_size)
         usable = self._count_cacheable_blocks(request)
         blocks = self.pool.find_cached_prefix(request.block_hashes[:usable])
@@ -384,7 +383,6 @@ class Scheduler:
         request.computed = len(blocks) * self.pool.block_size
 
     def _reserve(self, request: Request, count: int) -> bool:
-        """Allocate blocks for ``count`` more tokens. Return False if blocks are missing."""
         missing = self.pool.count_blocks(request.computed + count) - len(request.block_ids)
         if missing <= 0:
             return True

@@ -121,7 +121,6 @@ class DraftModel:
         return steps
 
     def _catch_up(self, wanted: Sequence[tuple[Request, int]]) -> _DrawnDrafts | None:
-        """Compute the tokens that the model has missed, and draw the first drafts."""
         behind = self._find_behind(wanted)
         if not behind:
             return None
@@ -222,7 +221,6 @@ def _create_view(
 
 
 def _without_logprobs(request: Request) -> Sampling:
-    """Return the sampling parameters of ``request`` without log probabilities."""
     sampling = request.sampling
     return (
         sampling if sampling.logprobs is None else msgspec.structs.replace(sampling, logprobs=None)

@@ -38,15 +38,15 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
         if answer.error is not None:
             raise AdapterRefused(answer.error, "lora_path")
         if engine.epochs.current != epoch:
-            raise NoAnswer("the worker was replaced during the load: try again")
+            raise NoAnswer("the worker was replaced while it loaded the adapter: try again")
         engine.adapters.add(adapter)
         log.info("adapter loaded", extra={"adapter": name, "path": str(path)})
 
 
 def unload_adapter(engine: AsyncEngine, name: str) -> bool:
-    """Hide an adapter from new requests. Running requests keep it.
+    """Remove an adapter from new requests. Running requests keep it.
 
-    Return False if no adapter has that name.
+    Return False if no adapter has this name.
     """
     adapter = engine.adapters.find(name)
     if adapter is None:

@@ -15,9 +15,9 @@ ANSWER_TIMEOUT_S = 5.0
 async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) -> None:
     """Stop admitting requests, and end the running requests.
 
-    ``mode`` ``finish`` waits for them, ``abort`` fails them, and ``carry`` parks them until a
-    resume or a restart. If the deadline passes, the operation fails, but the requests continue: the
-    engine stays ``draining`` and becomes ``drained`` when the last request ends.
+    The mode ``finish`` waits for them, ``abort`` fails them, and ``carry`` parks them until a
+    resume or a restart. If the deadline passes, the operation fails and the requests continue: the
+    engine stays ``draining``, and becomes ``drained`` after the last one.
     """
     engine.lifecycle.move_to(EngineState.DRAINING)
     unfinished = engine.requests.list_unfinished()
@@ -47,8 +47,8 @@ async def _wait_until_idle(engine: AsyncEngine, deadline_s: float) -> None:
             await engine.idle.wait()
     except TimeoutError:
         raise OperationFailed(
-            f"{len(engine.requests)} requests still run after {deadline_s:g} s and continue: "
-            "wait, resume, restart with carry, or drain with mode abort"
+            f"{len(engine.requests)} requests were still running after {deadline_s:g} s and "
+            "continue: wait, resume, restart with carry, or drain with mode abort"
         ) from None
 
 

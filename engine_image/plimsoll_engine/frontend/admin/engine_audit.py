@@ -48,7 +48,7 @@ async def run_audit(engine: AsyncEngine) -> Audit:
         return Audit(str(engine.epochs.current), False, RULES, findings)
     idle = before == 0 and len(engine.requests) == 0
     findings = [*worker.findings, *_audit_frontend(engine)]
-    # Only if no media was sent meanwhile: otherwise one side may be ahead of the other.
+    # Compare only if no media was sent meanwhile: otherwise one side may be ahead of the other.
     if sender is not None and sender is engine.workers.sender and sender.changes == changes:
         findings += compare_receiver_cache(sender, set(worker.receiver_keys))
     if idle and not worker.idle:
@@ -72,15 +72,17 @@ def compare_receiver_cache(
     """Compare the keys in the worker's receiver cache with those that the frontend has sent."""
     details = sender.find_problems()
     if lacking := len(sender.list_keys() - receiver_keys):
-        details.append(f"{lacking} media that the frontend sent are missing in the worker")
+        details.append(f"the worker lacks {lacking} media that the frontend sent")
     if unknown := len(receiver_keys - sender.list_keys()):
-        details.append(f"{unknown} media in the worker were not sent by the frontend")
+        details.append(f"the worker has {unknown} media that the frontend did not send")
     return [AuditFinding(RECEIVER, detail) for detail in details]
 
 
 def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     findings = [
-        AuditFinding(LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes; its bound is {e.bound}")
+        AuditFinding(
+            LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, which exceeds its bound of {e.bound}"
+        )
         for e in engine.ledger.list_entries()
         if e.bound is not None and e.bytes > e.bound
     ]

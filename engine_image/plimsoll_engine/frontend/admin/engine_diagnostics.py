@@ -21,9 +21,9 @@ MAX_STACKS_BYTES = 256 << 10
 
 
 async def run_diagnostic(engine: AsyncEngine, kind: Diagnostic) -> str:
-    """Return the diagnostics of the frontend and of the worker as text.
+    """Return diagnostics of the frontend and of the worker as text.
 
-    If the worker does not answer, its part says ``unknown`` and gives the reason.
+    If the worker does not answer, its part is ``unknown`` with the reason.
     """
     own = _diagnose_frontend(engine, kind)
     if kind is Diagnostic.STACKS:
@@ -45,7 +45,7 @@ async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
 
 
 async def _read_worker_stacks(engine: AsyncEngine) -> str:
-    """Return the worker's stack traces. Uses a signal, because a hung worker reads no messages."""
+    """Return the worker's stack traces, requested by a signal: a hung worker reads no messages."""
     path = await engine.workers.dump_stacks()
     if path is None:
         return (

@@ -38,6 +38,6 @@ async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
         )
     except NoAnswer as error:
         raise OperationFailed(
-            f"the frontend was trimmed, but the worker was not: {error}"
+            f"the frontend was trimmed, but the worker failed to trim: {error}"
         ) from None
     recorder.add(trimmed.steps)

@@ -1,12 +1,12 @@
 """Planned restart of the worker, in two phases.
 
-First, the successor is forked and loads its context, weights and kernels while the old worker
-serves. Then the old worker stops, and the successor takes over the KV pool and the running
-requests. If a worker dies meanwhile, the other one or a new one serves. If none can serve, the
-operation reports the reason.
+First, a successor is forked and loads its context, weights and kernels while the old worker serves.
+Then the old worker stops, and the successor takes over the KV pool and the running requests. If one
+of them dies, the other one or a new worker serves. If none can serve, the operation fails with the
+reason.
 
 The old worker hands over its block tables, so the keys and values of running requests stay in the
-pool. If the handover fails, the requests are prefilled again, and the operation reports the reason.
+pool. If the handover fails, the requests are prefilled again, and the operation reports why.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal
 log = logging.getLogger(__name__)
 
 ADOPTED_TIMEOUT_S = 10.0
-"""Timeout for the successor's report of adopted requests, which follows its first step."""
+"""Timeout for the successor to report the adopted requests, which it does after its first step."""
 CANCEL_GRACE_S = 10.0
-"""Time that an engine in shutdown waits for the next worker, so that requests can finish."""
+"""Time that a shutdown waits for the next worker, so that requests can finish."""
 MAX_DETAIL_CHARACTERS = 500
 MIN_SHOWN_S = 0.0005
 
@@ -77,7 +77,6 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
 async def _replace_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, successor: WorkerHandle | None
 ) -> None:
-    """Stop the old worker and start the next one. Raises :class:`WorkerUnrecoverable`."""
     handover = await _stop_worker(
         engine, recorder, request, request.carry and successor is not None
     )
@@ -141,11 +140,10 @@ async def _carry_over(
 
 
 async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
-    """Return a prepared successor.
+    """Return a prepared successor; None if the old worker must stop first.
 
-    Return None if the old worker must stop before a successor can start, for example because of too
-    little memory. Raises OperationFailed if no worker can be started; the old worker then keeps
-    serving.
+    That is so, for example, if memory is short. Raises OperationFailed if no worker can be started;
+    the old one then keeps serving.
     """
     with recorder.step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
@@ -162,14 +160,14 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
                 "cannot prepare a successor while the old worker runs", extra={"reason": str(error)}
             )
             if error.permanent and engine.ready is not None:
-                raise OperationFailed(f"{error}; the worker keeps serving") from None
+                raise OperationFailed(f"{error}; the old worker keeps serving") from None
             return None
 
 
 async def _stop_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
 ) -> bytes | HandoverRefusal:
-    """Stop the old worker. Return its handover, or the reason why it handed nothing over."""
+    """Stop the old worker. Return its handover, or why there is none."""
     with recorder.step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
         stop = await engine.workers.stop(grace_s, hand_over)
@@ -200,7 +198,7 @@ async def _stop_worker(
 
 
 def format_stages(stages_s: Mapping[str, float]) -> str:
-    """Format the duration of each stage of the worker's stop. Omit negligible durations."""
+    """Format the duration of each stage of the worker's stop. Omit durations near zero."""
     return ", ".join(
         f"{name} {took:.3f} s" for name, took in stages_s.items() if took >= MIN_SHOWN_S
     )

@@ -21,10 +21,7 @@ class StatusReader:
         self._python = PythonObjects()
 
     def read(self) -> Status:
-        """Return the body of ``GET /status``.
-
-        Values that no worker has reported are null.
-        """
+        """Return the body of ``GET /status``. Values that no worker has reported are null."""
         engine = self._engine
         report = engine.report
         operation = engine.operations.current
@@ -70,7 +67,6 @@ class StatusReader:
 
 
 def _find_weight_server_bytes(ledger: list[LedgerEntry]) -> int:
-    """Return the weight server's host memory in bytes, as declared in the worker's ledger."""
     return sum(
         entry.bytes
         for entry in ledger

@@ -1,7 +1,7 @@
-"""Find abandoned requests: the worker still runs them, but no client waits for them.
+"""Find abandoned requests: the worker runs them, but no client waits for them.
 
-This happens if the client got its answer or disconnected, and the abort message was lost. A worker
-cannot recognise such requests. Their memory is lost until they end.
+This happens if the client was answered or disconnected, and the abort message was lost. The worker
+cannot recognise such requests, and their memory is lost until they end.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 REPORTS = 10
-"""Number of consecutive reports after which a request without a client counts as abandoned.
+"""Number of consecutive reports without a client after which a request counts as abandoned.
 
-The worker reads aborts between two steps. It reports every 0.5 s, or later if a step is longer. An
-abort that was not lost therefore takes effect within fewer reports, however long the steps are.
+The worker reports every 0.5 s, or after each longer step, and reads aborts between steps. An abort
+that was not lost therefore takes effect within fewer reports.
 """
 
 

@@ -40,7 +40,7 @@ class EpochCounts:
     ) -> None:
         """Count ``choices`` requests that share one prompt.
 
-        If another prompt overwrote the hash slot, the prompt counts as distinct again.
+        A prompt counts as distinct again if another one has overwritten its hash slot.
         """
         self.requests += choices
         self.prompt_tokens += choices * len(prompt_ids)
@@ -79,7 +79,7 @@ class Usage(NamedTuple):
 
 
 def _compute_share(part: int | None, whole: int | None) -> float | None:
-    # Lost outputs can exceed the whole budget.
+    # the lost outputs may exceed the whole budget
     return min(1.0, part / whole) if part is not None and whole else None
 
 
@@ -97,8 +97,8 @@ def merge_load(
     """Return the engine's load.
 
     ``running``, ``waiting``, ``steps`` and ``preemptions`` come from the worker's latest report, so
-    they do not change while the worker hangs. All other values come from the frontend.
-    ``compiling`` is unknown if the report is old, because it must not excuse a hang.
+    they freeze while the worker hangs. All other values come from the frontend. ``compiling``
+    becomes unknown with an old report, because it must not excuse a hang.
     """
     fresh = reported is not None and report_age_s is not None and report_age_s <= MAX_REPORT_AGE_S
     return msgspec.structs.replace(

@@ -1,9 +1,9 @@
 """Measure how long the event loop is blocked.
 
 A blocked loop continues no stream and answers no probe. A timer fires every
-:data:`TIMER_INTERVAL_S`; its delay is the time that something blocked the loop. The delay is
-wall-clock time, which on a busy node includes the CPU time of other processes. The CPU time of this
-process in the same interval bounds its own share.
+:data:`TIMER_INTERVAL_S`, and its delay is the duration of the block. On a busy node, this
+wall-clock time includes the CPU time of other processes, so the CPU time of this process is
+measured as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Registry of the LoRA adapters that every worker must load. Pure.
+"""Registry of the LoRA adapters that every worker must load.
 
-Unloading an adapter hides it at once. The adapter stays registered until the last request that uses
-it is released, so that the request can be carried over to another worker.
+Unloading an adapter hides it from new requests. It stays registered until the last request that
+uses it is released, so that another worker can continue that request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plimsoll_engine.messages.lora_modules import LoraModule
 
 
 class AdapterRefused(Exception):
-    """The adapter cannot be loaded. ``param`` names the request field that is wrong."""
+    """The adapter cannot be loaded. ``param`` names the invalid field of the request."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -24,10 +24,10 @@ class AdapterRefused(Exception):
 
 @dataclass(slots=True, eq=False)
 class RegisteredAdapter:
-    """A LoRA adapter that requests can name.
+    """LoRA adapter that requests can name.
 
-    ``number`` is unique to each load. ``users`` counts the admitted requests that use the adapter.
-    ``required`` means that the engine was started with the adapter and has not loaded it yet.
+    ``number`` is unique to each loading. ``users`` is the number of admitted requests that use the
+    adapter. ``required`` means that it must be loaded at startup and is not yet.
     """
 
     name: str
@@ -69,8 +69,8 @@ class AdapterRegistry:
             )
         if len(self._known) >= self._max_adapters:
             raise AdapterRefused(
-                f"{len(self._known)} adapters are loaded or still used by requests, the limit of"
-                f" --max-loras {self._max_adapters}: unload one first",
+                f"{len(self._known)} adapters are loaded or still used by requests, which is the "
+                f"limit of --max-loras {self._max_adapters}: unload one first",
                 "lora_name",
             )
         self._last += 1
@@ -81,7 +81,7 @@ class AdapterRegistry:
         self._known[adapter.number] = adapter
 
     def find(self, name: str) -> RegisteredAdapter | None:
-        """Return the adapter that ``name`` means in a new request; None if the name is unknown."""
+        """Return the adapter that new requests call ``name``; None if there is none."""
         return next((adapter for adapter in self.list_visible() if adapter.name == name), None)
 
     def list_visible(self) -> list[RegisteredAdapter]:
@@ -98,9 +98,9 @@ class AdapterRegistry:
             adapter.users += 1
 
     def release(self, adapter: RegisteredAdapter | None) -> worker_ipc.UnloadAdapter | None:
-        """Decrement the adapter's user count for a released request.
+        """Remove one user of the adapter.
 
-        Return the message that unloads the adapter if it is hidden and this was its last user.
+        Return the message that unloads it if it is hidden and has no user left.
         """
         if adapter is None:
             return None
@@ -110,7 +110,7 @@ class AdapterRegistry:
     def hide(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
         """Hide ``adapter`` from new requests.
 
-        Return the message that unloads the adapter if no request uses it.
+        Return the message that unloads it if it has no user.
         """
         adapter.is_visible = False
         return self._forget(adapter)
@@ -121,10 +121,10 @@ class AdapterRegistry:
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def record_loaded(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
-        """Record a worker's answer about a registered adapter.
+        """Record a worker's reply to the loading of an adapter.
 
-        If the adapter could not be loaded, unregister and return it. The worker fails the requests
-        that use it.
+        An adapter that could not be loaded is unregistered and returned. The worker fails its
+        requests.
         """
         adapter = self._known.get(answer.number)
         if adapter is None:
@@ -137,15 +137,16 @@ class AdapterRegistry:
         return adapter
 
     def find_problems(self, used: Iterable[RegisteredAdapter]) -> list[str]:
-        """Return a message for each adapter that has a wrong user count or no use any more.
+        """Return a message for each adapter with a wrong number of users or without purpose.
 
-        ``used`` contains the adapter of each running request.
+        ``used`` has the adapter of each running request.
         """
         counted: dict[RegisteredAdapter, int] = {}
         for adapter in used:
             counted[adapter] = counted.get(adapter, 0) + 1
         return [
-            f"adapter {a.name} counts {a.users} requests, but {counted.get(a, 0)} use it"
+            f"adapter {a.name} has {a.users} registered users, but {counted.get(a, 0)} requests "
+            "use it"
             for a in self._known.values()
             if a.users != counted.get(a, 0) or not (a.is_visible or a.users)
         ]

@@ -1,4 +1,4 @@
-"""Incremental detokenization: it returns whole characters, and no text after a stop string.
+"""Incremental detokenization into whole characters, up to a stop string.
 
 The text depends only on the sequence of tokens, never on how steps or epochs split it.
 """
@@ -14,8 +14,8 @@ REPLACEMENT_CHARACTER = "\ufffd"
 MAX_PENDING_TOKENS = 32
 """Maximum number of tokens that wait for the rest of a character.
 
-A character has at most four bytes, and a vocabulary may spell each byte with a token. A longer
-sequence is not a character or has no text (special tokens).
+A character has at most four bytes, and a vocabulary may have a token for each byte. A longer
+sequence is no character, or has no text (special tokens).
 """
 
 
@@ -109,9 +109,9 @@ def find_prompt_context(
 
 
 class StopMatcher:
-    """Matcher that cuts a text before the first stop string, and holds back partial matches.
+    """Matcher that ends a text at the first stop string, and holds back partial matches.
 
-    With ``include``, it cuts the text after the stop string.
+    With ``include``, the text ends after the stop string.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:

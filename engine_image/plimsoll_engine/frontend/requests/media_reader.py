@@ -1,4 +1,4 @@
-"""Process the images and audio clips of requests in a few threads next to the event loop."""
+"""Processing of the images and audio clips of requests, in threads beside the event loop."""
 
 from __future__ import annotations
 
@@ -63,10 +63,7 @@ class MediaReader:
 
 
 def create_reader(settings: Settings) -> MediaReader:
-    """Return the media reader of the checkpoint.
-
-    Raises UsageError that names the wrong file.
-    """
+    """Return the media reader of the checkpoint. Raises UsageError that names the wrong file."""
     try:
         return MediaReader(load_processors(settings.model), settings.worker.media_cache_bytes)
     except UnsupportedError as error:

@@ -1,4 +1,4 @@
-"""Collect the log probabilities of a prompt's tokens from workers. Pure."""
+"""Collection of the log probabilities of a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Score(NamedTuple):
 
 
 class PromptScores:
-    """Scores of a prompt of ``length`` tokens, with the ``top_count`` most likely tokens for each.
+    """Scores of a prompt of ``length`` tokens, with the ``top_count`` likeliest tokens for each.
 
-    The first token has no score. A worker that prefills the prompt again sends its scores again;
-    scores that are already stored are kept. A token's score takes 8 bytes, and 8 more for each of
-    its most likely tokens.
+    The first token has no score. A worker that prefills the prompt again also sends the scores
+    again; those already stored are kept. A score takes 8 bytes, and 8 more for each of its
+    likeliest tokens.
     """
 
     def __init__(self, length: int, top_count: int) -> None:

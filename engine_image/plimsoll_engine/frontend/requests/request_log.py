@@ -1,7 +1,7 @@
-"""Request log: everything that another worker needs to continue a running request.
+"""Request log: all that another worker needs to continue a running request.
 
-A request stays in the log from its admission to :meth:`RequestLog.release`. No object that it
-references refers back to it, so reference counting alone frees it.
+A request stays in the log from its admission to :meth:`RequestLog.release`. It is not part of any
+reference cycle, so reference counting frees it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOGPROB_BYTES = 100
 
 
 class QueueFull(Exception):
-    """The maximum number of unanswered requests is reached."""
+    """The limit of unanswered requests is reached."""
 
 
 class RequestFailed(Exception):
@@ -169,7 +169,7 @@ class Generation:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.parked = False
-        self.with_worker = False  # the serving worker has received it and not ended it
+        self.with_worker = False  # the serving worker has received the request and has not ended it
         self.losses = 0
         """Number of workers that crashed while they ran the request, since its last token."""
         self.attempt = 0
@@ -208,7 +208,7 @@ class Generation:
     def push(
         self, token_id: int, finish_reason: str | None, logprobs: Logprobs | None = None
     ) -> None:
-        """Add a token of the worker. A stop string ends the request before the worker does."""
+        """Add a token from the worker. A stop string ends the request here, before the worker."""
         if self.done:
             return
         self.output_ids.append(token_id)
@@ -257,10 +257,10 @@ class Generation:
             self.ended.set()
 
     def take(self, streamed: bool = True) -> Delta | None:
-        """Return the output since the previous call; None if there is no new output.
+        """Return the output since the last call; None if there is none.
 
-        If ``streamed`` is false, the output counts as memory until the request ends. Raises
-        :class:`RequestFailed`.
+        Output that is not ``streamed`` stays in memory until the request ends. Raises
+        RequestFailed.
         """
         if self._error is not None:
             # A new exception each time: a stored one would keep this frame, and so this request.
@@ -279,14 +279,13 @@ class Generation:
 
     @property
     def computed_tokens(self) -> int:
-        """Number of tokens that were prefilled for the latest token; 0 before the first."""
+        """Number of tokens prefilled for the latest output token; 0 before the first one."""
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
     def count_tokens_before(self, last: int) -> int:
-        """Return the number of output tokens before the first occurrence of ``last``.
+        """Return the number of output tokens before the first ``last``, or of all if there is none.
 
-        Return the number of all output tokens if ``last`` does not occur. ``last`` must be the same
-        in every call, because each token is compared only once.
+        ``last`` must be the same in every call: each token is compared only once.
         """
         if self._closed_at is None and last in self.output_ids[self._searched :]:
             self._closed_at = self.output_ids.index(last, self._searched)
@@ -296,7 +295,7 @@ class Generation:
     def create_submission(self) -> Submit:
         """Return the message that makes a worker continue the request, as a new attempt.
 
-        Replies to earlier attempts are ignored.
+        Replies to earlier attempts will be ignored.
         """
         self.attempt += 1
         sampling = self.sampling
@@ -329,7 +328,7 @@ class RequestLog:
         return len(self._running)
 
     def admit(self, *generations: Generation) -> None:
-        """Admit all of ``generations``. Raises :class:`QueueFull` without admitting any."""
+        """Admit all of ``generations``, or none: raises QueueFull."""
         if len(self._running) + len(generations) > self.capacity:
             raise QueueFull(
                 f"{len(self._running)} requests are waiting for an answer, and {len(generations)} "
@@ -381,9 +380,9 @@ class RequestLog:
         return TOKEN_BYTES * tokens + scores + sum(g.answer_bytes for g in running)
 
     def count_media_bytes(self) -> int:
-        """Return the bytes of image and audio tensors. A tensor that requests share counts once.
+        """Return the bytes of image and audio tensors. A tensor shared by requests counts once.
 
-        Tensors that the processor cache also holds count there as well.
+        Tensors that are also in the processor cache count there, too.
         """
         media = {id(m.data): len(m.data or b"") for g in self._running.values() for m in g.media}
         return sum(media.values())

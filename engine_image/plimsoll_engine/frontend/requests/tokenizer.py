@@ -201,7 +201,6 @@ class Tokenizer:
 
 
 def _join(pieces: Iterable[str], max_characters: int | None) -> str:
-    """Join the pieces of a template. Raises :class:`ChatTooLong` above ``max_characters``."""
     taken: list[str] = []
     size = 0
     for piece in pieces:

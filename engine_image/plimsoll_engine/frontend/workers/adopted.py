@@ -1,4 +1,4 @@
-"""Watch processes whose zygote has died. The frontend, a subreaper, becomes their parent."""
+"""Watch processes whose zygote has died: the frontend, a subreaper, becomes their parent."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ def set_subreaper() -> None:
     """Make this process, instead of init, the parent of its orphaned descendants."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        log.error("cannot become a subreaper", extra={"errno": ctypes.get_errno()})
+        log.error(
+            "the frontend cannot become a subreaper, so it will not see the exit of orphaned "
+            "workers",
+            extra={"errno": ctypes.get_errno()},
+        )
 
 
 class OrphanWatcher:
     """Watcher of processes whose zygote has died.
 
-    ``on_exit`` is called once for each process that exits. Its argument is the message that a
-    zygote would send.
+    ``on_exit`` is called once when a process exits, with the message that its zygote would have
+    sent.
     """
 
     def __init__(self, on_exit: Callable[[Exited], None]) -> None:
@@ -72,5 +76,5 @@ def reap_unknown_children(known: set[int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if found.si_pid in known:
-                return  # its owner reaps it; the next call continues from here
+                return  # its owner reaps it
             os.waitpid(found.si_pid, 0)

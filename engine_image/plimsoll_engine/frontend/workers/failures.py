@@ -1,8 +1,8 @@
-"""Rules for failures: which processes to restart, and how often.
+"""Rules after failures: which processes to restart, and how often.
 
-Each failure ends the smallest scope that cures it: a request, a worker, the zygote, all processes
-or the engine. Each scope has an exception and a crash budget. Only consecutive failures spend a
-crash budget: a process that served for a minute resets it.
+A failure ends the smallest scope that cures it: a request, a worker, the zygote, all processes or
+the engine. Each scope has an exception and a crash budget for consecutive failures. A process that
+served for a minute resets its budget.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from plimsoll_engine.frontend.requests.request_log import Generation, RequestFai
 CRASH_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
 """Delay in seconds before the restart after each consecutive crash.
 
-One more crash ends the engine. The first two crashes may be chance, so they cost no delay.
-Restarting a worker does not cure a fault outside of it, so the kubelet's restart back-off (10 s and
-more) takes over. Requests wait meanwhile.
+One more crash ends the engine. The first two may be chance, so they cost no delay. A fault outside
+the worker outlives all restarts, so the kubelet's back-off (10 s and more) takes over. Requests
+wait meanwhile.
 """
 HEALTHY_AFTER_S = 60.0
 """Serving time after which a worker's earlier crashes no longer count."""
 CRASHES_UNTIL_SUSPECTED = 2
-"""Number of consecutive worker crashes without a token after which a request is suspected."""
+"""Number of consecutive crashes during a request, without a token of it, that make it suspected."""
 
 
 class WorkerLost(Exception):
@@ -106,10 +106,10 @@ class CrashBudget:
 class Quarantine:
     """Quarantine for requests that may have crashed the workers that ran them.
 
-    Without it, a request that crashes its worker is carried over and crashes the next worker, until
-    the engine exits. A request is suspected if two consecutive workers crashed while they ran it
-    and it got no token. Only one suspected request runs at a time, until its next token clears it.
-    If a third worker crashes, the suspected request fails and the other requests continue.
+    Without it, such a request is carried over and crashes one worker after another, until the
+    engine exits. A request is suspected if two consecutive workers crashed while they ran it, and
+    it got no token. Suspected requests run one at a time, until each gets a token. If a third
+    worker crashes, the suspected request fails and the others continue.
     """
 
     def __init__(self) -> None:
@@ -181,15 +181,15 @@ class Failures:
         if error.permanent:
             raise WorkerUnrecoverable(f"cannot start a worker: {error}")
         if delay_s is None:
-            raise WorkerUnrecoverable(f"the worker keeps crashing; last reason: {error}")
+            raise WorkerUnrecoverable(f"the worker keeps crashing; the last reason is: {error}")
         return delay_s
 
     @staticmethod
     def choose_scope_of_failed_start(error: Exception, another_serves: bool) -> FailureScope:
         """Return the scope to end if a worker could not be forked.
 
-        A zygote that hangs is always replaced. A zygote that may not fork is kept while a worker
-        serves, because the kernel's limit would also stop the next zygote.
+        A hung zygote is replaced. A zygote that may not fork is kept while a worker serves, because
+        the kernel's limit would also apply to the next zygote.
         """
         refused = isinstance(error, ForkRefused) and not another_serves
         return (

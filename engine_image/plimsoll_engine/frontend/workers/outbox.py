@@ -1,9 +1,8 @@
-"""Queue of messages that wait to be written to the worker. Pure.
+"""Queue of messages that wait to be written to the worker.
 
-While a worker hangs, clients still come and go. Writing every message to the socket's buffer would
-make the buffer grow without bound. In this queue, an abort cancels a submission that is not written
-yet. The queue therefore holds at most one message per running request, and one abort per request
-that the worker received before it hung.
+While a worker hangs, clients still come and go, and a socket buffer would grow without bound. Here,
+an abort cancels a submission that is not yet written. The queue thus holds at most one message per
+running request, and one abort per request that the worker received before it hung.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Standby worker: a successor that is prepared in advance, so that a restart need not wait for it.
+"""Standby worker: a successor that is prepared in advance, to shorten the next restart.
 
-Like any successor, it has its CUDA context, weights and kernels. It only maps the weights and the
-KV pool, and writes to nothing that the serving worker uses. At most one standby exists, either
-always or while a lease requests it. It starts after a report of the serving worker, once that
-worker has taken over carried requests, and only if memory is free. If the standby crashes, another
-one starts, within the same crash budget as a serving worker. The serving worker does not notice.
+Like any successor, it has its CUDA context, weights and kernels. It maps the weights and the KV
+pool, but writes to nothing that the serving worker uses. There is at most one standby: always, or
+while a lease requests it. It starts after a report of the serving worker, once that worker has
+taken over carried requests, and only if enough memory is free. If it crashes, another one starts,
+within the crash budget of a serving worker. The serving worker does not notice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HOST_SPARE_BYTES = 1 << 30
 DEVICE_SPARE_BYTES = 2 << 30
 """Free memory per rank, on the host and on each device, that a standby needs to start.
 
-A standby uses less than half of it, so the serving worker does not run out of memory.
+It uses less than half of that, so the serving worker does not run out of memory.
 """
 
 
@@ -62,7 +62,7 @@ class Standby:
     ) -> None:
         self.policy = policy
         self.error: str | None = None
-        """Reason why no standby exists although one should; empty otherwise."""
+        """Why no standby exists although one should; empty otherwise."""
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = headroom
@@ -144,7 +144,7 @@ class Standby:
             self._stop_in_background("it is no longer needed")
 
     def on_epoch_started(self) -> None:
-        """Discard the memory record of the previous epoch's standby, and end the lease."""
+        """Discard the memory record of the former epoch's standby, and end the lease."""
         self._memory = StandbyMemory()
         self._includes_former_worker = True
         self.close()
@@ -165,7 +165,7 @@ class Standby:
             self._memory.update(devices, self.prepared is not None)
 
     async def take(self) -> WorkerHandle | None:
-        """Remove and return the standby once it is prepared; None if it fails or is absent."""
+        """Remove and return the standby, once it is prepared; None if there is none or it fails."""
         if self._stopping is not None:  # another successor beside it would need more memory
             await asyncio.wait({self._stopping})
         preparing = self._detach()
@@ -189,7 +189,7 @@ class Standby:
             await self._workers.abandon(preparing.result())
 
     def close(self) -> None:
-        """End the lease. A standby that a restart has already taken is not affected."""
+        """End the lease. A standby that a restart has already taken continues."""
         self._leased_until = 0.0
         if self._lease is not None:
             self._lease.cancel()
@@ -221,12 +221,12 @@ class Standby:
         """Return a message if memory is too short for a standby; None if enough or unknown."""
         spare, needed = self._headroom(), HOST_SPARE_BYTES * self._workers.ranks
         if spare is not None and spare < needed:
-            return f"less than {needed >> 20} MiB of host memory is free"
+            return f"less than {needed >> 20} MiB of host memory are free"
         for device in devices:
             if device.total is None or device.used is None:
                 continue
             if device.total - device.used < DEVICE_SPARE_BYTES:
-                return f"less than {DEVICE_SPARE_BYTES >> 20} MiB of device {device.index} is free"
+                return f"less than {DEVICE_SPARE_BYTES >> 20} MiB of device {device.index} are free"
         return None
 
     def _detach(self) -> asyncio.Task[WorkerHandle] | None:

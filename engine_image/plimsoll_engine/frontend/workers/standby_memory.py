@@ -1,7 +1,7 @@
 """Host and device memory of a standby worker, for the engine's ledger.
 
-The ledger counts that memory from the fork on. Otherwise a supervisor would mistake the standby's
-preparation for a leak.
+The ledger counts it from the fork on. Otherwise a supervisor would mistake the preparation of a
+standby for a leak.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from plimsoll_api.admin import DeviceMemory, LedgerEntry, MemoryKind, ProcessMem
 
 STANDBY_OWNER = "standby_worker"
 SETTLED_REPORTS = 2
-"""Number of reports of the serving worker until its device memory includes a prepared standby.
-
-The first report may have been written before the standby was ready.
+"""Number of the serving worker's reports after which its device memory certainly includes a
+prepared standby. The first one may have been written before the standby was ready.
 """
 
 

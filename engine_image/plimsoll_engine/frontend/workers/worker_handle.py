@@ -1,8 +1,8 @@
-"""State of one worker from the frontend's view: forked, prepared, ready, stopped, reaped.
+"""State of one worker, as the frontend sees it: forked, prepared, ready, stopped, reaped.
 
-A worker has one process per rank. Rank 0 speaks for all of them, and they start and exit together.
-Each stage is a future or an event that is set once. If the worker exits early, the futures of the
-missing stages raise the reason.
+A worker has one process per rank. They start and exit together, and rank 0 speaks for all. Each
+stage is a future or an event that is set once. If the worker exits early, the futures of later
+stages raise the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 5.0
 STACKS_TIMEOUT_S = 1.0
-# A worker whose socket closed should exit within this time; then it is killed.
+# A worker whose socket has closed should exit within this time, or else it is killed.
 REAP_TIMEOUT_S = 1.0
 
 
@@ -106,13 +106,13 @@ class WorkerHandle:
         """Ask the worker to stop. Kill it after ``grace_s`` seconds.
 
         With ``hand_over``, it leaves its KV blocks for a successor. The call returns at the
-        worker's final message, because all its resources are released by then. The process stays
-        until :meth:`dismiss`, so that the next worker need not wait for the driver to destroy its
+        worker's final message, when all its resources are released. The process stays until
+        :meth:`dismiss`, so that the next worker need not wait while the driver destroys its
         context.
         """
         if self.stopped.done():
             return StopOutcome(self.stopped.result())
-        if self.exited.is_set() or not self.pids:  # perhaps not forked yet
+        if self.exited.is_set() or not self.pids:  # it may not be forked yet
             return StopOutcome(None)
         self._stopping = True
         self.link.send(worker_ipc.Stop(hand_over, time.monotonic()))
@@ -149,9 +149,9 @@ class WorkerHandle:
         return tuple(sent)
 
     async def dump_stacks(self) -> Path | None:
-        """Return the file with the stack traces of rank 0, even if it hangs; None if it wrote none.
+        """Return the file with rank 0's stack traces, even if it hangs; None if it wrote none.
 
-        Each other rank writes its stack traces to its own file.
+        Each other rank writes a file of its own.
         """
         if self.pid is None or self.exited.is_set():
             return None
@@ -170,7 +170,7 @@ class WorkerHandle:
         return None
 
     def kill_now(self, reason: str) -> None:
-        """Kill the worker at once. ``reason`` is a cause outside of the worker."""
+        """Kill the worker without a grace period, for a ``reason`` outside the worker."""
         self.mark_lost(reason)
         self._signal(signal.SIGKILL)
 
@@ -196,11 +196,10 @@ class WorkerHandle:
                 path.unlink()
 
     def _signal(self, number: signal.Signals) -> bool:
-        """Send a signal to every live rank. Return False if no rank is alive."""
         return sum(send_signal(pid, number) for pid in self.live_pids) > 0
 
     def mark_lost(self, reason: str, permanent: bool = False) -> None:
-        """Record once that the worker is lost. Does nothing if the worker was asked to stop."""
+        """Record once that the worker is lost, unless it was asked to stop."""
         if self._lost:
             return
         self._lost = True
@@ -229,7 +228,7 @@ class WorkerHandle:
             self._reaping = asyncio.create_task(self._reap(), name="worker reaper")
 
     async def _reap(self) -> None:
-        """Wait for the exit of a worker whose socket was closed, and kill it after a timeout."""
+        """Wait until a worker whose socket was closed has exited. Kill it after a timeout."""
         if not await wait_finished(self.exited.wait(), REAP_TIMEOUT_S):
             self._signal(signal.SIGKILL)
 
@@ -263,7 +262,7 @@ async def wait_for_either(future: asyncio.Future[Any], event: asyncio.Event) -> 
 
 
 async def wait_finished(waiting: Any, timeout_s: float) -> bool:
-    """Report whether ``waiting`` finished within ``timeout_s`` seconds."""
+    """Wait up to ``timeout_s`` seconds for ``waiting``. Return whether it has finished."""
     try:
         async with asyncio.timeout(timeout_s):
             await waiting

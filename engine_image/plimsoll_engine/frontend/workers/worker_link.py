@@ -95,7 +95,8 @@ class WorkerLink:
                     self._work.clear()
                     await self._work.wait()
                     continue
-                # Nothing may happen between packing and writing: the sender records both as one.
+                # Nothing may happen between packing and writing, because the sender records both as
+                # one.
                 writer.write(worker_ipc.encode_frame(self.sender.pack(message)))
                 await writer.drain()
 
@@ -148,7 +149,7 @@ class WorkerSocket:
                 return
             if link is None or not link.is_open:
                 log.warning(
-                    "dropped the connection of a worker of another epoch",
+                    "closed the connection of a worker that belongs to another epoch",
                     extra={"pid": hello.pid, "worker_epoch": hello.epoch},
                 )
                 return
@@ -168,12 +169,17 @@ class WorkerSocket:
                 body = await read_body(reader)
             hello = worker_ipc.from_worker.decode(body or b"")
         except (TimeoutError, ValueError, msgspec.DecodeError, RecursionError) as error:
-            log.warning("dropped a connection without a Hello message", extra={"error": str(error)})
+            log.warning(
+                "closed a connection that did not begin with a Hello message",
+                extra={"error": str(error)},
+            )
             return None
         peer: socket.socket = writer.get_extra_info("socket")
         raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, _, _ = _UCRED.unpack(raw)
         if not isinstance(hello, worker_ipc.Hello) or hello.pid != pid:
-            log.warning("dropped a connection from an unknown process", extra={"pid": pid})
+            log.warning(
+                "closed a connection from a process that is not a worker", extra={"pid": pid}
+            )
             return None
         return hello

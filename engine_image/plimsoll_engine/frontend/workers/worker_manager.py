@@ -18,8 +18,8 @@ from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
 
-# A successor that prepares for longer than this is given up. The worker that it should replace may
-# be what blocks it, most often by its device memory.
+# A successor that prepares longer than this is abandoned: the worker that it should replace may be
+# what blocks it, most often by its device memory.
 PREPARE_TIMEOUT_S = 60.0
 
 
@@ -84,8 +84,8 @@ class WorkerManager:
         """
         async with self.replacing:
             if self._epochs.current != lost:
-                return  # a planned restart has already replaced it
-            # A restart may have seen this worker ready after it had exited, and submitted requests.
+                return  # a planned restart has replaced it already
+            # A restart may have submitted requests to this worker after it had exited.
             self._served.on_epoch_ended()
             if self._lifecycle.state is EngineState.SERVING:
                 self._lifecycle.move_to(EngineState.RESTARTING)
@@ -123,8 +123,8 @@ class WorkerManager:
     ) -> worker_ipc.Ready | None:
         """Make ``successor`` serve, or a new worker if ``successor`` is None or dies.
 
-        No worker may run before the call. Only ``successor`` receives ``handover``. Return its
-        Ready message, or None if another worker serves. Raises :class:`WorkerUnrecoverable`.
+        No worker may be running. ``handover`` is only for ``successor``. Return its Ready message,
+        or None if another worker serves instead. Raises WorkerUnrecoverable.
         """
         if successor is not None:
             try:
@@ -160,7 +160,7 @@ class WorkerManager:
         self._served.on_epoch_started(ready, reason)
 
     async def _wait_after_loss(self, error: WorkerLost) -> None:
-        """Wait until the next worker may start. If none may start, fail the engine and raise."""
+        """Wait until the next worker may start. If no worker may, fail the engine and raise."""
         try:
             delay_s = self._failures.count_worker_end(error)
         except WorkerUnrecoverable as gave_up:

@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 
 Stage = TypeVar("Stage")
 
-# A healthy worker stops after the current step. One that needs longer counts as hung.
+# A healthy worker stops after its current step. A worker that takes longer counts as hung.
 STOP_GRACE_S = 5.0
-# Time from a worker's final message to the end of its process.
+# Time from a worker's final message to its exit.
 EXIT_GRACE_S = 15.0
 # The weight server frees tens of GiB in milliseconds; it waits only for its workers.
 WEIGHT_SERVER_GRACE_S = 5.0
-# After this time the next worker's start has to start the zygote.
+# After this time, the next start of a worker starts the zygote.
 ZYGOTE_RESTART_TIMEOUT_S = 120.0
 
 
@@ -159,9 +159,9 @@ class WorkerProcesses:
         )
 
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
-        """Fork ``worker`` and let it load context, weights and kernels while another worker serves.
+        """Fork ``worker`` and load its context, weights and kernels while another worker serves.
 
-        Raises :class:`WorkerLost` after it has removed the worker.
+        If it fails, the worker is removed. Raises WorkerLost.
         """
         number = worker.epoch.number
         self._living[number] = worker
@@ -194,7 +194,6 @@ class WorkerProcesses:
         )
 
     async def _discard_unstarted(self, worker: WorkerHandle) -> None:
-        """Kill and remove a worker that could not be started."""
         worker.finish_forking()
         await self._kill(worker)
         if not worker.live_pids:
@@ -348,9 +347,10 @@ class WorkerProcesses:
             log.info("weight server forked", extra={"pid": pid})
 
     async def _await_exit(self, worker: WorkerHandle) -> None:
-        """Wait until a stopped worker has exited; kill it after a timeout."""
         if not await wait_finished(worker.exited.wait(), EXIT_GRACE_S):
-            log.warning("the worker does not exit", extra={"pid": worker.pid})
+            log.warning(
+                "the worker did not exit after its final message", extra={"pid": worker.pid}
+            )
             await self._kill(worker)
 
     async def _kill(self, worker: WorkerHandle) -> None:
@@ -362,7 +362,7 @@ class WorkerProcesses:
 
     async def _handle_unkillable(self, name: str, pid: int, needed: bool) -> None:
         ends = self._failures.choose_scope_of_unkillable_process(needed)
-        log.error(f"cannot reap {name}", extra={"pid": pid, "ends": ends.name.lower()})
+        log.error(f"cannot end {name}", extra={"pid": pid, "ends": ends.name.lower()})
         if ends is FailureScope.PROCESSES:
             await self._kill_zygote()
 
@@ -409,10 +409,10 @@ class WorkerProcesses:
                 worker.kill_now(reason)
 
     def _on_zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
-        """Start another zygote. The processes of the lost zygote keep serving."""
+        """Start another zygote. The processes that the lost zygote forked keep serving."""
         if self._zygote is not zygote:
-            return  # it was still starting: its starter receives the error
-        log.error("zygote lost", extra={"reason": reason})
+            return  # the zygote was still starting: its starter gets the error
+        log.error("the zygote exited unexpectedly", extra={"reason": reason})
         self._zygote = None
         self._renewing = asyncio.create_task(self._restart_zygote(zygote), name="zygote renewal")
 
@@ -429,7 +429,6 @@ class WorkerProcesses:
                 return
 
     def _watch_orphans(self) -> None:
-        """Watch the processes that a dead zygote forked."""
         if (server := self._weight_server) is not None:
             self._orphans.watch(server.number, server.pid, Role.WEIGHT_SERVER)
         for number, worker in list(self._living.items()):
@@ -446,7 +445,6 @@ class WorkerProcesses:
         reap_unknown_children(known)
 
     def _mark_all_exited(self, reason: str) -> None:
-        """Record that every process of the zygotes has exited."""
         if self._weight_server is not None:
             self._weight_server.exited.set()
             self._weight_server = None

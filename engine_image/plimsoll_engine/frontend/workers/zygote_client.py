@@ -28,11 +28,11 @@ FORK_TIMEOUT_S = 10.0
 
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Environment of the zygote, which its workers inherit.
+"""Environment of the zygote and its workers.
 
-It limits OpenMP to one thread, because a fork copies only one. ``PASSIVE`` stops OpenMP threads
-from spinning between small operations, where they slow each other down on a busy or CPU-limited
-machine. 600 tokens then took 27 s instead of 2 s (2 cores, load 4).
+A fork copies only one thread, so OpenMP is limited to one. ``PASSIVE`` stops OpenMP's threads from
+spinning between small operations: on a busy machine, 600 tokens took 27 s instead of 2 s (2 cores,
+load 4).
 """
 
 
@@ -111,7 +111,7 @@ class ZygoteClient:
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
         """Fork a process and return its PID.
 
-        Raises :class:`ZygoteLost`, or :class:`ForkRefused` if a retry is possible.
+        Raises ZygoteLost, and ForkRefused if the same zygote may fork later.
         """
         async with self._forks:  # a standby may be forked at any time
             return await self._fork(zygote_ipc.Fork(number, role, rank))
