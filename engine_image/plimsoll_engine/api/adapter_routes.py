@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import LoadAdapterRequest, UnloadAdapterRequest
 from plimsoll_engine.frontend.admin import adapter_loading
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
@@ -17,7 +17,7 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
     """Load the adapter in ``body``, and return vLLM's success message. Raises ApiError."""
     path = Path(body.lora_path)
     if not path.is_absolute():
-        raise make_invalid_error(
+        raise invalid(
             f"lora_path {body.lora_path!r} is not an absolute path: use a path on this server",
             "lora_path",
         )
@@ -29,7 +29,7 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
     try:
         await adapter_loading.load_adapter(engine, body.lora_name, path)
     except AdapterRefused as error:
-        raise make_invalid_error(str(error), error.param) from None
+        raise invalid(str(error), error.param) from None
     except NoAnswer as error:
         raise ApiError(
             503, f"the adapter is not loaded: {error}", code="unavailable", retry=True

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from plimsoll_engine.api import answer_sizes, chat_images, priority, reasoning, tool_families
-from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.prepare import PreparedBody, make_too_long_error
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.sampling_params import (
@@ -106,7 +106,7 @@ def check_ids(engine: AsyncEngine, ids: list[int], param: str) -> None:
     """Raise ApiError if a token ID is not in the vocabulary."""
     largest = engine.tokenizer.vocab_size - 1
     if ids and max(ids) > largest:
-        raise make_invalid_error(
+        raise invalid(
             f"token ID {max(ids)} is not in the vocabulary: the maximum is {largest}", param
         )
 
@@ -195,7 +195,7 @@ def compute_output_limit(
 ) -> int:
     """Return the maximum number of output tokens. Raises ApiError if the prompt is too long."""
     if not ids:
-        raise make_invalid_error(f"{param} has no tokens", param, "empty_prompt")
+        raise invalid(f"{param} has no tokens", param, "empty_prompt")
     check_ids(engine, ids, param)
     default = int(engine.tokenizer.checkpoint.defaults.get("max_new_tokens", 1 << 31))
     limit = engine.max_model_len

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll_engine.api import errors
-from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import Message, get_part_text
 from plimsoll_engine.frontend.requests.media_reader import MediaReader
 from plimsoll_engine.frontend.requests.request_log import QueueFull
@@ -26,7 +26,7 @@ def list_image_urls(messages: list[Message]) -> list[str]:
             image = part.get("image_url")
             url = image.get("url") if isinstance(image, dict) else image
             if not isinstance(url, str):
-                raise make_invalid_error("a content part of type image_url has no url", "messages")
+                raise invalid("a content part of type image_url has no url", "messages")
             image_urls.append(url)
     return image_urls
 
@@ -58,14 +58,14 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
     from plimsoll_engine.multimodal.images import decode_data_url
 
     if len(image_urls) > MAX_IMAGES:
-        raise make_invalid_error(
+        raise invalid(
             f"{len(image_urls)} images in one request exceed the maximum of {MAX_IMAGES}",
             "messages",
         )
     try:
         return [decode_data_url(url) for url in image_urls]
     except MediaError as error:
-        raise make_invalid_error(str(error), "messages", error.code) from None
+        raise invalid(str(error), "messages", error.code) from None
 
 
 async def expand_placeholders(
@@ -78,7 +78,7 @@ async def expand_placeholders(
     """
     placeholders = ids.count(processor.placeholder) if processor.placeholder is not None else 0
     if placeholders != len(images):
-        raise make_invalid_error(
+        raise invalid(
             f"the messages have {len(images)} images but {placeholders} image placeholders: remove"
             " the model's placeholder text from the messages",
             "messages",
@@ -86,7 +86,7 @@ async def expand_placeholders(
     try:
         processed = [await reader.read(processor, data) for data in images]
     except MediaError as error:
-        raise make_invalid_error(str(error), "messages", error.code) from None
+        raise invalid(str(error), "messages", error.code) from None
     except QueueFull as error:
         raise errors.from_exception(error) from None
     prompt: list[int] = []

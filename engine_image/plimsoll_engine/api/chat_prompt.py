@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from plimsoll_engine.api import chat_images
-from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import Message, Tool, get_thought_text
 from plimsoll_engine.api.tool_calls import NotACall, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
@@ -315,7 +315,7 @@ def _list_texts(message: TemplateMessage) -> list[str]:
 def _make_plain_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise make_invalid_error("a tool call lacks function.name", "tool_calls")
+        raise invalid("a tool call lacks function.name", "tool_calls")
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # our answers have a string, templates need an object
         try:
@@ -332,9 +332,7 @@ def _replace_lone_surrogates(value: Any) -> Any:
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        raise make_invalid_error(
-            "the arguments of a tool call are nested too deeply", "tool_calls"
-        ) from None
+        raise invalid("the arguments of a tool call are nested too deeply", "tool_calls") from None
     try:
         written.encode()
     except UnicodeEncodeError:

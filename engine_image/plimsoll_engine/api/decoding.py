@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     AllowedTools,
     AllowedToolsChoice,
@@ -50,9 +50,9 @@ def decode(
     except msgspec.ValidationError as error:
         found = [match[1] for one in (_PLACE, _NAME) if (match := one.search(str(error)))]
         if not found:
-            raise make_invalid_error(f"the body: {error}") from None
+            raise invalid(f"the body: {error}") from None
         place = ".".join(filter(None, found))
-        raise make_invalid_error(
+        raise invalid(
             f"{error}{_ONLY_FUNCTIONS if _TOOL_TYPE.fullmatch(place) else ''}", place
         ) from None
     except msgspec.DecodeError as error:
@@ -60,15 +60,13 @@ def decode(
         whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], bytes(body))
         if whole != body:
             return decode(whole, kind, strict, warnings)
-        raise make_invalid_error(f"the body is not JSON: {error}", code="invalid_json") from None
+        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
-        raise make_invalid_error("the body is nested too deeply", code="invalid_json") from None
+        raise invalid("the body is nested too deeply", code="invalid_json") from None
     except UnicodeDecodeError as error:
-        raise make_invalid_error(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
+        raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
     if unknown and strict:
-        raise make_invalid_error(
-            f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None
-        )
+        raise invalid(f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None)
     if unknown and warnings is not None:
         named = ", ".join(one.encode("ascii", "replace").decode()[:64] for one in unknown[:8])
         warnings.append(f"unknown fields are ignored: {named}")
@@ -252,21 +250,19 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
                 code="unsupported_value",
             )
     if request.stream_options is not None and not request.stream:
-        raise make_invalid_error("stream_options requires stream: set it to true", "stream_options")
+        raise invalid("stream_options requires stream: set it to true", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
-        raise make_invalid_error(
+        raise invalid(
             "prompt_logprobs is not supported with stream: set it to false", "prompt_logprobs"
         )
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:
-        raise make_invalid_error(
-            "truncation_side requires truncate_prompt_tokens", "truncation_side"
-        )
+        raise invalid("truncation_side requires truncate_prompt_tokens", "truncation_side")
     if isinstance(request, CompletionRequest):
         _check_completion(request)
         return
     for field in ("top_logprobs", "logprob_token_ids"):
         if getattr(request, field) and not request.logprobs:
-            raise make_invalid_error(f"{field} requires logprobs: set it to true", field)
+            raise invalid(f"{field} requires logprobs: set it to true", field)
     check_turn(request.add_generation_prompt, request.continue_final_message)
     if isinstance(request, BatchChatRequest):
         for number, conversation in enumerate(request.messages):
@@ -275,13 +271,13 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
     _check_contents(request.messages, "messages")
     _check_tools(request)
     if request.echo and request.messages[-1].role != "assistant":
-        raise make_invalid_error("echo requires that the last message is the assistant's", "echo")
+        raise invalid("echo requires that the last message is the assistant's", "echo")
 
 
 def check_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
     """Raise ApiError if both fields are true: a new message and the continuation of one."""
     if add_generation_prompt and continue_final_message:
-        raise make_invalid_error(
+        raise invalid(
             "continue_final_message and add_generation_prompt cannot be combined: set one to false",
             "continue_final_message",
         )
@@ -289,24 +285,22 @@ def check_turn(add_generation_prompt: bool | None, continue_final_message: bool)
 
 def _check_completion(request: CompletionRequest) -> None:
     if request.max_tokens == 0 and not request.echo:
-        raise make_invalid_error(
+        raise invalid(
             "max_tokens 0 requires echo: set max_tokens to 1 or more, or set echo", "max_tokens"
         )
     if request.logprob_token_ids and request.logprobs is None:
-        raise make_invalid_error(
+        raise invalid(
             "logprob_token_ids requires logprobs: set logprobs to a number", "logprob_token_ids"
         )
     if request.stream and request.echo and request.logprobs is not None:
-        raise make_invalid_error(
-            "echo with logprobs is not supported with stream: set it to false", "echo"
-        )
+        raise invalid("echo with logprobs is not supported with stream: set it to false", "echo")
 
 
 def _check_contents(messages: list[Message], param: str) -> None:
     """Raise ApiError for a message without content, unless it has tool calls or a tool's result."""
     for number, message in enumerate(messages):
         if message.content is None and message.role not in ("assistant", "tool", "function"):
-            raise make_invalid_error(
+            raise invalid(
                 f"the content of a message of role {message.role} is null: send text",
                 f"{param}[{number}].content",
             )
@@ -316,12 +310,12 @@ def _check_tools(request: ChatRequest) -> None:
     names = [tool.function.name for tool in request.tools or []]
     for name in names:
         if names.count(name) > 1:
-            raise make_invalid_error(f"two tools have the name {name!r}", "tools")
+            raise invalid(f"two tools have the name {name!r}", "tools")
     choice = request.tool_choice
     if choice not in (None, "none", "auto") and not names:
-        raise make_invalid_error("tool_choice requires tools", "tool_choice")
+        raise invalid("tool_choice requires tools", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise make_invalid_error(f"no tool has the name {choice.function.name!r}", "tool_choice")
+        raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")
     if isinstance(choice, AllowedToolsChoice):
         _check_allowed(choice.allowed_tools, names)
 
@@ -331,6 +325,6 @@ def _check_allowed(choice: AllowedTools, names: list[str]) -> None:
     for number, tool in enumerate(choice.tools):
         if tool.function.name not in names:
             place = f"{field}[{number}].function.name"
-            raise make_invalid_error(f"no tool has the name {tool.function.name!r}", place)
+            raise invalid(f"no tool has the name {tool.function.name!r}", place)
     if choice.mode == "required" and not choice.tools:
-        raise make_invalid_error("mode required needs an allowed tool: name one", field)
+        raise invalid("mode required needs an allowed tool: name one", field)

@@ -70,9 +70,7 @@ class ApiError(Exception):
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
 
 
-def make_invalid_error(
-    message: str, param: str | None = None, code: str = "invalid_value"
-) -> ApiError:
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """Return an error with status 400 for the field ``param``."""
     return ApiError(400, message, param=param, code=code)
 

@@ -8,7 +8,7 @@ import msgspec
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from plimsoll_engine.api.errors import make_invalid_error
+from plimsoll_engine.api.errors import invalid
 
 MAX_FIELDS = 16
 
@@ -23,7 +23,7 @@ class Form(msgspec.Struct):
 async def parse(raw: bytes | bytearray, content_type: str) -> Form:
     """Return the file and the other fields of a form. Raises ApiError."""
     if not content_type.lower().startswith("multipart/form-data"):
-        raise make_invalid_error("send multipart/form-data with the fields file and model")
+        raise invalid("send multipart/form-data with the fields file and model")
 
     async def whole() -> AsyncGenerator[bytes, None]:
         yield bytes(raw)
@@ -35,13 +35,11 @@ async def parse(raw: bytes | bytearray, content_type: str) -> Form:
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        raise make_invalid_error(f"the multipart body is malformed: {error.message}") from None
+        raise invalid(f"the multipart body is malformed: {error.message}") from None
     try:
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise make_invalid_error(
-                "the field file is missing: send the audio file", "file", "missing_field"
-            )
+            raise invalid("the field file is missing: send the audio file", "file", "missing_field")
         content = await file.read()
     finally:
         await form.close()

@@ -8,7 +8,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from plimsoll_engine.api import forced_calls, tool_families
-from plimsoll_engine.api.errors import make_invalid_error
+from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import (
     AllowedToolsChoice,
     ChatRequest,
@@ -50,10 +50,10 @@ def build_grammar(
         return None
     if len(given) > 1:
         fields = " and ".join(one.field.partition(".")[0] for one in given)
-        raise make_invalid_error(f"{fields} cannot be combined", given[1].field)
+        raise invalid(f"{fields} cannot be combined", given[1].field)
     (grammar,) = given
     if len(grammar.text) > (limit := MAX_GRAMMAR_CHARACTERS[grammar.kind]):
-        raise make_invalid_error(f"more than {limit} characters: shorten it", grammar.field)
+        raise invalid(f"more than {limit} characters: shorten it", grammar.field)
     return grammar
 
 
@@ -65,7 +65,7 @@ def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | Non
         case {"type": "json_object", "schema": dict() as schema}:  # llama.cpp's form
             return Grammar("json_schema", _format_canonically(schema), "response_format.schema")
         case {"type": "json_object", "schema": wrong} if wrong is not None:
-            raise make_invalid_error("the schema is not a JSON object", "response_format.schema")
+            raise invalid("the schema is not a JSON object", "response_format.schema")
         case {"type": "json_object"}:
             return Grammar("json_object", field="response_format")
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
@@ -73,12 +73,8 @@ def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | Non
                 "json_schema", _format_canonically(schema), "response_format.json_schema.schema"
             )
         case {"type": "json_schema"}:
-            raise make_invalid_error(
-                "json_schema has no schema", "response_format.json_schema.schema"
-            )
-    raise make_invalid_error(
-        "type must be text, json_object or json_schema", "response_format.type"
-    )
+            raise invalid("json_schema has no schema", "response_format.json_schema.schema")
+    raise invalid("type must be text, json_object or json_schema", "response_format.type")
 
 
 def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
@@ -90,7 +86,7 @@ def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
         if getattr(given, field) not in (None, False)
     ]
     if len(named) != 1:
-        raise make_invalid_error(
+        raise invalid(
             "set exactly one of json, regex, choice, grammar and json_object", "structured_outputs"
         )
     field = f"structured_outputs.{named[0]}"
@@ -100,9 +96,9 @@ def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise make_invalid_error(f"the schema is not JSON: {error}", field) from None
+                raise invalid(f"the schema is not JSON: {error}", field) from None
             if not isinstance(schema, dict):
-                raise make_invalid_error("the schema is not a JSON object", field)
+                raise invalid("the schema is not a JSON object", field)
         return Grammar("json_schema", _format_canonically(schema), field)
     if given.regex is not None:
         return Grammar("regex", given.regex, field)
@@ -121,11 +117,9 @@ def _check_lark(text: str, field: str) -> str:
     try:
         return str(any_to_lark(text))
     except RecursionError:
-        raise make_invalid_error("the grammar is nested too deeply", field) from None
+        raise invalid("the grammar is nested too deeply", field) from None
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise make_invalid_error(
-            f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field
-        ) from None
+        raise invalid(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field) from None
 
 
 def list_offered_tools(body: ChatRequest) -> list[Tool]:
@@ -169,9 +163,7 @@ def _build_tool_call_grammar(
         template = tokenizer.get_template_source(tools=True)
         text = forced_calls.build_call_grammar(family, template, named, several, tag)
     except RecursionError:
-        raise make_invalid_error(
-            "the parameters of a tool are nested too deeply", "tools"
-        ) from None
+        raise invalid("the parameters of a tool are nested too deeply", "tools") from None
     return Grammar("lark", text, "tools")
 
 
@@ -181,7 +173,7 @@ def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
     kinds = schema.get("type") or "object"
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         place = f"tools[{(body.tools or []).index(tool)}].function.parameters.type"
-        raise make_invalid_error("the parameters of a tool must be an object", place)
+        raise invalid("the parameters of a tool must be an object", place)
     given = schema | {"type": "object"}
     if not schema or schema.get("properties") == {}:
         return {"type": "object", "properties": {}, "additionalProperties": False} | given

@@ -20,7 +20,7 @@ from plimsoll_engine.api import (
 )
 from plimsoll_engine.api.chat_prompt import ChatPrompt, join_message_text
 from plimsoll_engine.api.decoding import check_turn, decode
-from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     BatchChatRequest,
     ChatRequest,
@@ -123,9 +123,7 @@ class RequestPreparer:
         ids, echoes = [], []
         for prompt in prompts:
             if not prompt:
-                raise make_invalid_error(
-                    "prompt is empty: send text or token IDs", "prompt", "empty_prompt"
-                )
+                raise invalid("prompt is empty: send text or token IDs", "prompt", "empty_prompt")
             one = (
                 self._encode(prompt, limits, "prompt", special=special)
                 if isinstance(prompt, str)
@@ -227,13 +225,9 @@ class RequestPreparer:
             else []
         )
         if urls and len(conversations) > 1:
-            raise make_invalid_error(
-                "images are not supported in a batch: send one chat per request", param
-            )
+            raise invalid("images are not supported in a batch: send one chat per request", param)
         if urls and body.truncate_prompt_tokens is not None:
-            raise make_invalid_error(
-                "a prompt with images cannot be truncated", "truncate_prompt_tokens"
-            )
+            raise invalid("a prompt with images cannot be truncated", "truncate_prompt_tokens")
         rest = msgspec.structs.replace(
             body, messages=[Message(role="user")], tools=None, tool_choice=None,
             chat_template_kwargs=None, response_format=None, structured_outputs=None, metadata=None,
@@ -252,7 +246,7 @@ class RequestPreparer:
         warnings: list[str] = []
         body = decode(raw, TokenizeRequest, limits.strict, warnings)
         if (body.prompt is None) == (body.messages is None):
-            raise make_invalid_error("send either a prompt or messages", "prompt")
+            raise invalid("send either a prompt or messages", "prompt")
         if body.messages is not None:
             check_turn(body.add_generation_prompt, body.continue_final_message)
             variables = self._prompt.make_template_variables(body.chat_template_kwargs, None)
@@ -301,7 +295,7 @@ class RequestPreparer:
             assert limits.max_model_len is not None
             raise make_too_long_error(str(error), limits.max_model_len, "messages") from None
         except TemplateError as error:
-            raise make_invalid_error(str(error), "messages") from None
+            raise invalid(str(error), "messages") from None
 
     def _encode_bad_words(self, body: CompletionRequest | ChatRequest) -> list[list[int]]:
         """Return the token sequences of each bad word, at the start of a text and after a space."""
@@ -309,14 +303,12 @@ class RequestPreparer:
         for word in body.bad_words or []:
             bare = word.lstrip()
             if not bare:
-                raise make_invalid_error("a bad word is blank", "bad_words")
+                raise invalid("a bad word is blank", "bad_words")
             for text in (bare, f" {bare}"):
                 try:
                     ids = self._tokenizer.encode_rendered(text)
                 except (TypeError, UnicodeEncodeError):
-                    raise make_invalid_error(
-                        "bad_words are not valid Unicode text", "bad_words"
-                    ) from None
+                    raise invalid("bad_words are not valid Unicode text", "bad_words") from None
                 if ids and ids not in found:
                     found.append(ids)
         return found
@@ -329,12 +321,12 @@ class RequestPreparer:
         try:
             return encoder(text)
         except (TypeError, UnicodeEncodeError):
-            raise make_invalid_error(f"{param} is not valid Unicode text", param) from None
+            raise invalid(f"{param} is not valid Unicode text", param) from None
 
     def _decode(self, ids: list[int], param: str) -> str:
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
-            raise make_invalid_error(
+            raise invalid(
                 f"token ID {max(ids)} is not in the vocabulary: the maximum is {largest}", param
             )
         return self._tokenizer.decode(ids)
@@ -380,13 +372,13 @@ def _list_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
     if len(ids) == len(prompt):
         return [ids]
     if ids:
-        raise make_invalid_error("prompt mixes token IDs with other prompts", "prompt")
+        raise invalid("prompt mixes token IDs with other prompts", "prompt")
     return [one for one in prompt if not isinstance(one, int)]
 
 
 def make_too_long_error(subject: str, limit: int, param: str) -> ApiError:
     """Return an error with status 400: ``subject`` exceeds the context of ``limit`` tokens."""
-    return make_invalid_error(
+    return invalid(
         f"{subject} exceed the context of {limit} tokens for prompt and output",
         param,
         "context_length_exceeded",
@@ -395,7 +387,7 @@ def make_too_long_error(subject: str, limit: int, param: str) -> ApiError:
 
 def make_too_many_error(count: int, max_queued: int, param: str) -> ApiError:
     """Return an error with status 400 because ``count`` choices exceed the size of the queue."""
-    return make_invalid_error(
+    return invalid(
         f"{count} choices in one request exceed the queue's size of {max_queued} (--max-queued):"
         " request fewer",
         param,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from plimsoll_engine.api.errors import make_invalid_error
+from plimsoll_engine.api.errors import invalid
 
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -303,7 +303,7 @@ def get_part_text(part: dict[str, Any]) -> str:
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in TEXT_PARTS or not isinstance(text, str):
-        raise make_invalid_error(
+        raise invalid(
             f"content of type {kind!r} is not supported: this model accepts only text",
             "content",
             "unsupported_value",

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_engine.api.errors import make_invalid_error
+from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
 _PARTS = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
@@ -22,7 +22,7 @@ def to_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> 
     for number, item in enumerate(items):
         _append_item(found, item, f"input[{number}]")
     if not found:
-        raise make_invalid_error("input has no message, tool call or tool output", "input")
+        raise invalid("input has no message, tool call or tool output", "input")
     return found
 
 
@@ -49,7 +49,7 @@ def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> N
     elif kind == "function_call_output":
         name, output = item.get("call_id"), item.get("output")
         if not isinstance(name, str) or not isinstance(output, str | list):
-            raise make_invalid_error("function_call_output requires call_id and output", field)
+            raise invalid("function_call_output requires call_id and output", field)
         content = output if isinstance(output, str) else _make_parts(output, field)
         messages.append(Message(role="tool", tool_call_id=name, content=content))
     elif kind == "reasoning":
@@ -57,7 +57,7 @@ def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> N
             extra = {"reasoning_content": text}
             messages.append(Message(role="assistant", extra=extra))
     else:
-        raise make_invalid_error(
+        raise invalid(
             f"items of type {str(kind)[:64]!r} are not supported: use message, reasoning,"
             " function_call or function_call_output",
             f"{field}.type",
@@ -82,7 +82,7 @@ def _join_reasoning_text(item: dict[str, Any]) -> str:
 def _make_message(item: dict[str, Any], field: str) -> Message:
     content = item.get("content")
     if content is None and item.get("role") != "assistant":
-        raise make_invalid_error("content is missing or null: send a text", f"{field}.content")
+        raise invalid("content is missing or null: send a text", f"{field}.content")
     try:
         return msgspec.convert(
             {
@@ -92,15 +92,13 @@ def _make_message(item: dict[str, Any], field: str) -> Message:
             Message,
         )
     except msgspec.ValidationError as error:
-        raise make_invalid_error(f"{field}: {error}", field) from None
+        raise invalid(f"{field}: {error}", field) from None
 
 
 def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
     name, call, arguments = (item.get(key) for key in ("name", "call_id", "arguments"))
     if not (isinstance(name, str) and isinstance(call, str) and isinstance(arguments, str)):
-        raise make_invalid_error(
-            "function_call requires name, call_id and arguments as strings", field
-        )
+        raise invalid("function_call requires name, call_id and arguments as strings", field)
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -112,7 +110,7 @@ def _make_parts(given: list[Any], field: str) -> list[dict[str, Any]]:
         named = "refusal" if part.get("type") == "refusal" else "text"
         value = part.get("image_url" if kind == "image_url" else named) if kind else None
         if not isinstance(value, str):
-            raise make_invalid_error(
+            raise invalid(
                 "content must be a string or a list of input_text, output_text and input_image"
                 " parts, each with text or image_url",
                 f"{field}.content",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from plimsoll_engine.api.decoding import check
-from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     AllowedTools,
     AllowedToolsChoice,
@@ -187,7 +187,7 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
             )
     wants_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs is not None and not wants_logprobs:
-        raise make_invalid_error(f"top_logprobs requires include: [{LOGPROBS!r}]", "top_logprobs")
+        raise invalid(f"top_logprobs requires include: [{LOGPROBS!r}]", "top_logprobs")
     chat = ChatRequest(
         model=body.model or "",
         messages=to_messages(body.instructions, body.input),
@@ -309,9 +309,7 @@ def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
     allowed = []
     for number, tool in enumerate(choice.tools):
         if not (_is_function(tool) and isinstance(tool.get("name"), str)):
-            raise make_invalid_error(
-                "give the type function and its name", f"tool_choice.tools[{number}]"
-            )
+            raise invalid("give the type function and its name", f"tool_choice.tools[{number}]")
         allowed.append(NamedTool(function=FunctionName(name=tool["name"])))
     return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
 
@@ -322,7 +320,7 @@ def _convert_tool(given: dict[str, Any], number: int) -> Tool:
             {name: value for name, value in given.items() if value is not None}, FunctionTool
         )
     except msgspec.ValidationError as error:
-        raise make_invalid_error(f"tools[{number}]: {error}", f"tools[{number}]") from None
+        raise invalid(f"tools[{number}]: {error}", f"tools[{number}]") from None
     function = Function(
         name=tool.name,
         description=tool.description,

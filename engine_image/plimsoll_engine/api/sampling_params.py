@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from plimsoll_engine.api.errors import make_invalid_error
+from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.messages.worker_ipc import Grammar, Sampling
 
@@ -28,7 +28,7 @@ def create_sampling(
     fields. If both are missing, OpenAI's defaults apply, which sample every token at temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
-        raise make_invalid_error(
+        raise invalid(
             f"min_tokens {body.min_tokens} exceeds the limit of {max_tokens} output tokens",
             "min_tokens",
         )
@@ -75,9 +75,7 @@ def _check_allowed_tokens(
     _check_ids(ids, vocab_size, "allowed_token_ids")
     if grammar is not None:  # together they may allow no token
         field = grammar.field.partition(".")[0]
-        raise make_invalid_error(
-            f"allowed_token_ids and {field} cannot be combined", "allowed_token_ids"
-        )
+        raise invalid(f"allowed_token_ids and {field} cannot be combined", "allowed_token_ids")
     return ids
 
 
@@ -114,7 +112,7 @@ def _check_logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, flo
     wrong = [key for key in given if not (key.isascii() and key.isdigit())]
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:8])
-        raise make_invalid_error(f"logit_bias: these keys are not token IDs: {names}", "logit_bias")
+        raise invalid(f"logit_bias: these keys are not token IDs: {names}", "logit_bias")
     bias = {int(key[:20]): value for key, value in given.items()}
     _check_ids(bias, vocab_size, "logit_bias")
     return bias
@@ -122,6 +120,6 @@ def _check_logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, flo
 
 def _check_ids(ids: list[int] | dict[int, float], vocab_size: int, param: str) -> None:
     if ids and max(ids) >= vocab_size:
-        raise make_invalid_error(
+        raise invalid(
             f"token ID {max(ids)} is not in the vocabulary: the maximum is {vocab_size - 1}", param
         )

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from plimsoll_engine.api import batch, errors
 from plimsoll_engine.api.answer import GenerationResponse
 from plimsoll_engine.api.batch import Batch
-from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.responses import CompletionChoice
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import (
@@ -77,16 +77,16 @@ async def transcribe(
     batch.check_model(engine, fields.get("model", ""))
     processor, prompt = engine.media.processors.audio, engine.media.processors.speech
     if processor is None or prompt is None:
-        raise make_invalid_error("this model does not accept audio", "model", "unsupported_value")
+        raise invalid("this model does not accept audio", "model", "unsupported_value")
     kind, language, temperature = _check_fields(fields, prompt)
     try:
         windows = await engine.media.run(lambda: processor.process_windows(data))
     except MediaError as error:
-        raise make_invalid_error(str(error), "file", error.code) from None
+        raise invalid(str(error), "file", error.code) from None
     except QueueFull as error:
         raise errors.from_exception(error) from None
     if len(windows) > engine.settings.max_queued:
-        raise make_invalid_error(
+        raise invalid(
             f"the audio has {len(windows)} windows; the maximum is {engine.settings.max_queued}"
             " (--max-queued): split the file",
             "file",
@@ -119,22 +119,22 @@ async def transcribe(
 def _check_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, str, float]:
     for name, value in fields.items():
         if name not in FIELDS and value:
-            raise make_invalid_error(
+            raise invalid(
                 f"the field {name} is not supported: use file, {', '.join(FIELDS)}",
                 name,
                 "unsupported_value",
             )
     if fields.get("stream", "false").lower() != "false":
-        raise make_invalid_error("transcriptions do not support stream: omit it", "stream")
+        raise invalid("transcriptions do not support stream: omit it", "stream")
     kind = fields.get("response_format") or "json"
     if kind not in FORMATS:
-        raise make_invalid_error(
+        raise invalid(
             f"response_format {kind!r} is not supported: use {', '.join(FORMATS)}",
             "response_format",
         )
     language = fields.get("language") or DEFAULT_LANGUAGE
     if language not in prompt.languages:
-        raise make_invalid_error(
+        raise invalid(
             f"language {language!r} is not supported: use {', '.join(prompt.languages)}", "language"
         )
     return kind, language, _parse_temperature(fields.get("temperature") or "0")

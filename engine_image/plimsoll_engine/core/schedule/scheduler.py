@@ -235,9 +235,9 @@ class Scheduler:
         head = self.waiting.find_next_new()
         if head is None or head.in_flight.tokens or time.monotonic() < head.arrived + FAIR_WAIT_S:
             return
-        needed = self.pool.blocks_for(len(head.token_ids))
-        if in_blocks := needed > self.pool.available:
-            missing = needed - self.pool.available
+        needed = self.pool.count_blocks(len(head.token_ids))
+        if in_blocks := needed > self.pool.num_available:
+            missing = needed - self.pool.num_available
         else:
             needed, missing = 1, len(self.running) + 1 - self.max_num_seqs
         if missing <= 0 or not self.running:

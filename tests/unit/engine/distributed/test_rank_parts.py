@@ -113,7 +113,9 @@ def test_a_field_that_cannot_be_divided_is_named(field: str, value: int, size: i
 @pytest.mark.parametrize("kind", ["whisper", "llava", "gpt_neox"])
 def test_models_of_one_rank_are_refused(kind: str) -> None:
     config = AutoConfig.for_model(kind)
-    with pytest.raises(LoadError, match=rf"--tensor-parallel-size 2: field model_type: {kind} supports"):
+    with pytest.raises(
+        LoadError, match=rf"--tensor-parallel-size 2: field model_type: {kind} supports"
+    ):
         loader.build(Path("m"), config, torch.float32, Shard(1, 2))
 
 
@@ -121,7 +123,9 @@ def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert loader.choose_device("auto", Shard(1, 2)) == torch.device("cuda", 1)
-    with pytest.raises(LoadError, match=r"--tensor-parallel-size 4: only 2 CUDA devices are visible"):
+    with pytest.raises(
+        LoadError, match=r"--tensor-parallel-size 4: only 2 CUDA devices are visible"
+    ):
         loader.choose_device("cuda", Shard(0, 4))
 
 

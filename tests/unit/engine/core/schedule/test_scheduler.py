@@ -268,7 +268,7 @@ def test_a_tenant_gives_up_places_to_one_that_waits_until_both_have_as_many() ->
 
 def test_a_tenant_gives_up_blocks_too_but_not_for_a_prompt_that_would_hold_more() -> None:
     scheduler = hoarded(6, blocks=12, seqs=8)
-    assert not scheduler.pool.available
+    assert not scheduler.pool.num_available
     scheduler.add(request("huge", [20] * 44, 4, tenant="huge"))
     advance(scheduler, scheduler.schedule())
     assert "huge" not in tenants(scheduler)
