@@ -108,7 +108,7 @@ def test_a_run_directory_that_takes_nothing_at_the_start_is_one_line(
     (line,) = [one for one in done.stderr.splitlines() if not one.startswith("{")]
     assert f"--run-dir {run_dir}" in line
     assert (
-        "writable" if trouble == "read-only" else "give a writable directory with free space"
+        "writable" if trouble == "read-only" else "use a writable directory with free space"
     ) in line
     assert not (run_dir / "engine.json").exists()
 

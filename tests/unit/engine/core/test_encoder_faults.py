@@ -172,7 +172,7 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
     found = [
         (f.rule, f.detail) for f in compare_receiver_cache(sender, set(engine.receiver.list_keys()))
     ]
-    told = [(RECEIVER, "2 media in the worker were not sent by the frontend")]
+    told = [(RECEIVER, "the worker has 2 media that the frontend did not send")]
     assert found == ([] if sound else told)
     engine.receiver.clear()  # a trim's step
     assert rules(engine, ledger) == set()

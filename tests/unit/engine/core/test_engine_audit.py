@@ -80,7 +80,7 @@ def test_an_owner_outside_its_bound_is_found(make_engine: Any) -> None:
     ledger = Ledger([part])
     idle, _, findings = run_audit(make_engine(), ledger)
     assert idle
-    assert [f.detail for f in findings] == ["cache holds 11 bytes; its bound is 10"]
+    assert [f.detail for f in findings] == ["cache holds 11 bytes, which exceeds its bound of 10"]
     part.held.append(owner("cache", 0, None))
     with pytest.raises(ValueError, match="'cache' is registered twice"):
         ledger.list_entries()

@@ -96,7 +96,7 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     adapters.use(one)
     adapters.use(one)
     assert adapters.find_problems([one, one]) == []
-    assert adapters.find_problems([one]) == ["adapter one counts 2 requests, but 1 use it"]
+    assert adapters.find_problems([one]) == ["adapter one has 2 registered users, but 1 requests use it"]
     assert adapters.hide(one) is None
     assert (adapters.find("one"), adapters.list_visible(), adapters.list_for_worker()) == (
         None,

@@ -70,10 +70,10 @@ def test_a_draft_model_reaches_the_worker(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "flags", "message"),
     [
-        (TOKENS.replace('"b"', '"c"'), (), "field model: .*different tokens than that of --model"),
+        (TOKENS.replace('"b"', '"c"'), (), "field model: .*differs from that of --model"),
         ("[", (), "field model: .*tokenizer.json: cannot be read"),
         ("[]", (), "field model: .*tokenizer.json: cannot be read"),
-        (TOKENS, ("--tensor-parallel-size", "2"), "field model: .*one GPU only"),
+        (TOKENS, ("--tensor-parallel-size", "2"), "field model: .*only one GPU"),
         (None, (), "field model: .*config.json is missing"),
     ],
 )

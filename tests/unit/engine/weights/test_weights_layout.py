@@ -153,7 +153,7 @@ def test_a_weight_server_that_is_gone_cuts_the_mapping() -> None:
     with worker:
         server.sendall(b"\x00\x00\x00\x09half")
         server.close()
-        with pytest.raises(MappingLost, match="the other side closed the connection"):
+        with pytest.raises(MappingLost, match="the weight server closed the connection"):
             weight_ipc.receive(worker)
 
 
@@ -164,5 +164,5 @@ def test_what_a_worker_asks_for_arrives_and_a_silent_end_is_a_cut() -> None:
             weight_ipc.send(worker, request)
             assert weight_ipc.receive_request(server) == request
         worker.close()
-        with pytest.raises(MappingLost, match="the other side closed the connection"):
+        with pytest.raises(MappingLost, match="the weight server closed the connection"):
             weight_ipc.receive_request(server)
