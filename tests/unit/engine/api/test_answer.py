@@ -32,7 +32,7 @@ def test_an_unexpected_error_leaves_neither_a_task_nor_a_cycle(
         raise AssertionError("a response was sent to the client")
 
     async def run() -> weakref.ref[GenerationResponse]:
-        engine: Any = SimpleNamespace(running=lambda *_: nullcontext())
+        engine: Any = SimpleNamespace(track_running=lambda *_: nullcontext())
         batch: Any = SimpleNamespace(model="m", request_id="r", generations=[object()])
         one: Any = SimpleNamespace(index=0)
         answer = GenerationResponse(engine, batch, [one], stream=stream, usage=False)
@@ -43,7 +43,7 @@ def test_an_unexpected_error_leaves_neither_a_task_nor_a_cycle(
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return weakref.ref(answer)
 
-    monkeypatch.setattr(GenerationResponse, "_next_deltas", fails)
+    monkeypatch.setattr(GenerationResponse, "_get_next_deltas", fails)
     gc.collect()
     gc.disable()
     try:

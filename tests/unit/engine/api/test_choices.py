@@ -173,7 +173,9 @@ def played(
     metrics = Metrics("m", lambda: EngineState.SERVING, Load, list, list, lambda: None)
     wake = asyncio.Event()
     made = [Generation(str(n), [1], Sampling(9), bytes_text(), wake=wake) for n in range(len(ends))]
-    engine: Any = SimpleNamespace(running=lambda *_: contextlib.nullcontext(), metrics=metrics)
+    engine: Any = SimpleNamespace(
+        track_running=lambda *_: contextlib.nullcontext(), metrics=metrics
+    )
     answer = GenerationResponse(
         engine, Batch("r", 1, made, wake, "m"), choices, stream=stream, usage=False
     )

@@ -274,7 +274,7 @@ def test_sampling_that_fails_is_its_request_s_and_the_ranks_go_on(
             raise ValueError("out of memory, say")
         return sample(logits, made)
 
-    monkeypatch.setattr(engine.runner, "_command_ranks", together)
+    monkeypatch.setattr(engine.runner, "_run_on_ranks", together)
     monkeypatch.setattr(engine.runner, "group", Ranks())
     monkeypatch.setattr(runner, "sample", fails_with_a_seed)
     engine.submit(helpers.submit("good", [5] * 9, 20))

@@ -155,7 +155,7 @@ class Runner:
                 flight.found.append((ref(request), own, len(chunk.drafts)))
         return flight
 
-    def owners(self) -> list[Owner]:
+    def list_owners(self) -> list[Owner]:
         return [Owner(name="kv_pool", kind=MemoryKind.HOST, nbytes=lambda: 0)]
 
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
@@ -218,7 +218,7 @@ class SlowGrammars:
     def drop(self, request_id: str) -> bool:
         return self.compiling.pop(request_id, self) is not self
 
-    def finished(self, _wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
+    def collect_finished(self, _wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
         found = [(name, one) for name, one in self.compiling.items() if one is not None]
         for name, _ in found:
             del self.compiling[name]

@@ -30,7 +30,7 @@ KEPT: list[Any] = []
 class ForgetfulLifecycle(CoreLifecycle):
     """The real bug: shutdown drops its own references and trusts that nobody else has one."""
 
-    def shutdown(self) -> None:
+    def shut_down(self) -> None:
         self.heap.close()
         self._parts.clear()
         self.engine = None

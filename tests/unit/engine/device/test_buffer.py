@@ -28,7 +28,7 @@ def test_a_shared_allocation_has_whole_pages_of_the_largest_size(nbytes: int) ->
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buffer, "_driver", lambda: SimpleNamespace(cuMemAlloc_v2=allocated))
+        patch.setattr(buffer, "_load_driver", lambda: SimpleNamespace(cuMemAlloc_v2=allocated))
         patch.setattr(buffer, "_ensure_context", lambda: None)
         made = allocate(torch.device("cuda"), nbytes, "weights")
     assert made.nbytes == nbytes

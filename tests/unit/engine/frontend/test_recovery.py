@@ -45,7 +45,7 @@ class Workers:
         if isinstance(message, worker_ipc.CarryOverComplete):
             self.engine._handle(worker_ipc.AdoptionResult(message.query_id, [], {}))
 
-    def successor(self) -> WorkerHandle:
+    def get_successor(self) -> WorkerHandle:
         handle = WorkerHandle(
             self.engine.epochs.reserve(), "/nonexistent", 1 << 20, 1, lambda *_: None, self.lost
         )
@@ -61,7 +61,7 @@ class Workers:
         self.prepared.append(handle)
 
     async def start(self, timeout_s: float) -> Ready:
-        return await self.take_over(self.successor(), timeout_s)
+        return await self.take_over(self.get_successor(), timeout_s)
 
     async def take_over(
         self, handle: WorkerHandle, _timeout_s: float, _quick: bool = False, _: Any = None
@@ -171,7 +171,7 @@ def test_a_loss_is_of_the_epoch_in_which_it_happened(settings: Settings) -> None
         engine, workers, _ = await engine_of(settings)
         assert workers.serving is not None
         workers.serving.on_rank_exit(Exited(1, 1, -9))
-        await workers.take_over(workers.successor(), 5.0)  # before the recovery's first step
+        await workers.take_over(workers.get_successor(), 5.0)  # before the recovery's first step
         await recovered(engine)
         assert engine.epochs.current.number == 2
 

@@ -48,7 +48,7 @@ class Processes:
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
-    def successor(self) -> WorkerHandle:
+    def get_successor(self) -> WorkerHandle:
         number = len(self.made) + 1
         epoch = Epoch("b", number)
         return WorkerHandle(epoch, "/nonexistent", 1 << 20, self.ranks, _ignore, _ignore)

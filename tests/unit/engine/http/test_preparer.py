@@ -106,7 +106,7 @@ def test_a_body_that_takes_too_much_cpu_time_is_too_complex(
             assert instance._process is not None
             os.kill(instance._process.pid, signal.SIGSTOP)
             instance._timeout_s = 0.5
-            monkeypatch.setattr(preparer, "_cpu_s", lambda pid: next(used))
+            monkeypatch.setattr(preparer, "_read_cpu_s", lambda pid: next(used))
             with pytest.raises(ApiError) as told:
                 await instance.completion(BODY)
             assert (told.value.status, told.value.code) == (413, "body_too_complex")

@@ -395,7 +395,7 @@ def test_a_grammar_goes_on_where_it_was(make: Make, tiny_model: Any, tiny_checkp
             assert taken is not None
             assert new.engine.submit(Submit("other", [1, 2, 3], Sampling(max_tokens=1))) is None
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(new.engine.grammars, "finished", lambda _wait_s=0.0: [])
+                patch.setattr(new.engine.grammars, "collect_finished", lambda _wait_s=0.0: [])
                 new.take(new.engine.step())
             assert new.engine.requests["digits"].block_ids == []
             pool.release(taken)
