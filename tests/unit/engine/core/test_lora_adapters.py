@@ -328,7 +328,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit_tensors(f, lambda t: t.update({EMBED_A: torch.ones(4, 5)})), EMBED_A),
     (
         lambda f: edit_tensors(f, lambda t: t.update({Q_A: t[Q_A].to(torch.int8)})),
-        f"{Q_A} is I8, expected F32",
+        f"{Q_A}: dtype I8, expected F32",
     ),
 ]
 

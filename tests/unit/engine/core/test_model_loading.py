@@ -124,7 +124,7 @@ BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
         lambda f: edit_shard(
             f, SECOND, lambda t: t.update({NORM: t[NORM].to(torch.float8_e4m3fn)})
         ),
-        rf"{NORM} in {SECOND} is F8_E4M3, expected",
+        rf"{NORM} in {SECOND}: dtype F8_E4M3, expected",
     ),
 ]
 
