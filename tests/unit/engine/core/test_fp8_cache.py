@@ -316,4 +316,4 @@ def test_the_flag(tiny_checkpoint: Path, tmp_path: Path) -> None:
     common = ["--model", str(tiny_checkpoint), "--run-dir", str(tmp_path)]
     for flags, expected in (([], "auto"), (["--kv-cache-dtype", "fp8"], "fp8")):
         found = settings.from_flags(parser.parse_args([*common, *flags]), {})
-        assert found.worker.kv_cache_dtype == skip_expected
+        assert found.worker.kv_cache_dtype == expected
