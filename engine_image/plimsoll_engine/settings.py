@@ -339,7 +339,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         tensor_parallel_size=flags.tensor_parallel_size,
         max_loras=flags.max_loras if flags.enable_lora else 0,
         max_lora_rank=flags.max_lora_rank,
-        speculative=_speculative(flags, model),
+        speculative=_parse_speculative(flags, model),
     )
     return Settings(
         worker=worker,

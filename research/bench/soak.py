@@ -41,7 +41,7 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.collector import FullCollections
-from plimsoll_engine.process.host_memory import PythonObjects, malloc
+from plimsoll_engine.process.host_memory import PythonObjects, read_malloc
 from plimsoll_engine.settings import WEIGHTS_SOCKET, WORKER_SOCKET, Settings, StandbyPolicy
 
 MEDIA_CACHE_BYTES = 1 << 20
