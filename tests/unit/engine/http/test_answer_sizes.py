@@ -89,7 +89,7 @@ def test_log_probabilities_are_encoded_as_they_come(kind: Any) -> None:
         whole.add(delta)
     built = whole.to_object()["logprobs"]
     told = json.loads(msgspec.json.encode(built))
-    chunks = [chunk for delta in deltas[1:] for chunk in stream.chunks(delta)]
+    chunks = [chunk for delta in deltas[1:] for chunk in stream.make_chunks(delta)]
     streamed = [json.loads(msgspec.json.encode(chunk))["logprobs"] for chunk in chunks]
     for key in ("content",) if kind is ChatChoice else ("tokens", "token_logprobs", "top_logprobs"):
         assert told[key][2:] == [entry for one in streamed if one for entry in one[key]]
