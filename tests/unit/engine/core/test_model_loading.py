@@ -56,7 +56,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit_tensors(f, lambda t: t.update({GATE: torch.ones(2, 2)})), GATE),
     (
         lambda f: edit_tensors(f, lambda t: t.update({NORM: t[NORM].to(torch.int8)})),
-        rf"{NORM} in model\.safetensors is I8, expected F32",
+        rf"{NORM} in model\.safetensors: dtype I8, expected F32",
     ),
     (lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}), "quantization_config"),
 ]
