@@ -198,7 +198,7 @@ class ProcessGroup(Group):
     def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.find_best_columns` by exchanging a few bytes per row.
 
-        Of equal maxima, the first column is returned.
+        The first of equal maxima is returned.
         """
         keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
         dist.all_reduce(keys, dist.ReduceOp.MAX)

@@ -151,13 +151,13 @@ class Leader:
         return found
 
     def drop_pools(self) -> None:
-        """Tell the other ranks to drop their KV pools, unless a rank is lost."""
+        """Ask the other ranks to drop their KV pools, unless a rank is lost."""
         with contextlib.suppress(RanksLost, LoadError):
             if not self.lost:
                 self.request(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
 
     def start_shutdown(self) -> None:
-        """Tell the other ranks to shut down. :meth:`wait_until_shut_down` returns their reports."""
+        """Ask the other ranks to shut down. :meth:`wait_until_shut_down` returns their reports."""
         with contextlib.suppress(RanksLost):
             if not self.lost:
                 self.send(rank_ipc.Shutdown())

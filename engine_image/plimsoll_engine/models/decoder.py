@@ -1,8 +1,8 @@
 """Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE models, on the paged KV pool.
 
 The architectures differ in biases, query and key norms (Qwen3), rotation and sliding windows.
-Qwen3-MoE has experts instead of an MLP. The query, key and value projections are one matrix, and so
-are the gate and up projections, so a layer has four matrix products.
+Qwen3-MoE has experts instead of an MLP. The query, key and value projections are
+one matrix, the gate and up projections another. A layer thus has four matrix products.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Decoder:
     """Decoder-only model. Its tensors are on the meta device until :meth:`bind`.
 
     It implements :class:`plimsoll_engine.models.model.Model`. With tensor parallelism, each rank
-    has its ``shard`` of the heads and of the MLP's inner columns, and the keys and values of these
-    heads. Each layer sums the ranks' results twice, through :attr:`group`.
+    has its ``shard`` of the heads, their keys and values, and of the inner columns. Each layer
+    sums the ranks' results twice, through :attr:`group`.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Sizes of a decoder, and how its tensors are assembled from a checkpoint's.
 
-With tensor parallelism, each rank has an equal share of the attention heads, of the MLP's inner
+With tensor parallelism, each rank has an equal share of the attention heads, of the inner
 columns and of the vocabulary. A matrix that produces such a share is split by rows. A matrix that
 consumes one is split by columns, and its products are summed over the ranks.
 """

@@ -1,6 +1,6 @@
 """Check that a transformers model computes the same with and without the paged KV pool.
 
-An architecture may keep state besides keys and values, add terms to its attention scores, or use
+An architecture may keep state other than keys and values, add terms to its attention scores, or use
 another mask, and its code does not declare that. Loading a model therefore runs the same tokens
 twice: through transformers' own attention, and on the pool in chunks beside another sequence.
 """

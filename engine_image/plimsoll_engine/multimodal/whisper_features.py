@@ -1,8 +1,8 @@
 """Audio processor for Whisper: log-mel spectrograms of fixed windows.
 
-It follows the model's paper and reference code: the power spectrum of a Hann window of ``n_fft``
-samples every ``hop`` samples, Slaney's mel filters with area normalisation, and log10, clipped at 8
-(80 dB) below the peak.
+It follows the model's paper and reference code: the power spectrum of a Hann
+window of ``n_fft`` samples every ``hop`` samples, then Slaney's mel filters with area
+normalisation, then log10. Values are clipped at 8 (80 dB) below the peak.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class CoreLifecycle:
         self._claim = rank_ipc.PoolReply()
         """The weight server's reply to this process's claim of the KV pool."""
         self.refusal: HandoverRefusal | None = None
-        """Why a handover was refused; None if none was."""
+        """Reason why a handover was refused; None if none was."""
 
     def start(self) -> EngineCore:
         """Run both phases of the start. If a phase fails, release everything."""
@@ -157,8 +157,8 @@ class CoreLifecycle:
         """Create the KV pool and the engine core, and warm it up.
 
         If it fails, everything is released. ``quick`` skips the warm-up of the largest steps, which
-        a predecessor with the same sizes has run, captures all graphs while the worker serves, and
-        accepts the predecessor's ``handover``. :attr:`refusal` says why a handover was refused.
+        a predecessor with the same sizes has run, and captures all graphs while the worker serves.
+        It also accepts the predecessor's ``handover``; :attr:`refusal` has the reason if not.
         """
         with self._release_on_error():
             with self._time_stage("kv_pool"):
@@ -369,8 +369,8 @@ class CoreLifecycle:
     def shut_down(self) -> None:
         """Release everything on every rank. Idempotent.
 
-        After the loss of a rank on CUDA, nothing is released, because kernels still wait for that
-        rank (NCCL 2.28.9 waited for more than 60 s on an H200). The frontend kills this process.
+        After the loss of a rank on CUDA, nothing is released: kernels still wait for that rank.
+        NCCL 2.28.9 waited for more than 60 s on an H200. The frontend kills this process.
         """
         if self.member.lost:
             if self.device.is_cuda:

@@ -142,7 +142,7 @@ async def _carry_over(
 async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
     """Return a prepared successor; None if the old worker must stop first.
 
-    That is so, for example, if memory is short. Raises OperationFailed if no worker can be started;
+    For example, memory may be too short. Raises OperationFailed if no worker can be started;
     the old one then keeps serving.
     """
     with recorder.step("prepare_worker") as step:

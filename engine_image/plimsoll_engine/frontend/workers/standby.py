@@ -62,7 +62,7 @@ class Standby:
     ) -> None:
         self.policy = policy
         self.error: str | None = None
-        """Why no standby exists although one should; empty otherwise."""
+        """Reason why no standby exists although one should; empty otherwise."""
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = headroom

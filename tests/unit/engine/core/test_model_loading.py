@@ -98,7 +98,7 @@ def edit_shard(folder: Path, name: str, change: Callable[[dict[str, torch.Tensor
 
 INDEX = r"model\.safetensors\.index\.json"
 BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda f: (f / SECOND).unlink(), rf"{INDEX}: lists {SECOND}which does not exist"),
+    (lambda f: (f / SECOND).unlink(), rf"{INDEX}: lists {SECOND}, which does not exist"),
     (lambda f: (f / FIRST).write_bytes(b"torn"), FIRST),
     (lambda f: (f / "model.safetensors.index.json").write_text("{"), INDEX),
     (lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {}}'), INDEX),
@@ -110,7 +110,7 @@ BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (
         lambda f: edit_shard(f, SECOND, lambda t: t.pop(NORM)),
-        rf"1 missing tensors: {NORM} \(by {INDEX} in {SECOND}\)",
+        rf"1 missing tensors: {NORM} \(which {INDEX} places in {SECOND}\)",
     ),
     (
         lambda f: edit_shard(f, FIRST, lambda t: t.update(extra=torch.ones(1))),
