@@ -275,7 +275,7 @@ def test_what_an_end_of_a_worker_ends() -> None:
         2.0,
         4.0,
     ]
-    with pytest.raises(WorkerUnrecoverable, match="keeps crashing; last reason: x"):
+    with pytest.raises(WorkerUnrecoverable, match="keeps crashing; the last reason is: x"):
         failures.count_worker_end(WorkerLost("x"))
     with pytest.raises(WorkerUnrecoverable, match="cannot start a worker: no such file"):
         Failures().count_worker_end(WorkerLost("no such file", permanent=True))
