@@ -191,7 +191,10 @@ def test_a_file_takes_the_place_of_the_template(folder: Path, tmp_path: Path) ->
 
 
 BROKEN: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json: cannot be read as a tokenizer"),
+    (
+        lambda f: (f / "tokenizer.json").write_text("{}"),
+        r"tokenizer\.json: cannot be read as a tokenizer",
+    ),
     (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json: cannot be read as a tokenizer"),
     (lambda f: (f / "tokenizer_config.json").write_text("{"), r"tokenizer_config\.json"),
     (lambda f: edit(f, "tokenizer_config.json", eos_token={"text": 1}), "field eos_token"),
