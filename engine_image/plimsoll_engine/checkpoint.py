@@ -3,16 +3,18 @@
 If several files define the same value, the precedence is that of transformers and vLLM:
 
 - Stop tokens come from generation_config.json, else from config.json, else from its text_config.
-The tokenizer's eos_token is always a stop token as well (vLLM). From files with lower precedence,
-only special tokens are used, because an old default there may be a word. - A token is special if
-tokenizer.json or tokenizer_config.json marks or names it (transformers). - Truncation and padding
-in tokenizer.json are ignored: training scripts leave them behind (transformers sets both for each
-call). - Token IDs go up to the largest one in the vocabulary, which may have gaps, and are below
-the model's vocab_size. - Sampling defaults are the fields of generation_config.json that vLLM uses
-(``--generation-config auto``), regardless of do_sample. - The chat template is ``--chat-template``,
-else chat_template.jinja, chat_template.json or the one in tokenizer_config.json. Several templates
-have names: ``tool_use`` is for chats with tools. Each file in additional_chat_templates has its own
-name.
+  The tokenizer's eos_token is always a stop token as well (vLLM). From files with lower precedence,
+  only special tokens are used, because an old default there may be a word.
+- A token is special if tokenizer.json or tokenizer_config.json marks or names it (transformers).
+- Truncation and padding in tokenizer.json are ignored: training scripts leave them behind
+  (transformers sets both for each call).
+- Token IDs go up to the largest one in the vocabulary, which may have gaps, and are below the
+  model's vocab_size.
+- Sampling defaults are the fields of generation_config.json that vLLM uses
+  (``--generation-config auto``), regardless of do_sample.
+- The chat template is ``--chat-template``, else chat_template.jinja, chat_template.json or the one
+  in tokenizer_config.json. Several templates have names: ``tool_use`` is for chats with tools. Each
+  file in additional_chat_templates has its own name.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply to all formats:
 
 - A call is returned once its name is known, and its arguments as they arrive. If the arguments
-precede the name or are a string, the call is returned when it is complete. - A tag inside a string
-of the arguments is part of the string. - Everything else that resembles a call is returned as text.
-After a tag, this sets ``has_unparsed_call``.
+  precede the name or are a string, the call is returned when it is complete.
+- A tag inside a string of the arguments is part of the string.
+- Everything else that resembles a call is returned as text, and sets ``has_unparsed_call`` if it
+  follows a tag.
 """
 
 from __future__ import annotations
