@@ -226,7 +226,7 @@ class InferenceService(ResourceModel):
                 fieldPath=".supervision.scope",
             ),
             *PROBE_RULES,
-            *groups.SPEC_RULES,
+            *groups.PARALLELISM_RULES,
         ),
     )
     status: InferenceServiceStatus | None = Field(
@@ -235,7 +235,7 @@ class InferenceService(ResourceModel):
 
     @model_validator(mode="after")
     def _name_fits_its_groups(self) -> Self:
-        if self.spec.parallelism is not None and len(self.metadata.name) > groups.MAX_GROUP_NAME:
+        if self.spec.parallelism is not None and len(self.metadata.name) > groups.MAX_SERVICE_NAME:
             raise ValueError(groups.NAME_MESSAGE)
         return self
 

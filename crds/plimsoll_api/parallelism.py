@@ -18,7 +18,7 @@ from plimsoll_api.serving import Engine
 from plimsoll_api.units import quantity
 
 MAX_NODES = 64
-MAX_GROUP_NAME = 44
+MAX_SERVICE_NAME = 44
 """Maximum length of the name of a service with ``parallelism``.
 
 A label of the pods has ``NAME-lws-GROUP-HASH`` as its value, with up to 3 digits and 10 characters.
@@ -63,8 +63,8 @@ FLAGS_MESSAGE = (
     "addresses: the operator sets them"
 )
 NAME_MESSAGE = (
-    f"metadata.name must have at most {MAX_GROUP_NAME} characters with spec.parallelism: the pods "
-    "of a group have a label that contains it"
+    f"metadata.name must have at most {MAX_SERVICE_NAME} characters with spec.parallelism: the "
+    "pods of a group have a label that contains it"
 )
 
 
@@ -147,7 +147,7 @@ def _if_set(expression: str, message: str, field: str) -> dict[str, str]:
     return rule(f"!has(self.parallelism) || ({expression})", message, fieldPath=field)
 
 
-SPEC_RULES = (
+PARALLELISM_RULES = (
     _if_set("self.engine.type in ['vllm', 'sglang']", ENGINE_MESSAGE, ".parallelism"),
     _if_set(
         "self.engine.type != 'sglang' || self.parallelism.data == 1", DATA_MESSAGE, ".parallelism"
@@ -158,5 +158,5 @@ SPEC_RULES = (
 """The CEL rules of :func:`refusal`."""
 
 NAME_RULE = rule(
-    f"!has(self.spec.parallelism) || size(self.metadata.name) <= {MAX_GROUP_NAME}", NAME_MESSAGE
+    f"!has(self.spec.parallelism) || size(self.metadata.name) <= {MAX_SERVICE_NAME}", NAME_MESSAGE
 )

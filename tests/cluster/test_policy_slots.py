@@ -53,6 +53,7 @@ class Policy:
             "Lease": "/apis/coordination.k8s.io/v1",
             "Role": "/apis/rbac.authorization.k8s.io/v1",
             "RoleBinding": "/apis/rbac.authorization.k8s.io/v1",
+            "Service": "/api/v1",
         }
         for one in render(read(SupervisionPolicy, made), [account], group_pods(pods)):
             kind, name = one["kind"], one["metadata"]["name"]

@@ -68,7 +68,7 @@ def test_a_leak_of_a_running_vllm_is_explained(desk: Served) -> None:
     first_s = time.monotonic() - begun
     assert first_s < 60
     assert "engine type vllm, API at " in desk.told()
-    desk.until(lambda: "warm: " in desk.told(), 2 * LIMIT_S)
+    desk.until(lambda: "warm-up has ended: " in desk.told(), 2 * LIMIT_S)
 
     desk.leak.write_text(str(LEAK_BYTES_S))
     since = time.monotonic()

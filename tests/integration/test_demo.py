@@ -75,4 +75,4 @@ def test_a_manifest_without_a_leak_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert done.returncode == 2
-    assert "spec.engine.env: PLIMSOLL_INJECT is missing" in done.stderr
+    assert "spec.engine.env: add PLIMSOLL_INJECT" in done.stderr

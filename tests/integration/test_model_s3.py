@@ -388,7 +388,7 @@ def test_a_local_replica_gets_its_model_from_a_bucket(
         assert absent
         asyncio.run(model.provide_checkpoint(service, folder, said.append))
         assert files(folder) == FILES
-    with pytest.raises(RunError, match=r"spec\.model\.uri: s3://weights/absent: "):
+    with pytest.raises(RunError, match=r"spec\.model\.uri: cannot download s3://weights/absent: "):
         asyncio.run(
             model.provide_checkpoint(
                 local(f"s3://{BUCKET}/absent"), tmp_path / "other", said.append

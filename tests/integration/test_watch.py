@@ -72,7 +72,7 @@ def test_a_process_is_watched_until_it_ends(desk: Standin) -> None:
     held = "held = bytearray(64 << 20); held[::4096] = held[::4096]; import time; time.sleep(600)"
     process = desk.start(sys.executable, "-c", held)
     watching = desk.watch(str(process.pid), *QUICK)
-    desk.until(lambda: "warm: " in desk.told())
+    desk.until(lambda: "warm-up has ended: " in desk.told())
     assert "engine type custom, its API does not answer" in desk.told()
     process.kill()
     process.wait(10)

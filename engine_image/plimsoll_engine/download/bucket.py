@@ -33,7 +33,7 @@ PART = 64 << 20
 BLOCK = 1 << 20
 MAX_OBJECTS = 10_000
 """Objects below one prefix. The largest checkpoints have some hundred files."""
-MAX_REASON = 300
+MAX_REASON_CHARS = 300
 """Characters of a store's own words in a message."""
 SECRET = "spec.model.credentialsSecretRef"
 SOURCES = (
@@ -135,9 +135,9 @@ class Bucket:
         if (answer := _STATUS.search(text)) is None:
             causes = [found[0] or found[1] for found in _CAUSE.findall(details)]
             reason = causes[-1] if causes else text.rpartition(" - ")[2]
-            return Unreachable(f"{self._uri}: {reason[:MAX_REASON]}")
+            return Unreachable(f"{self._uri}: {reason[:MAX_REASON_CHARS]}")
         page = _PAGE.search(answer[2] or "")
-        reason = (f"{page[1]}: {page[2]}" if page else answer[2] or answer[0])[:MAX_REASON]
+        reason = (f"{page[1]}: {page[2]}" if page else answer[2] or answer[0])[:MAX_REASON_CHARS]
         match int(answer[1]):
             case 404:
                 return DownloadError(f"{self._uri} does not exist")

@@ -8,6 +8,7 @@ from typing import Any
 
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.roles import role_of
+from plimsoll_api.workloads import KSERVE_API
 from plimsoll_operator.injection import kserve_llm
 from plimsoll_operator.injection.checks import (
     check_engine,
@@ -27,7 +28,6 @@ from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import make_notes as notes_of
 from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.pods import (
-    KSERVE_API,
     WORKERS_MESSAGE,
     PodSpec,
     list_containers,

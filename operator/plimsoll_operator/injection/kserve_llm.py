@@ -16,6 +16,7 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision_policy import SelectedType
 from plimsoll_api.supervisor_config import PodEngine
+from plimsoll_api.workloads import KSERVE_API, PART_OF_KSERVE_LLM, PART_OF_LABEL
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
@@ -35,7 +36,7 @@ from plimsoll_operator.injection.engine import EngineContainer, find_engine
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import make_notes as notes_of
 from plimsoll_operator.injection.options import InjectionOptions
-from plimsoll_operator.injection.pods import KSERVE_API, WORKERS_MESSAGE
+from plimsoll_operator.injection.pods import WORKERS_MESSAGE
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.injection.unchanged import selector_mismatch, unchanged_note
@@ -53,7 +54,6 @@ TLS_TEMPLATE = ".GlobalConfig.EnableTLS"
 SCHEME_TEMPLATE = f"{{{{ if {TLS_TEMPLATE} }}}}https{{{{ else }}}}http{{{{ end }}}}"
 """Template of the scheme. KServe renders its configurations as Go templates, and its presets choose
 TLS by this field."""
-PART_OF_LABEL = "llminferenceservice"
 MAX_LABEL_CHARS = 63
 
 
@@ -147,7 +147,7 @@ def _add_supervisor(
 ) -> tuple[EngineContainer, Object] | str:
     """Return the engine and its part of the configuration, or why the pods stay unchanged."""
     labels = _get_object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
-    generated = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": PART_OF_LABEL}
+    generated = {"app.kubernetes.io/name": name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
     if (why := selector_mismatch({**generated, **labels}, options)) is not None:
         return why
     if workload.spec.get("worker") is not None and not options.group_restarts:

@@ -8,14 +8,14 @@ from typing import Any
 
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.supervisor_config import CONTAINER_ENV
-from plimsoll_api.workloads import LWS_API, LWS_KIND, LWS_NAME, RAY_API
+from plimsoll_api.workloads import KSERVE_API, LWS_API, LWS_KIND, LWS_NAME, RAY_API
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.listening import KSERVE_CONTAINER
 from plimsoll_operator.render.containers import native_sidecars
 
 Object = dict[str, Any]
 
-KSERVE_API, KSERVE_SERVICE = "serving.kserve.io", "serving.kserve.io/inferenceservice"
+KSERVE_SERVICE = "serving.kserve.io/inferenceservice"
 TEMPLATE_PATH = ("spec", "template")
 TEMPLATE_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "ReplicationController"): TEMPLATE_PATH,

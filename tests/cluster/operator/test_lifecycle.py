@@ -14,8 +14,8 @@ from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.kinds import OWNED
 
 ASKED_FOR = {
-    "HorizontalPodAutoscaler", "HTTPRoute", "InferencePool", "PodMonitor", "PrometheusRule",
-    "ScaledObject",
+    "HorizontalPodAutoscaler", "HTTPRoute", "InferencePool", "LeaderWorkerSet", "PodMonitor",
+    "PrometheusRule", "ScaledObject",
 }  # fmt: skip
 KINDS = sorted({kind.kind for kind in OWNED} - ASKED_FOR)
 

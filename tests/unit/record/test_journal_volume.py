@@ -70,6 +70,8 @@ class Stalled:
 class Hands:
     """What would act: it only takes note."""
 
+    meets_partner, tied = False, None
+
     def __init__(self) -> None:
         self.sent: list[Command] = []
         self.standby = self

@@ -78,7 +78,7 @@ def test_a_client_that_is_answered_before_it_leaves_is_counted_as_answered() -> 
 def test_a_stream_that_does_not_end_as_it_should_has_failed() -> None:
     counts, error = asyncio.run(served("streaming", ["200 OK"]))
     assert counts["failed"] > counts["answered"] > 0
-    assert error == "BrokenStream: finish_reason is None, expected length "
+    assert error == "BrokenStream: finish_reason is None, not length "
 
 
 def test_an_engine_that_is_gone_fails_its_clients() -> None:
