@@ -1,8 +1,8 @@
 """Memory of a GPU, and memory of the host that is pinned for one: leaks, and growth that ends.
 
-It needs the torch of its process, and is imported where there is none as well. Leaks and bounded
-growth take the bytes that they are told to take; the other healthy kinds follow the clock. Sizes
-in bytes, times in seconds.
+It needs the torch of its process, and is imported where there is none as well. Callers
+say how many bytes leaks and bounded growth take; the other healthy kinds follow the clock. Sizes
+are in bytes, times in seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What Python's runtime, its libraries and the kernel keep for a program: leaks by such means.
 
 Standard library and ``mechanisms.py`` only; :func:`shared_tensors` needs the torch of its process.
-Each leak takes memory in pieces when it is told to, and never gives it back. Sizes in bytes; every
-page that is taken is written, so that it is resident.
+Each leak takes a piece of memory at each call, and never frees it. Sizes are in bytes. Every page
+that is taken is written, so that it is resident.
 """
 
 from __future__ import annotations

@@ -16,7 +16,13 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision_policy import SelectedType
 from plimsoll_api.supervisor_config import PodEngine
-from plimsoll_api.workloads import KSERVE_API, PART_OF_KSERVE_LLM, PART_OF_LABEL
+from plimsoll_api.workloads import (
+    KSERVE_API,
+    KSERVE_LLM_KIND,
+    KSERVE_LLM_NAME,
+    PART_OF_KSERVE_LLM,
+    PART_OF_LABEL,
+)
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
@@ -45,7 +51,7 @@ from plimsoll_operator.render.probe import PATH
 
 Object = dict[str, Any]
 
-KIND, CONFIG_KIND, VERSION = "LLMInferenceService", "LLMInferenceServiceConfig", "v1alpha2"
+CONFIG_KIND, VERSION = "LLMInferenceServiceConfig", "v1alpha2"
 MAIN_CONTAINER = "main"
 """Name of the engine's container in KServe's presets."""
 PRESET_PORT, PRESET_DECODE_PORT = 8000, 8001
@@ -70,7 +76,7 @@ class _Workload:
 def is_llm_service(document: Object) -> bool:
     """Report whether ``document`` is an LLMInferenceService."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
-    return group == KSERVE_API and document.get("kind") == KIND
+    return group == KSERVE_API and document.get("kind") == KSERVE_LLM_KIND
 
 
 def inject_llm_service(
@@ -82,9 +88,9 @@ def inject_llm_service(
     """
     meta = changed.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
-    where = f"{changed['apiVersion']} {KIND} {name}"
+    where = f"{changed['apiVersion']} {KSERVE_LLM_KIND} {name}"
     if not isinstance(meta, dict) or not isinstance(name, str):
-        raise InjectionError(f"{KIND}: metadata.name is required")
+        raise InjectionError(f"{KSERVE_LLM_KIND}: metadata.name is required")
     if changed["apiVersion"] != f"{KSERVE_API}/{VERSION}":
         raise InjectionError(
             f"{where}: apiVersion: {changed['apiVersion']} is not supported: use"
@@ -147,7 +153,7 @@ def _add_supervisor(
 ) -> tuple[EngineContainer, Object] | str:
     """Return the engine and its part of the configuration, or why the pods stay unchanged."""
     labels = _get_object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
-    generated = {"app.kubernetes.io/name": name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
+    generated = {KSERVE_LLM_NAME: name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
     if (why := selector_mismatch({**generated, **labels}, options)) is not None:
         return why
     if workload.spec.get("worker") is not None and not options.group_restarts:

@@ -135,6 +135,12 @@ class Watches:
             self._queue.add(key)
 
 
+async def _run_all(reflectors: Sequence[Reflector]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for one in reflectors:
+            group.create_task(one.run())
+
+
 class PolicyWatch:
     """Watch of the policies in every replica: a standby has a webhook but does not run kopf.
 
@@ -155,9 +161,7 @@ class PolicyWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for one in self._reflectors:
-                group.create_task(one.run())
+        await _run_all(self._reflectors)
 
     def _on_list(self, namespace: str | None, items: list[Object]) -> None:
         present = {key_of(item) for item in items}
@@ -192,9 +196,7 @@ class GroupWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         await self._served.wait()
-        async with asyncio.TaskGroup() as group:
-            for one in self._reflectors:
-                group.create_task(one.run())
+        await _run_all(self._reflectors)
 
     def _on_list(self, items: list[Object]) -> None:
         for item in items:

@@ -11,11 +11,7 @@ from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.context import EXHAUSTED_MESSAGE, TurnContext
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
-from plimsoll_sidecar.govern.state import (
-    MAX_REFUSALS,
-    MIN_TRIMMED_SHARE,
-    SLOT_RETRY_S,
-)
+from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_RETRY_S
 from plimsoll_sidecar.govern.verification import CURED_SHARE
 
 WITHIN_BUDGET_MESSAGE = (

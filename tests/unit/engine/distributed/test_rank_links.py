@@ -78,7 +78,7 @@ def test_answers_and_reports_are_distinguished(
     following = beside(compute_as_follower)
     (first,) = leader.get_memory_reports()  # waits
     assert (first.memory.malloc_in_use, first.graph_bytes) == (11, 5)
-    leader.get_memory_reports()  # asks anew, and waits for nothing
+    leader.get_memory_reports()  # requests new reports without waiting for them
     assert [
         free.bytes for free in leader.request(rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory)
     ] == [9]

@@ -150,7 +150,7 @@ def of_graph(name: str, role: PodRole, workload: WorkloadRef = GRAPH) -> Selecte
 def test_slots_count_for_each_role_or_for_the_graph(
     scope: SlotScope, workload: WorkloadRef
 ) -> None:
-    """The operator makes the Leases that the supervisors ask for, whoever owns the pods."""
+    """The operator creates the Leases that supervisors request, whoever owns the pods."""
     found = [
         of_graph("p-0", PodRole.PREFILL, workload), of_graph("p-1", PodRole.PREFILL, workload),
         of_graph("d-0", PodRole.DECODE, LLAMA if workload == VLLM else workload),
