@@ -69,7 +69,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if bucket == "elsewhere":
             return self._error(301, "PermanentRedirect", "")
         if bucket == "malformed":
-            return self._error(400, "AuthorizationHeaderMalformed", "the region is wrong")
+            wrong = "the region is wrong; expecting 'eu-west-3'"
+            region = "<Region>eu-west-3</Region>"
+            return self._error(400, "AuthorizationHeaderMalformed", wrong, region)
         if bucket != BUCKET:
             return self._error(404, "NoSuchBucket", "there is none")
         return self._read(key) if key else self._list(query)
@@ -129,8 +131,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data[:most])
 
-    def _error(self, status: int, code: str, message: str) -> None:
-        text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    def _error(self, status: int, code: str, message: str, details: str = "") -> None:
+        text = f"<Error><Code>{code}</Code><Message>{message}</Message>{details}</Error>"
         self._send(status, text.encode())
 
     def log_message(self, *_: object) -> None:
@@ -288,7 +290,7 @@ def test_who_asks(store: Store, variables: Callable[..., None], tmp_path: Path) 
         (f"s3://{BUCKET}/none", {}, "has no objects"),
         ("s3://absent/x", {}, "s3://absent/x does not exist"),
         ("s3://elsewhere/x", {}, "is in another region: set AWS_REGION in the Secret"),
-        ("s3://malformed/x", {}, "is in another region: set AWS_REGION in the Secret"),
+        ("s3://malformed/x", {}, "is in another region: set AWS_REGION to eu-west-3 in the Secret"),
         (
             f"s3://{BUCKET}/models",
             {"AWS_ACCESS_KEY_ID": "other"},

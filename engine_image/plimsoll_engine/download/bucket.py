@@ -43,6 +43,7 @@ SOURCES = (
 """Variables that name credentials. Without them, requests are anonymous, as for public buckets."""
 _STATUS = re.compile(r"status code: (\d{3})[^:]*(?:: (.*))?", re.DOTALL)
 _PAGE = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
+_REGION = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"|InvalidCertificate\(\s*(\w+)')
 
 
@@ -129,8 +130,10 @@ class Bucket:
         if isinstance(error, InvalidPathError):
             return DownloadError(f"{self._uri}: {text}: rename the object")
         if "redirect without LOCATION" in text or "AuthorizationHeaderMalformed" in text:
+            named = _REGION.search(text)
+            region = f"set AWS_REGION to {named[1]}" if named else "set AWS_REGION"
             return DownloadError(
-                f"{self._uri} is in another region: set AWS_REGION in the Secret of {SECRET}"
+                f"{self._uri} is in another region: {region} in the Secret of {SECRET}"
             )
         if (answer := _STATUS.search(text)) is None:
             causes = [found[0] or found[1] for found in _CAUSE.findall(details)]
