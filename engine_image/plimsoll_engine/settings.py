@@ -313,8 +313,8 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
             "shorter one"
         )
     try:
-        model = source.folder(flags.model).resolve()
-        name = flags.served_model_name or source.default_name(flags.model)
+        model = source.fetch_folder(flags.model).resolve()
+        name = flags.served_model_name or source.make_default_name(flags.model)
     except source.SourceError as error:
         raise UsageError(f"--model {flags.model}: {error}") from None
     _check_checkpoint(model)
@@ -378,7 +378,7 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
             f"--tensor-parallel-size {flags.tensor_parallel_size}"
         )
     try:
-        draft = source.folder(found.model).resolve()
+        draft = source.fetch_folder(found.model).resolve()
         _check_checkpoint(draft)
     except (source.SourceError, UsageError) as error:
         raise UsageError(f"{where}: {error}") from None

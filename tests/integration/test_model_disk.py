@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_engine.download.target import complete
+from plimsoll_engine.download.target import read_complete_version
 from tests.integration import test_model_download as of_hub
 from tests.integration import test_model_s3 as of_s3
 from tests.integration.test_model_download import hub
@@ -97,9 +97,9 @@ def test_a_volume_that_fills_up_in_the_middle_is_named_and_gone_on_with(
     with volume(model, 1 << 10) as at:
         status, said = fill_in_the_middle(at, source)
         assert status == 1
-        assert f"{model} cannot be written: No space left on device" in said[-1]
+        assert f"cannot write to {model}: No space left on device" in said[-1]
         assert "free space on its volume" in said[-1]
-        assert complete(at.seen) is None, "half a checkpoint is not served"
+        assert read_complete_version(at.seen) is None, "half a checkpoint is not served"
         (at.seen / "ballast").unlink()
         assert source.fetch(at)[0] == 0
         assert has(at, source.files)
@@ -119,7 +119,7 @@ def test_a_read_only_volume_without_one_is_named(source: Source, model: Path) ->
         at.mount("remount,ro")
         status, said = source.fetch(at)
     assert status == 1, said
-    assert f"{model} cannot be written: Read-only file system" in said[-1]
+    assert f"cannot write to {model}: Read-only file system" in said[-1]
     assert "mount its volume writable" in said[-1]
 
 
@@ -133,7 +133,7 @@ def test_half_of_a_newer_version_is_not_the_older_one(store: Store, model: Path)
         store.objects["models/tiny/model.safetensors"] = os.urandom(len(of_s3.WEIGHTS))
         status, said = fill_in_the_middle(at, source)
         assert (status, len(said)) == (1, 1), said
-        assert complete(at.seen) is None, "a mixture of two versions is not served"
+        assert read_complete_version(at.seen) is None, "a mixture of two versions is not served"
         (at.seen / "ballast").unlink()
         assert source.fetch(at)[0] == 0
         assert has(at, {"config.json": b'{"model_type": "new"}'})
@@ -157,7 +157,7 @@ def test_the_hubs_cache_that_takes_nothing_is_named_and_used_as_far_as_it_goes(
         hinder(at)
         status, said = source.fetch(at, to=False)
         assert status == 1
-        assert f"{home}/hub cannot be written" in said[-1]
+        assert f"cannot write to {home}/hub" in said[-1]
         assert source.fetch(at, AWAY, to=False)[0] == 1, "half a checkpoint is not served"
     with volume(home, 4 << 10) as at:
         status, said = source.fetch(at, to=False)

@@ -139,7 +139,7 @@ def test_a_checkpoint_comes_once_and_serves_without_the_hub(
 
     away = run("http://127.0.0.1:9", "org/tiny", target)
     assert away.returncode == 0, away.stdout
-    assert "using the cached files" in away.stdout
+    assert f"using the files in {target}" in away.stdout
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_model_of_the_hub_is_served_from_its_cache(
     def folder(model: str, hub_url: str) -> Path:
         for name, value in environment(hub_url, tmp_path / "home").items():
             monkeypatch.setenv(name, value)
-        return source.folder(model)
+        return source.fetch_folder(model)
 
     here = folder("hf://org/tiny", url)
     assert {name: (here / name).read_bytes() for name in FILES} == FILES
@@ -184,11 +184,11 @@ def test_a_model_of_the_hub_is_served_from_its_cache(
 )
 def test_a_name_that_is_none_of_the_hub_is_refused(model: str) -> None:
     with pytest.raises(source.SourceError, match="hf://ORGANISATION/NAME@REVISION"):
-        source.folder(model)
+        source.fetch_folder(model)
     with pytest.raises(source.SourceError):
-        source.default_name(model)
+        source.make_default_name(model)
 
 
 def test_a_hub_model_is_served_by_its_name(tmp_path: Path) -> None:
-    assert source.default_name("hf://org/tiny@v1") == "org/tiny"
-    assert source.default_name(str(tmp_path / "some" / "..")) == tmp_path.name
+    assert source.make_default_name("hf://org/tiny@v1") == "org/tiny"
+    assert source.make_default_name(str(tmp_path / "some" / "..")) == tmp_path.name

@@ -1,10 +1,10 @@
 """Download a checkpoint: ``python -m plimsoll_engine.download``.
 
-It runs before the engine starts. An interrupted download continues. A complete directory is used as
-it is, even if its source cannot be reached.
+Run it before the engine starts. An interrupted download is resumed. A complete directory is used
+as it is if the source cannot be reached.
 
-A repository without ``--to`` goes into the hub's cache (HF_HOME), and the last line is its path.
-The engine downloads ``--model hf://…`` like that (source.py).
+Without ``--to``, a repository is downloaded to the hub's cache (HF_HOME), and the last line of
+output is its path. The engine downloads ``--model hf://…`` this way.
 """
 
 from __future__ import annotations
@@ -16,40 +16,50 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plimsoll_engine.download.target import DownloadError, unwritable_error
+from plimsoll_engine.download.target import DownloadError, make_unwritable_error
 from plimsoll_engine.process.headroom import measure_host_headroom
 from plimsoll_engine.process.parent_death import die_with_parent
 
 log = logging.getLogger("download")
-AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")
-"""Variables that name a file of certificate authorities."""
+CA_BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")
+"""Variables of other clients that name a file of certificate authorities."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Download a checkpoint. Return exit status 0, or 1 after printing the reason of a failure."""
+    """Download a checkpoint. Return the exit status: 0, or 1 after a failure has been logged."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.download", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--repository", metavar="ORGANISATION/NAME", help="repository on the Hugging Face hub"
+        "--repository", metavar="ORGANISATION/NAME", help="repository of the Hugging Face Hub"
     )
     source.add_argument(
         "--s3", metavar="s3://BUCKET/PREFIX", help="download the objects below this prefix"
     )
-    parser.add_argument("--revision", default="main", metavar="BRANCH|TAG|COMMIT")
-    parser.add_argument("--to", type=Path, metavar="DIRECTORY", help="default: the hub's cache")
+    parser.add_argument(
+        "--revision",
+        default="main",
+        metavar="BRANCH|TAG|COMMIT",
+        help="revision of the repository; default: main",
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="DIRECTORY",
+        help="directory to download to; default for a repository: the hub's cache",
+    )
     parser.add_argument(
         "--parent", type=int, metavar="PID", help="exit when the process with this PID exits"
     )
     given = parser.parse_args(arguments)
     if given.s3 and given.to is None:
-        parser.error("--s3 needs --to")
+        parser.error("--s3 requires --to: add a directory to download to")
     if given.parent is not None:
         die_with_parent(given.parent)
     # Loggers of libraries log each HTTP request.
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     log.setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    for name in AUTHORITIES:  # variables of other clients; ours read SSL_CERT_FILE
+    for name in CA_BUNDLE_VARIABLES:  # the clients used here read SSL_CERT_FILE
         if file := os.environ.get(name):
             os.environ.setdefault("SSL_CERT_FILE", file)
     try:
@@ -61,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             from plimsoll_engine.download import hub
 
-            hub.bound_buffers(os.environ, measure_host_headroom())
+            hub.limit_buffers(os.environ, measure_host_headroom())
             if given.to is None:
                 log.info("%s", hub.download_to_cache(given.repository, given.revision))
                 return 0
@@ -70,9 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return 1
     except OSError as error:
-        log.error("%s", unwritable_error(given.to or "the hub's cache (HF_HOME)", error))
+        log.error("%s", make_unwritable_error(given.to or "the hub's cache (HF_HOME)", error))
         return 1
-    log.info("%s@%s is in %s", given.s3 or given.repository, version, given.to)
+    log.info("the checkpoint %s@%s is in %s", given.s3 or given.repository, version, given.to)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Client of an S3-compatible bucket: lists objects, and reads one from an offset.
+"""Client of an S3-compatible bucket. It lists objects, and reads an object from an offset on.
 
-obstore signs, retries, and reads the variables of AWS's tools: keys, session tokens, web identity,
-region, endpoint and path style.
+obstore signs and retries requests, and reads the environment variables of AWS's tools: keys,
+session tokens, web identity, region, endpoint and path style.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 READ_TIMEOUT = timedelta(seconds=60)
-"""Time without a byte after which a connection counts as dead."""
+"""Timeout of a connection that receives no data."""
 REQUEST_TIMEOUT = timedelta(hours=1)
-"""Limit of one request: a part takes an hour at 19 kB/s."""
-RETRIES = 8
-"""Retries of one request. With obstore's pauses, a store may be away for about 25 s."""
-PART = 64 << 20
-"""Bytes of one request. Each has its own retries, however long the whole object takes."""
-BLOCK = 1 << 20
+"""Timeout of one request. A part takes an hour at 19 kB/s."""
+MAX_RETRIES = 8
+"""Retries of one request. With obstore's backoff, they cover an outage of about 25 s."""
+PART_BYTES = 64 << 20
+"""Size of one request. Objects are read in parts, because each request has its own retries."""
+BLOCK_BYTES = 1 << 20
 MAX_OBJECTS = 10_000
-"""Objects below one prefix. The largest checkpoints have some hundred files."""
+"""Maximum number of objects below the prefix. The largest checkpoints have some hundred files."""
 MAX_REASON_CHARS = 300
-"""Characters of a store's own words in a message."""
-SECRET = "spec.model.credentialsSecretRef"
-SOURCES = (
+"""Maximum length of the store's error text in a message."""
+CREDENTIALS_FIELD = "spec.model.credentialsSecretRef"
+CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )  # fmt: skip
-"""Variables that name credentials. Without them, requests are anonymous, as for public buckets."""
-_STATUS = re.compile(r"status code: (\d{3})[^:]*(?:: (.*))?", re.DOTALL)
-_PAGE = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
-_REGION = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
-_CAUSE = re.compile(r'(?:message|error): "([^"]+)"|InvalidCertificate\(\s*(\w+)')
+"""Variables that configure credentials. If none is set, requests are anonymous."""
+_STATUS_PATTERN = re.compile(r"status code: (\d{3})[^:]*(?:: (.*))?", re.DOTALL)
+_ERROR_PAGE_PATTERN = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
+_REGION_PATTERN = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
+_CAUSE_PATTERN = re.compile(r'(?:message|error): "([^"]+)"|InvalidCertificate\(\s*(\w+)')
 
 
-class Unreachable(Exception):
+class StoreUnreachable(Exception):
     """The store did not answer, or asked to retry later."""
 
 
-class Changed(DownloadError):
+class ObjectChanged(DownloadError):
     """The object has changed since it was listed."""
 
 
 @dataclass(frozen=True)
-class Item:
-    """Object below the bucket's prefix. ``etag`` changes with its content."""
+class BucketObject:
+    """Object in the bucket, with its path below the prefix. ``etag`` changes with its content."""
 
     path: str
     size: int
@@ -67,12 +67,15 @@ class Item:
 class Bucket:
     """Reader of the objects below ``s3://NAME/PREFIX``.
 
-    Every call raises :class:`Unreachable`, or :class:`DownloadError` if a retry would not help.
+    Every method raises StoreUnreachable, or DownloadError if a retry would not help.
     """
 
-    def __init__(self, uri: str, retries: int = RETRIES) -> None:
+    def __init__(self, uri: str, retries: int = MAX_RETRIES) -> None:
         _check_environment()
-        self._uri, self._anonymous = uri, not any(name in os.environ for name in SOURCES)
+        self._uri, self._anonymous = (
+            uri,
+            not any(name in os.environ for name in CREDENTIAL_VARIABLES),
+        )
         name, _, prefix = uri.removeprefix("s3://").partition("/")
         try:
             self._store = S3Store(
@@ -87,15 +90,16 @@ class Bucket:
                 retry_config={"max_retries": retries},
             )
         except BaseError as error:
-            raise self._error_for(error) from None
+            raise self._convert_error(error) from None
 
-    def list(self) -> list[Item]:
+    def list(self) -> list[BucketObject]:
         """Return all objects."""
-        found: list[Item] = []
+        found: list[BucketObject] = []
         try:
             for page in self._store.list():
                 found += (
-                    Item(one["path"], one["size"], (one["e_tag"] or "").strip('"')) for one in page
+                    BucketObject(one["path"], one["size"], (one["e_tag"] or "").strip('"'))
+                    for one in page
                 )
                 if len(found) > MAX_OBJECTS:
                     raise DownloadError(
@@ -103,56 +107,59 @@ class Bucket:
                         "the prefix of one checkpoint"
                     )
         except BaseError as error:
-            raise self._error_for(error) from None
+            raise self._convert_error(error) from None
         return found
 
-    def read(self, item: Item, offset: int) -> Iterator[bytes]:
+    def read(self, obj: BucketObject, offset: int) -> Iterator[bytes]:
         """Yield the object's bytes from ``offset`` on.
 
-        Raises :class:`Changed` if the object has changed since it was listed.
+        Raises :class:`ObjectChanged` if the object has changed since it was listed.
         """
-        for start in range(offset, item.size, PART):
+        for start in range(offset, obj.size, PART_BYTES):
             options: GetOptions = {
-                "if_match": f'"{item.etag}"',
-                "range": (start, min(start + PART, item.size)),
+                "if_match": f'"{obj.etag}"',
+                "range": (start, min(start + PART_BYTES, obj.size)),
             }
             try:
-                yield from self._store.get(item.path, options=options).stream(BLOCK)
+                yield from self._store.get(obj.path, options=options).stream(BLOCK_BYTES)
             except (BaseError, FileNotFoundError) as error:
-                raise self._error_for(error) from None
+                raise self._convert_error(error) from None
 
-    def _error_for(self, error: BaseError | FileNotFoundError) -> Exception:
-        """Return the exception for a refusal, with what the manifest's author can do.
+    def _convert_error(self, error: BaseError | FileNotFoundError) -> Exception:
+        """Return the exception for an error of obstore. Its message says what to do.
 
-        obstore's exceptions have no fields: the status and the page are in their text.
+        obstore's exceptions have no fields: the status and the error page are in their text.
         """
         text, _, details = str(error).partition("\n\nDebug source:")
         if isinstance(error, InvalidPathError):
-            return DownloadError(f"{self._uri}: {text}: rename the object")
+            return DownloadError(f"{self._uri}: invalid object name: {text}; rename the object")
         if "redirect without LOCATION" in text or "AuthorizationHeaderMalformed" in text:
-            named = _REGION.search(text)
+            named = _REGION_PATTERN.search(text)
             region = f"set AWS_REGION to {named[1]}" if named else "set AWS_REGION"
             return DownloadError(
-                f"{self._uri} is in another region: {region} in the Secret of {SECRET}"
+                f"{self._uri} is in another region: {region} in the Secret of {CREDENTIALS_FIELD}"
             )
-        if (answer := _STATUS.search(text)) is None:
-            causes = [found[0] or found[1] for found in _CAUSE.findall(details)]
+        if (answer := _STATUS_PATTERN.search(text)) is None:
+            causes = [found[0] or found[1] for found in _CAUSE_PATTERN.findall(details)]
             reason = causes[-1] if causes else text.rpartition(" - ")[2]
-            return Unreachable(f"{self._uri}: {reason[:MAX_REASON_CHARS]}")
-        page = _PAGE.search(answer[2] or "")
+            return StoreUnreachable(f"{self._uri}: {reason[:MAX_REASON_CHARS]}")
+        page = _ERROR_PAGE_PATTERN.search(answer[2] or "")
         reason = (f"{page[1]}: {page[2]}" if page else answer[2] or answer[0])[:MAX_REASON_CHARS]
         match int(answer[1]):
             case 404:
                 return DownloadError(f"{self._uri} does not exist")
             case 412:
-                return Changed(
-                    f"{self._uri} changed while it was read; the next start reads it again"
+                return ObjectChanged(
+                    f"{self._uri} changed during the download: start the download again"
                 )
             case 401 | 403:
-                who = "no credentials in" if self._anonymous else "the credentials of"
-                return DownloadError(f"{self._uri} may not be read: {who} {SECRET}: {reason}")
+                action = "set" if self._anonymous else "correct"
+                return DownloadError(
+                    f"access to {self._uri} was denied: {action} the credentials in "
+                    f"{CREDENTIALS_FIELD} ({reason})"
+                )
             case 429 | 500 | 502 | 503 | 504:
-                return Unreachable(f"{self._uri}: {answer[1]} {reason}")
+                return StoreUnreachable(f"{self._uri}: {answer[1]} {reason}")
         return DownloadError(f"{self._uri}: {answer[1]} {reason}")
 
 
@@ -165,8 +172,8 @@ def _check_environment() -> None:
         del os.environ[name]
     if ("AWS_ACCESS_KEY_ID" in os.environ) != ("AWS_SECRET_ACCESS_KEY" in os.environ):
         raise DownloadError(
-            f"set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: the Secret of {SECRET} "
-            "has only one of them"
+            f"the Secret of {CREDENTIALS_FIELD} has only one of AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY: set both"
         )
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if (endpoint := os.environ.get(name)) is not None and not _is_url(endpoint):

@@ -1,7 +1,7 @@
 """Download of a Hugging Face Hub repository to a directory or to the hub's cache.
 
-An interrupted download continues. Several pods may share the directory: the hub's client locks each
-file.
+An interrupted download is resumed. Several pods may share the directory: the hub's client locks
+each file.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from huggingface_hub.errors import (
 from plimsoll_engine.download.target import (
     IGNORED,
     DownloadError,
-    Progress,
-    begin,
-    complete,
-    finish,
+    ProgressLogger,
+    check_free_space,
+    count_bytes,
     is_disk_error,
     is_ignored,
-    require_space,
-    total_bytes,
-    unwritable_error,
+    make_unwritable_error,
+    mark_complete,
+    mark_incomplete,
+    read_complete_version,
 )
 
 log = logging.getLogger("download")
 
 
-TOKEN = "spec.model.tokenSecretRef (the variable HF_TOKEN)"
-BUFFERS = {
+TOKEN_FIELD = "spec.model.tokenSecretRef (the variable HF_TOKEN)"
+BUFFER_DIVISORS = {
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT": 1,
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE": 2,
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_PERFILE_SIZE": 8,
@@ -45,90 +45,90 @@ BUFFERS = {
     "HF_XET_RECONSTRUCTION_MIN_RECONSTRUCTION_FETCH_SIZE": 8,
     "HF_XET_RECONSTRUCTION_MAX_RECONSTRUCTION_FETCH_SIZE": 4,
 }
-"""Variables for hf-xet's buffers, each with its divisor of the total (hf-xet 1.8)."""
-MAX_BUFFERS = 2_000_000_000
-"""Maximum total in bytes, which suffices for any network: hf-xet's former default."""
+"""Environment variables of hf-xet 1.8 for buffer sizes, each with its fraction of the total."""
+MAX_BUFFERS_BYTES = 2_000_000_000
+"""Maximum total size of hf-xet's buffers: its former default, which suffices for any network."""
 
 
-def bound_buffers(environ: MutableMapping[str, str], headroom: int | None) -> None:
-    """Limit hf-xet's buffers to a quarter of ``headroom``, the free bytes.
+def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None) -> None:
+    """Limit hf-xet's buffers to a quarter of the free memory, with variables in ``environ``.
 
-    hf-xet sizes its buffers by the machine's memory, which may be a hundred times a container's
-    limit. It reads these variables of ``environ`` at its first download. Variables that are set
-    stay.
+    By default, hf-xet sizes its buffers by the machine's memory, which may be a hundred times a
+    container's limit. It reads the variables at its first download. Values that are already set
+    are kept.
     """
-    if headroom is None:
+    if headroom_bytes is None:
         return
-    whole = min(headroom // 4, MAX_BUFFERS)
-    for name, part in BUFFERS.items():
-        environ.setdefault(name, f"{whole // part}")
+    total = min(headroom_bytes // 4, MAX_BUFFERS_BYTES)
+    for name, divisor in BUFFER_DIVISORS.items():
+        environ.setdefault(name, f"{total // divisor}")
 
 
-class _AwayError(Exception):
-    """The hub cannot be reached. The message says why."""
+class _HubUnreachableError(Exception):
+    """The hub cannot be reached. The message is the client's."""
 
 
-def _info(repository: str, revision: str) -> ModelInfo:
-    """Return the hub's information about a revision.
-
-    Raises :class:`DownloadError` or :class:`_AwayError`.
-    """
+def _fetch_model_info(repository: str, revision: str) -> ModelInfo:
+    """Return the hub's metadata of a revision. Raises DownloadError or _HubUnreachableError."""
     try:
         return HfApi().model_info(repository, revision=revision, files_metadata=True)
     except GatedRepoError:
         raise DownloadError(
-            f"{repository} requires that you accept its terms: accept them on the hub and set a "
-            f"token in {TOKEN}"
+            f"{repository} requires that you accept its terms: accept them on the hub, and set "
+            f"a token in {TOKEN_FIELD}"
         ) from None
     except RevisionNotFoundError:
-        raise DownloadError(f"{repository} has no revision {revision!r}") from None
+        raise DownloadError(
+            f"{repository} has no revision {revision!r}: use a branch, tag or commit of it"
+        ) from None
     except RepositoryNotFoundError:
         raise DownloadError(
-            f"{repository} does not exist, or is private: set a token in {TOKEN} that may read it"
+            f"{repository} does not exist, or is private: correct the name, or set a token with "
+            f"access in {TOKEN_FIELD}"
         ) from None
     except Exception as error:  # noqa: BLE001 - transport errors are the client's HTTP library's own
-        raise _AwayError(str(error)) from None
+        raise _HubUnreachableError(str(error)) from None
 
 
 def download_to_cache(repository: str, revision: str) -> Path:
-    """Return the folder of the revision in the hub's cache, after downloading it.
+    """Download a revision to the hub's cache, and return its folder there.
 
-    If the hub cannot be reached, the cached files are used. Raises :class:`DownloadError`.
+    If the hub cannot be reached, use the cached files. Raises :class:`DownloadError`.
     """
     info: ModelInfo | None = None
     try:
-        info = _info(repository, revision)
-    except _AwayError as error:
-        log.warning("cannot reach the hub (%s): looking in %s", error, HF_HUB_CACHE)
+        info = _fetch_model_info(repository, revision)
+    except _HubUnreachableError as error:
+        log.warning("cannot reach the hub: %s; using the files in %s", error, HF_HUB_CACHE)
     commit = (info.sha if info is not None else None) or revision
     try:
         if info is None:
-            return _cached(repository, commit)
+            return _find_cached(repository, commit)
         return Path(snapshot_download(repository, revision=commit, ignore_patterns=list(IGNORED)))
     except LocalEntryNotFoundError:
         raise DownloadError(
             f"{repository}@{revision} is not in {HF_HUB_CACHE}, and the hub cannot be reached: "
-            "set HF_HOME to a cache that has it or HF_ENDPOINT to a mirror, unset HF_HUB_OFFLINE, "
-            "or give a checkpoint directory as --model"
+            "set HF_HOME to a cache that has it, set HF_ENDPOINT to a mirror, unset "
+            "HF_HUB_OFFLINE, or use a checkpoint directory as --model"
         ) from None
     except Exception as error:
         if (
             info is not None
             and is_disk_error(error)
-            and (found := _complete_snapshot(repository, commit, info))
+            and (found := _find_complete_snapshot(repository, commit, info))
         ):
             return found
         if is_disk_error(error):
-            raise unwritable_error(HF_HUB_CACHE, error) from error
+            raise make_unwritable_error(HF_HUB_CACHE, error) from error
         raise DownloadError(
-            f"{repository}@{revision}: {error}; the files downloaded so far are kept"
+            f"cannot download {repository}@{revision}: {error}; start again to resume"
         ) from error
 
 
-def _cached(repository: str, revision: str) -> Path:
+def _find_cached(repository: str, revision: str) -> Path:
     """Return the revision's folder in the cache.
 
-    Raises LocalEntryNotFoundError if it is absent or may be incomplete.
+    Raises LocalEntryNotFoundError if the revision is not cached or may be incomplete.
     """
     found = Path(
         snapshot_download(
@@ -139,14 +139,14 @@ def _cached(repository: str, revision: str) -> Path:
     if not list(found.parents[1].glob("trees/*.json")) and list(
         found.parents[1].glob("blobs/*.incomplete")
     ):
-        raise LocalEntryNotFoundError(f"{found} may lack files")
+        raise LocalEntryNotFoundError(f"{found} may be incomplete")
     return found
 
 
-def _complete_snapshot(repository: str, commit: str, info: ModelInfo) -> Path | None:
-    """Return the revision's folder in a read-only cache; None if a file of ``info`` is missing."""
+def _find_complete_snapshot(repository: str, commit: str, info: ModelInfo) -> Path | None:
+    """Return the revision's folder in the cache; None if one of its files in ``info`` is absent."""
     try:
-        found = _cached(repository, commit)
+        found = _find_cached(repository, commit)
     except (LocalEntryNotFoundError, OSError):
         return None
     for one in info.siblings or ():
@@ -160,22 +160,25 @@ def _complete_snapshot(repository: str, commit: str, info: ModelInfo) -> Path | 
 
 def download(repository: str, revision: str, target: Path) -> str:
     """Download a revision to ``target`` and return its commit. Raises :class:`DownloadError`."""
-    there = complete(target)
+    present = read_complete_version(target)
     try:
-        info = _info(repository, revision)
-    except _AwayError as error:
-        if there is not None:
-            log.warning("cannot reach the hub (%s): using the cached files", error)
-            return there
-        raise DownloadError(f"the hub cannot be reached: {error}") from None
+        info = _fetch_model_info(repository, revision)
+    except _HubUnreachableError as error:
+        if present is not None:
+            log.warning("cannot reach the hub: %s; using the files in %s", error, target)
+            return present
+        raise DownloadError(
+            f"cannot reach the hub to download {repository}: {error}; check the network and "
+            "HF_ENDPOINT"
+        ) from None
     commit = info.sha or revision
-    if there == commit:
+    if present == commit:
         return commit
     wanted = sum(one.size or 0 for one in info.siblings or ())
     target.mkdir(parents=True, exist_ok=True)
-    require_space(target, wanted - total_bytes(target))
-    begin(target)
-    with Progress(target, wanted):
+    check_free_space(target, wanted - count_bytes(target))
+    mark_incomplete(target)
+    with ProgressLogger(target, wanted):
         try:
             snapshot_download(
                 repository,
@@ -185,9 +188,9 @@ def download(repository: str, revision: str, target: Path) -> str:
             )
         except Exception as error:
             if is_disk_error(error):
-                raise unwritable_error(target, error) from error
+                raise make_unwritable_error(target, error) from error
             raise DownloadError(
-                f"{repository}@{commit}: {error}; the files downloaded so far are kept"
+                f"cannot download {repository}@{commit}: {error}; start again to resume"
             ) from error
-    finish(target, commit)
+    mark_complete(target, commit)
     return commit

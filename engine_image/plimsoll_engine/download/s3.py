@@ -1,7 +1,7 @@
-"""Download of the objects below a prefix of a bucket to a directory.
+"""Download of the objects below a bucket's prefix to a directory.
 
-An interrupted file continues, a complete one is not fetched again, and one that the bucket no
-longer has is removed. Pods that share the directory take turns with a lock.
+A partial file is resumed, a complete file is not downloaded again, and a file that is no longer in
+the bucket is removed. A lock ensures that only one pod at a time writes to a shared directory.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from plimsoll_engine.download.bucket import Bucket, Changed, Item, Unreachable
+from plimsoll_engine.download.bucket import Bucket, BucketObject, ObjectChanged, StoreUnreachable
 from plimsoll_engine.download.target import (
     DownloadError,
-    Progress,
-    begin,
-    complete,
-    finish,
+    ProgressLogger,
+    check_free_space,
+    count_bytes,
     is_ignored,
-    require_space,
-    total_bytes,
-    unwritable_error,
+    make_unwritable_error,
+    mark_complete,
+    mark_incomplete,
+    read_complete_version,
 )
 
 log = logging.getLogger("download")
 
-INDEX = ".plimsoll-objects.json"
-"""Index of complete files: etag by name."""
-LOCK = ".plimsoll-lock"
-AT_ONCE = 4
+INDEX_FILE = ".plimsoll-objects.json"
+"""Index of complete files: JSON object of each ETag by file name."""
+LOCK_FILE = ".plimsoll-lock"
+PARALLEL_DOWNLOADS = 4
 
 
 def download(uri: str, target: Path) -> str:
@@ -43,126 +43,130 @@ def download(uri: str, target: Path) -> str:
 
     Raises :class:`DownloadError`.
     """
-    there = complete(target)
+    present = read_complete_version(target)
     # Do not retry the listing if the checkpoint is already here.
-    bucket = Bucket(uri) if there is None else Bucket(uri, retries=0)
+    bucket = Bucket(uri) if present is None else Bucket(uri, retries=0)
     try:
         listed = bucket.list()
-    except Unreachable as error:
-        if there is None:
-            raise DownloadError(f"cannot be reached: {error}") from None
-        log.warning("cannot reach %s: using the cached files", error)
-        return there
-    wanted = _select(listed)
+    except StoreUnreachable as error:
+        if present is None:
+            raise DownloadError(
+                f"cannot reach {error}; check the network and AWS_ENDPOINT_URL"
+            ) from None
+        log.warning("cannot reach %s; using the files in %s", error, target)
+        return present
+    wanted = _select_objects(listed)
     if not wanted:
-        raise DownloadError(f"{uri} has no objects")
+        raise DownloadError(
+            f"{uri} has no objects: set spec.model.uri to the prefix of a checkpoint"
+        )
     listing = "".join(f"{n}\0{one.etag}\0{one.size}\n" for n, one in sorted(wanted.items()))
     version = hashlib.sha256(listing.encode()).hexdigest()[:16]
-    if there == version:
+    if present == version:
         return version  # nothing to write: the volume may be read-only
     target.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target):
-        if complete(target) != version:
-            _fetch_all(Bucket(uri), wanted, target)
-            finish(target, version)
+    with _hold_lock(target):
+        if read_complete_version(target) != version:
+            _download_objects(Bucket(uri), wanted, target)
+            mark_complete(target, version)
     return version
 
 
-def _select(items: list[Item]) -> dict[str, Item]:
-    """Return the objects to download by their paths relative to the target."""
-    paths = {PurePosixPath(item.path): item for item in items}
+def _select_objects(listed: list[BucketObject]) -> dict[str, BucketObject]:
+    """Return the objects to download, by their paths relative to the target."""
+    paths = {PurePosixPath(obj.path): obj for obj in listed}
     folders = {parent for path in paths for parent in path.parents}
     found = {}
-    for path, item in paths.items():
-        if (path in folders and not item.size) or is_ignored(str(path)):
+    for path, obj in paths.items():
+        if (path in folders and not obj.size) or is_ignored(str(path)):
             continue  # an empty object marks a folder
         if ".." in path.parts or path.parts[0].startswith(".plimsoll"):
             raise DownloadError(
-                f"the object {item.path!r} has a name that is not a valid file name"
+                f"the name of the object {obj.path!r} is not a valid file name: rename the object"
             )
-        found[str(path)] = item
+        found[str(path)] = obj
     return found
 
 
 @contextlib.contextmanager
-def _exclusive(target: Path) -> Iterator[None]:
-    with (target / LOCK).open("w") as lock:
+def _hold_lock(target: Path) -> Iterator[None]:
+    with (target / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("another pod is filling %s: waiting for it", target)
+            log.info("waiting for another pod, which downloads to %s", target)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
-    index = _index(target)
+def _download_objects(bucket: Bucket, wanted: dict[str, BucketObject], target: Path) -> None:
+    index = _read_index(target)
     missing = {name: one for name, one in wanted.items() if index.get(name) != one.etag}
     size = sum(one.size for one in wanted.values())
-    require_space(target, size - total_bytes(target))
-    begin(target)
+    check_free_space(target, size - count_bytes(target))
+    mark_incomplete(target)
     for name in index.keys() - wanted.keys():
         (target / name).unlink(missing_ok=True)
     index = {name: etag for name, etag in index.items() if name in wanted}
     guard = threading.Lock()
 
-    def fetch(name: str, item: Item) -> None:
-        _fetch(bucket, item, target / name)
+    def fetch(name: str, obj: BucketObject) -> None:
+        _download_object(bucket, obj, target / name)
         with guard:
-            index[name] = item.etag
-            _write(target / INDEX, json.dumps(index, sort_keys=True))
+            index[name] = obj.etag
+            _replace_file(target / INDEX_FILE, json.dumps(index, sort_keys=True))
 
     # Largest first, so that the end does not wait for a single large file.
     order = sorted(missing.items(), key=lambda one: -one[1].size)
-    with Progress(target, size), ThreadPoolExecutor(AT_ONCE) as pool:
-        tasks = [pool.submit(fetch, name, item) for name, item in order]
+    with ProgressLogger(target, size), ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
+        tasks = [pool.submit(fetch, name, obj) for name, obj in order]
         try:
             for task in tasks:
                 task.result()
-        except Unreachable as error:
-            raise DownloadError(f"{error}; the files downloaded so far are kept") from error
+        except StoreUnreachable as error:
+            raise DownloadError(f"the download failed: {error}; start again to resume") from error
         except OSError as error:
-            raise unwritable_error(target, error) from error
+            raise make_unwritable_error(target, error) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _fetch(bucket: Bucket, item: Item, path: Path) -> None:
-    """Download one file, continuing a partial file of the same etag."""
+def _download_object(bucket: Bucket, obj: BucketObject, path: Path) -> None:
+    """Download one object to ``path``, resuming a partial file of the same etag."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    etag = hashlib.sha256(item.etag.encode()).hexdigest()[:12]
+    etag = hashlib.sha256(obj.etag.encode()).hexdigest()[:12]
     part = path.with_name(f"{path.name}.{etag}.part")
     for other in path.parent.glob(f"{path.name}.*.part"):
         if other != part:
             other.unlink()
     with part.open("ab") as file:
         offset = file.tell()
-        if offset > item.size:
+        if offset > obj.size:
             file.truncate(offset := 0)  # appending continues at the new end
-        if offset < item.size:
+        if offset < obj.size:
             try:
-                for block in bucket.read(item, offset):
+                for block in bucket.read(obj, offset):
                     file.write(block)
-            except Changed:
+            except ObjectChanged:
                 part.unlink()
                 raise
         file.flush()
         os.fsync(file.fileno())
-        came = os.fstat(file.fileno()).st_size
-    if came != item.size:
-        raise Unreachable(f"{item.path}: received {came} of {item.size} bytes")
+        received = os.fstat(file.fileno()).st_size
+    if received != obj.size:
+        raise StoreUnreachable(f"{obj.path}: received {received} of {obj.size} bytes")
     part.replace(path)
 
 
-def _index(target: Path) -> dict[str, str]:
+def _read_index(target: Path) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads((target / INDEX).read_text())
+        found: dict[str, str] = json.loads((target / INDEX_FILE).read_text())
     except (FileNotFoundError, ValueError):
         return {}
     return found
 
 
-def _write(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     whole = path.with_name(f"{path.name}.new")
     whole.write_text(text)
     whole.replace(path)

@@ -1,4 +1,4 @@
-"""Checkpoint folder that ``--model`` names: a local folder, or a repository of the hub."""
+"""Checkpoint folder for ``--model``: a local folder, or a downloaded repository of the hub."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCHEME = "hf://"
-_HUB = re.compile(
+HUB_SCHEME = "hf://"
+_HUB_URI_PATTERN = re.compile(
     r"hf://(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w-][\w./-]*))?", re.ASCII
 )
 
 
 class SourceError(Exception):
-    """The model is not available. The message says what to do."""
+    """The checkpoint is not available. The message says why or what to do."""
 
 
-def default_name(model: str) -> str:
-    """Return the default served name: the folder's name, or ORGANISATION/NAME of the hub."""
-    return _parse(model)[0] if model.startswith(SCHEME) else Path(model).resolve().name
+def make_default_name(model: str) -> str:
+    """Return the default served model name: the folder's name, or the hub's ORGANISATION/NAME."""
+    return _parse_hub_uri(model)[0] if model.startswith(HUB_SCHEME) else Path(model).resolve().name
 
 
-def folder(model: str) -> Path:
-    """Return the checkpoint's folder, after downloading it if ``model`` names the hub.
+def fetch_folder(model: str) -> Path:
+    """Return the checkpoint's folder. Raises :class:`SourceError`.
 
-    ``hf://ORGANISATION/NAME[@REVISION]`` goes to the hub's cache. Raises :class:`SourceError`.
-
-    A separate process downloads, so that this one does not keep the memory of the hub's client. The
-    client's timeouts (HF_HUB_DOWNLOAD_TIMEOUT) limit its waits.
+    ``hf://ORGANISATION/NAME[@REVISION]`` is downloaded to the hub's cache. This is done in a
+    separate process, so that the memory of the hub's client is freed. The client's timeouts
+    (HF_HUB_DOWNLOAD_TIMEOUT) apply.
     """
-    if not model.startswith(SCHEME):
+    if not model.startswith(HUB_SCHEME):
         return Path(model)
-    repository, revision = _parse(model)
+    repository, revision = _parse_hub_uri(model)
     command = [sys.executable, "-m", "plimsoll_engine.download"]
     arguments = [f"--repository={repository}", f"--revision={revision}", f"--parent={os.getpid()}"]
     last = ""
@@ -45,12 +44,15 @@ def folder(model: str) -> Path:
             last = line.strip() or last
             print(last, file=sys.stderr, flush=True)
     if process.returncode != 0:
-        raise SourceError(last or f"the download ended with status {process.returncode}")
+        raise SourceError(last or f"the download exited with status {process.returncode}")
     return Path(last)
 
 
-def _parse(model: str) -> tuple[str, str]:
-    found = _HUB.fullmatch(model)
+def _parse_hub_uri(model: str) -> tuple[str, str]:
+    found = _HUB_URI_PATTERN.fullmatch(model)
     if found is None:
-        raise SourceError("write hf://ORGANISATION/NAME or hf://ORGANISATION/NAME@REVISION")
+        raise SourceError(
+            "not a valid hub repository: use hf://ORGANISATION/NAME or "
+            "hf://ORGANISATION/NAME@REVISION"
+        )
     return found["repository"], found["revision"] or "main"

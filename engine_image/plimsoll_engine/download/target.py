@@ -1,4 +1,4 @@
-"""Directory that a checkpoint is downloaded to: free space, progress, and completion marker."""
+"""Target directory of a download: free space, progress, and completion marker."""
 
 from __future__ import annotations
 
@@ -13,81 +13,74 @@ from typing import TypeGuard
 
 log = logging.getLogger("download")
 
-COMPLETE = ".plimsoll-complete"
-"""Completion marker: a file, written last, with the version in the directory."""
-PROGRESS_S = 10.0
+COMPLETE_MARKER = ".plimsoll-complete"
+"""Completion marker: a file with the version, written when all other files are complete."""
+PROGRESS_INTERVAL_S = 10.0
 IGNORED = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*")
-"""Files with the same weights in other formats."""
-
-
-_OF_DISK = (
+"""Patterns of files that are not downloaded: the same weights in other formats."""
+_DISK_ERRNOS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO,
 )  # fmt: skip
 
 
 class DownloadError(Exception):
-    """The checkpoint is not available. The message says why and what to do."""
+    """The checkpoint cannot be downloaded. The message says why."""
 
 
 def is_ignored(name: str) -> bool:
-    """Report whether a file of a checkpoint is not needed."""
+    """Report whether the file's name matches a pattern in :data:`IGNORED`."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED)
 
 
-def complete(target: Path) -> str | None:
-    """Return the version in ``target``; None if it is incomplete."""
+def read_complete_version(target: Path) -> str | None:
+    """Return the version of the checkpoint in ``target``; None if it is absent or incomplete."""
     try:
-        return (target / COMPLETE).read_text().strip()
+        return (target / COMPLETE_MARKER).read_text().strip()
     except FileNotFoundError:
         return None
 
 
-def finish(target: Path, version: str) -> None:
-    """Write the completion marker of ``target``, atomically."""
-    new = target / f"{COMPLETE}.new"
+def mark_complete(target: Path, version: str) -> None:
+    """Write the completion marker of ``target`` atomically."""
+    new = target / f"{COMPLETE_MARKER}.new"
     new.write_text(f"{version}\n")
-    new.replace(target / COMPLETE)
+    new.replace(target / COMPLETE_MARKER)
 
 
-def begin(target: Path) -> None:
-    """Remove the completion marker, before the first file changes.
-
-    A mixture of two versions is neither of them.
-    """
-    (target / COMPLETE).unlink(missing_ok=True)
+def mark_incomplete(target: Path) -> None:
+    """Remove the completion marker. Call this before changing the first file."""
+    (target / COMPLETE_MARKER).unlink(missing_ok=True)
 
 
-def unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
+def make_unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
     """Return the error for a disk that is full or read-only."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        cure = "free space on its volume, or name a larger claim in spec.model.cache"
+        action = "free space on its volume, or use a larger claim in spec.model.cache"
     elif error.errno == errno.EROFS:
-        cure = "mount its volume writable"
+        action = "mount its volume writable"
     else:
-        cure = "make sure that it is a folder and writable for this user"
-    what = os.strerror(error.errno) if error.errno else str(error)
-    return DownloadError(
-        f"{folder} cannot be written: {what}; the files downloaded so far are kept: {cure}"
-    )
+        action = "use a directory that is writable for this user"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return DownloadError(f"cannot write to {folder}: {reason}: {action}; start again to resume")
 
 
 def is_disk_error(error: BaseException) -> TypeGuard[OSError]:
-    """Report whether an error comes from the disk. Network errors are OSErrors as well."""
-    return isinstance(error, OSError) and error.errno in _OF_DISK
+    """Report whether an error comes from the disk. An OSError may also be a network error."""
+    return isinstance(error, OSError) and error.errno in _DISK_ERRNOS
 
 
-def require_space(target: Path, needed: int) -> None:
-    """Raise :class:`DownloadError` if ``needed`` bytes do not fit."""
+def check_free_space(target: Path, needed_bytes: int) -> None:
+    """Raise :class:`DownloadError` if the volume of ``target`` has too little free space."""
     free = shutil.disk_usage(target).free
-    if needed > free:
+    if needed_bytes > free:
         raise DownloadError(
-            f"{target} has {free >> 20} MiB free, but up to {needed >> 20} MiB are needed: name a "
-            "larger claim in spec.model.cache"
+            f"{target} has {free >> 20} MiB of free space, but the download needs up to "
+            f"{needed_bytes >> 20} MiB: use a larger claim in spec.model.cache"
         )
 
 
-def total_bytes(folder: Path) -> int:
-    """Return the bytes of all files below ``folder``, ignoring files that vanish meanwhile."""
+def count_bytes(folder: Path) -> int:
+    """Return the total size of the files below ``folder``. Files removed meanwhile are ignored."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -97,11 +90,11 @@ def total_bytes(folder: Path) -> int:
     return total
 
 
-class Progress:
-    """Context that logs the progress every :data:`PROGRESS_S` seconds."""
+class ProgressLogger:
+    """Context manager that logs the progress every :data:`PROGRESS_INTERVAL_S` seconds."""
 
-    def __init__(self, target: Path, wanted: int) -> None:
-        self._target, self._wanted = target, wanted
+    def __init__(self, target: Path, expected_bytes: int) -> None:
+        self._target, self._expected_bytes = target, expected_bytes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -113,6 +106,6 @@ class Progress:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(PROGRESS_S):
-            here = total_bytes(self._target)
-            log.info("%d of %d MiB", here >> 20, self._wanted >> 20)
+        while not self._stop.wait(PROGRESS_INTERVAL_S):
+            present = count_bytes(self._target)
+            log.info("downloaded %d of %d MiB", present >> 20, self._expected_bytes >> 20)

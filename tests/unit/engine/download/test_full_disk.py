@@ -12,17 +12,17 @@ import pytest
 
 from plimsoll_engine.download import __main__ as command
 from plimsoll_engine.download import s3
-from plimsoll_engine.download.target import COMPLETE, complete, finish
+from plimsoll_engine.download.target import COMPLETE_MARKER, mark_complete, read_complete_version
 
 
 def test_a_full_disk_leaves_no_empty_mark(tmp_path: Path) -> None:
-    (tmp_path / f"{COMPLETE}.new").symlink_to("/dev/full")  # each write to it finds no space
+    (tmp_path / f"{COMPLETE_MARKER}.new").symlink_to("/dev/full")  # each write to it finds no space
     with pytest.raises(OSError, match="No space left"):
-        finish(tmp_path, "one")
-    assert complete(tmp_path) is None
-    (tmp_path / f"{COMPLETE}.new").unlink()
-    finish(tmp_path, "one")
-    assert complete(tmp_path) == "one"
+        mark_complete(tmp_path, "one")
+    assert read_complete_version(tmp_path) is None
+    (tmp_path / f"{COMPLETE_MARKER}.new").unlink()
+    mark_complete(tmp_path, "one")
+    assert read_complete_version(tmp_path) == "one"
 
 
 def test_a_target_that_cannot_be_written_is_one_line(
@@ -39,4 +39,4 @@ def test_a_target_that_cannot_be_written_is_one_line(
     with caplog.at_level(logging.ERROR):
         assert command.main(["--s3", "s3://bucket/model", "--to", str(target)]) == 1
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"{target} cannot be written: Not a directory" in line
+    assert f"cannot write to {target}: Not a directory" in line

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_engine.download.hub import BUFFERS, bound_buffers
+from plimsoll_engine.download.hub import BUFFER_DIVISORS, limit_buffers
 
 ROOT = Path(__file__).parents[4]
 PREFIX = "HF_XET_RECONSTRUCTION_"
@@ -25,26 +25,29 @@ def buffers(environ: dict[str, str]) -> dict[str, int]:
         [sys.executable, "-c", READ], env=others | environ, capture_output=True, check=True
     )
     read = json.loads(done.stdout)
-    return {name: read[f"reconstruction.{name.removeprefix(PREFIX).lower()}"] for name in BUFFERS}
+    return {
+        name: read[f"reconstruction.{name.removeprefix(PREFIX).lower()}"]
+        for name in BUFFER_DIVISORS
+    }
 
 
 @pytest.mark.parametrize("headroom", [1 << 30, 2 << 30, 64 << 30])
 def test_hf_xet_holds_a_quarter_of_what_is_free_at_most(headroom: int) -> None:
     environ: dict[str, str] = {}
-    bound_buffers(environ, headroom)
+    limit_buffers(environ, headroom)
     found = buffers(environ)
     whole = min(headroom // 4, 2_000_000_000)
-    assert found == {name: whole // part for name, part in BUFFERS.items()}
+    assert found == {name: whole // part for name, part in BUFFER_DIVISORS.items()}
     assert found[f"{PREFIX}DOWNLOAD_BUFFER_LIMIT"] <= headroom // 4
 
 
 def test_what_a_person_sets_stays_and_without_a_figure_nothing_is_set() -> None:
     name = f"{PREFIX}DOWNLOAD_BUFFER_LIMIT"
     environ = {name: "223456789"}
-    bound_buffers(environ, 1 << 30)
+    limit_buffers(environ, 1 << 30)
     assert buffers(environ)[name] == 223456789
     environ = {}
-    bound_buffers(environ, None)
+    limit_buffers(environ, None)
     assert environ == {}
 
 
