@@ -178,7 +178,7 @@ def run(settings: Settings) -> int:
     Raises UsageError.
     """
     set_subreaper()  # so that it becomes the parent of workers whose zygote has been killed
-    host_memory.return_large_blocks()
+    host_memory.set_mmap_threshold()
     with _run_dir_errors(settings):
         _write_stacks_on_sigusr1(settings)
     wait_until_open(settings.run_dir)

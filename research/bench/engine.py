@@ -45,7 +45,7 @@ from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.decoder_parts import SCALE
-from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.worker.parts import GC_THRESHOLDS
 
 VOCABULARY = 10_000
@@ -137,12 +137,12 @@ class Bench:
             pass
         self.capture_s = time.perf_counter() - begun
         # As a worker does once it is warm: a full collection takes .17 s of a set.
-        frozen.freeze()
+        freeze_counter.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
 
     def close(self) -> None:
         self.engine.close()
-        frozen.unfreeze()
+        freeze_counter.unfreeze()
 
     def run(
         self, requests: list[Request], between_steps: Callable[[], None] | None = None

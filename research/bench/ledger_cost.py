@@ -27,7 +27,7 @@ from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process.collector import FullCollections
-from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory
 from plimsoll_engine.worker.main import REPORT_INTERVAL_S
 
 AUDIT_INTERVAL_S = 2.0
@@ -52,7 +52,7 @@ class Books:
         begun = time.monotonic()
         if begun >= self.next_report:
             self.next_report = begun + REPORT_INTERVAL_S
-            process_memory(Role.WORKER, self.python, self.collections)
+            measure_process_memory(Role.WORKER, self.python, self.collections)
             read_device_memory(self.engine.runner.device)
             self.ledger.list_entries()
             self.reports_s.append(time.monotonic() - begun)

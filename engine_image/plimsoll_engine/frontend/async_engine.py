@@ -35,7 +35,7 @@ from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process.allocations import Allocations
 from plimsoll_engine.process.collector import FullCollections
-from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -453,7 +453,7 @@ class AsyncEngine:
         if first.cancelled():  # by shutdown
             return
         first.result()
-        frozen.freeze()
+        freeze_counter.freeze()
         self.collections.start()
 
     def fail(self, message: str) -> None:
@@ -503,7 +503,7 @@ class AsyncEngine:
             )
         self.media.close()
         self.collections.stop()
-        frozen.unfreeze()
+        freeze_counter.unfreeze()
         self.lifecycle.move_to(EngineState.STOPPED)
         if not self.exit_code.done():
             self.exit_code.set_result(0)

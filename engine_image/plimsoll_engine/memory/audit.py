@@ -17,7 +17,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.process.rules import find_method_caches, frozen
+from plimsoll_engine.process.rules import find_method_caches, freeze_counter
 
 Rule = Callable[[EngineCore, Ledger], list[str]]
 
@@ -117,7 +117,7 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:
     """Check that the garbage collector can reach all objects created since the start."""
-    return frozen.find_problems()
+    return freeze_counter.find_problems()
 
 
 def methods_cache_no_instances(_: EngineCore, __: Ledger) -> list[str]:

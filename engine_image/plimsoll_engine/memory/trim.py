@@ -25,7 +25,7 @@ def trim(
     memory that ``detail`` names, summed over all ranks of ``leader``.
     """
     steps = [
-        _step(f"{owner.name}_flush", flush.what, flush.nbytes, flush.act)
+        _step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)
         for owner in engine.list_owners()
         if (flush := owner.flush) is not None
     ]

@@ -6,13 +6,13 @@ import tracemalloc
 
 MAX_RANKED_LINES = 40
 """Maximum number of source lines in a ranking."""
-TRACING_OFF = "tracing is off: start the engine with PYTHONTRACEMALLOC=1 to see allocations"
+TRACING_OFF = "tracemalloc is off: start the engine with PYTHONTRACEMALLOC=1 to list allocations"
 
 
 class Allocations:
-    """Reporter of Python allocations, which keeps the previous snapshot for comparison.
+    """Reports of Python allocations by source line, each compared with the previous report.
 
-    It never enables tracing: that slows the process down and uses ever more memory.
+    This class never starts tracemalloc, because tracing slows the process down and uses memory.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Allocations:
         last, self._last = self._last, now
         lines = ["-- allocated now", *map(str, now.statistics("lineno")[:MAX_RANKED_LINES])]
         if last is None:
-            lines.append("-- growth: unknown, because this is the first snapshot; request it again")
+            lines.append("-- growth: unknown in the first report; request another one to see it")
         else:
             grown = [one for one in now.compare_to(last, "lineno") if one.size_diff > 0]
             lines += ["-- growth since the previous request", *map(str, grown[:MAX_RANKED_LINES])]

@@ -1,4 +1,4 @@
-"""Number of full garbage collections in a process.
+"""Counter of a process's full garbage collections.
 
 Requests are freed by reference counting, so in steady state a full collection should find nothing.
 What it finds is a reference cycle, which is a bug. Frontend and worker report the counts with their

@@ -14,7 +14,7 @@ from plimsoll_engine.process.host_memory import read_bytes
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-_FILES = {
+_CGROUP_FILES = {
     2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
     1: (
         "memory.limit_in_bytes",
@@ -22,21 +22,24 @@ _FILES = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
-"""Files of each cgroup version: limit, usage, and the keys of the reclaimable page cache."""
+"""By cgroup version: the files of limit and usage, and memory.stat's keys of page cache."""
 
 
 def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Return the free host memory in bytes, including page cache; None if unknown."""
     found = [read_bytes(str(proc / "meminfo"), "MemAvailable")]
-    for folder, version in _list_folders(proc, cgroups):
-        if (folder / _FILES[version][1]).exists():
-            found.append(_free_bytes(folder, version))
+    for folder, version in _list_cgroup_folders(proc, cgroups):
+        if (folder / _CGROUP_FILES[version][1]).exists():
+            found.append(_compute_free_bytes(folder, version))
             break
     return min((size for size in found if size is not None), default=None)
 
 
-def _list_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
-    """Return folders that may have the cgroup's files, and their version, likeliest first."""
+def _list_cgroup_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
+    """Return the folders that may be this process's cgroup, each with its cgroup version.
+
+    The likeliest comes first.
+    """
     try:
         own = memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))
     except OSError:
@@ -46,9 +49,9 @@ def _list_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
     return [*found, *((root, version) for version, root in roots.items())]
 
 
-def _free_bytes(folder: Path, version: int) -> int | None:
-    limit_file, used_file, reclaimable = _FILES[version]
-    limit, used = _number(folder / limit_file), _number(folder / used_file)
+def _compute_free_bytes(folder: Path, version: int) -> int | None:
+    limit_file, used_file, reclaimable = _CGROUP_FILES[version]
+    limit, used = _read_number(folder / limit_file), _read_number(folder / used_file)
     if limit is None or used is None:
         return None
     try:
@@ -60,7 +63,7 @@ def _free_bytes(folder: Path, version: int) -> int | None:
     return max(0, limit - max(0, used - cache))
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -19,10 +19,10 @@ from plimsoll_engine.process.collector import FullCollections
 
 _SAMPLE_OBJECTS = 20_000
 _PROBE_BYTES = 16 << 20
-_PROBES = 3
+_MAX_PROBES = 3
 _M_MMAP_THRESHOLD = -3  # malloc.h
-_LARGE_BYTES = 4 << 20
-"""Minimum size of blocks that malloc maps with mmap. Pillow allocates pixels in 16 MiB blocks."""
+_MMAP_THRESHOLD_BYTES = 4 << 20
+"""Minimum size of blocks that malloc allocates with mmap. Pillow's blocks have 16 MiB."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -53,19 +53,15 @@ _mallopt = _load_libc_function("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_i
 
 
 @cache
-def _is_malloc_counted() -> bool:
-    """Report whether glibc's counts include this process's allocations.
-
-    They do not if jemalloc or tcmalloc is loaded.
-    """
-    return _mallinfo2 is not None and any(_probe_counts(_mallinfo2) for _ in range(_PROBES))
+def _is_glibc_malloc_used() -> bool:
+    """Report whether this process allocates with glibc's malloc, not with jemalloc or tcmalloc."""
+    return _mallinfo2 is not None and any(_is_probe_counted(_mallinfo2) for _ in range(_MAX_PROBES))
 
 
-def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
-    """Report whether a test allocation changes glibc's counts.
+def _is_probe_counted(mallinfo2: Callable[[], Any]) -> bool:
+    """Report whether glibc's counts grow by at least half of a test allocation.
 
-    A change by half of its size suffices, because other threads may free memory meanwhile. With
-    another allocator, glibc's counts do not change at all.
+    Other threads may free memory meanwhile. With another allocator, the counts do not change.
     """
     before = mallinfo2()
     probe = bytearray(_PROBE_BYTES)
@@ -75,11 +71,8 @@ def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
 
 
 def read_malloc() -> tuple[int | None, int | None]:
-    """Return the bytes that malloc has in use, and the free bytes that it retains.
-
-    Both are None if unknown.
-    """
-    if _mallinfo2 is None or not _is_malloc_counted():
+    """Return the bytes in use by malloc and the free bytes that it retains; None if unknown."""
+    if _mallinfo2 is None or not _is_glibc_malloc_used():
         return None, None
     info = _mallinfo2()
     return info.uordblks + info.hblkhd, info.fordblks
@@ -93,21 +86,21 @@ def trim_malloc() -> bool:
     return True
 
 
-def return_large_blocks() -> bool:
-    """Make malloc return each large block to the kernel when it is freed.
+def set_mmap_threshold() -> bool:
+    """Make malloc use mmap for large blocks, so that freed ones return to the kernel at once.
 
-    Return False if the libc does not support it. By default, glibc keeps freed blocks of up to 32
-    MiB in its arenas once one was freed: two decoded images of 40 million pixels left 230 MiB. A
+    Return False if the libc does not support it. By default, glibc raises the threshold to up to
+    32 MiB when a large block is freed: two decoded images of 40 million pixels left 230 MiB. A
     later trim would hold the arenas' locks and block the event loop.
     """
-    return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES) == 1
+    return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) == 1
 
 
 class PythonObjects:
-    """Estimator of the bytes of Python objects from their number.
+    """Estimator of the memory of Python objects.
 
-    ``sys.getallocatedblocks()`` takes microseconds, but measuring every object takes long. The mean
-    size of a block is therefore measured once, from a sample of tracked objects.
+    It multiplies the number of blocks that pymalloc has allocated by their mean size, which is
+    measured once on a sample. Measuring every object would take too long.
     """
 
     def __init__(self) -> None:
@@ -119,21 +112,20 @@ class PythonObjects:
         self._bytes_per_block = sum(small) / len(small) if small else 64.0
 
     def measure(self) -> tuple[int, int]:
-        """Return the number of allocated blocks and an estimate of their bytes."""
+        """Return the number of blocks allocated by pymalloc and an estimate of their bytes."""
         blocks = sys.getallocatedblocks()
         return blocks, int(blocks * self._bytes_per_block)
 
 
-def process_memory(
+def measure_process_memory(
     role: Role,
     python: PythonObjects,
     collections: FullCollections | None = None,
-    mapped: int = 0,
+    excluded_shared_bytes: int = 0,
 ) -> ProcessMemory:
     """Return the host memory of this process by segment.
 
-    ``mapped`` is the number of bytes of its shared memory that belong to another process. All of
-    these bytes are resident.
+    ``excluded_shared_bytes`` of its resident shared memory are counted by another process.
     """
     in_use, retained = read_malloc()
     blocks, size = python.measure()
@@ -145,17 +137,14 @@ def process_memory(
         malloc_retained=retained,
         python_objects=size,
         py_blocks=blocks,
-        shared=None if shared is None else max(0, shared - mapped),
+        shared=None if shared is None else max(0, shared - excluded_shared_bytes),
         full_collections=None if collections is None else collections.runs,
         full_collected=None if collections is None else collections.collected,
     )
 
 
 def read_rss_anon() -> int | None:
-    """Return the anonymous resident memory of this process in bytes (``RssAnon``).
-
-    Return None if unknown.
-    """
+    """Return this process's anonymous resident memory (``RssAnon``) in bytes; None if unknown."""
     return _read_status_bytes("RssAnon")
 
 
@@ -176,7 +165,7 @@ def _read_status_bytes(key: str) -> int | None:
 def read_private_anon(pid: int | None = None) -> int | None:
     """Return the private anonymous memory of a process in bytes; None if unknown.
 
-    The default is this process. Pages still shared with its parent since the fork do not count.
+    ``pid`` None means this process. Pages that a fork still shares with its parent do not count.
     Files and shared memory count if no other process maps the same pages.
     """
     # Read the file once: the kernel walks all pages for each read.

@@ -1,4 +1,4 @@
-"""Owners of memory. Each counts its bytes, declares a bound, checks itself and closes itself.
+"""Memory owners. Each counts its bytes, declares a bound, and has audit rules and a cleanup.
 
 Bytes are counted on each call and never stored, so reports are up to date.
 """
@@ -13,19 +13,19 @@ from plimsoll_api.admin import MemoryKind, Role
 
 
 class FlushAction(NamedTuple):
-    """Way to free memory that an owner holds without need.
+    """Action that frees memory which an owner can do without.
 
-    ``act`` frees the memory, ``nbytes`` returns its size, and ``what`` names it in logs.
+    ``content`` names the memory in logs, ``nbytes`` returns its size, and ``free`` frees it.
     """
 
-    what: str
+    content: str
     nbytes: Callable[[], int]
-    act: Callable[[], object]
+    free: Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Component of ``process`` that holds memory of one ``kind``.
+    """Component of a process that holds memory of one ``kind``.
 
     ``bound`` is the maximum number of bytes; None means no limit. ``checks`` maps the name of each
     audit rule to a function that returns the problems it finds. ``close`` releases everything and
@@ -51,7 +51,7 @@ class Part(Protocol):
         ...
 
     def list_owners(self) -> list[Owner]:
-        """Return the owners of memory in this part while it is open."""
+        """Return this part's memory owners while it is open."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Parent-death signal (``PR_SET_PDEATHSIG``, prctl(2)), so that no process outlives the engine."""
+"""Parent-death signals (``PR_SET_PDEATHSIG``, prctl(2)), so that no process outlives the engine."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ PR_SET_PDEATHSIG = 1
 """Defined in linux/prctl.h."""
 
 
-def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when ``parent`` exits. Exit if it has exited already."""
+def die_with_parent(parent_pid: int) -> None:
+    """Make the kernel kill this process when its parent exits. Exit if it has exited already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(
             ctypes.get_errno(), "cannot set the parent-death signal: prctl(PR_SET_PDEATHSIG) failed"
         )
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 
-def outlive_zygote(zygote: int, frontend: int) -> None:
-    """Let this process survive the exit of its parent ``zygote``, as a child of ``frontend``.
+def outlive_zygote(zygote_pid: int, frontend_pid: int) -> None:
+    """Let this process survive its parent, the zygote, if the frontend becomes its new parent.
 
-    It is killed when the frontend exits. If the frontend does not become its parent, it exits with
-    the zygote. If the frontend exits first, the zygote kills it.
+    Otherwise, it exits with the zygote. Once the frontend is its parent, the kernel kills it when
+    the frontend exits. If the frontend exits before the zygote, the zygote kills this process.
     """
 
-    def exit_if_adopted(*_: object) -> None:
-        if os.getppid() != frontend:
+    def follow_frontend(*_: object) -> None:
+        if os.getppid() != frontend_pid:
             os._exit(1)
-        die_with_parent(frontend)
+        die_with_parent(frontend_pid)
 
     libc = ctypes.CDLL(None, use_errno=True)
-    signal.signal(signal.SIGUSR2, exit_if_adopted)
+    signal.signal(signal.SIGUSR2, follow_frontend)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGUSR2, 0, 0, 0) != 0:
         raise OSError(
             ctypes.get_errno(), "cannot set the parent-death signal: prctl(PR_SET_PDEATHSIG) failed"
         )
-    if os.getppid() != zygote:
-        exit_if_adopted()
+    if os.getppid() != zygote_pid:
+        follow_frontend()
 
 
 def outlive_parent() -> None:
-    """Undo :func:`die_with_parent`."""
+    """Clear the parent-death signal that :func:`die_with_parent` set."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Audit rules for each process: state of the garbage collector, and caches of methods.
+"""Audit rules for each process: frozen objects, and ``lru_cache`` on methods.
 
 ``gc.freeze()`` hides all existing objects from later collections. That is correct once, for objects
 that live as long as the engine; while requests run, it would hide their garbage forever. Freezing
@@ -13,11 +13,11 @@ import gc
 import sys
 from collections.abc import Iterator
 
-OURS = "plimsoll_"
+PROJECT_PREFIX = "plimsoll_"
 
 
 class FreezeCounter:
-    """Counter of the ``gc.freeze()`` calls in one process."""
+    """Counter of the engines in this process that have frozen their objects."""
 
     def __init__(self) -> None:
         self._engines = 0
@@ -51,16 +51,18 @@ class FreezeCounter:
             gc.unfreeze()
 
     def find_problems(self) -> list[str]:
-        """Return a message if objects were frozen after :meth:`freeze`."""
+        """Return a message if more objects were frozen after :meth:`freeze`."""
         if not self._engines:
             return []
         more = gc.get_freeze_count() - self._objects
         if more <= 0:
             return []
-        return [f"{more} objects were frozen while the engine served, so they are never collected"]
+        return [
+            f"gc.freeze() was called while the engine served: {more} objects are never collected"
+        ]
 
 
-frozen = FreezeCounter()
+freeze_counter = FreezeCounter()
 
 
 def find_method_caches() -> list[str]:
@@ -69,14 +71,16 @@ def find_method_caches() -> list[str]:
     Such a cache belongs to the class and keeps alive every instance that the method was called on.
     """
     return [
-        f"{name} has a cache on its class, which keeps the instances of {size} calls alive"
+        f"{name} has an lru_cache on its class, which keeps the instances of {size} calls alive"
         for name, size in _list_method_caches()
         if size
     ]
 
 
 def _list_method_caches() -> Iterator[tuple[str, int]]:
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith(OURS)]
+    modules = [
+        module for name, module in list(sys.modules.items()) if name.startswith(PROJECT_PREFIX)
+    ]
     for module in modules:
         for kind in list(vars(module).values()):
             if isinstance(kind, type) and kind.__module__ == module.__name__:

@@ -1,8 +1,9 @@
-"""Files with stack traces of the engine's processes, written on SIGUSR1 and bounded.
+"""Files with stack traces of the engine's processes, written on SIGUSR1.
 
-The run directory is in memory and lives as long as the pod. After a process has exited, its file is
-removed if it is empty, and otherwise kept if it is among the newest. The parent does this when it
-reaps the process, and the frontend at its next start.
+Their number and size are limited, because the run directory is in memory and lives as long as the
+pod. After a process has exited, its file is removed if it is empty, and otherwise kept if it is
+among the newest. The parent does this when it reaps the process, and the frontend at its next
+start.
 """
 
 from __future__ import annotations
@@ -20,21 +21,18 @@ log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
 MAX_KEPT_FILES = 8
-"""Number of files that are kept for processes that have exited."""
+"""Maximum number of files of exited processes."""
 MAX_BYTES = 1 << 20
 """Size above which the file of a live process is truncated. A stack dump has about ten KiB."""
 
 
 def make_stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
-    """Return the file to which process ``pid`` writes its stack traces on SIGUSR1.
-
-    faulthandler writes the file, even if the process hangs.
-    """
+    """Return the file to which process ``pid`` writes its stack traces on SIGUSR1."""
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
 
 def remove_stale_stacks(run_dir: str | Path) -> None:
-    """Remove files that are no longer needed. Ignores errors."""
+    """Remove files of exited processes that are empty or not among the newest. Ignore errors."""
     ended: list[tuple[int, Path]] = []
     for path in (Path(run_dir) / STACKS_DIRECTORY).glob("*-*.txt"):
         if os.path.exists(f"/proc/{path.stem.rpartition('-')[2]}"):
@@ -50,10 +48,10 @@ def remove_stale_stacks(run_dir: str | Path) -> None:
             path.unlink()
 
 
-def bound_size(path: Path) -> int:
-    """Return the file's size in bytes; 0 if the file does not exist.
+def truncate_if_large(path: Path) -> int:
+    """Truncate the file if it exceeds :data:`MAX_BYTES`.
 
-    A file above the limit is truncated first.
+    Return its size in bytes; 0 if it does not exist.
     """
     try:
         size = path.stat().st_size
@@ -78,7 +76,7 @@ def write_stacks_on_sigusr1(run_dir: str, role: str) -> None:
         file = path.open("a")
     except OSError as error:
         log.warning(
-            "cannot write stacks to --run-dir: %s; they go to the log instead",
+            "cannot write stack traces to --run-dir: %s; they go to the log instead",
             error,
             extra={"role": role},
         )

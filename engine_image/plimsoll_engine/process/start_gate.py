@@ -1,4 +1,4 @@
-"""Wait at startup until the devices are free of an earlier engine's processes and memory."""
+"""Start gate: wait until an earlier engine's processes have left the devices."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from plimsoll_api.start_gate import (
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 15.0
-"""Seconds without an answer after which the engine starts, because the supervisor may be gone."""
-MAX_S = 3600.0
+SUPERVISOR_TIMEOUT_S = 15.0
+"""Seconds without an answer after which the engine starts, as the supervisor may not run."""
+MAX_WAIT_S = 3600.0
 POLL_S = 0.1
 
 
 def wait_until_open(run_dir: Path) -> None:
     """Ask the supervisor whether the engine may start, and wait until it may.
 
-    Return immediately if no gate is configured, and after :data:`SILENT_S` without a supervisor.
+    Return at once if no gate is configured, and after :data:`SUPERVISOR_TIMEOUT_S` without an
+    answer.
     """
-    if _read(run_dir) is None:
+    if _read_answer(run_dir) is None:
         return
-    question, since, told = os.urandom(QUESTION_BYTES).hex(), time.time(), ""
+    question, start, logged = os.urandom(QUESTION_BYTES).hex(), time.time(), ""
     try:
         replace_file(run_dir / QUESTION_FILE, question.encode())
     except OSError as error:
         log.warning("cannot ask the supervisor whether the devices are free: %s", error)
         return
-    while (answer := _read(run_dir)) is not None and answer.answered != question:
+    while (answer := _read_answer(run_dir)) is not None and answer.answered != question:
         now = time.time()
-        if now - max(since, min(answer.at, now)) > SILENT_S or now - since > MAX_S:
+        if now - max(start, min(answer.at, now)) > SUPERVISOR_TIMEOUT_S or now - start > MAX_WAIT_S:
             log.warning(
                 "the supervisor did not answer whether the devices are free; starting the engine"
             )
             return
-        if answer.reason and answer.reason != told:
-            told = answer.reason
-            log.warning("the engine waits to start: %s", told)
+        if answer.reason and answer.reason != logged:
+            logged = answer.reason
+            log.warning("waiting for the devices before the engine starts: %s", logged)
         time.sleep(POLL_S)
 
 
-def _read(run_dir: Path) -> GateAnswer | None:
+def _read_answer(run_dir: Path) -> GateAnswer | None:
     data = read_file(run_dir / ANSWER_FILE)
     if data is None:
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def count_cores(processes: int = 1) -> int:
-    """Return the number of cores for each of ``processes`` processes, at least 1."""
+    """Return the number of available cores per process, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
 
 

@@ -38,7 +38,11 @@ from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal, 
 from plimsoll_engine.messages.weight_ipc import MappingLost
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.allocations import Allocations
-from plimsoll_engine.process.host_memory import PythonObjects, process_memory, read_private_anon
+from plimsoll_engine.process.host_memory import (
+    PythonObjects,
+    measure_process_memory,
+    read_private_anon,
+)
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import count_cores
 from plimsoll_engine.worker.activity import Activity
@@ -140,7 +144,9 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 
 def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
     """Return the Prepared message, with the memory of each rank while it waits."""
-    memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
+    memory = measure_process_memory(
+        Role.WORKER, PythonObjects(), excluded_shared_bytes=lifecycle.mapped_host_bytes
+    )
     leader = lifecycle.member.leader
     others = (
         [] if leader is None else [rank.memory for rank in leader.take_standby_memory_reports()]
@@ -336,7 +342,7 @@ class Worker:
                 steps_total=counters.steps,
                 preemptions_total=scheduler.preemptions_total,
             ),
-            memory=process_memory(
+            memory=measure_process_memory(
                 Role.WORKER,
                 self.python,
                 self.lifecycle.heap.collections,

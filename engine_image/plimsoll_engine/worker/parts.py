@@ -25,7 +25,7 @@ from plimsoll_engine.models.loader import OwnModel
 from plimsoll_engine.models.model import Model
 from plimsoll_engine.process.collector import FullCollections
 from plimsoll_engine.process.owners import Owner
-from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.weights.mapping import WeightMapping
 
 GC_THRESHOLDS = (20_000, 50, 1_000)
@@ -208,7 +208,7 @@ class Heap:
     def open(self) -> None:
         """Exclude all existing objects from garbage collection until :meth:`close`."""
         self._thresholds = gc.get_threshold()
-        frozen.freeze()
+        freeze_counter.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         self.collections.start()
 
@@ -221,7 +221,7 @@ class Heap:
         self.collections.stop()
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)
-            frozen.unfreeze()
+            freeze_counter.unfreeze()
             self._thresholds = None
 
 

@@ -11,7 +11,7 @@ from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.trim import trim_process
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 
@@ -105,7 +105,7 @@ class Follower:
         return self._lifecycle.model.device
 
     def _create_memory_report(self) -> rank_ipc.RankReport:
-        memory = process_memory(
+        memory = measure_process_memory(
             Role.WORKER,
             self._python,
             self._lifecycle.heap.collections,

@@ -43,7 +43,7 @@ from plimsoll_engine.messages.zygote_ipc import (
 )
 from plimsoll_engine.process import stacks
 from plimsoll_engine.process.parent_death import die_with_parent, outlive_parent, outlive_zygote
-from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.process.threads import list_threads
 
 log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     # Freeze the objects that exist before a fork: a collection in a worker skips them, and so does
     # not copy their pages.
-    frozen.freeze_before_forks()
+    freeze_counter.freeze_before_forks()
     # From here on, a closed control socket means that the frontend has exited, and the zygote kills
     # its children. The parent-death signal would kill only the zygote.
     outlive_parent()

@@ -167,7 +167,7 @@ def test_an_engine_waits_for_its_own_answer(gate: Gate) -> None:
 def test_a_supervisor_that_is_gone_holds_nothing(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "SILENT_S", 0.3)
+    monkeypatch.setattr(engine, "SUPERVISOR_TIMEOUT_S", 0.3)
     begin = time.monotonic()
     engine.wait_until_open(gate.folder)
     assert 0.3 <= time.monotonic() - begin < 5.0

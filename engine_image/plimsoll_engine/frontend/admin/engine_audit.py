@@ -8,7 +8,7 @@ from plimsoll_api.admin import Audit, AuditFinding
 from plimsoll_engine.caches.sender import MediaCacheSender
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.process.rules import find_method_caches, frozen
+from plimsoll_engine.process.rules import find_method_caches, freeze_counter
 
 AUDIT_TIMEOUT_S = 5.0
 
@@ -94,6 +94,6 @@ def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.find_problems()]
     used = engine.requests.list_adapters()
     findings += [AuditFinding(ADAPTERS, why) for why in engine.adapters.find_problems(used)]
-    findings += [AuditFinding(FROZEN, why) for why in frozen.find_problems()]
+    findings += [AuditFinding(FROZEN, why) for why in freeze_counter.find_problems()]
     findings += [AuditFinding(METHOD_CACHES, why) for why in find_method_caches()]
     return findings

@@ -7,7 +7,7 @@ import time
 from plimsoll_api.admin import Capability, LedgerEntry, MemoryKind, ProcessMemory, Role, Status
 from plimsoll_api.version import version
 from plimsoll_engine.frontend.async_engine import AsyncEngine
-from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory
 from plimsoll_engine.settings import StandbyPolicy
 
 VERSION = version()
@@ -50,7 +50,7 @@ class StatusReader:
 
     def _list_processes(self) -> list[ProcessMemory]:
         workers = self._engine.workers
-        processes = [process_memory(Role.FRONTEND, self._python, self._engine.collections)]
+        processes = [measure_process_memory(Role.FRONTEND, self._python, self._engine.collections)]
         if workers.zygote_pid is not None:
             processes.append(ProcessMemory(role=Role.ZYGOTE, pid=workers.zygote_pid))
         report = self._engine.report

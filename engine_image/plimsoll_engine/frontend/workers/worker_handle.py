@@ -23,7 +23,7 @@ from plimsoll_engine.frontend.workers.failures import WorkerLost
 from plimsoll_engine.frontend.workers.worker_link import WorkerLink
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.zygote_ipc import Exited, make_rendezvous_paths
-from plimsoll_engine.process.stacks import bound_size, make_stacks_path
+from plimsoll_engine.process.stacks import make_stacks_path, truncate_if_large
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class WorkerHandle:
             if make_stacks_path(self._run_dir, "worker", pid).exists():
                 send_signal(pid, signal.SIGUSR1)
         path = make_stacks_path(self._run_dir, "worker", self.pid)
-        before = bound_size(path)
+        before = truncate_if_large(path)
         if not path.exists() or not send_signal(self.pid, signal.SIGUSR1):
             return None  # without the file there is no handler, and the signal would kill
         deadline = time.monotonic() + STACKS_TIMEOUT_S

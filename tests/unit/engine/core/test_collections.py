@@ -44,7 +44,7 @@ def test_growth_since_the_last_question_is_named() -> None:
     assert allocations.report() == TRACING_OFF
     tracemalloc.start()
     try:
-        assert "request it again" in allocations.report()
+        assert "request another one" in allocations.report()
         kept = [bytearray(1000) for _ in range(500)]
         text = allocations.report()
         grown = text.partition("-- growth since the previous request")[2]

@@ -16,7 +16,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.audit import ALWAYS, AT_IDLE, run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.trim import trim
-from plimsoll_engine.process.host_memory import PythonObjects, process_memory, read_malloc
+from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory, read_malloc
 from plimsoll_engine.process.owners import Owner
 
 
@@ -116,6 +116,6 @@ def test_malloc_is_seen_from_inside() -> None:
     assert before is not None
     assert after is not None
     assert after - before >= len(payload)
-    memory = process_memory(Role.WORKER, PythonObjects())
+    memory = measure_process_memory(Role.WORKER, PythonObjects())
     assert memory.python_objects is not None
     assert memory.python_objects > 1 << 20

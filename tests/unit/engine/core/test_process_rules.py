@@ -19,7 +19,7 @@ from plimsoll_engine.core.execute.layer_graphs import LayerGraphs
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process import rules
-from plimsoll_engine.process.rules import FreezeCounter, find_method_caches, frozen
+from plimsoll_engine.process.rules import FreezeCounter, find_method_caches, freeze_counter
 from plimsoll_faults.defects import WorkerFaults, device, host
 
 
@@ -38,9 +38,9 @@ def serve(engine: EngineCore, faults: WorkerFaults, helpers: Any) -> None:
 def served() -> Iterator[None]:
     """As in an engine that was started: what exists is frozen once."""
     gc.unfreeze()  # Python 3.12 starts with some frozen objects of its own
-    frozen.freeze()
+    freeze_counter.freeze()
     yield
-    frozen.unfreeze()
+    freeze_counter.unfreeze()
     assert gc.get_freeze_count() == 0
 
 
@@ -80,7 +80,7 @@ def test_instances_in_a_methods_cache_are_found(make_engine: Any, helpers: Any) 
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"methods_cache_no_instances"}
     assert find_method_caches() == [
-        "Rotary.angle has a cache on its class, which keeps the instances of 3 calls alive"
+        "Rotary.angle has an lru_cache on its class, which keeps the instances of 3 calls alive"
     ]
     host.Rotary.angle.cache_clear()
     assert rules_hit(engine) == set()
@@ -102,7 +102,8 @@ def test_a_bounded_cache_on_a_method_is_found_as_well(monkeypatch: pytest.Monkey
     assert Tokenizer().encode("a") + Tokenizer.vocabulary() == 4
     (problem,) = find_method_caches()
     assert (
-        "Tokenizer.encode has a cache on its class, which keeps the instances of 1 calls" in problem
+        "Tokenizer.encode has an lru_cache on its class, which keeps the instances of 1 calls"
+        in problem
     )
 
 

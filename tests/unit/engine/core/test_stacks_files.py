@@ -40,9 +40,9 @@ def test_only_the_newest_with_stacks_in_them_stay(tmp_path: Path) -> None:
 
 def test_a_long_file_is_begun_again(tmp_path: Path) -> None:
     file = tmp_path / "worker-1.txt"
-    assert stacks.bound_size(file) == 0
+    assert stacks.truncate_if_large(file) == 0
     file.write_bytes(b"x" * 10)
-    assert stacks.bound_size(file) == 10
+    assert stacks.truncate_if_large(file) == 10
     file.write_bytes(b"x" * (stacks.MAX_BYTES + 1))
-    assert stacks.bound_size(file) == 0
+    assert stacks.truncate_if_large(file) == 0
     assert file.stat().st_size == 0

@@ -16,7 +16,7 @@ from plimsoll_engine.process import host_memory
 from plimsoll_engine.multimodal import images
 
 if sys.argv[1] == "returned":
-    assert host_memory.return_large_blocks()
+    assert host_memory.set_mmap_threshold()
 file = io.BytesIO()
 Image.new("1", (6300, 6300)).save(file, "PNG")
 before = host_memory.read_rss_anon()
