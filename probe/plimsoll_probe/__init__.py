@@ -12,8 +12,8 @@ process there. Each process listens on a Unix socket and does nothing until it i
 import os
 import threading
 
-SWITCH_ENV = "PLIMSOLL_PROBE"
-"""Environment variable that disables the probe."""
+ENABLED_ENV = "PLIMSOLL_PROBE"
+"""Environment variable that disables the probe with a value of :data:`OFF_VALUES`."""
 DIRECTORY_ENV = "PLIMSOLL_PROBE_DIR"
 """Environment variable with the folder of the sockets."""
 OFF_VALUES = frozenset({"off", "0", "false", "no"})
@@ -23,11 +23,11 @@ _started = False
 
 
 def start() -> None:
-    """Listen in this process and its forked children. Never raises; later calls do nothing."""
+    """Start the listener of this process, once; forked children listen too. Never raises."""
     global _started
     try:
         folder = os.environ.get(DIRECTORY_ENV, "")
-        if not folder or os.environ.get(SWITCH_ENV, "").lower() in OFF_VALUES:
+        if not folder or os.environ.get(ENABLED_ENV, "").lower() in OFF_VALUES:
             return
         with _lock:
             if _started:

@@ -1,4 +1,4 @@
-"""Tracing of Python's allocations with tracemalloc, within limits of time, CPU and memory."""
+"""Trace Python's allocations with tracemalloc, within limits of time, CPU time and memory."""
 
 import threading
 import time
@@ -7,12 +7,12 @@ from typing import Dict, List, Tuple
 
 from plimsoll_probe.diagnostics import MAX_ROWS, MAX_TEXT_CHARS, PAUSE_S
 
-MAX_S = 60.0
+MAX_TRACE_S = 60.0
 """Maximum duration of a trace in seconds."""
-MAX_CPU_S = 0.025
+MAX_TRACE_CPU_S = 0.025
 """Maximum CPU time of the process during a trace, in seconds. Python code that only allocates runs
 six times slower while it is traced (3.11), so a request is delayed by less than this."""
-MAX_BYTES = 512 << 10
+MAX_TRACE_BYTES = 512 << 10
 """Maximum size of tracemalloc's own tables. They then have 8,192 entries, which Python copies in
 one call of two milliseconds."""
 CHECK_INTERVAL_S = 0.005
@@ -20,10 +20,10 @@ TRACES_PER_BATCH = 500
 
 
 class AllocationTracer:
-    """Tracer of allocations by source line.
+    """Sum the allocations of a limited period by source line.
 
-    Tracing slows Python down, so it stops at :data:`MAX_CPU_S` or :data:`MAX_BYTES`. ``diff`` then
-    returns the allocations until that time.
+    Tracing slows Python down, so it stops at :data:`MAX_TRACE_CPU_S` or :data:`MAX_TRACE_BYTES`,
+    even before the step ``diff``.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,16 @@ class AllocationTracer:
         return self._is_owner and tracemalloc.is_tracing()
 
     def held_bytes(self) -> int:
-        """Return the current size of the tables, in bytes."""
+        """Return the memory that the trace itself takes now, in bytes."""
         tables = tracemalloc.get_tracemalloc_memory() if self.is_running else 0
         return tables + self._snapshot_bytes
 
     def run_step(self, step: str) -> str:
-        """Run ``start``, ``diff`` or ``stop``. ``diff`` returns the growth by source line."""
+        """Run a step of a trace, and return its text.
+
+        ``start`` starts a trace, ``diff`` ends it and lists its allocations by line, and ``stop``
+        discards it.
+        """
         steps = {"start": self._start, "diff": self._diff, "stop": self._stop}
         return (
             steps[step]()
@@ -57,19 +61,22 @@ class AllocationTracer:
     def _start(self) -> str:
         with self._lock:
             if tracemalloc.is_tracing():
-                return "not started: this process already traces allocations with tracemalloc"
+                return (
+                    "tracing was not started: this process already traces allocations with "
+                    "tracemalloc"
+                )
             tracemalloc.start()
             self._is_owner, self._sizes, self._duration_s = True, {}, 0.0
             self._start_s = time.monotonic()
-            self._deadline_s = self._start_s + MAX_S
-            self._cpu_deadline_s = time.process_time() + MAX_CPU_S
+            self._deadline_s = self._start_s + MAX_TRACE_S
+            self._cpu_deadline_s = time.process_time() + MAX_TRACE_CPU_S
         threading.Thread(target=self._stop_at_limit, name="plimsoll-trace", daemon=True).start()
         return "started"
 
     def _stop_at_limit(self) -> None:
         while self.is_running:
             full = (
-                tracemalloc.get_tracemalloc_memory() > MAX_BYTES
+                tracemalloc.get_tracemalloc_memory() > MAX_TRACE_BYTES
                 or time.process_time() > self._cpu_deadline_s
             )
             if full or time.monotonic() > self._deadline_s:
@@ -81,8 +88,11 @@ class AllocationTracer:
         if self.is_running:
             self._finish(keep=True)
         if not self._duration_s:
-            return f"no trace: start one, and read it within {MAX_S:.0f} s"
-        lines = [f"-- grown in {self._duration_s:.1f} s"]
+            return (
+                "no trace is available: send the step start, and then diff within "
+                f"{MAX_TRACE_S:.0f} s"
+            )
+        lines = [f"-- allocated within {self._duration_s:.1f} s"]
         most = sorted(self._sizes.items(), key=lambda one: one[1][0], reverse=True)
         for (name, line), (size, count) in most[:MAX_ROWS]:
             lines.append(f"{name}:{line}: size=+{size} B, count=+{count}")

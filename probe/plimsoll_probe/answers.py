@@ -1,4 +1,4 @@
-"""Answers to requests: reports, diagnostics and trims. Nothing runs before a request arrives."""
+"""Answer requests for reports, diagnostics and trims. Nothing runs before a request arrives."""
 
 import os
 import time
@@ -8,14 +8,14 @@ from plimsoll_probe import diagnostics
 from plimsoll_probe.allocation_tracing import ALLOCATION_TRACER
 from plimsoll_probe.engines import EngineReader
 from plimsoll_probe.memory import (
-    Allocators,
-    read_collections,
+    AllocatorReader,
     read_devices,
+    read_gc_statistics,
     read_pinned_bytes,
 )
 from plimsoll_probe.trim import trim_memory
 
-VERSION = 1
+REPORT_VERSION = 1
 """Version of the report format."""
 MAX_CPU_SHARE = 0.002
 """Maximum share of one CPU for reports; an expensive report is reused for longer.
@@ -24,21 +24,21 @@ The lower cost of the last two reports counts, because the first one also search
 objects."""
 
 
-class Reports:
-    """Cache of the newest report, which limits the CPU time to :data:`MAX_CPU_SHARE`.
+class ReportCache:
+    """Reuse a report so that reports take at most :data:`MAX_CPU_SHARE` of a CPU.
 
     In a report, ``cost_s`` is its CPU time and ``age_s`` its age, in seconds.
     """
 
     def __init__(self) -> None:
-        self._allocators: Optional[Allocators] = None
+        self._allocators: Optional[AllocatorReader] = None
         self._engine = EngineReader()
         self._newest: Dict[str, Any] = {}
         self._report_time_s = 0.0
         self._max_age_s = 0.0
 
     def get_report(self) -> Dict[str, Any]:
-        """Return the newest report, or a new one if that is too old."""
+        """Return the cached report, or a new one if it is too old."""
         now = time.monotonic()
         # A forked child inherits the parent's report.
         forked = self._newest.get("pid") != os.getpid()
@@ -50,11 +50,11 @@ class Reports:
 
     def _create(self) -> Dict[str, Any]:
         if self._allocators is None:
-            self._allocators = Allocators()
+            self._allocators = AllocatorReader()
         start_s = time.thread_time()
-        report: Dict[str, Any] = {"version": VERSION, "pid": os.getpid()}
+        report: Dict[str, Any] = {"version": REPORT_VERSION, "pid": os.getpid()}
         report.update(self._allocators.read())
-        report["gc"] = read_collections()
+        report["gc"] = read_gc_statistics()
         readers: Dict[str, Callable[[], Any]] = {
             "devices": read_devices,
             "host_pinned": read_pinned_bytes,
@@ -75,9 +75,9 @@ class Reports:
         return report
 
 
-REPORTS = Reports()
+REPORT_CACHE = ReportCache()
 ANSWERS: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
-    "report": lambda request: REPORTS.get_report(),
+    "report": lambda request: REPORT_CACHE.get_report(),
     "stacks": lambda request: {"text": diagnostics.format_stacks()},
     "gc": lambda request: {"text": diagnostics.format_gc_objects()},
     "torch": lambda request: {"text": diagnostics.format_torch_memory()},
@@ -90,7 +90,7 @@ ANSWERS: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
 
 
 def answer_request(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the answer to ``request``; ``{"error": …}`` if it is unknown."""
+    """Return the answer to ``request``, or an ``error`` if the request is unknown."""
     function = ANSWERS.get(str(request.get("do", "")))
     if function is None:
         return {"error": f'unknown request: set "do" to one of {", ".join(ANSWERS)}'}

@@ -1,4 +1,4 @@
-"""Diagnostics of this process as text of limited size: stacks, objects and PyTorch's memory."""
+"""Describe this process as text of limited size: its stacks, objects and PyTorch's memory."""
 
 import collections
 import gc
@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, List
 
-from plimsoll_probe.memory import get_cuda, get_young_objects, has_few_objects
+from plimsoll_probe.memory import get_torch_cuda, get_young_objects, has_few_objects
 
 MAX_THREADS = 256
 MAX_FRAMES = 64
@@ -23,7 +23,7 @@ _object_list_bytes = 0
 
 
 def held_bytes() -> int:
-    """Return the current size of the list of objects, in bytes."""
+    """Return the memory that the list of objects takes now, in bytes."""
     return _object_list_bytes
 
 
@@ -60,7 +60,10 @@ def format_gc_objects() -> str:
         )
     else:
         recent, blocks = _count_types(found, counted), sys.getallocatedblocks()
-        lines.append(f"-- {recent} tracked objects made recently, of about {blocks} objects in all")
+        lines.append(
+            f"-- {recent} tracked objects were created recently; the process has about "
+            f"{blocks} objects"
+        )
     for kind, count in counted.most_common(MAX_ROWS):
         lines.append(f"{count:>10} {kind.__module__}.{kind.__qualname__}")
     return "\n".join(lines)[:MAX_TEXT_CHARS]
@@ -81,7 +84,7 @@ def _count_types(objects: List[Any], counted: "collections.Counter[type]") -> in
 
 def format_torch_memory() -> str:
     """Return PyTorch's memory summary of each device."""
-    module = get_cuda()
+    module = get_torch_cuda()
     if module is None:
         return "CUDA is not initialized in this process"
     return "\n".join(module.memory_summary(i) for i in range(module.device_count()))[

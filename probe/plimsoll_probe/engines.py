@@ -1,8 +1,8 @@
-"""Reads the engine's own objects: role, KV cache, steps, and caches with their bounds.
+"""Read the objects of the engine: its role, KV cache, steps, and caches with their bounds.
 
-vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. Its ``self``, which owns all other
-objects, is found on the stack of that thread, so the engine's code stays unchanged. An attribute
-that another version lacks makes its value unknown.
+vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. The ``self`` of this loop owns all
+other objects. It is found on the stack of that thread, so the engine's code stays unchanged. If
+another version lacks an attribute, its value is unknown.
 """
 
 import sys
@@ -18,54 +18,54 @@ ROLES = {
     "event_loop": "Detokenizer",
 }
 """The role of a process, by the name of the function that runs its loop."""
-OWNER_CLASSES = ("EngineCoreProc", "WorkerProc", "Scheduler", "DetokenizerManager")
+LOOP_OWNER_CLASSES = ("EngineCoreProc", "WorkerProc", "Scheduler", "DetokenizerManager")
 """Classes, or base classes, of the object that runs the loop."""
 MAX_FRAMES = 200
 MAX_TENSORS = 100_000
 
 
-class Owner(NamedTuple):
-    """The object that runs the loop of the main thread, and its role."""
+class LoopOwner(NamedTuple):
+    """The object that runs the loop of the main thread, and the role of its process."""
 
     role: str
     instance: Any
 
 
 class EngineReader:
-    """Reader of the engine's objects, which caches the sizes that do not change."""
+    """Read the engine's objects, and cache the sizes that do not change."""
 
     def __init__(self) -> None:
         self._role = ""
-        self._owner: Any = None
+        self._loop_owner: Any = None
         self._fixed: Dict[str, Dict[str, Any]] = {}
 
     def read(self) -> Dict[str, Any]:
         """Return the known values; empty if no known engine runs in this process."""
-        owner = self._owner() if self._owner is not None else None
-        if owner is None:
-            found = _find_owner(threading.main_thread().ident)
+        loop_owner = self._loop_owner() if self._loop_owner is not None else None
+        if loop_owner is None:
+            found = _find_loop_owner(threading.main_thread().ident)
             if found is None:
                 return {}
-            self._role, owner = found
+            self._role, loop_owner = found
             self._fixed.clear()
             try:
-                self._owner = weakref.ref(owner)
+                self._loop_owner = weakref.ref(loop_owner)
             except TypeError:
-                self._owner = None
+                self._loop_owner = None
         values: Dict[str, Any] = {"role": self._role}
         for read in (_read_vllm_scheduler, _read_sglang_scheduler):
             try:
-                values.update(read(owner))
+                values.update(read(loop_owner))
             except Exception:  # noqa: BLE001, S112 - another version's attributes
                 continue
-        values["ledger"] = self._read_ledger(owner)
+        values["ledger"] = self._read_ledger(loop_owner)
         return values
 
-    def _read_ledger(self, owner: Any) -> List[Dict[str, Any]]:
+    def _read_ledger(self, loop_owner: Any) -> List[Dict[str, Any]]:
         entries: List[Dict[str, Any]] = []
         for read in (_read_multimodal_cache, _read_grammar_cache, _read_encoder_cache):
             try:
-                entry = read(owner)
+                entry = read(loop_owner)
             except Exception:  # noqa: BLE001 - another version's attributes
                 entry = None
             if entry is not None:
@@ -73,7 +73,7 @@ class EngineReader:
         for name, read in (("weights", _read_weights), ("kv_cache", _read_kv_cache)):
             if name not in self._fixed:
                 try:
-                    entry = read(owner)
+                    entry = read(loop_owner)
                 except Exception:  # noqa: BLE001 - not there yet, or another version's
                     entry = None
                 if entry is not None:
@@ -81,9 +81,9 @@ class EngineReader:
         return entries + list(self._fixed.values())
 
 
-def _find_owner(thread: Optional[int]) -> Optional[Owner]:
-    """Return the owner from the stack of ``thread``; None if it runs no known loop."""
-    frame = sys._current_frames().get(thread or 0)
+def _find_loop_owner(thread_id: Optional[int]) -> Optional[LoopOwner]:
+    """Return the object that runs the loop of ``thread_id``; None if the loop is unknown."""
+    frame = sys._current_frames().get(thread_id or 0)
     for _ in range(MAX_FRAMES):
         if frame is None:
             return None
@@ -95,13 +95,13 @@ def _find_owner(thread: Optional[int]) -> Optional[Owner]:
             # while the loop runs.
             if type(variables) is dict:
                 variables.clear()
-            if any(base.__name__ in OWNER_CLASSES for base in type(itself).__mro__):
-                return Owner(role, itself)
+            if any(base.__name__ in LOOP_OWNER_CLASSES for base in type(itself).__mro__):
+                return LoopOwner(role, itself)
         frame = frame.f_back
     return None
 
 
-def _get_path(start: Any, path: str) -> Any:
+def _get_nested_attribute(start: Any, path: str) -> Any:
     """Return the attribute at a dotted path; None if it is missing."""
     for name in path.split("."):
         start = getattr(start, name, None)
@@ -112,7 +112,7 @@ def _get_path(start: Any, path: str) -> Any:
 
 def _read_vllm_scheduler(core: Any) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
-    pool = _get_path(core, "scheduler.kv_cache_manager.block_pool")
+    pool = _get_nested_attribute(core, "scheduler.kv_cache_manager.block_pool")
     if pool is not None:
         found["kv_usage_ratio"] = float(pool.get_usage())
         cached = pool.cached_block_hash_to_block
@@ -147,14 +147,14 @@ def _make_ledger_entry(owner: str, kind: str, size: Any, bound: Any = None) -> D
 
 
 def _read_multimodal_cache(core: Any) -> Optional[Dict[str, Any]]:
-    cache = _get_path(core, "mm_receiver_cache._cache")
+    cache = _get_nested_attribute(core, "mm_receiver_cache._cache")
     if cache is None:
         return None
     return _make_ledger_entry("multimodal_cache", "host", cache.currsize, cache.maxsize)
 
 
 def _read_grammar_cache(core: Any) -> Optional[Dict[str, Any]]:
-    compiler = _get_path(core, "structured_output_manager.backend.compiler")
+    compiler = _get_nested_attribute(core, "structured_output_manager.backend.compiler")
     if compiler is None:
         return None
     limit = int(compiler.cache_limit_bytes)
@@ -162,7 +162,7 @@ def _read_grammar_cache(core: Any) -> Optional[Dict[str, Any]]:
     return _make_ledger_entry("grammar_cache", "host", compiler.get_cache_size_bytes(), bound)
 
 
-def _find_model_runner(owner: Any) -> Any:
+def _find_model_runner(loop_owner: Any) -> Any:
     """Return the object that runs the model; None if it is not in this process."""
     for path in (
         "worker.worker.model_runner",
@@ -170,22 +170,22 @@ def _find_model_runner(owner: Any) -> Any:
         "model_executor.driver_worker.worker.model_runner",
         "tp_worker.model_runner",
     ):
-        found = _get_path(owner, path)
+        found = _get_nested_attribute(loop_owner, path)
         if found is not None:
             return found
     return None
 
 
-def _read_encoder_cache(owner: Any) -> Optional[Dict[str, Any]]:
-    runner = _find_model_runner(owner)
+def _read_encoder_cache(loop_owner: Any) -> Optional[Dict[str, Any]]:
+    runner = _find_model_runner(loop_owner)
     cache = getattr(runner, "encoder_cache", None)
     if not isinstance(cache, dict):
         return None
     tensors = list(cache.values())[:MAX_TENSORS]
     bound = None
-    tokens = _get_path(runner, "scheduler_config.encoder_cache_size")
+    tokens = _get_nested_attribute(runner, "scheduler_config.encoder_cache_size")
     width = getattr(runner, "inputs_embeds_size", None)
-    item = _get_path(runner, "dtype.itemsize")
+    item = _get_nested_attribute(runner, "dtype.itemsize")
     if tokens is not None and width is not None and item is not None:
         bound = int(tokens) * int(width) * int(item)
     return _make_ledger_entry(
@@ -193,15 +193,15 @@ def _read_encoder_cache(owner: Any) -> Optional[Dict[str, Any]]:
     )
 
 
-def _read_weights(owner: Any) -> Optional[Dict[str, Any]]:
-    model = getattr(_find_model_runner(owner), "model", None)
+def _read_weights(loop_owner: Any) -> Optional[Dict[str, Any]]:
+    model = getattr(_find_model_runner(loop_owner), "model", None)
     if model is None:
         return None
     return _make_tensor_entry("weights", [*model.parameters(), *model.buffers()])
 
 
-def _read_kv_cache(owner: Any) -> Optional[Dict[str, Any]]:
-    runner = _find_model_runner(owner)
+def _read_kv_cache(loop_owner: Any) -> Optional[Dict[str, Any]]:
+    runner = _find_model_runner(loop_owner)
     pool = getattr(runner, "token_to_kv_pool", None)
     if pool is not None:
         keys, values = pool.get_kv_size_bytes()

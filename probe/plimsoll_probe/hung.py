@@ -1,8 +1,8 @@
-"""Writes the stacks of a process that cannot answer because a hanging call holds the GIL.
+"""Write the stacks of a process that cannot answer because a hanging call holds the GIL.
 
 On a signal, ``faulthandler`` appends them to ``PID.stacks`` next to the socket. Its handler is in C
 and needs no lock. The file exists only if the signal is handled. Engines do not use this real-time
-signal. A handler that other code installed stays.
+signal. A handler that other code has installed is not replaced.
 """
 
 import contextlib

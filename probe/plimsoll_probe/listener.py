@@ -1,4 +1,4 @@
-"""Socket of this process, with one daemon thread that waits in ``accept``.
+"""Listen on a Unix socket, with one daemon thread that waits in ``accept``.
 
 A request is one line of JSON, ``{"do": NAME}``, with a name from
 :data:`plimsoll_probe.answers.ANSWERS`. The answer is one JSON object; then the connection is
@@ -20,8 +20,8 @@ from plimsoll_probe.answers import answer_request
 from plimsoll_probe.hung import StackFile
 
 MAX_REQUEST_BYTES = 4096
-PEER_TIMEOUT_S = 2.0
-"""Seconds after which a peer that neither sends nor reads is disconnected."""
+CLIENT_TIMEOUT_S = 2.0
+"""Seconds after which a client that neither sends nor reads is disconnected."""
 ACCEPT_PAUSE_S = 1.0
 """Pause in seconds after a failed accept, for example if no file descriptor is left."""
 FORK_WAIT_S = 0.05
@@ -83,34 +83,34 @@ class _Listener:
         listening = self._socket
         while listening is not None and listening is self._socket:
             try:
-                peer, _ = listening.accept()
+                client, _ = listening.accept()
             except OSError:
                 time.sleep(ACCEPT_PAUSE_S)
                 continue
             try:
-                with peer, self._answer_lock:
-                    _serve_one(peer)
-            except Exception:  # noqa: BLE001 - errors of the peer must not end the thread
+                with client, self._answer_lock:
+                    _serve_client(client)
+            except Exception:  # noqa: BLE001 - errors of the client must not end the thread
                 time.sleep(0.01)
 
 
-def _serve_one(peer: socket.socket) -> None:
-    peer.settimeout(PEER_TIMEOUT_S)
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+def _serve_client(client: socket.socket) -> None:
+    client.settimeout(CLIENT_TIMEOUT_S)
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", credentials)[1]
     if uid not in (0, os.geteuid()):
         return
-    line = _read_line(peer)
+    line = _read_line(client)
     if line is not None:
-        peer.sendall(json.dumps(_answer_line(line)).encode())
+        client.sendall(json.dumps(_answer_line(line)).encode())
 
 
-def _read_line(peer: socket.socket) -> Optional[bytes]:
+def _read_line(client: socket.socket) -> Optional[bytes]:
     """Return the request line; None if it is too long or arrives too slowly."""
-    deadline = time.monotonic() + PEER_TIMEOUT_S
+    deadline = time.monotonic() + CLIENT_TIMEOUT_S
     data = b""
     while not data.endswith(b"\n"):
-        piece = peer.recv(MAX_REQUEST_BYTES + 1 - len(data))
+        piece = client.recv(MAX_REQUEST_BYTES + 1 - len(data))
         data += piece
         if not piece or len(data) > MAX_REQUEST_BYTES or time.monotonic() > deadline:
             return None
@@ -123,7 +123,7 @@ def _answer_line(line: bytes) -> "dict[str, Any]":
         if not isinstance(request, dict):
             return {"error": "the request is not a JSON object"}
         return answer_request(request)
-    except Exception as error:  # noqa: BLE001 - the peer gets the error
+    except Exception as error:  # noqa: BLE001 - the client gets the error
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 

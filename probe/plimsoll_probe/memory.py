@@ -1,4 +1,4 @@
-"""The memory of this process, in bytes; unknown values are absent."""
+"""Measure the memory of this process, in bytes; unknown values are absent."""
 
 import ctypes
 import gc
@@ -6,11 +6,11 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-BLOCK_BYTES = 92
+MEAN_BLOCK_BYTES = 92
 """Mean size of a pymalloc block. ``sys._debugmallocstats`` reports 92.3 bytes in a model runner and
 in an API server of vLLM 0.32, and 91.6 with transformers alone. Objects that the garbage collector
 tracks have 111 to 120, because it does not track strings and numbers."""
-CHECK_BYTES, CHECKS = 16 << 20, 8
+TEST_ALLOCATION_BYTES, TEST_ALLOCATIONS = 16 << 20, 8
 """Size and number of the test allocations that show which malloc is in use."""
 MAX_DEVICES = 64
 FEW_OBJECTS, FEW_BLOCKS = 100_000, 300_000
@@ -18,7 +18,7 @@ FEW_OBJECTS, FEW_BLOCKS = 100_000, 300_000
 MAX_BLOCKS = 3_000_000
 """Maximum number of blocks for counting objects. Counting a million takes 10 ms if they are frozen,
 or else 16 ms."""
-YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
+YOUNG_GENERATIONS = (0,) if sys.version_info >= (3, 14) else (0, 1)
 """Generations of the garbage collector with at most some thousand objects."""
 MAX_STATUS_BYTES = 1 << 14
 """Maximum number of bytes to read from /proc/self/status."""
@@ -56,24 +56,24 @@ def _get_bytes_in_use(info: Any) -> int:
 
 def _uses_glibc_malloc() -> bool:
     """Report whether glibc's malloc is in use, and not jemalloc or tcmalloc."""
-    return any(_mallinfo_counts_allocation() for _ in range(CHECKS))
+    return any(_mallinfo_counts_allocation() for _ in range(TEST_ALLOCATIONS))
 
 
 def _mallinfo_counts_allocation() -> bool:
     """Report whether ``mallinfo2`` grows by at least half of a test allocation.
 
-    Other threads free memory at the same time, mostly during the start. Another malloc does not
-    change ``mallinfo2`` at all.
+    Half suffices, because other threads may free memory at the same time. With another malloc,
+    ``mallinfo2`` does not change at all.
     """
     if _mallinfo2 is None:
         return False
     before = _get_bytes_in_use(_mallinfo2())
-    block = bytearray(CHECK_BYTES)
+    block = bytearray(TEST_ALLOCATION_BYTES)
     return _get_bytes_in_use(_mallinfo2()) - before >= len(block) // 2
 
 
-class Allocators:
-    """Reader of the memory in glibc's malloc and in pymalloc.
+class AllocatorReader:
+    """Read the memory use of glibc's malloc and of pymalloc.
 
     The size of Python objects is estimated from the number of blocks, which takes microseconds;
     pymalloc does not count bytes.
@@ -85,7 +85,7 @@ class Allocators:
     def read(self) -> Dict[str, int]:
         """Return sizes in bytes, and the number of blocks; unknown values are absent."""
         blocks = sys.getallocatedblocks()
-        found = {"py_blocks": blocks, "python_objects": blocks * BLOCK_BYTES}
+        found = {"py_blocks": blocks, "python_objects": blocks * MEAN_BLOCK_BYTES}
         if self._glibc and _mallinfo2 is not None:
             info = _mallinfo2()
             found["malloc_in_use"], found["malloc_retained"] = (
@@ -101,7 +101,8 @@ class Allocators:
 def has_few_objects() -> bool:
     """Report whether a full garbage collection takes only milliseconds.
 
-    Frozen objects do not count. A large process that froze none has many objects.
+    Frozen objects do not count. Listing objects is slow, so a process with many blocks and no
+    frozen objects counts as having many.
     """
     blocks = sys.getallocatedblocks()
     if blocks > MAX_BLOCKS or (blocks > FEW_BLOCKS and not gc.get_freeze_count()):
@@ -119,16 +120,16 @@ def get_young_objects() -> Optional[List[Any]]:
     """Return the objects of the young generations; None if there are too many."""
     if not has_few_young_objects():
         return None
-    return [item for one in YOUNG for item in gc.get_objects(generation=one)]
+    return [item for one in YOUNG_GENERATIONS for item in gc.get_objects(generation=one)]
 
 
-def read_collections() -> Dict[str, List[int]]:
-    """Return the collections and collected objects since the process started, by generation."""
+def read_gc_statistics() -> Dict[str, List[int]]:
+    """Return the collections and the collected objects of each generation since the start."""
     stats = gc.get_stats()
     return {key: [int(one[key]) for one in stats] for key in ("collections", "collected")}
 
 
-def get_cuda() -> Any:
+def get_torch_cuda() -> Any:
     """Return ``torch.cuda`` if this process has initialized it, or else None.
 
     The probe itself must not import torch or create a context.
@@ -141,8 +142,8 @@ def get_cuda() -> Any:
 
 
 def read_devices() -> List[Dict[str, Any]]:
-    """Return the memory in PyTorch's allocator on each device that this process has used."""
-    module = get_cuda()
+    """Return the memory that PyTorch's allocator holds on each device used by this process."""
+    module = get_torch_cuda()
     found: List[Dict[str, Any]] = []
     if module is None:
         return found
@@ -157,15 +158,15 @@ def read_devices() -> List[Dict[str, Any]]:
             "allocated": int(stats["allocated_bytes"]["all"]["current"]),
             "reserved": int(of_reserved["current"]),
         }
-        uuid = _get_uuid(module, index)
+        uuid = _get_device_uuid(module, index)
         if uuid is not None:
             device["uuid"] = uuid
         found.append(device)
     return found
 
 
-def _get_uuid(module: Any, index: int) -> Optional[str]:
-    """Return the UUID of a device from a cache; None if unknown."""
+def _get_device_uuid(module: Any, index: int) -> Optional[str]:
+    """Return the UUID of a device; None if unknown."""
     if index not in _uuids:
         uuid = getattr(module.get_device_properties(index), "uuid", None)
         if uuid is None:
@@ -176,8 +177,8 @@ def _get_uuid(module: Any, index: int) -> Optional[str]:
 
 
 def read_pinned_bytes() -> Optional[int]:
-    """Return the pinned host memory in PyTorch's caching allocator; None if unknown."""
-    stats = getattr(get_cuda(), "host_memory_stats_as_nested_dict", None)
+    """Return the pinned host memory that PyTorch's allocator holds; None if unknown."""
+    stats = getattr(get_torch_cuda(), "host_memory_stats_as_nested_dict", None)
     if stats is None:
         return None
     size = stats().get("allocated_bytes", {}).get("current")
@@ -195,7 +196,7 @@ def trim_malloc() -> bool:
 def read_status_bytes(key: str) -> Optional[int]:
     """Return a size from ``/proc/self/status``, in bytes; None if unknown.
 
-    Uses few system calls, because each of them releases the GIL and then waits for it.
+    Few system calls are used: each one releases the GIL and then waits for it.
     """
     try:
         status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)

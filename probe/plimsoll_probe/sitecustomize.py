@@ -1,4 +1,4 @@
-"""Starts the probe with the interpreter, and then runs the next ``sitecustomize`` on the path.
+"""Start the probe with the interpreter, and then run the next ``sitecustomize`` on the path.
 
 The file is installed next to the package, in a folder on PYTHONPATH.
 """

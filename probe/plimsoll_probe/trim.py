@@ -1,10 +1,10 @@
-"""Frees memory without affecting requests."""
+"""Free memory without affecting requests."""
 
 import gc
 from typing import Any, Dict, List
 
 from plimsoll_probe.memory import (
-    get_cuda,
+    get_torch_cuda,
     has_few_objects,
     has_few_young_objects,
     read_status_bytes,
@@ -16,8 +16,8 @@ def trim_memory(idle: bool) -> Dict[str, Any]:
     """Free memory, and return the steps and the sizes before and after them, in bytes.
 
     A garbage collection stops the engine's threads. With many objects, only the young generations
-    are collected. PyTorch's cached blocks are freed only if the engine is ``idle``, because that
-    waits for the device. ``before`` and ``after`` are anonymous memory, ``device_before`` and
+    are collected. Freeing PyTorch's cached blocks waits for the device, so it is done only if the
+    engine is ``idle``. ``before`` and ``after`` are anonymous memory, ``device_before`` and
     ``device_after`` the memory that PyTorch has reserved.
     """
     steps: List[str] = []
@@ -30,7 +30,7 @@ def trim_memory(idle: bool) -> Dict[str, Any]:
         steps.append("gc.collect(1): too many objects for all generations")
     else:
         steps.append("no gc.collect: too many objects")
-    module = get_cuda() if idle else None
+    module = get_torch_cuda() if idle else None
     if module is not None:
         result["device_before"] = _sum_reserved_bytes(module)
         module.empty_cache()

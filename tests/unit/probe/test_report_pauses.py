@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_probe.answers import MAX_CPU_SHARE, Reports
+from plimsoll_probe.answers import MAX_CPU_SHARE, ReportCache
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def costing(monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> list[float]:
-    """Reports that take so many seconds each; the costs that are left."""
+    """ReportCache that take so many seconds each; the costs that are left."""
 
-    def make(_: Reports) -> dict[str, Any]:
+    def make(_: ReportCache) -> dict[str, Any]:
         return {"pid": os.getpid(), "cost_s": costs.pop(0)}
 
-    monkeypatch.setattr(Reports, "_create", make)
+    monkeypatch.setattr(ReportCache, "_create", make)
     return costs
 
 
@@ -35,7 +35,7 @@ def test_the_first_report_does_not_delay_the_next(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     left = costing(monkeypatch, [0.3, 0.004, 0.004])
-    reports = Reports()
+    reports = ReportCache()
     reports.get_report()
     clock[0] += 1.0
     assert reports.get_report()["cost_s"] == 0.004
@@ -51,7 +51,7 @@ def test_reports_that_are_always_dear_keep_to_their_share(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     left = costing(monkeypatch, [0.02] * 1000)
-    reports = Reports()
+    reports = ReportCache()
     for _ in range(600):
         reports.get_report()
         clock[0] += 1.0
@@ -62,7 +62,7 @@ def test_one_dear_report_among_cheap_ones_sets_no_pause(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     costing(monkeypatch, [0.001, 0.001, 0.5, 0.001])
-    reports = Reports()
+    reports = ReportCache()
     costs = []
     for _ in range(4):
         costs.append(reports.get_report()["cost_s"])
