@@ -24,8 +24,8 @@ from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
-from plimsoll_sidecar.act.lease_counts import read_pod_uid, replica_key
-from plimsoll_sidecar.act.partner import create_partner
+from plimsoll_sidecar.act.lease_counts import make_replica_key, read_pod_uid
+from plimsoll_sidecar.act.partner import create_partners
 from plimsoll_sidecar.act.service_exit import ServiceExit, create_service_exit
 from plimsoll_sidecar.act.slots import LeaseSlots, Slots
 from plimsoll_sidecar.ask_server import AskServer
@@ -111,9 +111,9 @@ def build_supervisor(
         leases: LeaseSlots | None = None
         if current.slots:
             own = read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
-            uid = replica_key(current.service.group, own)
+            uid = make_replica_key(current.service.group, own)
             slots = leases = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
-            partner = create_partner(current, leases, EndpointSlices(kube, namespace))
+            partner = create_partners(current, leases, EndpointSlices(kube, namespace))
         member, workload = current.service.group, current.service.workload
         kind = workload.kind if workload is not None else ""
         endpoints = create_service_exit(

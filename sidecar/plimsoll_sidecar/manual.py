@@ -145,7 +145,7 @@ def _execute_action(
         case "restart" if Capability.RESTART_WORKER in capabilities:
             return engine.restart_worker(command)
         case "restart":
-            return readiness.run_unready(
+            return readiness.end_engine_while_unready(
                 str(arguments.state_dir), lambda: _restart_engine(engine, config, command)
             )
         case "drain":
@@ -275,7 +275,7 @@ def _resume(
         if kube is None:
             raise KubeError(0, "the replica is not a pod of a cluster")
         own = lease_counts.read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
-        uid = lease_counts.replica_key(config.service.group, own)
+        uid = lease_counts.make_replica_key(config.service.group, own)
         done.append(lease_counts.reset_counts(kube, config, pod, uid, arguments.service))
     except KubeError as error:
         done.append(f"cannot clear the slot Leases: {error}: run plimsoll resume again")

@@ -24,7 +24,7 @@ from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.start_gate import DeviceUse, EngineStarts, device_use
+from plimsoll_sidecar.act.start_gate import DeviceUse, EngineStartGate, make_device_use
 from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
@@ -95,7 +95,7 @@ class Supervisor:
         self._detector = new_detector(self._resolve_config())
         self._actuator = new_actuator(self._get_frontend)
         self._sweep = SharedMemorySweep.create_for_this_pod()
-        self._starts = EngineStarts(run_dir or state_dir, self._device_use)
+        self._starts = EngineStartGate(run_dir or state_dir, self._device_use)
         self._inbox, self._has_merged_restarts = NoteInbox(state_dir), False
         self._actuator.may_end_leftovers = config.current.supervision.mode is Mode.RECOVER
         self._signal_log = SignalLog()
@@ -257,7 +257,7 @@ class Supervisor:
             abrupt=self.service.kind == POLICY_KIND,
             manually_drained=readiness.MANUAL in out_of_service,
             meets_partner=self._actuator.meets_partner,
-            tied=self._actuator.tied,
+            restart_blocker=self._actuator.restart_blocker,
             group=self.service.group.key if self.service.group is not None else "",
             idle=None if status is None else _is_idle(status.load),
             processes=_list_processes(status),
@@ -268,8 +268,8 @@ class Supervisor:
         """Answer an engine that waits to start, and add what holds its devices for too long."""
         gate = self._config.current.supervision.start_gate
         held = self._starts.update(gate, answers, now)
-        self._metrics.count_starts(self._starts.ended)
-        self._starts.ended.clear()
+        self._metrics.count_starts(self._starts.permitted_starts)
+        self._starts.permitted_starts.clear()
         if held is not None:
             kinds = [one.kind for one in assessment.suspicions]
             assessment.suspicions += [] if held.kind in kinds else [held]
@@ -278,8 +278,8 @@ class Supervisor:
         """Return the use of the engine's devices; None if unknown, or if others use them too."""
         if self._governor.memory.shared_device:
             return None
-        found = self._source.device_use()
-        return None if found is None else [device_use(*one) for one in found]
+        found = self._source.read_device_use()
+        return None if found is None else [make_device_use(*one) for one in found]
 
     def _write_and_send(self, turn: Turn) -> None:
         """Write the changes to the journal, then send the command."""

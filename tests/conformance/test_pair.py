@@ -19,7 +19,7 @@ import pytest
 import urllib3
 
 from plimsoll_api.roles import PodRole
-from plimsoll_sidecar.act.partner import Partner
+from plimsoll_sidecar.act.partner import Partners
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from tests.conformance import table
 from tests.conformance.peers import NIXL, PEERS
@@ -173,9 +173,9 @@ def test_a_restarted_engine_serves_together_with_its_partner(
 ) -> None:
     """What the table of versions says of this one: the other engine connects to the new one."""
     rig, other = pair if role is PodRole.PREFILL else pair[::-1]
-    partner = Partner(rig.endpoint, role, lambda: {"other": other.url})
+    partner = Partners(rig.endpoint, role, lambda: {"other": other.url})
     assert partner.meet().outcome is Outcome.SUCCEEDED
-    assert (rig.adapter.can_meet_partner, rig.adapter.tied_restart) == (True, None)
+    assert (rig.adapter.can_meet_partner, rig.adapter.restart_blocker) == (True, None)
     kept, before = other.part("core"), rig.status().epoch
     command = Command(
         verb=Verb.RESTART_ENGINE, operation_id="restart", incident="person", epoch=before

@@ -20,7 +20,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
-from plimsoll_sidecar.act.partner import Meeting, Partner
+from plimsoll_sidecar.act.partner import Meeting, Partners
 from plimsoll_sidecar.act.service_exit import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
@@ -46,18 +46,18 @@ Diagnose = Callable[[Command], tuple[str, ...]]
 
 
 class _ResumeRequest(NamedTuple):
-    """A queued request to resume the engine, because a drain ended without a restart."""
+    """Queued request to resume the engine after a drain that ended without a restart."""
 
     epoch: str
 
 
 class Actuator:
-    """Executor of commands, and holder of the restart slot.
+    """Execute commands, and hold the restart slot.
 
-    ``frontend`` returns the last known frontend process, for an engine that does not answer.
+    ``frontend`` returns the last known main process, to end an engine that does not answer.
     ``may_end_leftovers`` allows the actuator to end processes that an earlier engine left behind;
-    the owner of the configuration sets it. ``partner`` is the engine with which this one exchanges
-    KV blocks.
+    the owner of the configuration sets it. ``partner`` are the engines with which this one
+    exchanges KV blocks.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Actuator:
         state_dir: Path,
         policy: RestartBudget,
         frontend: Callable[[], ProcessId | None],
-        partner: Partner | None = None,
+        partner: Partners | None = None,
     ) -> None:
         self._partner = partner
         self._engine, self._slots, self._endpoints = engine, slots, endpoints
@@ -90,13 +90,13 @@ class Actuator:
 
     @property
     def meets_partner(self) -> bool:
-        """Whether a restarted engine can be tried together with its partner."""
+        """Whether a restarted engine can be tested together with its partners."""
         return self._partner is not None and self._engine.can_meet_partner
 
     @property
-    def tied(self) -> str | None:
-        """Reason why a restart of the engine would break its partners; None if it would not."""
-        return self._engine.tied_restart
+    def restart_blocker(self) -> str | None:
+        """Reason not to restart this engine without its partners; None if there is none."""
+        return self._engine.restart_blocker
 
     def start(self) -> None:
         """Start the threads that execute commands and hold the slot."""
@@ -156,14 +156,14 @@ class Actuator:
         """
         return None if self._stored.empty() else self._stored.get_nowait()
 
-    def store_restarts(self, known: ReplicaRestarts) -> None:
+    def store_restarts(self, restarts: ReplicaRestarts) -> None:
         """Start to store the journal's restart counts outside the journal as well.
 
         Does not block.
         """
         self._is_merged = True
-        if known != self._slots.known_restarts:
-            self._slots.known_restarts = known
+        if restarts != self._slots.known_restarts:
+            self._slots.known_restarts = restarts
             self._slot_loop.wake()
 
     def _run_next_command(self) -> float:
@@ -282,7 +282,7 @@ class Actuator:
     def _acquire_slot(self, command: Command) -> Refusal | None:
         """Acquire a restart slot. Return None, or the reason why no slot was acquired."""
 
-        def take() -> Refusal | None:
+        def acquire() -> Refusal | None:
             endpoints = self._endpoints
             if command.leaves and endpoints and endpoints.is_last_ready(command.planned):
                 return Refusal(
@@ -290,16 +290,16 @@ class Actuator:
                 )
             return self._slots.acquire(command.incident, self.policy, command.at)
 
-        return _check_slot(command, take)
+        return _catch_slot_errors(command, acquire)
 
-    def _run_with_slot(self, command: Command, act: Callable[[Command], Result]) -> Result:
-        refusal = _check_slot(
+    def _run_with_slot(self, command: Command, action: Callable[[Command], Result]) -> Result:
+        refusal = _catch_slot_errors(
             command, lambda: self._slots.ensure_held(command.incident, self.policy)
         )
         if refusal is not None:
             message = f"the restart slot was lost: {refusal.message}"
             return command.make_result(Outcome.REFUSED, message)
-        return act(command)
+        return action(command)
 
     def _leave_services(self, command: Command) -> Result:
         """Remove the pod from the endpoints before its eviction, and finish the running requests.
@@ -328,11 +328,15 @@ class Actuator:
         kept_s = readiness.KUBELET_LAG_S
         if command.meets_partner:
             kept_s = readiness.MAX_RESTART_S + MEETING_S
-        return readiness.run_unready(self._folder, lambda: self._terminate_engine(command), kept_s)
+        return readiness.end_engine_while_unready(
+            self._folder, lambda: self._terminate_engine(command), kept_s
+        )
 
     def _meet_partner(self, command: Command) -> Result:
-        """Return the pod to its Services once a request went through the engine and its partner."""
-        found = Meeting(Outcome.UNKNOWN, "this engine has no partner any more")
+        """Return the pod to its Services once a request went through it and its partners."""
+        found = Meeting(
+            Outcome.UNKNOWN, "the configuration names no partner for this engine any more"
+        )
         try:
             if self._partner is not None:
                 found = self._partner.meet()
@@ -368,10 +372,10 @@ class Actuator:
         return result
 
 
-def _check_slot(command: Command, ask: Callable[[], Refusal | None]) -> Refusal | None:
-    """Return the refusal from ``ask``, or a refusal because Leases cannot be used now."""
+def _catch_slot_errors(command: Command, acquire: Callable[[], Refusal | None]) -> Refusal | None:
+    """Return the result of ``acquire``, or a refusal if the Leases cannot be used now."""
     try:
-        return ask()
+        return acquire()
     except UnreadableCountError as error:
         return Refusal(WaitReason.COUNT_UNREADABLE, str(error))
     except KubeError as error:

@@ -6,8 +6,8 @@ by multi-node group. It outlives the journal and ends with the pod or the group.
 update the Lease can write both. Their size is therefore limited, and an unreadable count is an
 exhausted budget, never zero.
 
-``estimate_server_time`` is always the API server's time, which also dates the restarts of the
-service. The restarts of a replica carry the time of its node, which may be wrong.
+``now`` is always the API server's time (``estimate_server_time``), as are the times of the
+service's restarts. The restarts of a replica carry the time of its node, which may be wrong.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class UnreadableCountError(ValueError):
 
 
 def read_service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
-    """Return the service's restarts within the window. Raises UnreadableError."""
+    """Return the service's restarts within the window. Raises UnreadableCountError."""
     found = _read_annotation(lease, SERVICE_RESTARTS, _Restarts, b"[]")
     return [restart for restart in found if now - restart.at < window_s]
 
 
-def count_service_restart(lease: Object, incident: str, window_s: float, now: float) -> None:
-    """Count a restart of the service, once per incident. Raises UnreadableError."""
+def add_service_restart(lease: Object, incident: str, window_s: float, now: float) -> None:
+    """Add a restart of the service, once per incident. Raises UnreadableCountError."""
     restarts = read_service_restarts(lease, window_s, now)
     if all(restart.incident != incident for restart in restarts):
         restarts.append(ServiceRestart(now, incident))
@@ -76,7 +76,7 @@ def count_service_restart(lease: Object, incident: str, window_s: float, now: fl
 
 
 def read_replica_restarts(lease: Object, uid: str) -> ReplicaRestarts:
-    """Return the stored restarts of the replica. Raises UnreadableError."""
+    """Return the stored restarts of the replica. Raises UnreadableCountError."""
     known: dict[str, ReplicaRestarts] = _read_annotation(lease, REPLICA_RESTARTS, _Replicas, b"{}")
     return known.get(uid, NO_RESTARTS)
 
@@ -86,7 +86,7 @@ def store_replica_restarts(
 ) -> None:
     """Store the restarts of one replica, and remove replicas whose restarts no longer count.
 
-    Raises UnreadableError.
+    Raises UnreadableCountError.
     """
     known = _read_annotation(lease, REPLICA_RESTARTS, _Replicas, b"{}")
     known[uid] = ReplicaRestarts(restarts.at[-MAX_RESTARTS_PER_REPLICA:], restarts.exhausted)
@@ -102,7 +102,7 @@ def store_replica_restarts(
 
 
 def clear_replica_restarts(lease: Object, uid: str, pod: str) -> int:
-    """Remove the restarts of a replica, and return how many of the service's restarts it caused.
+    """Remove the restarts of a replica, and return how many of them counted for the service.
 
     An unreadable annotation is removed completely, because a person requested the reset.
     """
@@ -163,7 +163,7 @@ MAX_ATTEMPTS = 5
 RETRY_PAUSE_S = 0.1
 
 
-def replica_key(group: GroupMember | None, uid: str) -> str:
+def make_replica_key(group: GroupMember | None, uid: str) -> str:
     """Return the name under which a replica's restarts are stored: its pod's UID, or its group.
 
     A restart of a group may replace its pods, and must not give the group its budget back.

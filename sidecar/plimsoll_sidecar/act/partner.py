@@ -1,8 +1,8 @@
-"""Try a restarted engine together with the engines that it exchanges KV blocks with.
+"""Test a restarted engine with a request through it and through each of its partners.
 
-A prefill engine answers with one token and with where its KV blocks are. The decode engine reads
-them from there, and goes on. The first request after a restart makes both sides connect again, so
-a failure would be a client's.
+A prefill engine answers with one token and with the location of its KV blocks. The decode engine
+reads the blocks from there, and continues. The first request after a restart makes both engines
+connect again. The supervisor sends it, so that no client's request fails if they cannot.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 
 
 class Meeting(NamedTuple):
-    """The result of a try. ``Unknown`` says nothing about the engines."""
+    """Result of such a test. ``Unknown`` means that the engines were not tested."""
 
     outcome: Outcome
     message: str
@@ -66,8 +66,8 @@ class _Models(msgspec.Struct):
     data: list[_Model] = []
 
 
-class Partner:
-    """The engines that this one exchanges KV blocks with.
+class Partners:
+    """The engines with which this one exchanges KV blocks.
 
     ``role`` is this engine's. ``find_partners`` returns the URLs of the ready partners by pod; it
     may raise KubeError.
@@ -114,16 +114,19 @@ class Partner:
         if first is None:
             return trouble
         if first.kv_transfer_params is None:
-            return Meeting(Outcome.UNKNOWN, f"{source_name} answers without kv_transfer_params")
+            return Meeting(
+                Outcome.UNKNOWN,
+                f"{source_name} answered without kv_transfer_params, so no KV blocks were sent",
+            )
         second, trouble = self._complete(sink, sink_name, prompt, first.kv_transfer_params)
         return trouble if second is None else Meeting(Outcome.SUCCEEDED, "")
 
     def _complete(
         self, server: HttpClient, name: str, prompt: Sequence[int], params: object
     ) -> tuple[_Completion | None, Meeting]:
-        """Return the answer, or None and what that says about the engines.
+        """Send a completion request. Return its answer, or None and the result of the test.
 
-        A server that cannot be reached, or that refuses the request itself, says nothing.
+        If the server cannot be reached, or refuses the request itself, the result is ``Unknown``.
         """
         body = {
             "prompt": prompt,
@@ -150,20 +153,20 @@ class Partner:
 
 
 def _read_model(server: HttpClient) -> str:
-    """Return the name of the first model that the server has. Raises EngineError and Malformed."""
+    """Return the first model that the server lists. Raises EngineError and Malformed."""
     status, body = server.call("GET", MODELS, REQUEST_TIMEOUT_S)
     models = decode(body, _Models).data if status == 200 else []
     if not models:
-        raise EngineError(f"GET {MODELS}: HTTP {status}, without a model")
+        raise EngineError(f"GET {MODELS}: HTTP {status}, without a model to send a request to")
     return models[0].id
 
 
-def create_partner(
+def create_partners(
     config: SupervisorConfig, leases: LeaseSlots, slices: EndpointSlices
-) -> Partner | None:
-    """Return the partner of a policy's pod; None if its role has none.
+) -> Partners | None:
+    """Return the partners of a policy's pod; None if its role has none.
 
-    All engines of a graph listen at the same port.
+    All engines of a graph listen on the same port.
     """
     role = config.service.role
     if config.service.kind != POLICY_KIND or role not in PARTNERS or config.service.is_worker:
@@ -178,4 +181,4 @@ def create_partner(
             for pod, one in found.items()
         }
 
-    return Partner(config.engine, known, find_partners)
+    return Partners(config.engine, known, find_partners)

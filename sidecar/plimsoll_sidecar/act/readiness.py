@@ -110,10 +110,12 @@ def is_ready(state_dir: str) -> bool:
     return not read_active_reasons(state_dir)
 
 
-def run_unready(state_dir: str, end: Callable[[], Result], kept_s: float = KUBELET_LAG_S) -> Result:
-    """Call ``end``, which ends the engine, while the pod is unready, and return its result.
+def end_engine_while_unready(
+    state_dir: str, end_engine: Callable[[], Result], kept_s: float = KUBELET_LAG_S
+) -> Result:
+    """Make the pod unready, call ``end_engine``, and return its result.
 
-    No request then arrives at a port without a listener. If the engine ends, the pod stays unready
+    Thus no request arrives at a port without a listener. If the engine ends, the pod stays unready
     for ``kept_s`` more; afterwards, the probe of the next engine decides. If it does not end,
     neither the restart nor a drain before it keeps the pod unready.
     """
@@ -122,7 +124,7 @@ def run_unready(state_dir: str, end: Callable[[], Result], kept_s: float = KUBEL
     set_unready(state_dir, RESTART, MAX_RESTART_S)
     ended = False
     try:
-        result = end()
+        result = end_engine()
         ended = result.outcome is Outcome.SUCCEEDED
     finally:
         if ended:

@@ -22,16 +22,16 @@ UNKNOWN_ENDPOINTS_WAIT_S = 10.0
 
 
 class ServiceExit:
-    """Exit of a pod from its Services if their EndpointSlices cannot be read.
+    """Removal of a pod from its Services when their EndpointSlices cannot be read.
 
-    It is then unknown which other replicas are ready, and the exit takes a fixed time.
+    It is then unknown which other replicas are ready, and the removal takes a fixed time.
     """
 
     def is_last_ready(self, planned: bool = False) -> bool:
         """Report whether no other replica is ready, so that a drain would stop the service.
 
-        If it is unknown, False, because a restart must remain possible; for a ``planned`` restart,
-        which can wait, True.
+        If this is unknown, return ``planned``: a planned restart can wait, but another one must
+        remain possible.
         """
         return planned
 
@@ -42,7 +42,7 @@ class ServiceExit:
 
 
 class PodServices(ServiceExit):
-    """Services that route to a pod, as its EndpointSlices show.
+    """Removal of a pod from the Services that route to it, as its EndpointSlices show.
 
     ``service`` is the name of its Service, or None for a pod of a SupervisionPolicy, whose Services
     are looked up. ``replicas`` returns the pods of its workload, grouped by replica. ``unused``
@@ -95,14 +95,16 @@ class PodServices(ServiceExit):
         services = self.read_readiness_by_service() or self._read_members(siblings)
         for pods in services:
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
-            if _is_no_other_ready(pods, own, planned) or _is_no_other_ready(of_workload, own):
+            if _lacks_other_ready_pod(pods, own, planned) or _lacks_other_ready_pod(
+                of_workload, own
+            ):
                 return True
         return planned and not services
 
     def _read_members(self, siblings: set[str]) -> list[dict[str, bool]]:
-        """Return the readiness of ``siblings`` as the policy's own Service shows it, as one item.
+        """Return the readiness of ``siblings`` in the policy's own Service, as a list of one item.
 
-        Empty if that is unknown.
+        The list is empty if it is unknown.
         """
         if not self._members:
             return []
@@ -113,8 +115,7 @@ class PodServices(ServiceExit):
     def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
         """Wait until the pod is not ready in any Service; return False on timeout.
 
-        If no Service routes to the pod, its clients found its address in another way, so wait a
-        fixed time.
+        If no Service routes to the pod, clients have its address from elsewhere: wait a fixed time.
         """
         names = self._find_service_names()
         if not names:
@@ -142,7 +143,7 @@ def create_service_exit(
     pod: str,
     replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
 ) -> ServiceExit:
-    """Return the exit of ``pod`` from the Services that route to it.
+    """Return how ``pod`` leaves the Services that route to it.
 
     ``service`` is its service or policy. ``replicas`` returns the pods of its workload, grouped by
     replica.
@@ -160,7 +161,7 @@ def create_service_exit(
     return PodServices(slices, pod, replicas=replicas, unused=unused, members=members)
 
 
-def _is_no_other_ready(pods: dict[str, bool], own: set[str], planned: bool = False) -> bool:
+def _lacks_other_ready_pod(pods: dict[str, bool], own: set[str], planned: bool = False) -> bool:
     """Report whether there are pods other than ``own`` and none of them is ready.
 
     If ``planned``, there need not be any.

@@ -47,15 +47,14 @@ NOT_CREATED_ERRORS = (Forbidden, NotFound)
 
 
 class SlotLostError(Exception):
-    """Error if another replica holds the slot of a restart that is in progress."""
+    """Another replica holds the slot of a restart that is in progress."""
 
 
 class Slots:
     """Restart slots without a cluster: the only replica may always restart.
 
-    The owner of this replica's journal sets ``known_restarts`` and ``slot_request`` from it.
-    ``known_restarts`` are the replica's restarts. ``slot_request`` is the incident that needs a
-    slot; None until the journal has been read.
+    The owner of this replica's journal sets ``known_restarts``, the replica's restarts, and
+    ``slot_request``, the incident that needs a slot; None until the journal has been read.
     """
 
     known_restarts = NO_RESTARTS
@@ -66,8 +65,8 @@ class Slots:
     ) -> Refusal | None:
         """Acquire a slot. Return None if this replica holds one, or else the reason.
 
-        ``at`` counts a restart of this replica at that time, in Unix seconds, if its budget allows
-        it. With None, a lost slot is acquired again.
+        ``at`` is the time in Unix seconds under which the restart is counted, if the budget allows
+        it. With None, a lost slot is acquired again without counting a restart.
         """
         return None
 
@@ -83,14 +82,14 @@ class Slots:
         return NO_RESTARTS
 
     def store_restarts(self, policy: RestartBudget) -> None:
-        """Store ``known_restarts`` outside the journal if it has changed."""
+        """Store ``known_restarts`` outside the journal if they have changed."""
 
 
 class LeaseSlots(Slots):
     """Restart slots as Leases of the API server. Thread-safe.
 
     ``uid`` is the pod's UID: the count of a replica ends with its pod. The methods raise KubeError
-    if the API server does not answer, and UnreadableError for an invalid count.
+    if the API server does not answer, and UnreadableCountError for an invalid count.
     """
 
     def __init__(
@@ -122,16 +121,16 @@ class LeaseSlots(Slots):
         """
         with self._lock:
             try:
-                return self._take_any(incident, policy, at)
+                return self._acquire_any(incident, policy, at)
             except NOT_CREATED_ERRORS as error:
                 text = f"the operator has not created a restart slot for this pod yet: {error}"
                 return Refusal(WaitReason.NO_SLOT, text)
 
     def list_replicas(self) -> list[tuple[str, ...]]:
-        """Return the pods that replace each other, grouped by replica. Raises KubeError.
+        """Return the pods that can replace each other, grouped by replica. Raises KubeError.
 
-        These are the pods that may take the slots, or of these the pods with this pod's role. Empty
-        if the Lease names no pods or does not exist yet.
+        Only pods with this pod's role can replace it. The list is empty if the Lease names no pods
+        or does not exist yet.
         """
         annotations = self._read_annotations()
         replicas = parse_replicas(annotations.get(SLOT_REPLICAS, ""))
@@ -153,7 +152,9 @@ class LeaseSlots(Slots):
             return {}
         return lease["metadata"].get("annotations") or {}
 
-    def _take_any(self, incident: str, policy: RestartBudget, at: float | None) -> Refusal | None:
+    def _acquire_any(
+        self, incident: str, policy: RestartBudget, at: float | None
+    ) -> Refusal | None:
         leases = self._read_leases()
         for lease in leases:
             if _get_holder(lease) == self._holder:
@@ -163,7 +164,7 @@ class LeaseSlots(Slots):
             return spent
         refusals = []
         for lease in leases:
-            refusal = self._explain_not_free(lease)
+            refusal = self._explain_occupied(lease)
             refusal = refusal or self._acquire_lease(lease, leases, incident, policy, at)
             if refusal is None:
                 return None
@@ -181,7 +182,7 @@ class LeaseSlots(Slots):
             return None if self._renew_if_due() else self.acquire(incident, policy)
 
     def reconcile(self, policy: RestartBudget) -> None:
-        """Renew the slot while it is wanted, and release it afterwards.
+        """Renew the slot while ``slot_request`` requests it, and release it afterwards.
 
         Raises SlotLostError if another replica has taken it.
         """
@@ -294,7 +295,7 @@ class LeaseSlots(Slots):
             f"this replica had {count} restarts {within}; the limit is {policy.count}",
         )
 
-    def _explain_not_free(self, lease: Object) -> Refusal | None:
+    def _explain_occupied(self, lease: Object) -> Refusal | None:
         """Return None if this slot is free, or else the reason."""
         name, spec, now = lease["metadata"]["name"], lease.get("spec") or {}, self._clock()
         known, since = self._seen_specs.get(name, ({}, now))
@@ -332,7 +333,7 @@ class LeaseSlots(Slots):
             leaseDurationSeconds=LEASE_DURATION_S,
         )
         lease["spec"] = spec
-        lease_counts.count_service_restart(lease, incident, policy.window_s, now)
+        lease_counts.add_service_restart(lease, incident, policy.window_s, now)
         mine = self._merge_stored_restarts(leases).merge(self.known_restarts)
         if at is not None:
             mine = mine.merge(ReplicaRestarts((at,)))

@@ -25,7 +25,7 @@ MAX_ERROR_CHARS = 500
 
 
 class StandbyLease:
-    """Lease on the standby worker of ``engine``, renewed while the worker is wanted."""
+    """Lease on the engine's standby worker, renewed while the worker is wanted."""
 
     def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
@@ -49,7 +49,7 @@ class StandbyLease:
             self._part.start()
 
     def stop(self) -> None:
-        """Stop renewing, but keep the lease, so that the next supervisor can continue it."""
+        """Stop renewing the lease, but keep it, so that the next supervisor can renew it."""
         if self._part is not None:
             self._part.stop()
 

@@ -1,4 +1,4 @@
-"""Holds the start of an engine until the devices are free of what an earlier one left there."""
+"""Hold the start of an engine until memory that an earlier engine left on its devices is free."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from plimsoll_sidecar.signals.process_table import read_command_line
 log = logging.getLogger(__name__)
 
 FREE_BYTES, FREE_SHARE = 1 << 30, 0.02
-"""A device counts as free below either: the driver itself takes about 600 MB of an H100."""
+"""A device with less than the larger one in use is free: the driver takes 600 MB of an H100."""
 MAX_HOLDERS = 4
-REPLACED_S = 600.0
-"""Seconds that a start is held for a replacement of its pod. Then it starts after all, because the
-operator may be away, or the disruption budget may forbid the eviction."""
+POD_REPLACE_WAIT_S = 600.0
+"""Seconds for which a start is also held while the operator is to replace the pod. The engine then
+starts, because the operator may be down, or the disruption budget may forbid the eviction."""
 
 
 class DeviceUse(NamedTuple):
-    """The memory in use on a device, in bytes, and who holds it as far as the driver says."""
+    """Memory in use on a device, in bytes, and its holders as far as the driver names them."""
 
     name: str
     used: int
@@ -52,17 +52,17 @@ class DeviceUse(NamedTuple):
 
 
 class GateOutcome(StrEnum):
-    """End of a held start, as the metric names it."""
+    """Reason why a held start was permitted, as the metric names it."""
 
     FREE = "free"
     TIMEOUT = "timeout"
     UNKNOWN = "unknown"
 
 
-class EngineStarts:
-    """The gate of one engine.
+class EngineStartGate:
+    """Hold the start of one engine while its devices are in use.
 
-    ``devices`` returns the use of its devices; None if it is unknown, which holds nothing.
+    ``devices`` returns the use of its devices; None if it is unknown, and the engine then starts.
     """
 
     def __init__(self, run_dir: Path, devices: Callable[[], Sequence[DeviceUse] | None]) -> None:
@@ -71,24 +71,24 @@ class EngineStarts:
         self._answered: str | None = None
         self._asked, self._since = "", 0.0
         self._late: Suspicion | None = None
-        self.ended: list[tuple[GateOutcome, float]] = []
-        """Starts that the gate has let through, each with the seconds that it was held."""
+        self.permitted_starts: list[tuple[GateOutcome, float]] = []
+        """Starts permitted since the list was cleared, with the seconds that each was held."""
 
     def update(self, policy: StartGate | None, answers: bool, now: float) -> Suspicion | None:
-        """Answer the engine's question. Return what still holds the devices if it took too long.
+        """Answer an engine that asks to start. Return a suspicion if it has been held too long.
 
-        ``answers`` is whether the engine serves its admin API, and so has started. ``now`` is in
-        Unix seconds.
+        ``answers`` states whether the engine serves its admin API. ``now`` is
+        in Unix seconds.
         """
         if policy is None:
             with contextlib.suppress(OSError):
                 self._answer_file.unlink(missing_ok=True)
             self._answered = self._late = None
             return None
-        asked = self._question()
+        asked = self._read_question()
         if self._answered is None:
             # An engine that runs was let through before the supervisor was started again.
-            self._let_start(asked if answers else "", now)
+            self._permit_start(asked if answers else "", now)
         if not asked or asked == self._answered:
             self._late = None if answers else self._late
             return self._late
@@ -97,32 +97,38 @@ class EngineStarts:
         held_s, uses = now - self._since, self._devices()
         if answers or uses is None or all(use.is_free for use in uses):
             known = uses is not None
-            self._end(asked, GateOutcome.FREE if known else GateOutcome.UNKNOWN, held_s, now)
+            self._finish_hold(
+                asked, GateOutcome.FREE if known else GateOutcome.UNKNOWN, held_s, now
+            )
             self._late = None
             return None
-        reason = "; ".join(_text(use) for use in uses if not use.is_free)
+        reason = "; ".join(_format_use(use) for use in uses if not use.is_free)
         replaces = policy.then is Action.POD_REPLACE
         if held_s >= policy.within_s:
-            self._late = _suspicion(uses, reason)
-        if held_s >= policy.within_s + (REPLACED_S if replaces else 0.0):
-            self._end(asked, GateOutcome.TIMEOUT, held_s, now)
+            self._late = _make_suspicion(uses, reason)
+        if held_s >= policy.within_s + (POD_REPLACE_WAIT_S if replaces else 0.0):
+            self._finish_hold(asked, GateOutcome.TIMEOUT, held_s, now)
             return self._late
         self._write(GateAnswer(now, self._answered or "", reason[:MAX_GATE_REASON]))
         return self._late
 
-    def _question(self) -> str:
+    def _read_question(self) -> str:
         data = read_file(self._question_file)
         try:
             return msgspec.convert((data or b"").decode("ascii"), Question)
         except (UnicodeDecodeError, msgspec.ValidationError):
             return ""
 
-    def _end(self, asked: str, outcome: GateOutcome, held_s: float, now: float) -> None:
-        log.info("the engine may start after %.1f s: devices %s", held_s, outcome)
-        self.ended.append((outcome, held_s))
-        self._let_start(asked, now)
+    def _finish_hold(self, asked: str, outcome: GateOutcome, held_s: float, now: float) -> None:
+        log.info(
+            "permitted the engine to start after %.1f s: the use of its devices is %s",
+            held_s,
+            outcome,
+        )
+        self.permitted_starts.append((outcome, held_s))
+        self._permit_start(asked, now)
 
-    def _let_start(self, asked: str, now: float) -> None:
+    def _permit_start(self, asked: str, now: float) -> None:
         if self._write(GateAnswer(now, asked)):
             self._answered = asked
 
@@ -130,30 +136,34 @@ class EngineStarts:
         try:
             replace_file(self._answer_file, msgspec.json.encode(answer))
         except OSError as error:
-            log.warning("cannot answer an engine that starts: %s", error)
+            log.warning(
+                "cannot permit the engine to start, because the answer cannot be written: %s", error
+            )
             return False
         return True
 
 
-def device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -> DeviceUse:
-    """Return the use of a device, with its holders by name: NVML lists those of this pod."""
-    held = [f"process {pid} ({_program(pid)})" for pid in users.processes] if users else []
+def make_device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -> DeviceUse:
+    """Return the use of a device. NVML names only the holders in this pod."""
+    held = (
+        [f"process {pid} ({_read_program_name(pid)})" for pid in users.processes] if users else []
+    )
     if users is not None and users.mps_clients:
         held.append(f"{users.mps_clients} clients of MPS")
-    unlisted = "no process of this pod: another pod, or a peer that maps it"
+    unlisted = "another pod, or a process that has mapped the memory"
     return DeviceUse(name, memory.used, memory.total, ", ".join(held[:MAX_HOLDERS]) or unlisted)
 
 
-def _program(pid: int) -> str:
+def _read_program_name(pid: int) -> str:
     words = read_command_line(pid)
     return words[0].rsplit("/", 1)[-1][:63] if words else "ended"
 
 
-def _text(use: DeviceUse) -> str:
+def _format_use(use: DeviceUse) -> str:
     return f"device {use.name} has {format_bytes(use.used)} in use, held by {use.holders}"
 
 
-def _suspicion(uses: Sequence[DeviceUse], reason: str) -> Suspicion:
+def _make_suspicion(uses: Sequence[DeviceUse], reason: str) -> Suspicion:
     held = sum(use.used for use in uses if not use.is_free)
     return Suspicion(
         kind=IncidentKind.ORPHAN_DEVICE_MEMORY,

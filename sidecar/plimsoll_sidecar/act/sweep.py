@@ -31,7 +31,7 @@ HELPER_EXIT_S = 15.0
 
 
 class SharedMemorySweep:
-    """Remover of leftover files in ``root``, the pod's tmpfs.
+    """Remove leftover files from ``root``, the tmpfs of the pod.
 
     ``proc`` shows the pod's processes.
     """

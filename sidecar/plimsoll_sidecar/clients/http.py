@@ -72,7 +72,7 @@ def iterate_pod_addresses() -> Iterator[str]:
 
 
 class _BoundedStream(io.RawIOBase):
-    """Bytes of one answer, read as they arrive up to a deadline and a maximum size."""
+    """Bytes of one answer, limited in size and by a deadline."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
         self._raw, self._sock, self._deadline = raw, sock, deadline
@@ -112,7 +112,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _BoundedConnection:
-    """Connection whose response must end within the rest of the request's total time."""
+    """Connection whose response counts against the timeout of the whole request."""
 
     host: str
     timeout: float | None
@@ -200,7 +200,7 @@ def request(
 
 
 def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    """Return the whole body, after whose last byte the connection returns to the pool."""
+    """Return the whole body. The connection returns to the pool after the last byte."""
     pieces, size = [], 0
     try:
         while piece := answer.read1(CHUNK_BYTES):

@@ -371,16 +371,16 @@ class EndpointSlices:
         return self._kube.list_items(self._path, _Slice, **query)
 
 
-def _make_endpoint(service: str, one: _Endpoint) -> Endpoint:
+def _make_endpoint(service: str, endpoint: _Endpoint) -> Endpoint:
     """Return an endpoint. An absent condition counts as true, as in the API.
 
     A Service with ``publishNotReadyAddresses`` reports all pods as ready; the condition ``serving``
     then shows whether the pod itself is ready.
     """
-    conditions = one.conditions or _Conditions()
+    conditions = endpoint.conditions or _Conditions()
     return Endpoint(
         service=service,
-        pod=one.target.name if one.target is not None else "",
+        pod=endpoint.target.name if endpoint.target is not None else "",
         ready=conditions.ready is not False and conditions.serving is not False,
-        address=next(iter(one.addresses), ""),
+        address=next(iter(endpoint.addresses), ""),
     )

@@ -121,13 +121,13 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     ``epoch`` is None while the engine does not answer. ``capabilities`` are the last known.
     ``replaceable`` states that the pod can be replaced on request, and ``abrupt`` that requests
-    then still reach it until it has left its Services. ``manually_drained`` states that a person
-    has taken the pod out of service and not resumed it. ``meets_partner`` states that the engine
-    serves together with another one, and that the supervisor can send a request through both.
-    ``tied`` is why a restart without that other engine would break it; None if it would not.
-    ``group`` names the multi-node group that a restart of the engine restarts; empty without one.
-    ``idle`` states that the engine has no request; None if that is unknown. ``processes`` are those
-    that the engine reports, the main process first; none if it does not answer.
+    still reach it until it has left its Services. ``manually_drained`` states that a person has
+    taken the pod out of service and not resumed it. ``meets_partner`` states that the engine serves
+    together with another one, and that the supervisor can send a request through both.
+    ``restart_blocker`` is the reason not to restart it without that other engine, None if there is
+    none. ``group`` names the multi-node group that restarts together with the engine; empty without
+    one. ``idle`` states that the engine has no request; None if that is unknown. ``processes`` are
+    those that the engine reports, the main process first; empty if it does not answer.
     """
 
     epoch: str | None
@@ -137,7 +137,7 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     abrupt: bool = False
     manually_drained: bool = False
     meets_partner: bool = False
-    tied: str | None = None
+    restart_blocker: str | None = None
     group: str = ""
     idle: bool | None = None
     processes: tuple[EngineProcess, ...] = ()

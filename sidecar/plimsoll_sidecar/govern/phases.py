@@ -151,9 +151,11 @@ def refuses_restart_alone(context: TurnContext, incident: Incident) -> bool:
 
     A stalled engine serves its partner nothing, so that its restart can only help.
     """
-    if context.engine.tied is None or incident.kind is IncidentKind.STALL:
+    if context.engine.restart_blocker is None or incident.kind is IncidentKind.STALL:
         return False
-    context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.REFUSED, context.engine.tied)
+    context.end_incident(
+        incident, IncidentPhase.UNRESOLVED, Reason.REFUSED, context.engine.restart_blocker
+    )
     return True
 
 

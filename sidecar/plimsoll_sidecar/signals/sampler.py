@@ -313,7 +313,7 @@ class Sampler:
         others = list(self._processes.names())
         return others if first is None else [first.pid, *(p for p in others if p != first.pid)]
 
-    def device_use(self) -> list[tuple[str, DeviceBytes, DeviceUsers | None]] | None:
+    def read_device_use(self) -> list[tuple[str, DeviceBytes, DeviceUsers | None]] | None:
         """Return the memory and the users of each known device of the engine, by NVML.
 
         None if no device is known, or one cannot be read.

@@ -10,7 +10,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.act.adapters.kv_transfer import (
     MAX_LEASE_S,
     can_meet,
-    explain_tied_restart,
+    find_restart_blocker,
     read_connector,
     read_lease_s,
 )
@@ -125,11 +125,11 @@ def test_no_argument_is_an_error(config: object, variable: str) -> None:
 def test_versions_that_do_not_connect_again_are_not_restarted_alone(
     version: str, tied: bool
 ) -> None:
-    found = explain_tied_restart("NixlConnector", version)
+    found = find_restart_blocker("NixlConnector", version)
     assert (found is not None) is tied
     assert found is None or ("together" in found and version in found)
-    assert explain_tied_restart("MooncakeConnector", version) is None, "nothing is known of it"
-    assert explain_tied_restart("", version) is None
+    assert find_restart_blocker("MooncakeConnector", version) is None, "nothing is known of it"
+    assert find_restart_blocker("", version) is None
 
 
 def test_the_connector_that_uses_nixl_is_found_among_others() -> None:

@@ -22,7 +22,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.partner import Meeting, Partner
+from plimsoll_sidecar.act.partner import Meeting, Partners
 from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
@@ -74,7 +74,7 @@ def server(host: str, port: int, reply: Reply, asked: list[Body]) -> Iterator[in
 @contextmanager
 def pair(
     role: PodRole, own: Reply, other: Reply | None, partners: int = 1
-) -> Iterator[tuple[Partner, list[Body]]]:
+) -> Iterator[tuple[Partners, list[Body]]]:
     """An engine at 127.0.0.1, and its partners at further addresses and the same port."""
     asked: list[Body] = []
     addresses = {f"other-{at}": f"127.0.0.{at + 2}" for at in range(partners)}
@@ -84,7 +84,7 @@ def pair(
             servers.enter_context(server(address, port, cast(Reply, other), asked))
         url = f"http://127.0.0.1:{port}"
         urls = {pod: f"http://{address}:{port}" for pod, address in addresses.items()}
-        yield Partner(EngineEndpoint(EngineType.VLLM, url, url), role, lambda: urls), asked
+        yield Partners(EngineEndpoint(EngineType.VLLM, url, url), role, lambda: urls), asked
 
 
 @pytest.mark.parametrize("role", [PodRole.PREFILL, PodRole.DECODE])
@@ -153,11 +153,11 @@ def test_what_cannot_be_asked_says_nothing() -> None:
         raise KubeError(500, "etcd is slow")
 
     url = "http://127.0.0.1:1"
-    broken = Partner(EngineEndpoint(EngineType.VLLM, url, url), PodRole.DECODE, unreadable)
+    broken = Partners(EngineEndpoint(EngineType.VLLM, url, url), PodRole.DECODE, unreadable)
     assert broken.meet().outcome is Outcome.UNKNOWN
 
 
-class Fixed(Partner):
+class Fixed(Partners):
     """A partner with a chosen result."""
 
     def __init__(self, found: Meeting) -> None:

@@ -172,7 +172,7 @@ def test_the_pod_is_unready_where_the_engine_ended(
         assert not readiness.is_ready(folder), "before the engine ends"
         return Result(operation_id="1", outcome=outcome)
 
-    assert readiness.run_unready(folder, end).outcome is outcome
+    assert readiness.end_engine_while_unready(folder, end).outcome is outcome
     assert readiness.is_ready(folder) is ready
     longest_s = readiness.KUBELET_LAG_S + 0.001  # what is written is rounded
     assert all(left <= longest_s for left in readiness.read_active_reasons(folder).values())
@@ -183,7 +183,7 @@ def test_an_error_puts_the_pod_back_into_service(tmp_path: Path) -> None:
         raise OSError("no such process")
 
     with pytest.raises(OSError, match="no such process"):
-        readiness.run_unready(str(tmp_path), end)
+        readiness.end_engine_while_unready(str(tmp_path), end)
     assert readiness.is_ready(str(tmp_path))
 
 
@@ -233,7 +233,7 @@ def test_a_restart_that_fails_resumes_the_engine(
 ) -> None:
     readiness.set_unready(str(tmp_path), readiness.DRAIN, 60.0)
     failed = Result(operation_id="1", outcome=Outcome.FAILED)
-    readiness.run_unready(str(tmp_path), lambda: failed)
+    readiness.end_engine_while_unready(str(tmp_path), lambda: failed)
     assert ends(actuator, engine)
 
 
@@ -243,7 +243,9 @@ def test_an_engine_that_was_not_drained_is_left_alone(
     """The engine's own hook drains it before its container ends."""
     actuator.set_slot_request(SlotRequest("i"))
     actuator.set_slot_request(SlotRequest(None))
-    readiness.run_unready(str(tmp_path), lambda: Result(operation_id="1", outcome=Outcome.FAILED))
+    readiness.end_engine_while_unready(
+        str(tmp_path), lambda: Result(operation_id="1", outcome=Outcome.FAILED)
+    )
     assert not ends(actuator, engine)
 
 

@@ -17,7 +17,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.start_gate import ANSWER_FILE, QUESTION_FILE, GateAnswer
 from plimsoll_api.supervision import Action, Mode, StartGate, Supervision
 from plimsoll_engine.process import start_gate as engine
-from plimsoll_sidecar.act.start_gate import DeviceUse, EngineStarts, GateOutcome, device_use
+from plimsoll_sidecar.act.start_gate import DeviceUse, EngineStartGate, GateOutcome, make_device_use
 from plimsoll_sidecar.govern.command import Verb
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, DeviceUsers
 from tests.unit.govern.governed import World, done
@@ -34,7 +34,7 @@ class Gate:
     def __init__(self, folder: Path) -> None:
         self.folder, self.uses, self.now = folder, [HELD], 1000.0
         self.known = True
-        self.starts = EngineStarts(folder, lambda: self.uses if self.known else None)
+        self.starts = EngineStartGate(folder, lambda: self.uses if self.known else None)
         self.policy: StartGate | None = GATE
         self.update(answers=True)
 
@@ -64,7 +64,7 @@ def test_a_start_is_held_until_the_device_is_free(gate: Gate) -> None:
     gate.uses = [FREE]
     assert gate.update(5) is None
     assert gate.answer.answered == "0123456789abcdef"
-    assert gate.starts.ended == [(GateOutcome.FREE, 35.0)]
+    assert gate.starts.permitted_starts == [(GateOutcome.FREE, 35.0)]
     gate.uses = [HELD]
     assert gate.update() is None, "its own engine holds it now"
 
@@ -77,7 +77,7 @@ def test_it_starts_anyway_and_the_holder_is_named(gate: Gate) -> None:
     assert held.kind is IncidentKind.ORPHAN_DEVICE_MEMORY  # type: ignore[attr-defined]
     assert "process 7 (python)" in held.evidence[0]  # type: ignore[attr-defined]
     assert gate.answer.answered == "0123456789abcdef"
-    assert gate.starts.ended == [(GateOutcome.TIMEOUT, 60.0)]
+    assert gate.starts.permitted_starts == [(GateOutcome.TIMEOUT, 60.0)]
     assert gate.update() == held, "until the engine answers"
     assert gate.update(answers=True) is None
 
@@ -97,7 +97,7 @@ def test_what_is_unknown_holds_nothing(gate: Gate) -> None:
     gate.ask()
     gate.update()
     assert gate.answer.answered == "0123456789abcdef"
-    assert gate.starts.ended == [(GateOutcome.UNKNOWN, 0.0)]
+    assert gate.starts.permitted_starts == [(GateOutcome.UNKNOWN, 0.0)]
 
 
 def test_each_start_asks_again_also_after_the_supervisor(gate: Gate) -> None:
@@ -108,10 +108,10 @@ def test_each_start_asks_again_also_after_the_supervisor(gate: Gate) -> None:
     gate.ask("fedcba9876543210")
     gate.update()
     assert gate.answer.answered == "0123456789abcdef"
-    again = EngineStarts(gate.folder, lambda: gate.uses)
+    again = EngineStartGate(gate.folder, lambda: gate.uses)
     again.update(GATE, False, gate.now)
     assert gate.answer.answered == ""
-    later = EngineStarts(gate.folder, lambda: gate.uses)
+    later = EngineStartGate(gate.folder, lambda: gate.uses)
     later.update(GATE, True, gate.now)
     assert gate.answer.answered == "fedcba9876543210", "this engine runs already"
 
@@ -175,11 +175,11 @@ def test_a_supervisor_that_is_gone_holds_nothing(
 
 def test_the_holders_are_those_that_the_driver_lists() -> None:
     memory = DeviceBytes(60 * GIB, 80 * GIB)
-    mine = device_use("GPU-1", memory, DeviceUsers({os.getpid(): GIB}, None, 2))
+    mine = make_device_use("GPU-1", memory, DeviceUsers({os.getpid(): GIB}, None, 2))
     assert f"process {os.getpid()} (" in mine.holders
     assert "2 clients of MPS" in mine.holders
-    assert "another pod" in device_use("GPU-1", memory, DeviceUsers({}, None, 0)).holders
-    assert device_use("GPU-1", DeviceBytes(2 * GIB, 141 * GIB), None).is_free
+    assert "another pod" in make_device_use("GPU-1", memory, DeviceUsers({}, None, 0)).holders
+    assert make_device_use("GPU-1", DeviceBytes(2 * GIB, 141 * GIB), None).is_free
     assert not mine.is_free
 
 

@@ -57,7 +57,7 @@ class World:
         self.abrupt = False
         self.manually_drained = False
         self.meets_partner = False
-        self.tied: str | None = None
+        self.restart_blocker: str | None = None
         self.group = ""
         self.idle: bool | None = None
         self.rate: float | None = None
@@ -111,7 +111,7 @@ class World:
             abrupt=self.abrupt,
             manually_drained=self.manually_drained,
             meets_partner=self.meets_partner,
-            tied=self.tied,
+            restart_blocker=self.restart_blocker,
             group=self.group,
             idle=self.idle,
         )

@@ -63,7 +63,7 @@ class GovernorMachine(RuleBasedStateMachine):
         window=st.sampled_from([None, MaintenanceWindow(start_s=12_000.0, duration_s=300.0)]),
         recycle=st.sampled_from([None, Recycle(600.0), Recycle(900.0, when_idle_for_s=20.0)]),
         meets_partner=st.booleans(),
-        tied=st.sampled_from([None, None, "restart both"]),
+        restart_blocker=st.sampled_from([None, None, "restart both"]),
     )
     def start(
         self,
@@ -75,9 +75,9 @@ class GovernorMachine(RuleBasedStateMachine):
         window: MaintenanceWindow | None,
         recycle: Recycle | None,
         meets_partner: bool,
-        tied: str | None,
+        restart_blocker: str | None,
     ) -> None:
-        self.meets_partner, self.tied = meets_partner, tied
+        self.meets_partner, self.restart_blocker = meets_partner, restart_blocker
         restarts = count and rungs - {Action.TRIM}
         self.policy = Supervision(
             mode=mode,
@@ -158,7 +158,7 @@ class GovernorMachine(RuleBasedStateMachine):
             replaceable=self.replaceable,
             idle=self.idle,
             meets_partner=self.meets_partner,
-            tied=self.tied,
+            restart_blocker=self.restart_blocker,
         )
         if self.answers and self.number != self.epoch:
             self.epoch, self.epoch_at = self.number, self.now
@@ -183,7 +183,7 @@ class GovernorMachine(RuleBasedStateMachine):
             if turn.command.verb is Verb.MEET_PARTNER:
                 assert self.answers
                 assert turn.command.epoch == view.epoch, "a new engine, and the one that serves"
-            if self.tied is not None and turn.command.verb in INTERRUPTING:
+            if self.restart_blocker is not None and turn.command.verb in INTERRUPTING:
                 assert turn.command.stalled, "nothing but a stall restarts it alone"
             if turn.command.verb in INTERRUPTING:
                 assert self.policy.mode is Mode.RECOVER

@@ -93,21 +93,21 @@ def test_an_engine_that_never_starts_is_judged_without_a_partner() -> None:
 
 def test_an_engine_that_must_not_restart_alone_is_not_restarted() -> None:
     world = World()
-    world.tied = "restart the prefill and decode pods together"
+    world.restart_blocker = "restart the prefill and decode pods together"
     world.growth, world.process = 500_000_000, "frontend"
     world.run(60)
     while not world.ended:
         assert world.now < 2_000
         world.tick(*(done(one) for one in world.commands[-1:]))
     incident = world.ended[0]
-    assert (incident.reason, incident.message) == (Reason.REFUSED, world.tied)
+    assert (incident.reason, incident.message) == (Reason.REFUSED, world.restart_blocker)
     assert not {Verb.TAKE_SLOT, Verb.DRAIN, Verb.RESTART_ENGINE} & set(world.verbs)
     assert world.governor.state.restarts == []
 
 
 def test_a_stalled_engine_is_restarted_although_it_has_a_partner() -> None:
     world = World()
-    world.tied = "restart the prefill and decode pods together"
+    world.restart_blocker = "restart the prefill and decode pods together"
     world.kind = IncidentKind.STALL
     assert world.to(Verb.TAKE_SLOT).stalled
 

@@ -56,7 +56,7 @@ def test_counts_are_bounded() -> None:
     newest = lease_counts.read_replica_restarts(one, f"{3 * MAX_REPLICAS - 1:036d}")
     assert newest.at == restarts.at[-MAX_RESTARTS_PER_REPLICA:]
     for number in range(lease_counts.MAX_RESTARTS + 10):
-        lease_counts.count_service_restart(one, f"pod-{number:08x}", WINDOW_S, NOW)
+        lease_counts.add_service_restart(one, f"pod-{number:08x}", WINDOW_S, NOW)
     assert len(lease_counts.read_service_restarts(one, WINDOW_S, NOW)) == lease_counts.MAX_RESTARTS
 
 
@@ -75,7 +75,7 @@ def test_replicas_that_count_no_more_are_forgotten() -> None:
 def test_a_reset_takes_the_replicas_part_of_the_service() -> None:
     one = lease()
     for incident in ("leaky-0-00000001", "leaky-0-00000002", "leaky-01-00000003"):
-        lease_counts.count_service_restart(one, incident, WINDOW_S, NOW)
+        lease_counts.add_service_restart(one, incident, WINDOW_S, NOW)
     lease_counts.store_replica_restarts(one, "uid-0", ReplicaRestarts((NOW,), True), WINDOW_S, NOW)
     assert lease_counts.clear_replica_restarts(one, "uid-0", "leaky-0") == 2
     left = [restart.incident for restart in lease_counts.read_service_restarts(one, WINDOW_S, NOW)]
@@ -112,7 +112,7 @@ def test_a_count_that_is_too_long_is_not_read() -> None:
 def test_new_pods_of_a_group_find_the_groups_count(group: GroupMember | None, kept: bool) -> None:
     """A restart of the group recreates its leader, which is another pod."""
     one = lease()
-    before, after = (lease_counts.replica_key(group, uid) for uid in ("uid-1", "uid-2"))
+    before, after = (lease_counts.make_replica_key(group, uid) for uid in ("uid-1", "uid-2"))
     lease_counts.store_replica_restarts(one, before, ReplicaRestarts((NOW,)), WINDOW_S, NOW)
     assert bool(lease_counts.read_replica_restarts(one, after).at) is kept
     assert lease_counts.read_replica_restarts(one, "group 5b") == NO_RESTARTS

@@ -186,7 +186,7 @@ def test_a_failed_scrape_is_no_information_and_no_fall_to_zero() -> None:
 def test_a_fall_is_a_restart_where_the_processes_are_others() -> None:
     now, replaced = [0.0], Replaced()
     pages = Pages(VLLM_PAGE, LOWER, LOWER)
-    load = ExternalLoad(pages, VLLM, lambda: now[0], replaced=replaced)  # type: ignore[arg-type]
+    load = ExternalLoad(pages, VLLM, lambda: now[0], are_helpers_replaced=replaced)  # type: ignore[arg-type]
     assert load.get_newest() is not None
     for at, replaced.yes in ((2.0, True), (4.0, False)):
         now[0] = at
@@ -321,7 +321,7 @@ def aborts(profile: EngineProfile, *pages: bytes, replaced: bool = False) -> lis
         Pages(*pages),  # type: ignore[arg-type]
         profile,
         lambda: now[0],
-        replaced=lambda: replaced,
+        are_helpers_replaced=lambda: replaced,
     )
     for _ in pages:
         newest = load.get_newest()

@@ -372,7 +372,7 @@ def played(seed: int, pages: int = 12) -> Counter[str]:
         server,  # type: ignore[arg-type]
         writer.profile,
         clock=lambda: now[0],
-        replaced=lambda: replaced[0],
+        are_helpers_replaced=lambda: replaced[0],
     )
     seen: Counter[str] = Counter()
     registries = [writer.ranks] + [

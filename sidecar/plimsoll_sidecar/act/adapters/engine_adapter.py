@@ -35,23 +35,23 @@ class EngineAdapter(Protocol):
     def can_meet_partner(self) -> bool:
         """Whether a request can be sent through the engine and its partner.
 
-        A partner is an engine with which it exchanges KV blocks.
+        A partner is an engine with which this one exchanges KV blocks.
         """
 
     @property
-    def tied_restart(self) -> str | None:
-        """Reason why a restart of this engine alone would break its partners; None if none."""
+    def restart_blocker(self) -> str | None:
+        """Reason not to restart this engine without its partners; None if there is none."""
 
     def status(self) -> Status:
         """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
 
     def metrics_page_signal(self) -> Signal | None:
-        """Return whether the engine's metrics page is usable; None if it has no such page."""
+        """Return whether the metrics page is usable; None if the engine has no such page."""
 
     def is_serving(self) -> bool:
         """Report whether the serving port answers, even with an error.
 
-        This shows that a frontend without a readable status is still running.
+        Any answer shows that the frontend is running, even if its status cannot be read.
         """
 
     def trim(self, command: Command) -> Result:

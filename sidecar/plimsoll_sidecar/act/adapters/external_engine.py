@@ -31,7 +31,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
-from plimsoll_sidecar.act.adapters.kv_transfer import can_meet, explain_tied_restart
+from plimsoll_sidecar.act.adapters.kv_transfer import can_meet, find_restart_blocker
 from plimsoll_sidecar.act.adapters.processes import (
     TERM_GRACE_S,
     OwnedEngine,
@@ -70,7 +70,7 @@ IDLE_POLLS = 2
 
 
 class ExternalEngine(OwnedEngine):
-    """Adapter of one external engine. Thread-safe: a lock protects its state.
+    """Adapter for one external engine. Thread-safe.
 
     ``group_serves`` returns whether the multi-node group of this worker serves. Without it, a
     worker always counts as serving.
@@ -90,8 +90,8 @@ class ExternalEngine(OwnedEngine):
         self._load = ExternalLoad(
             self._server,
             self._profile,
-            waiting=lambda: count_unanswered(self._port),
-            replaced=self._has_replaced_helpers,
+            count_waiting=lambda: count_unanswered(self._port),
+            are_helpers_replaced=self._has_replaced_helpers,
         )
         super().__init__(endpoint)
         self._lock = threading.Lock()
@@ -143,13 +143,13 @@ class ExternalEngine(OwnedEngine):
 
     @property
     def can_meet_partner(self) -> bool:
-        """Whether the requests through the engine and its partner are known."""
+        """Whether the supervisor knows which requests test the engine with its partner."""
         return can_meet(self._info.connector)
 
     @property
-    def tied_restart(self) -> str | None:
-        """Reason why a restart would break the partners; None if it would not."""
-        return explain_tied_restart(self._info.connector, self._info.version)
+    def restart_blocker(self) -> str | None:
+        """Reason not to restart this engine without its partners; None if there is none."""
+        return find_restart_blocker(self._info.connector, self._info.version)
 
     def metrics_page_signal(self) -> Signal | None:
         """Return whether the newest metrics page is usable; None if the engine has none."""
@@ -186,7 +186,7 @@ class ExternalEngine(OwnedEngine):
         return members
 
     def _has_replaced_helpers(self) -> bool:
-        """Report whether all helper processes of the last metrics page have been replaced."""
+        """Report whether no helper process of the last metrics page is still running."""
         return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
 
     def _make_epoch(self, found: ProcessId) -> str:
@@ -425,7 +425,7 @@ def collect_diagnostics(
     """Return the texts of all processes, suspected ones first; None if no text is available.
 
     Without a probe, only stacks are available, if py-spy can read them. A hanging process gets a
-    signal only if it is about to be ended anyway.
+    signal only right before it is ended.
     """
     texts: dict[int, bytes] = dict(probes.texts(kind))
     if kind is Diagnostic.STACKS:

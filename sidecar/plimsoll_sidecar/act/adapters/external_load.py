@@ -63,11 +63,11 @@ INCONSISTENT_PAGES_SIGNAL = Signal(
 class ExternalLoad:
     """Load from the most recent scrape, or None if that scrape failed.
 
-    ``restarts`` counts restarts within the main process. A restart is a decrease of the counters
-    while ``replaced`` returns that all helper processes have been replaced. If counters of the same
-    process decrease, several registries answer on one port (:class:`RegistryCheck`). Then no page
-    describes the whole engine, and no page is used. ``waiting`` returns the number of connections
-    that wait for an answer, or None if it is unknown.
+    ``restarts`` counts restarts within the main process. The counters of the page decrease in a
+    restart, and ``are_helpers_replaced`` then returns True. If counters of the same process
+    decrease, several registries answer on one port (:class:`RegistryCheck`). Then no page describes
+    the whole engine, and no page is used. ``count_waiting`` returns the number of connections that
+    wait for an answer, or None if it is unknown.
     """
 
     def __init__(
@@ -75,11 +75,12 @@ class ExternalLoad:
         server: HttpClient,
         profile: EngineProfile,
         clock: Callable[[], float] = time.monotonic,
-        waiting: Callable[[], int | None] = lambda: None,
-        replaced: Callable[[], bool] = lambda: False,
+        count_waiting: Callable[[], int | None] = lambda: None,
+        are_helpers_replaced: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server, self._profile, self._clock = server, profile, clock
-        self._waiting, self._replaced = waiting, replaced
+        self._count_waiting = count_waiting
+        self._are_helpers_replaced = are_helpers_replaced
         self._read = make_page_reader(profile.iterate_series())
         self._registry = RegistryCheck(profile)
         self._aborts = AbortCounter(profile)
@@ -125,7 +126,7 @@ class ExternalLoad:
             self.signal = _make_status_signal(status)
             return
         page = self._read(body)
-        if not self._registry.is_consistent(page) and self._replaced():
+        if not self._registry.is_consistent(page) and self._are_helpers_replaced():
             self.restarts += 1
             self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
             self._registry.is_consistent(page)
@@ -155,7 +156,7 @@ class ExternalLoad:
                 self._entered, self._known = entered, known
             self._entered = min(self._entered, entered)
             known = max(known, min(entered, self._known + entered - self._entered))
-        load.inflight = max(known, self._waiting() or 0)
+        load.inflight = max(known, self._count_waiting() or 0)
         if moved == self._moved and load.inflight:
             self._next = now + STALLED_SCRAPE_S
             load.paused = self._pause.read()
@@ -226,7 +227,7 @@ class RegistryCheck:
         return self._disagreed > 1 or (self._disagreed == 1 and self._agreed < MIN_CONSISTENT_PAGES)
 
     def add_absent_ranks(self, page: Page) -> None:
-        """Add the last counts of ranks that are absent from the page."""
+        """Add the last known counts of the ranks that are absent from the page."""
         page.add_absent_counters(self._counters)
 
 
@@ -240,9 +241,9 @@ class _ServerLoad(msgspec.Struct):
 
 
 def read_load(page: Page, profile: EngineProfile) -> Load | None:
-    """Return the load from the page; None if the page does not show the running requests.
+    """Return the load from the page; None if the page lacks the number of running requests.
 
-    A sum needs all of its series. A series without a line is unknown, not zero.
+    A sum is unknown if one of its series has no line on the page.
     """
     known = {
         figure: value
@@ -262,15 +263,15 @@ def read_load(page: Page, profile: EngineProfile) -> Load | None:
     )
     load.deferred = None if deferred is None else int(deferred)
     load.steps_total = next(
-        (steps for one in profile.steps if (steps := _sum(page, one)) is not None), None
+        (steps for one in profile.steps if (steps := _sum_series(page, one)) is not None), None
     )
     if profile.steps_are_progress and load.steps_total is None:
         load.prompt_tokens_total = load.generation_tokens_total = None
     return load
 
 
-def _sum(page: Page, every: Iterable[Series]) -> int | None:
-    values = [page.value(one) for one in every]
+def _sum_series(page: Page, series: Iterable[Series]) -> int | None:
+    values = [page.value(one) for one in series]
     known = [value for value in values if value is not None]
     return int(sum(known)) if len(known) == len(values) else None
 
@@ -350,10 +351,7 @@ class _PauseAnswer(msgspec.Struct):
 
 
 class PauseReader:
-    """Reader of whether the server is paused.
-
-    Without a ``path``, the answer is unknown.
-    """
+    """Read whether the server is paused; unknown without a ``path``."""
 
     def __init__(
         self,

@@ -36,10 +36,10 @@ _METRIC_PREFIX_PATTERN = rb'^(?:\{")?(?:ray_)?%s[:_]'
 
 
 class ServerInfo:
-    """The routes of the profile that the server has, and the version that it reports.
+    """Routes of the profile that the server has, and the version that it reports.
 
     ``kv_lease_s`` is the longest time in seconds that the server holds KV blocks for another
-    engine, and ``connector`` the part of the server that exchanges them; empty without one.
+    engine. ``connector`` is the name of its KV connector; empty without one.
     """
 
     def __init__(self, endpoint: EngineEndpoint, server: HttpClient, owned: OwnedProcesses) -> None:
@@ -96,7 +96,7 @@ class ServerInfo:
             raise EngineError(trouble)
 
     def _is_expected_program(self) -> bool:
-        """Report whether the server is the expected program or in the engine's own container."""
+        """Report whether the server is the expected program or runs in the engine's container."""
         members = self._owned.find_or_none()
         if members is None:  # the process has ended since it answered
             return False
@@ -119,7 +119,7 @@ class ServerInfo:
         self._next_version_at = math.inf if found else now + VERSION_RETRY_S
 
     def _read_transfer_arguments(self) -> None:
-        """Read how the server exchanges KV blocks from its main process."""
+        """Read the KV connector's settings from the command line of the main process."""
         members = self._owned.find_or_none()
         if members is None or members.main is None:
             return

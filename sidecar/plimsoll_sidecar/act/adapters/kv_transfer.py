@@ -41,12 +41,12 @@ UNKNOWN_CONNECTOR_LEASE_S = 480.0
 """Assumed lease of a producer whose connector is not in this table."""
 NIXL = "Nixl"
 """Prefix of the names of vLLM's connectors that use NIXL."""
-LAST_TIED_VERSIONS = {NIXL: (0, 26)}
-"""The last version of vLLM, by connector, whose engines cannot connect to a restarted partner.
+LAST_BLOCKED_VERSIONS = {NIXL: (0, 26)}
+"""Last version of vLLM, by connector, in which an engine cannot reconnect to a restarted partner.
 
 vLLM up to 0.26 installs NIXL up to 1.3.2. With it, decode engines crash, or transfers fail, once
 the other side has restarted (vllm-project/vllm#49238). Later versions are restarted alone, and
-tried with their partners.
+then tested with their partners.
 """
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
@@ -55,54 +55,54 @@ MAX_CONNECTORS = 16
 
 
 def read_lease_s(
-    kind: EngineType, words: Sequence[str], environment: Environment = lambda name: None
+    kind: EngineType, arguments: Sequence[str], environment: Environment = lambda name: None
 ) -> float | None:
     """Return the longest time in seconds for which the engine holds blocks for another one.
 
-    ``words`` is the command line. None if the engine holds no blocks, or if its configuration
+    ``arguments`` is the command line. None if the engine holds no blocks, or if its configuration
     cannot be read.
     """
     if kind is EngineType.SGLANG:
-        if next(option_values(words, DISAGGREGATION_MODE), "null") == "null":
+        if next(option_values(arguments, DISAGGREGATION_MODE), "null") == "null":
             return None
         return _parse_seconds(environment("SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), SGLANG_LEASE_S)
     if kind is not EngineType.VLLM:
         return None
-    config = transfer_config(words)
+    config = transfer_config(arguments)
     if config is None:
         return None
     leases = [_connector_lease_s(one, environment) for one in _iterate_connectors(config)]
     return max((lease for lease in leases if lease is not None), default=None)
 
 
-def read_connector(kind: EngineType, words: Sequence[str]) -> str:
-    """Return vLLM's name of the connector in a command line; empty without one.
+def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
+    """Return the name of vLLM's KV connector in a command line; empty without one.
 
-    The one that uses NIXL comes before others, because it decides how engines connect.
+    Of several, a connector that uses NIXL is returned, because it decides how engines connect.
     """
-    config = transfer_config(words) if kind is EngineType.VLLM else None
+    config = transfer_config(arguments) if kind is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
     return next((name for name in names if name.startswith(NIXL)), names[0] if names else "")
 
 
 def can_meet(connector: str) -> bool:
-    """Report whether the two requests, to a prefill and to a decode engine, are known."""
+    """Report whether the test requests to a prefill and to a decode engine are known."""
     return connector.startswith(NIXL)
 
 
-def explain_tied_restart(connector: str, version: str) -> str | None:
+def find_restart_blocker(connector: str, version: str) -> str | None:
     """Return why an engine must restart together with its partners; None if it need not.
 
-    ``version`` is vLLM's. An unknown version may restart, and is tried with its partner afterwards.
+    ``version`` is vLLM's. If it is unknown, the engine may restart alone.
     """
-    tied = (last for prefix, last in LAST_TIED_VERSIONS.items() if connector.startswith(prefix))
+    tied = (last for prefix, last in LAST_BLOCKED_VERSIONS.items() if connector.startswith(prefix))
     last = next(tied, None)
     found = _VERSION.match(version)
     if last is None or found is None or tuple(map(int, found.groups())) > last:
         return None
     return (
-        f"vLLM {version} with {connector} breaks the engines that it exchanges KV blocks with if "
-        f"only one of them restarts: restart the prefill and decode pods together, or upgrade vLLM "
+        f"with vLLM {version} and {connector}, a restart of one engine breaks the engines that it "
+        f"exchanges KV blocks with: restart the prefill and decode pods together, or upgrade vLLM "
         f"beyond {last[0]}.{last[1]}"
     )
 

@@ -21,7 +21,7 @@ from plimsoll_api.admin import (
 )
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_sidecar.act.adapters.processes import OwnedEngine, end_leftovers
+from plimsoll_sidecar.act.adapters.processes import OwnedEngine, end_orphaned_helpers
 from plimsoll_sidecar.clients.http import (
     MAX_BODY_BYTES,
     Answer,
@@ -153,7 +153,7 @@ class PlimsollEngine(OwnedEngine):
         result = self._run_operation(command, "/restart", body, limit_s, ends_engine=True)
         if result.outcome is not Outcome.SUCCEEDED or before is None:
             return result
-        ending = end_leftovers(before)
+        ending = end_orphaned_helpers(before)
         outcome = Outcome.SUCCEEDED if ending.error is None else Outcome.FAILED
         summary = (result.message, ending.summary, ending.error)
         return _make_result(command, outcome, "; ".join(filter(None, summary)))

@@ -87,26 +87,30 @@ class TerminationResult(msgspec.Struct, frozen=True):
 
 
 class Terminator:
-    """Terminator of the processes of one engine.
+    """End the processes of one engine with signals.
 
     ``is_allowed`` is called before every signal and returns whether the process still belongs to
     the engine. Children that start meanwhile are ended, too. The main process cannot work without
-    its ``parts``.
+    ``required_helpers``.
     """
 
     def __init__(
         self,
-        everyone: Iterable[ProcessId],
+        processes: Iterable[ProcessId],
         is_allowed: Callable[[ProcessId], bool] = lambda process: True,
-        parts: Iterable[ProcessId] = (),
+        required_helpers: Iterable[ProcessId] = (),
     ) -> None:
-        self._processes, self._allowed, self._parts = set(everyone), is_allowed, set(parts)
+        self._processes, self._allowed, self._required_helpers = (
+            set(processes),
+            is_allowed,
+            set(required_helpers),
+        )
         self._refused: dict[ProcessId, str] = {}
 
     def terminate(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> TerminationResult:
         """End ``main`` with SIGTERM and, after a grace period, SIGKILL. Then end all others.
 
-        The grace period is short once all parts have ended.
+        The grace period is short once all required helpers have ended.
         """
         summary: list[str] = []
         if main is not None and is_running(main):
@@ -143,8 +147,8 @@ class Terminator:
         """Return the signal that ended the process, or the last one that was sent."""
         self._send_signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        if self._parts:
-            self._wait_until_ended({process}, grace_s, until=self._have_parts_ended)
+        if self._required_helpers:
+            self._wait_until_ended({process}, grace_s, until=self._have_required_helpers_ended)
             deadline = min(deadline, time.monotonic() + NO_HELPERS_GRACE_S)
         self._wait_until_ended({process}, deadline - time.monotonic())
         if not is_running(process):
@@ -162,9 +166,8 @@ class Terminator:
         self._processes |= alive
         return alive
 
-    def _have_parts_ended(self) -> bool:
-        """Report whether all parts have ended."""
-        return not any(is_running(part) for part in self._parts)
+    def _have_required_helpers_ended(self) -> bool:
+        return not any(is_running(part) for part in self._required_helpers)
 
     def _wait_until_ended(
         self,
@@ -226,7 +229,7 @@ class OwnedEngine:
         return False
 
     @property
-    def tied_restart(self) -> str | None:
+    def restart_blocker(self) -> str | None:
         """None, because a restart of this engine breaks no other one."""
         return None
 
@@ -371,7 +374,7 @@ class OwnedProcesses:
                 # A known main process can still be ended: its start time protects a reused PID.
                 members = EngineProcesses(main, (main,) if main is not None else ())
                 if main is None or not is_running(main):
-                    return TerminationResult(f"no process was running: {none}")
+                    return TerminationResult(f"no process of the engine was running: {none}")
         if main is not None and members.main is not None and members.main != main:
             left = tuple(p for p in members.processes if p.started < members.main.started)
             members = EngineProcesses(main, left, None)
@@ -380,7 +383,7 @@ class OwnedProcesses:
         )
 
 
-def end_leftovers(members: EngineProcesses) -> TerminationResult:
+def end_orphaned_helpers(members: EngineProcesses) -> TerminationResult:
     """End the remaining processes of an engine whose main process has ended.
 
     Does nothing while the main process is running.
@@ -393,19 +396,21 @@ def end_leftovers(members: EngineProcesses) -> TerminationResult:
     return _make_terminator(members).terminate(None)
 
 
-def _make_terminator(members: EngineProcesses, parts: Iterable[ProcessId] = ()) -> Terminator:
+def _make_terminator(
+    members: EngineProcesses, required_helpers: Iterable[ProcessId] = ()
+) -> Terminator:
     container = members.container
     return Terminator(
         members.processes,
         lambda process: container is None or is_in_container(process.pid, container),
-        parts,
+        required_helpers,
     )
 
 
 class TrimEffect(msgspec.Struct, frozen=True):
     """Bytes that a trim freed: negative if memory grew meanwhile, None if unknown.
 
-    ``has_devices`` is whether the engine has devices.
+    ``has_devices`` states whether the engine uses devices.
     """
 
     host: int | None
@@ -414,7 +419,7 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """``Unknown`` if nothing was seen to be freed and part of the memory was not measured."""
+        """``Unknown`` if no freed memory was measured, and a part was not measured."""
         if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:
             return Outcome.SUCCEEDED
         unmeasured = self.host is None or (self.has_devices and self.device is None)
@@ -430,11 +435,11 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
 
 def measure_trim_effect(
-    before: int | None, after: int | None, device: int | None, devices: bool
+    host_before: int | None, host_after: int | None, device_freed: int | None, has_devices: bool
 ) -> TrimEffect:
-    """Return how much host memory the trim freed; ``device`` is what torch freed."""
-    host = None if before is None or after is None else before - after
-    return TrimEffect(host, device, devices)
+    """Return the effect of a trim, in bytes. ``device_freed`` is what PyTorch reports as freed."""
+    host = None if host_before is None or host_after is None else host_before - host_after
+    return TrimEffect(host, device_freed, has_devices)
 
 
 def measure_trimmable_bytes(pids: Iterable[int]) -> int | None:
