@@ -72,7 +72,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Close timed-out connections once a second. uvicorn calls this ten times a second."""
         if counter % 10 == 0:
-            self.connections.sweep()
+            self.connections.close_timed_out()
         return await super().on_tick(counter)
 
     @contextlib.contextmanager

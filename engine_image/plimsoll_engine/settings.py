@@ -366,7 +366,7 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
     if flags.speculative_config is None:
         return None
     try:
-        found = speculative.parse(flags.speculative_config)
+        found = speculative.parse_speculative(flags.speculative_config)
     except ValueError as error:
         raise UsageError(f"--speculative-config: {error}") from None
     if found.model is None:
@@ -424,7 +424,7 @@ def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Lor
     found: dict[str, LoraModule] = {}
     for text in flags.lora_modules:
         try:
-            module = lora_modules.parse(text)
+            module = lora_modules.parse_lora_module(text)
         except ValueError as error:
             raise UsageError(f"--lora-modules {text}: {error}") from None
         name = module.name

@@ -32,15 +32,18 @@ LARGE_BODIES = (
 def make(name: str, folder: Path) -> Target:
     match name:
         case "to-worker":
-            return _target(worker_ipc.to_worker.decode, worker_ipc.ToWorker)
+            return _target(worker_ipc.to_worker_decoder.decode, worker_ipc.ToWorker)
         case "from-worker":
             return _target(_frontend(folder), worker_ipc.FromWorker)
         case "zygote":
-            return _target(_both(zygote_ipc.to_zygote, zygote_ipc.from_zygote),
+            return _target(_both(zygote_ipc.to_zygote_decoder, zygote_ipc.from_zygote_decoder),
                            zygote_ipc.ToZygote | zygote_ipc.FromZygote)  # fmt: skip
     from plimsoll_engine.messages import rank_ipc  # torch comes along
 
-    return _target(_both(rank_ipc.to_rank, rank_ipc.from_rank), rank_ipc.Command | rank_ipc.Reply)
+    return _target(
+        _both(rank_ipc.to_rank_decoder, rank_ipc.from_rank_decoder),
+        rank_ipc.Command | rank_ipc.Reply,
+    )
 
 
 def _target(take: Callable[[bytes], Any], kinds: Any) -> Target:
@@ -92,7 +95,7 @@ def _frontend(folder: Path) -> Callable[[bytes], None]:
     engine = loop.run_until_complete(make_engine())
 
     def take(data: bytes) -> None:
-        engine._handle(worker_ipc.from_worker.decode(data))
+        engine._handle(worker_ipc.from_worker_decoder.decode(data))
         engine.metrics.render()
         engine.load()
         engine.list_ledger_entries()

@@ -120,13 +120,13 @@ class Harness:
         forked = self.control.wait_for(Forked)
         self.pids.append(forked.pid)
         connection, _ = self.server.accept()
-        link = Link(connection, worker_ipc.from_worker.decode)
+        link = Link(connection, worker_ipc.from_worker_decoder.decode)
         self.links.append(link)
         assert link.next() == worker_ipc.Hello(epoch, forked.pid)
         return forked.pid, link
 
     def _from_zygote(self, body: bytes) -> zygote_ipc.FromZygote:
-        message: zygote_ipc.FromZygote = zygote_ipc.from_zygote.decode(body)
+        message: zygote_ipc.FromZygote = zygote_ipc.from_zygote_decoder.decode(body)
         if isinstance(message, Exited):
             self.ended.add(message.pid)
         return message
@@ -477,7 +477,7 @@ def test_a_worker_that_cannot_start_says_why_and_exits(checkpoint: Path, tmp_pat
         for _, message in BAD_CONFIGS:
             connection, _ = server.accept()
             with connection:
-                link = Link(connection, worker_ipc.from_worker.decode)
+                link = Link(connection, worker_ipc.from_worker_decoder.decode)
                 while not isinstance(failed := link.next(), worker_ipc.WorkerFailure):
                     if isinstance(failed, worker_ipc.Prepared):
                         send(link, worker_ipc.TakeOver())

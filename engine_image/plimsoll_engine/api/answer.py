@@ -28,7 +28,7 @@ from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
 from plimsoll_engine.api.responses import DONE, Choice, Envelope, encode_event, make_usage_object
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
-from plimsoll_engine.http.budget import BodyBudget, OverBudget
+from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceeded
 
 log = logging.getLogger(__name__)
 
@@ -220,8 +220,8 @@ class GenerationResponse(Response):
         with self._budget.open(self._client) as reservation:
             try:
                 reservation.reserve(size)
-            except OverBudget as error:
-                raise _make_no_memory_error(error.client) from None
+            except BodyBudgetExceeded as error:
+                raise _make_no_memory_error(error.by_client) from None
             reservation.add_held(size)
             yield
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from plimsoll_engine.api.auth import TENANT
-from plimsoll_engine.http.budget import BodyBudget, OverBudget, Reservation
+from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceeded, Reservation
 from plimsoll_engine.http.fair_semaphore import WaitDisconnect
 from plimsoll_engine.http.limits import SMALL_BODY_BYTES, HttpLimits
 
@@ -59,8 +59,8 @@ class BodyReader:
             try:
                 reservation.reserve(declared or 0)
                 raw = await self._read(request, max_bytes, declared is not None, reservation)
-            except OverBudget as error:
-                status, code = (429, "too_many_bytes") if error.client else (503, "overloaded")
+            except BodyBudgetExceeded as error:
+                status, code = (429, "too_many_bytes") if error.by_client else (503, "overloaded")
                 raise BodyRefused(status, code, str(error)) from None
             yield Body(raw, client, functools.partial(wait_for_disconnect, request.receive))
 
@@ -73,7 +73,7 @@ class BodyReader:
         while True:
             try:
                 async with asyncio.timeout_at(
-                    started + self._limits.compute_body_deadline_s(len(body))
+                    started + self._limits.compute_body_timeout_s(len(body))
                 ):
                     chunk = await anext(chunks, None)
             except TimeoutError:
@@ -81,7 +81,7 @@ class BodyReader:
                     408,
                     "body_timeout",
                     "the body did not arrive within"
-                    f" {self._limits.compute_body_deadline_s(len(body)):.0f} s:"
+                    f" {self._limits.compute_body_timeout_s(len(body)):.0f} s:"
                     f" only {len(body)} bytes arrived",
                 ) from None
             if chunk is None:

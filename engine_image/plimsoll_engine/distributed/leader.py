@@ -51,7 +51,7 @@ class _Peer:
                 return None
             if not (data := self.socket.recv(1 << 20)):
                 raise ConnectionError("the rank closed the connection")
-            self._heard += map(rank_ipc.from_rank.decode, self._reader.feed(data))
+            self._heard += map(rank_ipc.from_rank_decoder.decode, self._reader.feed(data))
         return self._heard.popleft()
 
 

@@ -62,7 +62,7 @@ class Link:
                 raise LeaderGone(f"rank 0: {error}") from None
             if not data:
                 raise LeaderGone("rank 0 has exited")
-            self._commands += map(rank_ipc.to_rank.decode, self._reader.feed(data))
+            self._commands += map(rank_ipc.to_rank_decoder.decode, self._reader.feed(data))
         return self._commands.popleft()
 
     def wait_closed(self, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from plimsoll_engine.errors import UsageError
 TOOL_CALL_PARSERS = (
     "hermes", "llama3_json", "mistral", "qwen3_coder", "glm45", "deepseek_v3", "pythonic", "openai",
 )  # fmt: skip
-"""Tool call parsers, named as in vLLM."""
+"""Names of the tool call parsers. They are vLLM's."""
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,10 +22,10 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``auto`` applies the checkpoint's sampling defaults.
 
     ``return_tokens_as_token_ids`` is the default for requests without this field.
-    ``force_include_usage`` adds the usage to every chunk of a stream. ``tokenizer_info`` enables
-    ``/tokenizer_info``. If ``tool_call_parser`` is None, the chat template determines the parser.
-    ``strict_requests`` refuses unknown fields. ``skip_hosted_tools`` drops tools that only OpenAI
-    runs. ``allowed_origins`` are the origins that CORS allows.
+    ``force_include_usage`` adds usage statistics to every chunk of a stream. ``tokenizer_info``
+    enables ``/tokenizer_info``. If ``tool_call_parser`` is None, the parser is selected by the chat
+    template. ``strict_requests`` refuses unknown fields. ``skip_hosted_tools`` ignores tools that
+    only OpenAI runs. ``allowed_origins`` are the origins that CORS allows.
     """
 
     chat_template: Path | None = None
@@ -66,7 +66,10 @@ def from_flags(flags: argparse.Namespace) -> ApiSettings:
     """Return the settings of the parsed command line. Raises UsageError for a missing file."""
     template: Path | None = flags.chat_template
     if template is not None and not template.is_file():
-        raise UsageError(f"--chat-template {template}: the file does not exist or cannot be read")
+        raise UsageError(
+            f"--chat-template {template}: the file does not exist or cannot be read; use a file "
+            "with a Jinja template"
+        )
     return ApiSettings(
         chat_template=None if template is None else template.resolve(),
         generation_config=flags.generation_config,

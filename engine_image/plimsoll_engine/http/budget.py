@@ -1,8 +1,8 @@
-"""Memory budget of request bodies and answers, in total and per client.
+"""Memory budget of request bodies and of answers, in total and per client.
 
-The size of a body is reserved according to its Content-Length before the body is read, so an
-oversized request is refused before it takes memory. Reserved bytes count against the budget. Held
-bytes are the bytes that have been received, which the ledger reports.
+Before a body is read, its Content-Length is reserved, so an oversized request is refused before it
+takes memory. The budget limits the reserved bytes. The ledger reports the held bytes, which are
+those received so far.
 """
 
 from __future__ import annotations
@@ -12,28 +12,26 @@ from collections.abc import Callable
 from plimsoll_engine.http.limits import SMALL_BODY_BYTES
 
 
-class OverBudget(Exception):
-    """The budget has no space for this body.
+class BodyBudgetExceeded(Exception):
+    """A body exceeds the budget.
 
-    ``client`` is True if this client exceeds its share, and False if all clients together use up
-    the budget.
+    ``by_client`` is True if it exceeds the client's half, and False if it exceeds the total.
     """
 
-    def __init__(self, message: str, client: bool) -> None:
+    def __init__(self, message: str, by_client: bool) -> None:
         super().__init__(message)
-        self.client = client
+        self.by_client = by_client
 
 
 class BodyBudget:
-    """Byte budget of all bodies larger than SMALL_BODY_BYTES. A client may use half of it.
+    """Memory budget of all bodies larger than SMALL_BODY_BYTES. A client may use half of it.
 
-    ``total`` returns the current size of the budget. ``connections`` is the maximum number of
-    connections.
+    ``get_total_bytes`` returns the current size of the budget.
     """
 
-    def __init__(self, total: Callable[[], int], connections: int) -> None:
-        self._total = total
-        self._connections = connections
+    def __init__(self, get_total_bytes: Callable[[], int], max_connections: int) -> None:
+        self._get_total_bytes = get_total_bytes
+        self._max_connections = max_connections
         self._reserved = 0
         self._reserved_by_client: dict[str, int] = {}
         self.held = 0
@@ -41,26 +39,26 @@ class BodyBudget:
     @property
     def bound(self) -> int:
         """Maximum of ``held``: the budget, plus a small body on each connection."""
-        return self._total() + self._connections * SMALL_BODY_BYTES
+        return self._get_total_bytes() + self._max_connections * SMALL_BODY_BYTES
 
     def open(self, client: str) -> Reservation:
         """Return a context manager that reserves memory for one body of ``client``."""
         return Reservation(self, client)
 
     def _reserve(self, client: str, size: int) -> None:
-        total = self._total()
+        total = self._get_total_bytes()
         own = self._reserved_by_client.get(client, 0)
         if own + size > total // 2:
-            raise OverBudget(
+            raise BodyBudgetExceeded(
                 f"no memory for a body of {size} bytes: your other requests use {own} of the"
-                f" {total // 2} bytes per client; wait for one to finish",
-                client=True,
+                f" {total // 2} bytes per client; retry when one has finished",
+                by_client=True,
             )
         if self._reserved + size > total:
-            raise OverBudget(
+            raise BodyBudgetExceeded(
                 f"no memory for a body of {size} bytes: {self._reserved} of {total} bytes for"
-                " request bodies are in use; try again",
-                client=False,
+                " request bodies are in use; retry later",
+                by_client=False,
             )
         self._reserved += size
         self._reserved_by_client[client] = own + size
@@ -75,7 +73,7 @@ class BodyBudget:
 
 
 class Reservation:
-    """Reserved memory of one body. Leaving the context releases it."""
+    """Memory reservation of one body. Leaving the context releases it."""
 
     def __init__(self, budget: BodyBudget, client: str) -> None:
         self._budget = budget
@@ -84,13 +82,13 @@ class Reservation:
         self._held = 0
 
     def reserve(self, size: int) -> None:
-        """Raise the reservation to ``size`` bytes. Raises :class:`OverBudget`."""
+        """Increase the reservation to ``size`` bytes. Raises :class:`BodyBudgetExceeded`."""
         if size > SMALL_BODY_BYTES and size > self._reserved:
             self._budget._reserve(self._client, size - self._reserved)
             self._reserved = size
 
     def add_held(self, size: int) -> None:
-        """Count ``size`` more received bytes."""
+        """Count ``size`` more bytes as received."""
         self._held += size
         self._budget.held += size
 

@@ -1,8 +1,8 @@
 """HTTP connection of uvicorn with timeouts for slow or stalled clients.
 
 A client may send no header or an endless one, stop within a body, or stop reading its answer.
-:meth:`Connection.check` runs every second and closes connections that exceed their timeouts. A slow
-client that makes progress keeps its connection.
+:meth:`Connection.close_if_timed_out` runs every second. A slow client that makes progress keeps its
+connection.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import h11
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from plimsoll_engine.http.limits import HEADER_BYTES, LINGER_S, HttpLimits
+from plimsoll_engine.http.limits import LINGER_TIMEOUT_S, MAX_HEADER_BYTES, HttpLimits
 from plimsoll_engine.http.request_framing import StrictConnection
 
 ErrorBody = Callable[[int, str, str], bytes]
-"""Function that returns the body of an error response for its status, message and code."""
+"""Function that returns the body of an error response, given its status, message and code."""
 
 
 class ConnectionRegistry(Protocol):
     """Interface of the registry of a server's connections."""
 
     limits: HttpLimits
-    overloaded: ASGIApp
+    overload_app: ASGIApp
     error_body: ErrorBody
 
     def add(self, connection: Connection) -> None:
-        """Register ``connection``, or refuse it if the limit is reached."""
+        """Register ``connection``, or refuse it if there are too many."""
 
     def discard(self, connection: Connection) -> None:
         """Remove ``connection``."""
@@ -41,7 +41,7 @@ class ConnectionRegistry(Protocol):
 
 
 class _CountingTransport:
-    """Transport that counts written bytes and asks ``may_close`` before it closes."""
+    """Transport that counts written bytes, and closes only if ``may_close`` returns True."""
 
     def __init__(self, transport: asyncio.Transport, may_close: Callable[[], bool]) -> None:
         self._transport = transport
@@ -54,10 +54,7 @@ class _CountingTransport:
 
     @property
     def sent(self) -> int:
-        """Number of bytes that the kernel has accepted.
-
-        It does not change while the client reads nothing.
-        """
+        """Number of written bytes that the kernel has accepted."""
         return self.written - self._transport.get_write_buffer_size()
 
     def close(self) -> None:
@@ -69,16 +66,16 @@ class _CountingTransport:
 
 
 class Connection(H11Protocol):
-    """Connection that closes when its client exceeds a timeout."""
+    """HTTP connection that closes when its client exceeds a timeout."""
 
     conn: StrictConnection
 
     def __init__(self, registry: ConnectionRegistry, **options: Any) -> None:
         super().__init__(**options)
-        self.conn = StrictConnection(h11.SERVER, HEADER_BYTES)
+        self.conn = StrictConnection(h11.SERVER, MAX_HEADER_BYTES)
         self._registry = registry
         self.idle_since = time.monotonic()
-        """Time in monotonic seconds at which the connection began to wait for a request."""
+        """Monotonic time in seconds since when the connection waits for a request."""
         self._header_since: float | None = self.idle_since
         self._sent = 0
         self._sent_at = self.idle_since
@@ -87,11 +84,11 @@ class Connection(H11Protocol):
 
     @property
     def host(self) -> str:
-        """The client's address; empty on a Unix socket."""
+        """IP address of the client; empty on a Unix socket."""
         return self.client[0] if self.client else ""
 
     @property
-    def working(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether a complete request is being answered."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
@@ -114,13 +111,13 @@ class Connection(H11Protocol):
 
     def refuse(self) -> None:
         """Answer the next request with 503, because the server has too many connections."""
-        self.app = self._registry.overloaded
+        self.app = self._registry.overload_app
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes. Closes the connection if too many are pipelined."""
+        """Process received bytes. Close the connection if it pipelines too many."""
         if self._half_closed or self.transport.is_closing():
             return
-        if self.working and len(data) > HEADER_BYTES:
+        if self.is_answering and len(data) > MAX_HEADER_BYTES:
             # uvicorn would buffer pipelined requests without a limit.
             self.abort("pipelined")
             return
@@ -136,18 +133,18 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     @property
-    def _answered_early(self) -> bool:
-        """Whether the answer was complete before the whole body arrived."""
+    def _is_answered_early(self) -> bool:
+        """Whether the answer was completed before the request's body was."""
         cycle = self.cycle
         return cycle is not None and cycle.response_complete and cycle.more_body
 
     def _may_close(self) -> bool:
-        """Return True if the socket may be closed now. Otherwise, shut down only the write side.
+        """Return True if the socket may be closed now. Otherwise, close only its write side.
 
-        Closing the socket while bytes arrive would reset the connection, and the client could lose
-        the answer.
+        Closing the socket while the client sends its body would reset the connection, and the
+        client could lose the answer.
         """
-        if self._half_closed or not self._answered_early or not self.transport.can_write_eof():
+        if self._half_closed or not self._is_answered_early or not self.transport.can_write_eof():
             return True
         self._half_closed = True
         self.transport.write_eof()
@@ -155,12 +152,12 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer an invalid HTTP request with the API's error body, and close the connection."""
-        self._send_error_and_close(400, self.conn.fault or msg, "invalid_http")
+        self._send_error_and_close(400, self.conn.error_message or msg, "invalid_http")
 
-    def check(self, now: float) -> None:
+    def close_if_timed_out(self, now: float) -> None:
         """Close the connection if its client exceeded a timeout.
 
-        ``now`` is in monotonic seconds.
+        ``now`` is a value of ``time.monotonic()``.
         """
         limits = self._registry.limits
         transport: Any = self.transport
@@ -172,8 +169,8 @@ class Connection(H11Protocol):
             return
         if transport.is_closing():
             return
-        if self._answered_early:
-            if now - self.idle_since > LINGER_S:
+        if self._is_answered_early:
+            if now - self.idle_since > LINGER_TIMEOUT_S:
                 self.abort("linger_timeout")
         elif (
             self._header_since is not None
@@ -188,12 +185,15 @@ class Connection(H11Protocol):
             self.transport.close()  # no byte of a request came
             return
         seconds = f"{self._registry.limits.header_timeout_s:g}"
-        message = f"the request's header did not arrive within {seconds} s"
+        message = f"the request's header was not received within {seconds} s: send it faster"
         self._send_error_and_close(408, message, "header_timeout")
 
-    def abort(self, why: str) -> None:
-        """Close the connection at once and drop unsent bytes. ``why`` is one of REASONS."""
-        self._registry.count_closed(why)
+    def abort(self, reason: str) -> None:
+        """Close the connection at once and discard unsent bytes.
+
+        ``reason`` is one of :data:`plimsoll_engine.http.connections.CLOSE_REASONS`.
+        """
+        self._registry.count_closed(reason)
         self.transport.abort()
 
     def _send_error_and_close(self, status: int, message: str, code: str) -> None:

@@ -1,4 +1,4 @@
-"""Limit the number of a server's connections, and evict idle connections."""
+"""Registry of a server's connections. It limits their number and evicts idle ones."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from starlette.types import ASGIApp
 
 from plimsoll_engine.http.connection import Connection, ErrorBody
 from plimsoll_engine.http.limits import HttpLimits
-from plimsoll_engine.http.slices import WAITING_BYTES
+from plimsoll_engine.http.slices import MAX_WRITE_BUFFER_BYTES
 
 REFUSED_CONNECTIONS = 64
-"""Number of connections beyond the limit that get a 503 answer. Further ones are closed."""
+"""Number of connections beyond the limit that get status 503. Further ones are closed."""
 EVICTION_DIVISOR = 16
-"""Divisor of the maximum number of connections: how many are evicted together."""
+"""A sixteenth of the maximum number of connections is evicted at once."""
 
-REASONS = (
+CLOSE_REASONS = (
     "header_timeout", "write_timeout", "linger_timeout", "pipelined", "evicted", "refused",
 )  # fmt: skip
 
 
 class Connections:
-    """Open connections of a server.
+    """Registry of a server's open connections.
 
-    ``overloaded`` answers requests on connections beyond the limit. ``closed`` counts the
+    ``overload_app`` answers requests on connections beyond the limit. ``closed`` counts the
     connections that the server closed, by reason.
     """
 
-    def __init__(self, limits: HttpLimits, overloaded: ASGIApp, error_body: ErrorBody) -> None:
+    def __init__(self, limits: HttpLimits, overload_app: ASGIApp, error_body: ErrorBody) -> None:
         self.limits = limits
-        self.overloaded = overloaded
+        self.overload_app = overload_app
         self.error_body = error_body
-        self.closed: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self.closed: Counter[str] = Counter(dict.fromkeys(CLOSE_REASONS, 0))
         self._open: dict[Connection, None] = {}
 
     def __len__(self) -> int:
@@ -46,16 +46,16 @@ class Connections:
     @property
     def bound(self) -> int:
         """Maximum of ``nbytes``."""
-        return (self.limits.max_connections + REFUSED_CONNECTIONS) * WAITING_BYTES
+        return (self.limits.max_connections + REFUSED_CONNECTIONS) * MAX_WRITE_BUFFER_BYTES
 
     def add(self, connection: Connection) -> None:
-        """Register ``connection``.
+        """Register ``connection``, or refuse it if there are too many and none is idle.
 
-        If the limit is reached, first evict the connections that have waited longest for a request,
-        from the host with the most connections. If all connections are busy, refuse the new one.
+        At the limit, evict the connections that have been idle longest, beginning with those of the
+        host with the most connections.
         """
         if len(self._open) >= self.limits.max_connections:
-            self._make_room()
+            self._evict_idle()
         if len(self._open) >= self.limits.max_connections:
             self.count_closed("refused")
             if len(self._open) >= self.limits.max_connections + REFUSED_CONNECTIONS:
@@ -72,18 +72,18 @@ class Connections:
         """Count a connection that the server closed for ``reason``."""
         self.closed[reason] += 1
 
-    def sweep(self) -> None:
+    def close_timed_out(self) -> None:
         """Close the connections whose clients exceeded a timeout."""
         now = time.monotonic()
         for connection in list(self._open):
-            connection.check(now)
+            connection.close_if_timed_out(now)
 
-    def _make_room(self) -> None:
-        waiting = [connection for connection in self._open if not connection.working]
-        if not waiting:
+    def _evict_idle(self) -> None:
+        idle = [connection for connection in self._open if not connection.is_answering]
+        if not idle:
             return
         hosts = Counter(connection.host for connection in self._open)
-        waiting.sort(key=lambda connection: (-hosts[connection.host], connection.idle_since))
-        for connection in waiting[: max(1, self.limits.max_connections // EVICTION_DIVISOR)]:
+        idle.sort(key=lambda connection: (-hosts[connection.host], connection.idle_since))
+        for connection in idle[: max(1, self.limits.max_connections // EVICTION_DIVISOR)]:
             connection.abort("evicted")
             self.discard(connection)

@@ -1,4 +1,4 @@
-"""Semaphore that serves waiting clients in turn, however many requests each client has."""
+"""Semaphore that is fair to clients: it serves those that wait in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ WaitDisconnect = Callable[[], Coroutine[Any, Any, None]]
 
 
 class FairSemaphore:
-    """Semaphore with ``slots`` slots. The caller bounds the number of waiting tasks."""
+    """Semaphore that ``slots`` tasks can hold. Waiting clients get the free slots in turn.
+
+    The caller limits the number of waiting tasks.
+    """
 
     def __init__(self, slots: int) -> None:
         self._free = slots
@@ -25,7 +28,7 @@ class FairSemaphore:
     async def acquire_slot(
         self, client: str, wait_for_disconnect: WaitDisconnect | None = None
     ) -> AsyncIterator[None]:
-        """Hold a slot for ``client`` within the context.
+        """Return a context that holds a slot for ``client``.
 
         Raises ClientDisconnect if ``wait_for_disconnect`` returns before a slot is free.
         """

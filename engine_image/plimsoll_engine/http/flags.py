@@ -37,31 +37,38 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Type = Callable[[str], object]
+ArgumentType = Callable[[str], object]
 
 
-def add_flags(parser: argparse.ArgumentParser, count: Type, size: Type, seconds: Type) -> None:
-    """Add the flags of :class:`HttpSettings`.
-
-    ``count``, ``size`` and ``seconds`` are argparse types.
-    """
+def add_flags(
+    parser: argparse.ArgumentParser,
+    parse_count: ArgumentType,
+    parse_size: ArgumentType,
+    parse_seconds: ArgumentType,
+) -> None:
+    """Add the flags of :class:`HttpSettings` to ``parser``."""
     add, default = parser.add_argument, HttpSettings()
-    add("--max-connections", type=count, metavar="N",
-        help="maximum connections, then 503; default: twice --max-queued")  # fmt: skip
-    add("--max-body-bytes", type=size, metavar="SIZE",
-        help="maximum request body, such as 8Mi; default: derived from the model")  # fmt: skip
-    add("--body-buffer-bytes", type=size, metavar="SIZE",
-        help="memory for all request bodies; a client may use half; then 503 or 429")  # fmt: skip
-    add("--idle-timeout", default=default.idle_timeout_s, type=seconds, metavar="S",
-        help="time between two requests of a connection")  # fmt: skip
-    add("--header-timeout", default=default.header_timeout_s, type=seconds, metavar="S",
-        help="time to receive a request's header, then 408")  # fmt: skip
-    add("--body-timeout", default=default.body_timeout_s, type=seconds, metavar="S",
-        help="time to receive a body, plus 1 s per 16 KiB received; then 408")  # fmt: skip
-    add("--write-timeout", default=default.write_timeout_s, type=seconds, metavar="S",
-        help="time that a client may stop reading its answer")  # fmt: skip
-    add("--prepare-timeout", default=default.prepare_timeout_s, type=seconds, metavar="S",
-        help="time to parse, template and tokenize a body above 4 KiB, then 413")  # fmt: skip
+    add("--max-connections", type=parse_count, metavar="N",
+        help="maximum number of connections; further connections get status 503; default: "
+        "twice --max-queued")  # fmt: skip
+    add("--max-body-bytes", type=parse_size, metavar="SIZE",
+        help="maximum size of a request body, such as 8Mi; default: derived from the "
+        "model")  # fmt: skip
+    add("--body-buffer-bytes", type=parse_size, metavar="SIZE",
+        help="memory for all request bodies, beyond which requests get status 503; a client may "
+        "use half, and then gets 429; default: derived from the model")  # fmt: skip
+    add("--idle-timeout", default=default.idle_timeout_s, type=parse_seconds, metavar="S",
+        help="maximum time in seconds between two requests on a connection")  # fmt: skip
+    add("--header-timeout", default=default.header_timeout_s, type=parse_seconds, metavar="S",
+        help="time in seconds to receive a request's header; then status 408")  # fmt: skip
+    add("--body-timeout", default=default.body_timeout_s, type=parse_seconds, metavar="S",
+        help="time in seconds to receive a body, plus 1 s per 16 KiB received; then status "
+        "408")  # fmt: skip
+    add("--write-timeout", default=default.write_timeout_s, type=parse_seconds, metavar="S",
+        help="time in seconds after which a client that reads nothing is disconnected")  # fmt: skip
+    add("--prepare-timeout", default=default.prepare_timeout_s, type=parse_seconds, metavar="S",
+        help="time in seconds to parse, template and tokenize a body above 4 KiB; then status "
+        "413")  # fmt: skip
 
 
 def from_flags(flags: argparse.Namespace) -> HttpSettings:

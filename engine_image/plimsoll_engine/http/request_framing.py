@@ -1,4 +1,4 @@
-"""Refuse requests with an ambiguous length, which allow request smuggling.
+"""HTTP connection that refuses requests of ambiguous length, which allow request smuggling.
 
 h11 refuses conflicting ``Content-Length`` fields and any transfer coding except ``chunked``. It
 lets ``Transfer-Encoding`` override ``Content-Length``, as RFC 9112 (6.1) permits. A proxy that uses
@@ -11,23 +11,25 @@ from typing import Any
 
 import h11
 
-AMBIGUOUS = "the request has both Transfer-Encoding and Content-Length: send one of them"
+AMBIGUOUS_LENGTH_MESSAGE = (
+    "the request has both Transfer-Encoding and Content-Length: send one of them"
+)
 
 
 class StrictConnection(h11.Connection):
-    """h11 connection that refuses requests with two lengths.
+    """h11 connection that refuses requests with Transfer-Encoding and Content-Length.
 
-    ``fault`` is the message for the client.
+    ``error_message`` is the message for the client; None if nothing was refused.
     """
 
-    fault: str | None = None
+    error_message: str | None = None
 
     def next_event(self) -> Any:
-        """Return h11's next event. Raises h11.RemoteProtocolError for an ambiguous length."""
+        """Return the next event. Raises h11.RemoteProtocolError if the length is ambiguous."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             if {b"transfer-encoding", b"content-length"} <= names:
-                self.fault = AMBIGUOUS
-                raise h11.RemoteProtocolError(AMBIGUOUS)
+                self.error_message = AMBIGUOUS_LENGTH_MESSAGE
+                raise h11.RemoteProtocolError(AMBIGUOUS_LENGTH_MESSAGE)
         return event

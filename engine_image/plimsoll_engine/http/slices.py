@@ -1,35 +1,35 @@
 """ASGI middleware that sends response bodies in slices, to limit the write buffer of a connection.
 
-uvicorn passes a body to the socket in one piece, whatever its size. It waits for the client only
-before the next piece.
+uvicorn writes each body message to the socket at once, whatever its size. It waits for the client
+only before the next message.
 """
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SLICE_BYTES = 64 << 10
-WAITING_BYTES = 2 * SLICE_BYTES + (16 << 10)
+MAX_SLICE_BYTES = 64 << 10
+MAX_WRITE_BUFFER_BYTES = 2 * MAX_SLICE_BYTES + (16 << 10)
 """Maximum size of a write buffer: a slice, uvicorn's high-water mark of 64 KiB, and headers."""
 
 
 class SlicedResponses:
-    """ASGI application whose responses are sent in slices of :data:`SLICE_BYTES`."""
+    """ASGI middleware that sends response bodies in slices of :data:`MAX_SLICE_BYTES`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the application. Each slice is sent after the client has read the preceding one."""
+        """Call the application, and send each slice once the client has read the preceding one."""
 
-        async def sliced(message: Message) -> None:
+        async def send_slices(message: Message) -> None:
             body = message.get("body", b"")
-            if len(body) <= SLICE_BYTES:
+            if len(body) <= MAX_SLICE_BYTES:
                 await send(message)
                 return
-            for start in range(0, len(body), SLICE_BYTES):
-                end = start + SLICE_BYTES
+            for start in range(0, len(body), MAX_SLICE_BYTES):
+                end = start + MAX_SLICE_BYTES
                 more = end < len(body) or message.get("more_body", False)
                 await send({**message, "body": body[start:end], "more_body": more})
 
-        await self._app(scope, receive, sliced)
+        await self._app(scope, receive, send_slices)

@@ -1,4 +1,4 @@
-"""Frame messages on a stream socket: a 4-byte big-endian length, then the body.
+"""Framing of messages on a stream socket: a 4-byte big-endian length, then the body.
 
 The frontend reads frames with asyncio. The worker's processes read them from a non-blocking socket.
 """
@@ -9,13 +9,13 @@ import asyncio
 import struct
 from collections.abc import Iterator
 
-LENGTH = struct.Struct(">I")
+LENGTH_PREFIX = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 256 << 20
 
 
-def frame_bytes(body: bytes) -> bytes:
-    """Return ``body`` preceded by its length."""
-    return LENGTH.pack(len(body)) + body
+def add_length_prefix(body: bytes) -> bytes:
+    """Return the frame of a message: its length, then ``body``."""
+    return LENGTH_PREFIX.pack(len(body)) + body
 
 
 async def read_body(reader: asyncio.StreamReader) -> bytes | None:
@@ -24,9 +24,9 @@ async def read_body(reader: asyncio.StreamReader) -> bytes | None:
     Raises ValueError if the body exceeds :data:`MAX_MESSAGE_BYTES`.
     """
     try:
-        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        (length,) = LENGTH_PREFIX.unpack(await reader.readexactly(LENGTH_PREFIX.size))
         if length > MAX_MESSAGE_BYTES:
-            raise ValueError(f"the message has {length} bytes; the maximum is {MAX_MESSAGE_BYTES}")
+            raise ValueError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES} bytes")
         return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
@@ -39,20 +39,18 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add received bytes and yield the bodies that became complete.
+        """Buffer received bytes and yield each complete message body.
 
         Raises ValueError if a body exceeds :data:`MAX_MESSAGE_BYTES`.
         """
         self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer)
+        while len(self._buffer) >= LENGTH_PREFIX.size:
+            (length,) = LENGTH_PREFIX.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:
-                raise ValueError(
-                    f"the message has {length} bytes; the maximum is {MAX_MESSAGE_BYTES}"
-                )
-            end = LENGTH.size + length
+                raise ValueError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES} bytes")
+            end = LENGTH_PREFIX.size + length
             if len(self._buffer) < end:
                 return
-            body = bytes(self._buffer[LENGTH.size : end])
+            body = bytes(self._buffer[LENGTH_PREFIX.size : end])
             del self._buffer[:end]
             yield body

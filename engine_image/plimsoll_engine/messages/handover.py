@@ -18,13 +18,10 @@ import msgspec
 
 MAGIC = b"plimsoKV"
 VERSION = 1
-MAX_BYTES = 64 << 20
-"""Maximum size of a message in bytes: the tables of two million blocks.
-
-Larger ones are not sent.
-"""
+MAX_HANDOVER_BYTES = 64 << 20
+"""Maximum size of a handover message: block tables with two million blocks."""
 DIGEST_BYTES = 32
-_HEAD = struct.Struct(f">8sH{DIGEST_BYTES}s")
+_HEADER = struct.Struct(f">8sH{DIGEST_BYTES}s")
 _VERSION = struct.Struct(">H")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -35,9 +32,9 @@ class HandoverOutcome(StrEnum):
 
     HANDED_OVER = "handed_over"
     NOT_ASKED = "not_asked"
-    """The restart keeps no weights, carries over no requests, or prepared no successor."""
+    """The restart does not keep the weights, carries over no requests, or has no successor."""
     NO_HOLDER = "no_holder"
-    """The worker allocated the KV pool itself, so the pool is lost with the worker."""
+    """No weight server holds the KV pool, so the pool is lost with the worker."""
     WORKER_LOST = "worker_lost"
     """The old worker hung, crashed or lost its device before it sent the handover."""
     SUCCESSOR_LOST = "successor_lost"
@@ -57,7 +54,7 @@ class HandoverOutcome(StrEnum):
 
 
 class HandoverRefused(Exception):
-    """The handover failed. The requests are computed again."""
+    """The handover failed, so the requests are computed again."""
 
     def __init__(self, outcome: HandoverOutcome, message: str) -> None:
         super().__init__(message)
@@ -65,7 +62,7 @@ class HandoverRefused(Exception):
 
 
 class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
-    """Message with the content of a :class:`HandoverRefused` exception."""
+    """Serialized :class:`HandoverRefused` exception."""
 
     outcome: HandoverOutcome
     message: str
@@ -90,11 +87,11 @@ class PoolLayout(msgspec.Struct, array_like=True, frozen=True):
 class BlockTable(msgspec.Struct, array_like=True, frozen=True):
     """Block table of one running request.
 
-    ``blocks`` hold the keys and values of the first ``computed`` tokens, in order. ``hashes`` has
-    one prefix hash per full block, over all tokens up to the end of that block. ``tail`` is the
-    prefix hash of a partly filled last block; empty without such a block. ``sums`` has a checksum
-    of each block's contents. ``started_at`` (CLOCK_MONOTONIC seconds) and ``cached_tokens`` belong
-    to the request's first start.
+    ``blocks`` are the block numbers of the first ``computed`` tokens, in order. ``hashes`` has the
+    prefix hash of each full block, over all tokens up to the end of that block. ``tail`` is the
+    prefix hash of a partly filled last block, or empty. ``sums`` has the checksum of each block's
+    contents. ``started_at`` is the time of the request's first token in CLOCK_MONOTONIC seconds,
+    and ``cached_tokens`` the number of prompt tokens that the prefix cache provided.
     """
 
     request_id: str
@@ -110,13 +107,13 @@ class BlockTable(msgspec.Struct, array_like=True, frozen=True):
 class Handover(msgspec.Struct, array_like=True, frozen=True):
     """Block tables of all running requests.
 
-    ``used`` counts each block once; ``held`` counts a shared block once per table.
+    ``used_blocks`` counts each block once, and ``block_references`` once per table.
     """
 
     layout: PoolLayout
     tables: list[BlockTable]
-    used: Count
-    held: Count
+    used_blocks: Count
+    block_references: Count
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -126,37 +123,39 @@ _decoder = msgspec.msgpack.Decoder(Handover)
 def encode_handover(handover: Handover) -> bytes:
     """Return the handover as a message. Raises :class:`HandoverRefused` if it is too large."""
     body = _encoder.encode(handover)
-    if len(body) > MAX_BYTES - _HEAD.size:
+    if len(body) > MAX_HANDOVER_BYTES - _HEADER.size:
         raise HandoverRefused(
             HandoverOutcome.TOO_LARGE,
-            f"the block tables take {len(body)} bytes, which exceeds the maximum of {MAX_BYTES}",
+            f"the block tables of {len(body)} bytes exceed {MAX_HANDOVER_BYTES} bytes",
         )
-    return _HEAD.pack(MAGIC, VERSION, _digest(VERSION, body)) + body
+    return _HEADER.pack(MAGIC, VERSION, _compute_digest(VERSION, body)) + body
 
 
 def decode_handover(data: bytes) -> Handover:
     """Return the handover in a message. Raises :class:`HandoverRefused` if it is invalid."""
-    if not _HEAD.size <= len(data) <= MAX_BYTES:
+    if not _HEADER.size <= len(data) <= MAX_HANDOVER_BYTES:
         raise HandoverRefused(
             HandoverOutcome.DAMAGED, f"the handover has an invalid length of {len(data)} bytes"
         )
-    magic, version, digest = _HEAD.unpack_from(data)
-    body = data[_HEAD.size :]
-    if magic != MAGIC or digest != _digest(version, body):
+    magic, version, digest = _HEADER.unpack_from(data)
+    body = data[_HEADER.size :]
+    if magic != MAGIC or digest != _compute_digest(version, body):
         raise HandoverRefused(
-            HandoverOutcome.DAMAGED, "the checksum of the handover does not match its content"
+            HandoverOutcome.DAMAGED, "the checksum of the handover differs from its contents"
         )
     if version != VERSION:
         raise HandoverRefused(
             HandoverOutcome.OTHER_VERSION,
-            f"the handover has version {version}, but only {VERSION} is supported",
+            f"the handover has version {version}; only version {VERSION} is supported",
         )
     try:
         handover: Handover = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise HandoverRefused(HandoverOutcome.DAMAGED, str(error)) from None
+        raise HandoverRefused(
+            HandoverOutcome.DAMAGED, f"the handover cannot be decoded: {error}"
+        ) from None
     return handover
 
 
-def _digest(version: int, body: bytes) -> bytes:
+def _compute_digest(version: int, body: bytes) -> bytes:
     return blake2b(_VERSION.pack(version) + body, digest_size=DIGEST_BYTES).digest()

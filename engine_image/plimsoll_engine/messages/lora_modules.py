@@ -6,22 +6,23 @@ from typing import Annotated
 
 import msgspec
 
-Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+NonEmptyText = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
 
 class LoraModule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """LoRA adapter that the engine loads at startup.
 
-    ``base_model_name`` is the ``parent`` in ``/v1/models``; None means the served model's name.
+    ``base_model_name`` is the ``parent`` that ``/v1/models`` reports. The default is the served
+    model's name.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    path: Text
+    path: NonEmptyText
     base_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
 
 
-def parse(text: str) -> LoraModule:
-    """Return the adapter that ``text`` describes. Raises ValueError for any other form."""
+def parse_lora_module(text: str) -> LoraModule:
+    """Parse NAME=PATH or a JSON object. Raises ValueError if ``text`` is invalid."""
     if text.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(text, type=LoraModule)
@@ -29,5 +30,5 @@ def parse(text: str) -> LoraModule:
             raise ValueError(str(error)) from None
     name, _, path = text.partition("=")
     if not name or not path:
-        raise ValueError("must be NAME=PATH, or a JSON object with name and path")
+        raise ValueError("use NAME=PATH, or a JSON object with the fields name and path")
     return LoraModule(name, path)

@@ -15,20 +15,20 @@ import msgspec
 import numpy as np
 
 from plimsoll_api.admin import DeviceMemory, OperationStep, ProcessMemory
-from plimsoll_engine.messages.framing import frame_bytes
+from plimsoll_engine.messages.framing import add_length_prefix
 
 Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(slots=True)
 class Inputs:
-    """Input arrays of a step, on the host.
+    """Input arrays of a step, on the host. A row is a token of the step.
 
-    ``sources`` locates the ID of each token: a negative value is an index into ``ids``, another
-    value is a row of the tokens that the previous step sampled. ``last`` are the rows that sample a
-    token. ``scored`` are the rows whose logits score the next prompt token, which ``targets``
-    holds. ``decodes``, ``longest`` and ``fresh`` are the fields of
-    :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
+    ``sources`` locates the ID of each row's token: a negative value is an index into ``ids``,
+    another value is a row of the tokens that the previous step sampled. ``last`` has the rows that
+    sample a token. ``scored`` has the rows whose logits score the next prompt token, and
+    ``targets`` has the IDs of these tokens. ``decodes``, ``longest`` and ``fresh`` are the fields
+    of :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
     """
 
     ids: Array
@@ -45,23 +45,24 @@ class Inputs:
     scored: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     targets: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     most: int = 0
-    """Number of the likeliest tokens to return for each scored row."""
+    """Number of top log probabilities to return for each scored row."""
     greedy: bool = False
-    """Whether every sampling row takes the likeliest token and no request needs logits."""
+    """Whether sampling is greedy in every row and no request needs logits."""
 
     @property
-    def decoding(self) -> bool:
+    def is_decode_only(self) -> bool:
         """Whether each sequence has one row and no row is scored."""
         return len(self.ids) == len(self.contexts) and not len(self.scored)
 
 
-# ---- rank 0 to the others
+# ---- from rank 0 to the other ranks
 
 
 class CreatePool(msgspec.Struct, tag="pool"):
     """Command: allocate a KV pool, or map the weight server's pool if ``shared``.
 
-    The pool serves the first ``layers`` layers of the model. The reply is :class:`PoolReply`.
+    The pool has the keys and values of the model's first ``layers`` layers. The reply is
+    :class:`PoolReply`.
     """
 
     num_blocks: int
@@ -77,7 +78,7 @@ class ChecksumBlocks(msgspec.Struct, tag="sum_blocks"):
 
 
 class Step(msgspec.Struct, tag="step"):
-    """Command: run a step on these inputs, then receive the tokens that rank 0 sampled."""
+    """Command: run a step on these inputs, then receive the sampled tokens from rank 0."""
 
     inputs: Inputs
 
@@ -128,18 +129,18 @@ Command = (
 )  # fmt: skip
 
 
-# ---- the others to rank 0
+# ---- from the other ranks to rank 0
 
 
 class RankHello(msgspec.Struct, tag="joining"):
-    """First message of a rank: its device works, and it waits for the process group to form."""
+    """First message of a rank: its device works, and it waits to join the process group."""
 
     rank: int
     pid: int
 
 
 class RankReady(msgspec.Struct, tag="loaded"):
-    """Second message of a rank: its part of the model is loaded, and it accepts commands."""
+    """Second message of a rank: its shard of the model is loaded, and it accepts commands."""
 
 
 class Acknowledgement(msgspec.Struct, tag="done"):
@@ -150,13 +151,13 @@ class PoolReply(msgspec.Struct, tag="pool_made"):
     """Reply: the rank has its KV pool.
 
     ``weights`` and ``memory`` are the identities that the weight server assigned to the mapped
-    memory; empty if nothing is mapped. ``alone`` is defined in
+    weights and pool; empty if nothing is mapped. ``is_sole_writer`` is as in
     :class:`plimsoll_engine.messages.weight_ipc.PoolClaimReply`.
     """
 
     weights: bytes = b""
     memory: bytes = b""
-    alone: bool = False
+    is_sole_writer: bool = False
 
 
 class BlockChecksums(msgspec.Struct, tag="block_sums"):
@@ -210,20 +211,20 @@ Reply = (
 )  # fmt: skip
 
 
-def _pack(array: Any) -> tuple[tuple[int, ...], bytes]:
+def _pack_array(array: Any) -> tuple[tuple[int, ...], bytes]:
     return array.shape, array.tobytes()
 
 
-def _unpack(_: type, packed: Any) -> Any:
+def _unpack_array(_: type, packed: Any) -> Any:
     shape, data = packed
     return np.frombuffer(data, np.int32).reshape(shape)
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-to_rank = msgspec.msgpack.Decoder(Command, dec_hook=_unpack)
-from_rank = msgspec.msgpack.Decoder(Reply)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)
+to_rank_decoder = msgspec.msgpack.Decoder(Command, dec_hook=_unpack_array)
+from_rank_decoder = msgspec.msgpack.Decoder(Reply)
 
 
 def encode_frame(message: Command | Reply) -> bytes:
     """Return ``message`` encoded and framed."""
-    return frame_bytes(_encoder.encode(message))
+    return add_length_prefix(_encoder.encode(message))

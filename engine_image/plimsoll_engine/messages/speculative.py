@@ -1,4 +1,4 @@
-"""Parser of ``--speculative-config``, which has vLLM's field names."""
+"""Parser of ``--speculative-config``. The field names are vLLM's."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ MAX_LOOKUP_TOKENS = 64
 DEFAULT_LOOKUP_TOKENS = 5
 """vLLM's default if neither prompt_lookup_min nor prompt_lookup_max is given."""
 
-Lookup = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOOKUP_TOKENS)]
+LookupLength = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOOKUP_TOKENS)]
 
 
 class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Speculative decoding: each step verifies up to ``num_speculative_tokens`` drafts per request.
+    """Configuration of speculative decoding.
 
-    The method ``ngram`` searches the request's own tokens for its last ``prompt_lookup_min`` to
+    Each step verifies up to ``num_speculative_tokens`` draft tokens per request. The method
+    ``ngram`` searches the request's own tokens for its last ``prompt_lookup_min`` to
     ``prompt_lookup_max`` tokens. The method ``draft_model`` runs the smaller ``model``.
     """
 
     method: Literal["ngram", "draft_model"]
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
-    prompt_lookup_max: Lookup | None = None
-    prompt_lookup_min: Lookup | None = None
+    prompt_lookup_max: LookupLength | None = None
+    prompt_lookup_min: LookupLength | None = None
     model: str | None = None
 
     @property
-    def lookup(self) -> tuple[int, int]:
-        """Minimum and maximum n-gram length. Each defaults to the other."""
+    def ngram_lengths(self) -> tuple[int, int]:
+        """Minimum and maximum number of tokens to search for. Each defaults to the other."""
         longest = self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP_TOKENS
         return self.prompt_lookup_min or longest, longest
 
 
-def parse(text: str) -> Speculative:
-    """Return the configuration in the JSON object ``text``.
-
-    Raises ValueError that names the field.
-    """
+def parse_speculative(text: str) -> Speculative:
+    """Parse a JSON object. Raises ValueError that names the invalid field."""
     try:
         found = msgspec.json.decode(text, type=Speculative)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -53,7 +51,9 @@ def parse(text: str) -> Speculative:
                 raise ValueError(f"field {name} does not apply to method draft_model: remove it")
     elif found.model is not None:
         raise ValueError("field model does not apply to method ngram: remove it")
-    shortest, longest = found.lookup
+    shortest, longest = found.ngram_lengths
     if shortest > longest:
-        raise ValueError(f"field prompt_lookup_min: {shortest} exceeds prompt_lookup_max {longest}")
+        raise ValueError(
+            f"field prompt_lookup_min: {shortest} exceeds prompt_lookup_max {longest}; lower it"
+        )
     return found

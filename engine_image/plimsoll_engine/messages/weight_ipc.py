@@ -15,11 +15,11 @@ import socket
 
 import msgspec
 
-from plimsoll_engine.messages.framing import LENGTH, MAX_MESSAGE_BYTES, frame_bytes
+from plimsoll_engine.messages.framing import LENGTH_PREFIX, MAX_MESSAGE_BYTES, add_length_prefix
 
 
 class TensorLocation(msgspec.Struct, array_like=True, frozen=True):
-    """Location of a tensor in the buffer: byte offset, shape and torch dtype name."""
+    """Location of a tensor in the shared buffer: byte offset, shape and torch dtype name."""
 
     offset: int
     shape: list[int]
@@ -27,7 +27,7 @@ class TensorLocation(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Locations of all tensors by their name in the model, and the buffer's size in bytes."""
+    """Locations of all tensors by name, and the size of the shared buffer in bytes."""
 
     places: dict[str, TensorLocation]
     nbytes: int
@@ -36,8 +36,8 @@ class Manifest(msgspec.Struct, frozen=True):
 class SharedWeights(msgspec.Struct, tag="weights"):
     """Reply: the shared weights.
 
-    ``handle`` is a CUDA IPC handle; without it, the message carries a file descriptor. ``identity``
-    is a hash of the weights' bytes and of their layout.
+    ``handle`` is a CUDA IPC handle. If it is None, a file descriptor is sent with the message.
+    ``identity`` is a hash of the weights' bytes and of their layout.
     """
 
     manifest: Manifest
@@ -57,15 +57,15 @@ class SharedPool(msgspec.Struct, tag="pool"):
 
 
 class PoolClaimReply(msgspec.Struct, tag="claimed"):
-    """Reply: the pool is claimed. ``alone`` means that no other worker can write to it."""
+    """Reply: the worker may write to the pool. ``is_sole_writer``: no other worker may."""
 
-    alone: bool
+    is_sole_writer: bool
 
 
 class MappingRefusal(msgspec.Struct, tag="refused"):
     """Reply: the memory cannot be shared.
 
-    ``permanent`` means that the checkpoint or a setting is wrong, so a retry would also fail.
+    ``permanent`` means that the checkpoint or a setting is invalid, so a retry would also fail.
     """
 
     message: str
@@ -82,7 +82,7 @@ class WeightsRequest(msgspec.Struct, tag="weights_asked"):
 
 
 class PoolRequest(msgspec.Struct, tag="pool_asked"):
-    """Request: a KV pool of ``nbytes`` for the same rank. With 0, the existing pool."""
+    """Request: a KV pool of ``nbytes`` for the same rank; 0 requests the existing pool."""
 
     nbytes: int
 
@@ -98,17 +98,19 @@ class MappingReleased(msgspec.Struct, tag="returned"):
 Request = WeightsRequest | PoolRequest | PoolClaim | MappingReleased
 
 _encoder = msgspec.msgpack.Encoder()
-_answers = msgspec.msgpack.Decoder(Reply)
-_requests = msgspec.msgpack.Decoder(Request)
+_reply_decoder = msgspec.msgpack.Decoder(Reply)
+_request_decoder = msgspec.msgpack.Decoder(Request)
 
 
 class MappingLost(ConnectionError):
-    """The connection to the weight server broke, so the worker loses its weights and KV pool."""
+    """The connection to the weight server failed, so the worker loses its weights and KV pool."""
 
 
-def send(connection: socket.socket, message: Reply | Request, fd: int | None = None) -> None:
+def send_message(
+    connection: socket.socket, message: Reply | Request, fd: int | None = None
+) -> None:
     """Send ``message``, with a file descriptor if one is given. Raises :class:`MappingLost`."""
-    data = frame_bytes(_encoder.encode(message))
+    data = add_length_prefix(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
         if sent < len(data):
@@ -117,22 +119,23 @@ def send(connection: socket.socket, message: Reply | Request, fd: int | None = N
         raise MappingLost(f"cannot map the weights: {error}") from None
 
 
-def receive(connection: socket.socket) -> tuple[Reply, int | None]:
+def receive_reply(connection: socket.socket) -> tuple[Reply, int | None]:
     """Return the weight server's reply and its file descriptor, if any. Raises MappingLost."""
-    body, fds = _read(connection)
-    return _answers.decode(body), fds[0] if fds else None
+    body, fds = _receive_frame(connection)
+    return _reply_decoder.decode(body), fds[0] if fds else None
 
 
 def receive_request(connection: socket.socket) -> Request:
     """Return a worker's next request. Raises :class:`MappingLost`."""
-    request: Request = _requests.decode(_read(connection)[0])
+    request: Request = _request_decoder.decode(_receive_frame(connection)[0])
     return request
 
 
-def _read(connection: socket.socket) -> tuple[bytes, list[int]]:
+def _receive_frame(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the body of a frame and its file descriptors. Raises :class:`MappingLost`."""
     data = bytearray()
     fds: list[int] = []
-    wanted = LENGTH.size
+    wanted = LENGTH_PREFIX.size
     while len(data) < wanted:
         try:
             part, found, _, _ = socket.recv_fds(connection, 1 << 20, 1)
@@ -142,10 +145,11 @@ def _read(connection: socket.socket) -> tuple[bytes, list[int]]:
         if not part:
             raise MappingLost("cannot map the weights: the weight server closed the connection")
         data += part
-        if len(data) >= LENGTH.size:
-            wanted = LENGTH.size + LENGTH.unpack_from(data)[0]
+        if len(data) >= LENGTH_PREFIX.size:
+            wanted = LENGTH_PREFIX.size + LENGTH_PREFIX.unpack_from(data)[0]
             if wanted > MAX_MESSAGE_BYTES:
                 raise MappingLost(
-                    f"cannot map the weights: a message of {wanted} bytes is too large"
+                    f"cannot map the weights: a message of {wanted} bytes exceeds "
+                    f"{MAX_MESSAGE_BYTES} bytes"
                 )
-    return bytes(data[LENGTH.size :]), fds
+    return bytes(data[LENGTH_PREFIX.size :]), fds

@@ -15,7 +15,7 @@ import msgspec
 
 from plimsoll_api.admin import AuditFinding, DeviceMemory, LedgerEntry, Load, OperationStep
 from plimsoll_api.admin import ProcessMemory as ProcessMemory
-from plimsoll_engine.messages.framing import frame_bytes
+from plimsoll_engine.messages.framing import add_length_prefix
 from plimsoll_engine.messages.handover import HandoverRefusal
 
 
@@ -23,8 +23,8 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
     """Grammar that the output must match.
 
     ``text`` is a JSON schema for ``json_schema``, empty for ``json_object``, a regular expression
-    for ``regex``, or a Lark grammar in llguidance's dialect for ``lark``. ``field`` is the request
-    field that error messages name.
+    for ``regex``, or a Lark grammar in llguidance's dialect for ``lark``. ``field`` names the
+    request field in error messages.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
@@ -38,14 +38,14 @@ class Sampling(msgspec.Struct, array_like=True):
     ``temperature`` 0 means greedy sampling. ``seed`` is always set: the random number of token i
     depends only on (seed, i), so a carried-over request continues with the same sequence.
 
-    ``presence_penalty`` and ``frequency_penalty`` apply to the output, ``repetition_penalty`` (1 is
-    neutral) to prompt and output. ``logit_bias`` maps token IDs to a value that is added to the
+    ``presence_penalty`` and ``frequency_penalty`` apply to the output, ``repetition_penalty`` to
+    prompt and output; 1 disables it. ``logit_bias`` maps token IDs to a value that is added to the
     logit. Stop tokens are suppressed until the output has ``min_tokens`` tokens.
 
-    ``logprobs`` is the number of likeliest tokens to return for each output token; None disables
-    log probabilities. ``prompt_logprobs`` does the same for the prompt, whose log probabilities
-    arrive as :class:`PromptScores`. If ``logprob_token_ids`` is set, it replaces the likeliest
-    tokens.
+    ``logprobs`` is the number of top log probabilities to return for each output token; None
+    disables log probabilities. ``prompt_logprobs`` does the same for the prompt, whose log
+    probabilities are sent as :class:`PromptScores`. If ``logprob_token_ids`` is not empty, the log
+    probabilities of these tokens are returned instead of the top ones.
 
     Only ``allowed_token_ids`` may be sampled; None allows all. Each item of ``bad_words`` is a
     token sequence that the output must not contain.
@@ -72,17 +72,17 @@ class Sampling(msgspec.Struct, array_like=True):
     logprob_token_ids: list[int] = []
 
 
-# ---- frontend to worker
+# ---- from the frontend to the worker
 
 
 class Media(msgspec.Struct, array_like=True):
-    """Image or audio clip of a prompt, as the model's encoder reads it.
+    """Image or audio clip of a prompt, as a tensor for the model's encoder.
 
-    ``key`` is a hash of the content and of its processing: equal keys have equal tensors. Its
-    ``length`` placeholder tokens begin at index ``start`` of the prompt; cross-attention models
-    have no placeholder tokens. ``tokens`` is its cost in the encoder cache's budget. ``data`` holds
-    the little-endian tensor of ``shape`` and ``dtype``; None means that the worker's receiver cache
-    has it. ``keep`` makes the worker cache the tensor.
+    ``key`` is a hash of the content and of its processing: equal keys have equal tensors. In the
+    prompt, it has ``length`` placeholder tokens from index ``start`` on; models with
+    cross-attention have none. ``tokens`` is the space that its encoder output takes in the encoder
+    cache. ``data`` is the little-endian tensor of ``shape`` and ``dtype``; None means that the
+    worker's receiver cache has it. With ``keep``, the worker caches the tensor.
     """
 
     kind: Literal["image", "audio"]
@@ -103,11 +103,11 @@ class Submit(msgspec.Struct, tag="submit"):
     towards ``sampling.max_tokens``.
 
     A lower ``priority`` runs first. Requests of equal priority are admitted fairly between tenants.
-    ``arrived`` is in CLOCK_MONOTONIC seconds, and the request is dropped ``deadline_s`` seconds
-    later. Only requests with equal ``cache_salt`` share cached prefixes. ``media`` are in the order
-    of the prompt. The receiver cache first evicts the keys in ``forget``. ``adapter`` is the number
-    of a loaded adapter, or 0. ``attempt`` numbers the submissions of a request, and each reply
-    repeats the number.
+    ``arrived`` is the time of arrival in CLOCK_MONOTONIC seconds, and the request fails
+    ``deadline_s`` seconds later. Only requests with equal ``cache_salt`` share cached prefixes.
+    ``media`` are in the order of the prompt. Before caching them, the receiver cache evicts the
+    keys in ``forget``. ``adapter`` is the number of a loaded adapter; 0 means none. ``attempt``
+    counts the submissions of a request, and each reply repeats it.
     """
 
     request_id: str
@@ -132,7 +132,7 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class AbandonedRequests(msgspec.Struct, tag="abandoned"):
-    """Message: all requests that the worker still runs although the frontend has aborted them.
+    """Message: all requests that the frontend has aborted but the worker still runs.
 
     Their memory counts as lost. Each message replaces the previous one.
     """
@@ -144,7 +144,7 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter"):
     """Command: load the LoRA adapter in the folder ``path``.
 
     The reply is :class:`AdapterLoadResult`. ``number`` identifies the adapter in later submissions
-    and is never reused for another adapter.
+    and is never reused.
     """
 
     query_id: str
@@ -184,10 +184,10 @@ class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
 class TakeOver(msgspec.Struct, tag="take_over"):
     """Command: claim the KV pool, send Ready and serve. The predecessor has released its memory.
 
-    ``quick`` skips the trial of the largest step, because the predecessor served with the same
-    sizes. ``handover`` comes from the predecessor's :class:`StopResult` message. It requires
-    ``quick``, because a trial writes to the pool. The predecessor's requests are submitted after
-    Ready, followed by :class:`CarryOverComplete`.
+    ``quick`` skips the warm-up of the largest step, because the predecessor served with the same
+    sizes. ``handover`` is that of the predecessor's :class:`StopResult`. It requires ``quick``,
+    because the warm-up writes to the pool. The predecessor's requests are submitted after Ready,
+    followed by :class:`CarryOverComplete`.
     """
 
     quick: bool = False
@@ -204,11 +204,11 @@ class CarryOverComplete(msgspec.Struct, tag="carried"):
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Command: finish the current step, drop its tokens, release all memory, and reply.
+    """Command: finish the current step, discard its tokens, and release all memory.
 
-    The reply is :class:`StopResult`. With ``hand_over``, the tokens are sent instead of dropped,
-    and a successor may reuse the KV pool. ``sent`` is in CLOCK_MONOTONIC seconds. The worker exits
-    when the frontend closes the socket.
+    The reply is :class:`StopResult`. With ``hand_over``, the tokens are sent, and the reply has the
+    handover of the KV pool. ``sent`` is the time of sending in CLOCK_MONOTONIC seconds. The worker
+    exits when the frontend closes the socket.
     """
 
     hand_over: bool = False
@@ -230,7 +230,7 @@ ToWorker = (
 )
 
 
-# ---- worker to frontend
+# ---- from the worker to the frontend
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -241,13 +241,13 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class StartupStage(msgspec.Struct, tag="starting"):
-    """Message: the worker begins a startup stage, named as in ``Ready.stages_s``."""
+    """Message: the worker begins a startup stage. The names are those in ``Ready.stages_s``."""
 
     stage: str
 
 
 class Prepared(msgspec.Struct, tag="prepared"):
-    """Message: context, weights and kernels are loaded, and the worker waits for TakeOver.
+    """Message: the worker has loaded weights and kernels, and waits for TakeOver.
 
     ``stages_s`` has the duration of each stage in seconds. ``memory`` is the memory of this
     process, and ``others`` that of the other ranks.
@@ -262,9 +262,10 @@ class Prepared(msgspec.Struct, tag="prepared"):
 class Ready(msgspec.Struct, tag="ready"):
     """Message: the worker serves.
 
-    ``max_model_len`` limits prompt and output tokens together. ``load_s`` is the time since the
-    fork, including the wait for TakeOver, and ``stages_s`` the duration of each stage, in seconds.
-    ``refusal`` is the reason why a handover was refused; null if it was accepted or none was sent.
+    ``max_model_len`` limits prompt and output tokens together. ``load_s`` is the time in seconds
+    from the fork until now, including the wait for TakeOver. ``stages_s`` has the duration of each
+    stage in seconds. ``refusal`` says why the handover was refused; null if it was accepted or
+    none was sent.
     """
 
     epoch: int
@@ -277,10 +278,10 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Logprobs(msgspec.Struct, array_like=True):
-    """Natural logarithms of the probabilities of the sampled token and of the likeliest tokens.
+    """Log probabilities of the sampled token and of the top tokens, with natural logarithms.
 
-    They do not include penalties, bias, grammar or temperature. ``top_ids`` and ``top`` are in
-    descending order.
+    They are computed before penalties, bias, grammar and temperature apply. ``top_ids`` and ``top``
+    are in descending order of probability.
     """
 
     chosen: float
@@ -323,12 +324,12 @@ class Tokens(msgspec.Struct, tag="tokens"):
 
 
 class PromptScores(msgspec.Struct, tag="prompt_scores"):
-    """Message: log probabilities of prompt tokens, beginning at position ``first`` (1 or more).
+    """Message: log probabilities of prompt tokens from position ``first`` (at least 1) on.
 
-    The arrays contain 4-byte little-endian numbers, token by token. Float ``chosen`` and int
-    ``ranks`` (1 is the likeliest) belong to the prompt's token. Int ``top_ids`` and float ``top``
-    belong to the likeliest tokens, as many as requested. The messages arrive in order, and before
-    the request's first token. ``attempt`` is as in :class:`Token`.
+    The arrays contain 4-byte little-endian numbers for one token after the other: ``chosen``
+    (float) the prompt token's log probability, ``ranks`` (int) its rank (1 is the likeliest), and
+    ``top_ids`` (int) and ``top`` (float) the top tokens, as many as requested. The messages are
+    sent in order, before the request's first token. ``attempt`` is as in :class:`Token`.
     """
 
     request_id: str
@@ -355,9 +356,10 @@ class RequestFailure(msgspec.Struct, tag="dropped"):
 
 
 class MissingMedia(msgspec.Struct, tag="media_missing"):
-    """Message: the receiver cache lacks media of a submission, which must be sent again in full.
+    """Message: the receiver cache lacks media of a submission.
 
-    ``attempt`` is as in :class:`Token`.
+    The frontend must submit the request again with all tensors. ``attempt`` is as in
+    :class:`Token`.
     """
 
     request_id: str
@@ -368,10 +370,10 @@ class MissingMedia(msgspec.Struct, tag="media_missing"):
 class Report(msgspec.Struct, tag="report"):
     """Message: load and memory of the worker, at least once a second, also while idle.
 
-    ``running`` are the IDs of requests that hold blocks. Lost blocks and tokens have no owner. Host
-    blocks are null without KV offload, and encoder tokens are null if the model has no encoder.
-    With several ranks, ``memory`` is that of rank 0, ``others`` that of the other ranks, and the
-    other fields describe the whole worker.
+    ``running`` has the IDs of requests that hold KV blocks. A block or token is lost if it is in
+    use but no request or cache holds it. Host blocks are null without KV offload, and encoder
+    tokens are null without an encoder. ``memory`` is that of rank 0, ``others`` that of the other
+    ranks, and the other fields describe the whole worker.
     """
 
     load: Load
@@ -396,7 +398,7 @@ class Report(msgspec.Struct, tag="report"):
 
 
 class AdapterLoadResult(msgspec.Struct, tag="adapter_loaded"):
-    """Reply: the adapter was loaded. Otherwise ``error`` is the reason."""
+    """Reply: the adapter was loaded, or ``error`` says why not."""
 
     query_id: str
     number: int
@@ -411,7 +413,7 @@ class TrimResult(msgspec.Struct, tag="trimmed"):
 
 
 class AuditReport(msgspec.Struct, tag="audited"):
-    """Reply: the findings of an audit. ``rules`` names the invariants that it checked."""
+    """Reply: the findings of an audit. ``rules`` has the names of the checked invariants."""
 
     query_id: str
     idle: bool
@@ -428,7 +430,7 @@ class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
 
 
 class AdoptionResult(msgspec.Struct, tag="adopted"):
-    """Reply: ``request_ids`` continue with the predecessor's keys and values.
+    """Reply: the requests in ``request_ids`` continue with the predecessor's keys and values.
 
     ``refused`` maps the ID of each other request in the handover to the reason.
     """
@@ -441,10 +443,10 @@ class AdoptionResult(msgspec.Struct, tag="adopted"):
 class StopResult(msgspec.Struct, tag="stopped"):
     """Reply: all memory is released.
 
-    Device bytes are torch's own count; null on a CPU. ``handover`` is a message of
-    :mod:`plimsoll_engine.messages.handover` if requested, and ``refusal`` is the reason if it is
-    missing. ``stages_s`` has the duration in seconds of each shutdown stage since Stop was sent.
-    ``sent`` is in CLOCK_MONOTONIC seconds.
+    Device bytes are as counted by torch; null on a CPU. ``handover`` is a message of
+    :mod:`plimsoll_engine.messages.handover` if requested, and ``refusal`` says why it is missing.
+    ``stages_s`` has the duration of each shutdown stage in seconds, beginning when Stop was sent.
+    ``sent`` is the time of sending in CLOCK_MONOTONIC seconds.
     """
 
     device_allocated: int | None = None
@@ -458,8 +460,8 @@ class StopResult(msgspec.Struct, tag="stopped"):
 class WorkerFailure(msgspec.Struct, tag="failed"):
     """Message: the worker cannot continue, and exits.
 
-    ``message`` says what to do. ``permanent`` means that the settings or the checkpoint are wrong,
-    so another worker would also fail.
+    ``message`` says what to do. ``permanent`` means that a setting or the checkpoint is invalid, so
+    another worker would also fail.
     """
 
     message: str
@@ -486,10 +488,10 @@ FromWorker = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-to_worker = msgspec.msgpack.Decoder(ToWorker)
-from_worker = msgspec.msgpack.Decoder(FromWorker)
+to_worker_decoder = msgspec.msgpack.Decoder(ToWorker)
+from_worker_decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
 def encode_frame(message: ToWorker | FromWorker) -> bytes:
     """Return ``message`` encoded and framed."""
-    return frame_bytes(_encoder.encode(message))
+    return add_length_prefix(_encoder.encode(message))

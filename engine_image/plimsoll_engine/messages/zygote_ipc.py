@@ -1,8 +1,8 @@
 """Messages between the frontend and the zygote, and the zygote's configuration.
 
 The frontend runs ``python -m plimsoll_engine.worker.zygote --control-fd FD --weights-fd FD --config
-JSON``. The first FD is the zygote's end of a Unix socketpair, the second one the listening socket
-of the weight server. JSON is a :class:`WorkerConfig`. Messages are framed as in
+JSON``. The control FD is the zygote's end of a Unix socketpair, and the weights FD is the listening
+socket of the weight server. JSON is a :class:`WorkerConfig`. Messages are framed as in
 :mod:`plimsoll_engine.messages.framing` and encoded as msgpack.
 
 When the frontend exits, the zygote reads the end of the stream, kills its workers and the weight
@@ -21,13 +21,13 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.admin import Role
-from plimsoll_engine.messages.framing import frame_bytes
+from plimsoll_engine.messages.framing import add_length_prefix
 from plimsoll_engine.messages.speculative import Speculative
 
 MEDIA_CACHE_BYTES = 256 << 20
-"""Size of the receiver cache, and of the frontend's matching cache.
+"""Default size of the media caches in the frontend and in the worker.
 
-It holds about 200 images of 336 x 336 pixels.
+A cache of this size holds about 200 images of 336 x 336 pixels.
 """
 
 
@@ -35,8 +35,8 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Configuration of all workers that a zygote forks.
 
     ``dtype`` is ``auto``, ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu`` or ``cuda``.
-    A worker has one process per rank (``tensor_parallel_size``). The worker chooses the sizes that
-    are null.
+    A worker has one process per rank (``tensor_parallel_size``). Sizes that are null are chosen by
+    the worker.
 
     ``socket`` is the path of the frontend's Unix socket. ``weights`` is the path of the weight
     server's socket; if empty, each worker loads its own weights. ``inject`` is the value of
@@ -80,7 +80,7 @@ def make_rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening socket at ``path``. Replaces the file of a killed predecessor."""
+    """Return a Unix socket that listens at ``path``. Replaces a socket file left there."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     Path(path).unlink(missing_ok=True)
     listener.bind(path)
@@ -89,11 +89,11 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-# ---- frontend to zygote
+# ---- from the frontend to the zygote
 
 
 class Fork(msgspec.Struct, tag="fork"):
-    """Command: fork a rank of the worker of epoch ``number``, or the weight server ``number``.
+    """Command: fork a rank of the worker of epoch ``number``, or weight server ``number``.
 
     Rank 0 of a worker connects to the frontend's socket and sends Hello with this number.
     """
@@ -106,11 +106,11 @@ class Fork(msgspec.Struct, tag="fork"):
 ToZygote = Fork
 
 
-# ---- zygote to frontend
+# ---- from the zygote to the frontend
 
 
 class ZygoteReady(msgspec.Struct, tag="ready"):
-    """Message: all imports took ``import_s`` seconds, and the zygote accepts fork commands."""
+    """Message: the zygote accepts fork commands. Its imports took ``import_s`` seconds."""
 
     pid: int
     import_s: float
@@ -149,10 +149,10 @@ class Exited(msgspec.Struct, tag="exited"):
 FromZygote = ZygoteReady | Forked | ForkFailed | Exited
 
 _encoder = msgspec.msgpack.Encoder()
-to_zygote = msgspec.msgpack.Decoder(ToZygote)
-from_zygote = msgspec.msgpack.Decoder(FromZygote)
+to_zygote_decoder = msgspec.msgpack.Decoder(ToZygote)
+from_zygote_decoder = msgspec.msgpack.Decoder(FromZygote)
 
 
 def encode_frame(message: ToZygote | FromZygote) -> bytes:
     """Return ``message`` encoded and framed."""
-    return frame_bytes(_encoder.encode(message))
+    return add_length_prefix(_encoder.encode(message))

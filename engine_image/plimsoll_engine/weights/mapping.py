@@ -32,7 +32,7 @@ class WeightMapping:
         """Identity of the mapped KV pool; empty before."""
         try:
             self._socket.connect(path)
-            weight_ipc.send(self._socket, weight_ipc.WeightsRequest(rank))
+            weight_ipc.send_message(self._socket, weight_ipc.WeightsRequest(rank))
         except OSError as error:
             self._socket.close()
             raise MappingLost(f"cannot connect to the weight server at {path}: {error}") from None
@@ -72,7 +72,7 @@ class WeightMapping:
         A predecessor's pool is returned with its contents. Otherwise ``nbytes`` are allocated; None
         if that is 0. Call :meth:`map_weights` first. Raises MappingLost and RuntimeError.
         """
-        weight_ipc.send(self._socket, weight_ipc.PoolRequest(nbytes))
+        weight_ipc.send_message(self._socket, weight_ipc.PoolRequest(nbytes))
         answer, fd = self._receive()
         if not isinstance(answer, weight_ipc.SharedPool):
             raise MappingLost(
@@ -92,16 +92,16 @@ class WeightMapping:
 
         Raises MappingLost, and RuntimeError if a crashed worker has damaged the weights.
         """
-        weight_ipc.send(self._socket, weight_ipc.PoolClaim())
+        weight_ipc.send_message(self._socket, weight_ipc.PoolClaim())
         answer, _ = self._receive()
         if not isinstance(answer, weight_ipc.PoolClaimReply):
             raise MappingLost(
                 "the weight server sent an unexpected reply to the claim of the KV pool"
             )
-        return answer.alone
+        return answer.is_sole_writer
 
     def _receive(self) -> tuple[weight_ipc.Reply, int | None]:
-        answer, fd = weight_ipc.receive(self._socket)
+        answer, fd = weight_ipc.receive_reply(self._socket)
         if isinstance(answer, weight_ipc.MappingRefusal):
             raise LoadError(answer.message) if answer.permanent else RuntimeError(answer.message)
         return answer, fd
@@ -128,4 +128,4 @@ class WeightMapping:
 
     def _send_returned(self) -> None:
         with contextlib.suppress(MappingLost):  # the weight server has exited
-            weight_ipc.send(self._socket, weight_ipc.MappingReleased())
+            weight_ipc.send_message(self._socket, weight_ipc.MappingReleased())

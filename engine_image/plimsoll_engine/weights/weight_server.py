@@ -244,14 +244,14 @@ class WeightServer:
                     answer, descriptor = self._share_weights(wanted)
                     if isinstance(answer, SharedWeights):
                         self._mappings[fd] = connection, wanted
-                    weight_ipc.send(connection, answer, descriptor)
+                    weight_ipc.send_message(connection, answer, descriptor)
                     return isinstance(answer, SharedWeights)
                 case weight_ipc.PoolRequest(nbytes) if rank is not None:
-                    weight_ipc.send(connection, *self._share_pool(rank, nbytes))
+                    weight_ipc.send_message(connection, *self._share_pool(rank, nbytes))
                     return True
                 case weight_ipc.PoolClaim() if rank is not None:
                     answer = self._claim_pool(fd, rank)
-                    weight_ipc.send(connection, answer)
+                    weight_ipc.send_message(connection, answer)
                     return isinstance(answer, weight_ipc.PoolClaimReply)
         except MappingLost as error:  # the worker has exited or hangs
             log.warning("a worker: %s", error)

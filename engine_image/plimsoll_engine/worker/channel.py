@@ -113,7 +113,7 @@ class Channel:
             raise FrontendGoneError(f"cannot read from the frontend's socket: {error}") from None
         if not data:
             raise FrontendGoneError("the frontend closed the socket")
-        return [worker_ipc.to_worker.decode(body) for body in self._reader.feed(data)]
+        return [worker_ipc.to_worker_decoder.decode(body) for body in self._reader.feed(data)]
 
     def is_readable(self) -> bool:
         """Report whether a message has arrived or the frontend has exited."""

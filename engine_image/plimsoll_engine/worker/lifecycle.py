@@ -294,7 +294,7 @@ class CoreLifecycle:
                     HandoverOutcome.NO_HOLDER,
                     "this worker's KV pool is new and does not contain the blocks of the handover",
                 )
-            if not all(claim.alone for claim in [self._claim, *runner.pools]):
+            if not all(claim.is_sole_writer for claim in [self._claim, *runner.pools]):
                 raise HandoverRefused(
                     HandoverOutcome.UNFENCED, "another worker may write to the KV pool"
                 )

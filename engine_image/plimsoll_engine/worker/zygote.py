@@ -112,7 +112,7 @@ class Zygote:
     def _read_control(self, poll: select.poll) -> bool:
         data = self.control.recv(65536)
         for body in self.reader.feed(data):
-            message = zygote_ipc.to_zygote.decode(body)
+            message = zygote_ipc.to_zygote_decoder.decode(body)
             fd = self._fork(message)
             if fd is not None:
                 poll.register(fd, select.POLLIN)

@@ -180,7 +180,7 @@ class Forward:
         if (
             adapters is None
             and self.graphs is not None
-            and inputs.decoding
+            and inputs.is_decode_only
             and self.graphs.has_graph(len(inputs.ids))
         ):
             tokens, own = self.graphs.replay(inputs, self.newest)

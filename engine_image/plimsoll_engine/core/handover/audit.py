@@ -52,9 +52,10 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
                 yield f"two requests have different contents for block {block}; one of them is"
             f" {table.request_id}"
     held = sum(len(table.blocks) for table in tables)
-    if (handover.used, handover.held) != (len(meanings), held):
+    if (handover.used_blocks, handover.block_references) != (len(meanings), held):
         yield (
-            f"the predecessor counted {handover.used} blocks with {handover.held} references, but"
+            f"the predecessor counted {handover.used_blocks} blocks with "
+            f"{handover.block_references} references, but"
             f" the tables have {len(meanings)} with {held}"
         )
 

@@ -174,7 +174,7 @@ def create_speculation(
     if settings is None:
         return None
     most = settings.num_speculative_tokens
-    proposer = draft_model or NgramProposer(*settings.lookup)
+    proposer = draft_model or NgramProposer(*settings.ngram_lengths)
     return Speculation(proposer, most, rows(max_num_seqs, most))
 
 

@@ -77,7 +77,7 @@ class WorkerLink:
         self._on_message(hello)
         try:
             while (body := await read_body(reader)) is not None:
-                message = worker_ipc.from_worker.decode(body)
+                message = worker_ipc.from_worker_decoder.decode(body)
                 if self._dropped:
                     return
                 self._on_message(message)
@@ -167,7 +167,7 @@ class WorkerSocket:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 body = await read_body(reader)
-            hello = worker_ipc.from_worker.decode(body or b"")
+            hello = worker_ipc.from_worker_decoder.decode(body or b"")
         except (TimeoutError, ValueError, msgspec.DecodeError, RecursionError) as error:
             log.warning(
                 "closed a connection that did not begin with a Hello message",

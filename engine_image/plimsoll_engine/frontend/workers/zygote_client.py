@@ -162,7 +162,7 @@ class ZygoteClient:
         reason = "the zygote ended"
         try:
             while (body := await read_body(reader)) is not None:
-                self._handle(zygote_ipc.from_zygote.decode(body))
+                self._handle(zygote_ipc.from_zygote_decoder.decode(body))
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             reason = f"the zygote sent an invalid message: {error}"
         for waiting in (self._ready, self._forked):

@@ -23,7 +23,7 @@ from plimsoll_engine.caches.receiver import MediaCacheReceiver
 from plimsoll_engine.caches.sender import MediaCacheSender
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.framing import LENGTH
+from plimsoll_engine.messages.framing import LENGTH_PREFIX
 
 CAPACITY = 10
 # Each image has one size; the last is larger than the whole cache.
@@ -84,12 +84,14 @@ class Link(RuleBasedStateMachine):
     def write(self) -> None:
         message = self.outbox.take()
         if message is not None:
-            self.socket.append(worker_ipc.encode_frame(self.sender.pack(message))[LENGTH.size :])
+            self.socket.append(
+                worker_ipc.encode_frame(self.sender.pack(message))[LENGTH_PREFIX.size :]
+            )
 
     @precondition(lambda self: self.socket)
     @rule()
     def read(self) -> None:
-        message = worker_ipc.to_worker.decode(self.socket.popleft())
+        message = worker_ipc.to_worker_decoder.decode(self.socket.popleft())
         if isinstance(message, worker_ipc.Trim):
             self.receiver.clear()
         if not isinstance(message, worker_ipc.Submit):

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_engine.frontend.workers.worker_link import WorkerLink, WorkerSocket
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.framing import frame_bytes
+from plimsoll_engine.messages.framing import add_length_prefix
 
 # An unknown field is skipped, but all of it is read.
 DEEP = b"\x82\xa4type\xa5ready\xa1x" + b"\x91" * 100_000
@@ -30,7 +30,7 @@ def test_a_worker_that_sends_what_is_no_message_is_lost(tmp_path: Path, body: by
         server.expect(link)
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
         writer.write(worker_ipc.encode_frame(worker_ipc.Hello(1, os.getpid())))
-        writer.write(frame_bytes(body))
+        writer.write(add_length_prefix(body))
         async with asyncio.timeout(10):
             await lost.wait()
             assert await reader.read() == b""

@@ -52,7 +52,7 @@ def test_flags_reach_the_worker(tmp_path: Path) -> None:
 WRONG = [
     (["--lora-modules", "one={0}/adapter"], "--lora-modules requires --enable-lora"),
     (["--enable-lora", "--tensor-parallel-size", "2"], "--enable-lora: .*one GPU"),
-    (["--enable-lora", "--lora-modules", "one"], "--lora-modules one: must be NAME=PATH"),
+    (["--enable-lora", "--lora-modules", "one"], "--lora-modules one: use NAME=PATH"),
     (["--enable-lora", "--lora-modules", '{{"name": "a"}}'], "missing required field `path`"),
     (["--enable-lora", "--lora-modules", '{{"name": "", "path": "/"}}'], "length >= 1"),
     (
@@ -64,7 +64,7 @@ WRONG = [
         ["--enable-lora", "--lora-modules", '{{"name": "a", "path": "{0}/no"}}'],
         "the folder does not exist",
     ),
-    (["--enable-lora", "--lora-modules", "=x"], "--lora-modules =x: must be NAME=PATH"),
+    (["--enable-lora", "--lora-modules", "=x"], "--lora-modules =x: use NAME=PATH"),
     (["--enable-lora", "--lora-modules", "one={0}/no"], "/no: the folder does not exist"),
     (["--enable-lora", "--lora-modules", "model={0}/adapter"], "the name model is already used"),
     (

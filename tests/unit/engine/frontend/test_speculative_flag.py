@@ -34,7 +34,7 @@ def test_drafts_are_off_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "lookup"),
+    ("fields", "ngram_lengths"),
     [
         ("", (5, 5)),
         (', "prompt_lookup_max": 4', (4, 4)),
@@ -43,12 +43,12 @@ def test_drafts_are_off_by_default(tmp_path: Path) -> None:
     ],
 )
 def test_prompt_lookup_reaches_the_worker(
-    tmp_path: Path, fields: str, lookup: tuple[int, int]
+    tmp_path: Path, fields: str, ngram_lengths: tuple[int, int]
 ) -> None:
     text = '{"method": "ngram", "num_speculative_tokens": 4' + fields + "}"
     found = settings(tmp_path, "--speculative-config", text).worker.speculative
     assert isinstance(found, Speculative)
-    assert (found.num_speculative_tokens, found.lookup) == (4, lookup)
+    assert (found.num_speculative_tokens, found.ngram_lengths) == (4, ngram_lengths)
 
 
 TOKENS = '{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}'

@@ -18,7 +18,7 @@ from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.responses import CompletionChoice
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
-from plimsoll_engine.http.slices import SLICE_BYTES, SlicedResponses
+from plimsoll_engine.http.slices import MAX_SLICE_BYTES, SlicedResponses
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
 CONTEXT = 32_768
@@ -98,7 +98,7 @@ def test_log_probabilities_are_encoded_as_they_come(kind: Any) -> None:
     assert all(isinstance(entry, msgspec.Raw) for entry in nested)
 
 
-@pytest.mark.parametrize("size", [0, 5, SLICE_BYTES, SLICE_BYTES + 1, 3 * SLICE_BYTES])
+@pytest.mark.parametrize("size", [0, 5, MAX_SLICE_BYTES, MAX_SLICE_BYTES + 1, 3 * MAX_SLICE_BYTES])
 @pytest.mark.parametrize("more", [True, False])
 def test_a_large_body_leaves_in_slices(size: int, more: bool) -> None:
     body, sent = bytes(range(256)) * (size // 256) + b"x" * (size % 256), []
@@ -116,5 +116,5 @@ def test_a_large_body_leaves_in_slices(size: int, more: bool) -> None:
     asyncio.run(SlicedResponses(app)({"type": "http"}, receive, send))
     parts = sent[1:]
     assert b"".join(part["body"] for part in parts) == body
-    assert all(len(part["body"]) <= SLICE_BYTES for part in parts)
+    assert all(len(part["body"]) <= MAX_SLICE_BYTES for part in parts)
     assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [more]

@@ -62,7 +62,7 @@ class App:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Port, Connections, App]]:
-    monkeypatch.setattr(connection, "LINGER_S", 1.0)
+    monkeypatch.setattr(connection, "LINGER_TIMEOUT_S", 1.0)
     connections, app = Connections(LIMITS, refuse_connection, encode_error_body), App()
     listener = server._bind("127.0.0.1", 0, "--port")
     http = server._create_http_server(app, connections)
@@ -229,7 +229,7 @@ def test_waiting_connections_make_room_and_working_ones_do_not(
         assert connections.closed["evicted"] >= 80
         assert connections.closed["refused"] == 0
         working = [stack.enter_context(client(port, post(1, b"a", "/wait"))) for _ in range(16)]
-        until(lambda: sum(c.working for c in list(connections._open)) == 16)
+        until(lambda: sum(c.is_answering for c in list(connections._open)) == 16)
         with client(port, post(3, b"abc")) as one:
             assert status_and_code(all_of(one)) == (503, "too_many_connections")
         app.go_on.set()
@@ -241,7 +241,7 @@ def test_requests_on_top_of_one_in_work_are_not_kept(
 ) -> None:
     port, connections, _ = served
     with client(port, post(1, b"a", "/wait")) as one:
-        until(lambda: any(c.working for c in list(connections._open)))
+        until(lambda: any(c.is_answering for c in list(connections._open)))
         with contextlib.suppress(ConnectionError):
             one.sendall(b"x" * (1 << 20))
             all_of(one)

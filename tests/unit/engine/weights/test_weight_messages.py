@@ -21,13 +21,13 @@ def test_an_answer_is_read_although_the_other_side_closed_right_after_it(
         sent: int = send_fds(connection, *arguments)  # type: ignore[arg-type]
         if connection is worker:
             assert isinstance(weight_ipc.receive_request(server), PoolClaim)
-            weight_ipc.send(server, MappingRefusal("why", permanent=False))
+            weight_ipc.send_message(server, MappingRefusal("why", permanent=False))
             server.close()
         return sent
 
     with worker, server:
         monkeypatch.setattr(socket, "send_fds", answered)
-        weight_ipc.send(worker, PoolClaim())
-        assert weight_ipc.receive(worker) == (MappingRefusal("why", permanent=False), None)
+        weight_ipc.send_message(worker, PoolClaim())
+        assert weight_ipc.receive_reply(worker) == (MappingRefusal("why", permanent=False), None)
         with pytest.raises(MappingLost):
-            weight_ipc.send(worker, PoolClaim())
+            weight_ipc.send_message(worker, PoolClaim())

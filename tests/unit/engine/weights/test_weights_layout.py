@@ -139,8 +139,8 @@ def test_an_answer_arrives_whole_with_its_descriptor(answer: weight_ipc.Reply) -
     with server, worker:
         worker.settimeout(10)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 23)
-        weight_ipc.send(server, answer, buffer.fd)
-        found, fd = weight_ipc.receive(worker)
+        weight_ipc.send_message(server, answer, buffer.fd)
+        found, fd = weight_ipc.receive_reply(worker)
         assert found == answer
         assert fd is not None
         assert os.fstat(fd).st_ino == os.fstat(buffer.fd).st_ino
@@ -154,14 +154,14 @@ def test_a_weight_server_that_is_gone_cuts_the_mapping() -> None:
         server.sendall(b"\x00\x00\x00\x09half")
         server.close()
         with pytest.raises(MappingLost, match="the weight server closed the connection"):
-            weight_ipc.receive(worker)
+            weight_ipc.receive_reply(worker)
 
 
 def test_what_a_worker_asks_for_arrives_and_a_silent_end_is_a_cut() -> None:
     server, worker = socket.socketpair()
     with server:
         for request in (PoolRequest(0), PoolRequest(1 << 37), PoolClaim(), MappingReleased()):
-            weight_ipc.send(worker, request)
+            weight_ipc.send_message(worker, request)
             assert weight_ipc.receive_request(server) == request
         worker.close()
         with pytest.raises(MappingLost, match="the weight server closed the connection"):

@@ -36,7 +36,7 @@ def chunk(number: int, computed: int, count: int, left: int = 0, drafts: int = 0
 def test_each_token_of_a_prompt_is_a_row() -> None:
     chunks = [chunk(0, 6, 1, drafts=2), chunk(1, 3, 2), chunk(2, 0, 3, left=1)]
     found = collect_inputs(chunks, BLOCK, by_row=True)
-    assert found.decoding
+    assert found.is_decode_only
     assert (found.decodes, found.longest, found.fresh) == (8, 0, ())
     assert found.positions.tolist() == [6, 7, 8, 3, 4, 0, 1, 2]
     assert found.contexts.tolist() == [7, 8, 9, 4, 5, 1, 2, 3]

@@ -499,19 +499,21 @@ def test_another_version_and_a_body_that_is_none_are_refused(
     with monkeypatch.context() as patch:
         patch.setattr(messages, "VERSION", 2)
         newer = messages.encode_handover(handover)
-    with pytest.raises(HandoverRefused, match="has version 2, but only 1 is supported") as refused:
+    with pytest.raises(
+        HandoverRefused, match="has version 2; only version 1 is supported"
+    ) as refused:
         messages.decode_handover(newer)
     assert refused.value.outcome is HandoverOutcome.OTHER_VERSION
     body = b"\x93\x01\x02\x03"
-    head = messages._HEAD.pack(messages.MAGIC, 1, messages._digest(1, body))
+    head = messages._HEADER.pack(messages.MAGIC, 1, messages._compute_digest(1, body))
     with pytest.raises(HandoverRefused) as refused:
         messages.decode_handover(head + body)
     assert refused.value.outcome is HandoverOutcome.DAMAGED
 
 
 def test_a_message_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_BYTES", 100)
-    with pytest.raises(HandoverRefused, match="the maximum of 100") as refused:
+    monkeypatch.setattr(messages, "MAX_HANDOVER_BYTES", 100)
+    with pytest.raises(HandoverRefused, match="exceed 100 bytes") as refused:
         messages.encode_handover(sealed([], msgspec.structs.replace(LAYOUT, weights=bytes(200))))
     assert refused.value.outcome is HandoverOutcome.TOO_LARGE
 
