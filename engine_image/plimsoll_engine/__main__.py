@@ -1,4 +1,4 @@
-"""Command line: ``python -m plimsoll_engine serve|drain``. Modules are imported when needed."""
+"""Command line: ``python -m plimsoll_engine serve|drain``."""
 
 from __future__ import annotations
 
@@ -34,10 +34,21 @@ def _build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve the model in a checkpoint directory")
     settings.add_flags(serve)
     drain = commands.add_parser("drain", help="drain the engine of this pod (preStop hook)")
-    drain.add_argument("--admin-port", type=settings.parse_port, default=ADMIN_PORT)
-    drain.add_argument("--run-dir", type=Path, required=True, metavar="DIR")
     drain.add_argument(
-        "--deadline", type=settings.parse_positive_seconds, default=30.0, metavar="S"
+        "--admin-port",
+        type=settings.parse_port,
+        default=ADMIN_PORT,
+        help="port of the engine's admin API on 127.0.0.1",
+    )
+    drain.add_argument(
+        "--run-dir", type=Path, required=True, metavar="DIR", help="run directory of the engine"
+    )
+    drain.add_argument(
+        "--deadline",
+        type=settings.parse_positive_seconds,
+        default=30.0,
+        metavar="S",
+        help="time in seconds for running requests to finish; default: 30",
     )
     return parser
 

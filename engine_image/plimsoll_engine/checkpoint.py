@@ -1,4 +1,4 @@
-"""Reader of a checkpoint's small files: everything except its weights.
+"""Reader of a checkpoint's configuration, tokenizer and chat templates.
 
 If several files define the same value, the precedence is that of transformers and vLLM:
 
@@ -35,12 +35,12 @@ from plimsoll_engine.errors import UsageError
 # The library's threads do not help for one text at a time, and prevent forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "default", "tool_use"
-NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Special tokens that chat templates can use by name."""
-DEFAULTS: dict[str, tuple[float, float]] = {
+SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (math.ulp(0.0), 1),
     "top_k": (-1, 1_000_000),
@@ -48,26 +48,26 @@ DEFAULTS: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100),
     "max_new_tokens": (1, 1 << 31),
 }
-"""Fields of generation_config.json that are request defaults, with the bounds of requests."""
+"""Sampling fields of generation_config.json that requests default to, with minimum and maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Contents of a checkpoint's small files.
+    """Configuration, tokenizer and chat templates of a checkpoint.
 
-    ``ends`` are the stop tokens, and ``special`` the texts of the tokens in NAMED. ``num_tokens``
-    is the largest token ID plus one. ``chat_templates`` are the templates' sources by name.
-    ``defaults`` are sampling fields for requests that omit them. ``sources`` has the file that each
-    value comes from.
+    ``special_tokens`` has the texts of the tokens in TEMPLATE_TOKENS. ``num_tokens`` is the largest
+    token ID plus one. ``chat_templates`` are the templates' sources by name. ``sampling_defaults``
+    are the values of sampling fields for requests that omit them. ``sources`` has the file that
+    each value comes from.
     """
 
     folder: Path
     tokenizer: Tokenizer
     num_tokens: int
-    ends: list[int]
-    special: dict[str, str]
+    stop_token_ids: list[int]
+    special_tokens: dict[str, str]
     chat_templates: dict[str, str]
-    defaults: dict[str, float]
+    sampling_defaults: dict[str, float]
     sources: dict[str, str]
 
     @classmethod
@@ -75,20 +75,20 @@ class Checkpoint:
         cls, folder: Path, chat_template: Path | None = None, generation_config: str = "auto"
     ) -> Checkpoint:
         """Read the checkpoint in ``folder``. Raises UsageError that names the file and field."""
-        settings = read_json(folder / TOKENIZER_CONFIG)
+        settings = read_json(folder / TOKENIZER_CONFIG_FILE)
         tokenizer = _load_tokenizer(folder, settings)
         special = {
-            name: _get_token_text(settings[name], f"{folder / TOKENIZER_CONFIG}: field {name}")
-            for name in NAMED
+            name: _get_token_text(settings[name], f"{folder / TOKENIZER_CONFIG_FILE}: field {name}")
+            for name in TEMPLATE_TOKENS
             if settings.get(name)
         }
         templates, template_of = _read_templates(folder, settings, chat_template)
-        ends, ends_of = _stop_tokens(folder, tokenizer, special.get("eos_token"))
-        defaults = _read_defaults(folder) if generation_config == "auto" else {}
+        ends, ends_of = _read_stop_tokens(folder, tokenizer, special.get("eos_token"))
+        defaults = _read_sampling_defaults(folder) if generation_config == "auto" else {}
         sources = {
             "stop_token_ids": ends_of,
             "chat_template": template_of,
-            "sampling": GENERATION if defaults else "",
+            "sampling": GENERATION_CONFIG_FILE if defaults else "",
         }
         return cls(
             folder, tokenizer, _count_tokens(folder, tokenizer), ends, special, templates, defaults,
@@ -96,10 +96,10 @@ class Checkpoint:
         )  # fmt: skip
 
     def make_summary(self) -> dict[str, Any]:
-        """Return the defaults of requests, and the file that each default comes from."""
+        """Return stop tokens and sampling defaults, and the files that they come from."""
         return {
-            "stop_token_ids": self.ends,
-            "sampling": self.defaults,
+            "stop_token_ids": self.stop_token_ids,
+            "sampling": self.sampling_defaults,
             "sources": self.sources,
         }
 
@@ -118,7 +118,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
-    file = folder / TOKENIZER
+    file = folder / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
@@ -140,8 +140,8 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """Yield the texts of the tokens that tokenizer_config.json marks or names as special."""
-    where = f"{folder / TOKENIZER_CONFIG}: field"
+    """Yield the texts of the special tokens in tokenizer_config.json."""
+    where = f"{folder / TOKENIZER_CONFIG_FILE}: field"
     for name, value in settings.items():
         if name.endswith("_token") and value and not isinstance(value, bool):
             yield _get_token_text(value, f"{where} {name}")
@@ -168,12 +168,12 @@ def _get_token_text(value: Any, field: str) -> str:
 
 
 def _count_tokens(folder: Path, tokenizer: Tokenizer) -> int:
-    """Return the number of token IDs that the tokenizer and the model both know.
+    """Return the number of token IDs that both the tokenizer and the model support.
 
-    On a GPU, an unknown token ID causes a fault that ends the worker.
+    On a GPU, a larger token ID would cause a fault that ends the worker.
     """
     numbers = tokenizer.get_vocab(with_added_tokens=True).values()
-    config = read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG_FILE)
     size = _get_text_config(config).get("vocab_size", config.get("vocab_size"))
     return min(max(numbers, default=-1) + 1, size if isinstance(size, int) else sys.maxsize)
 
@@ -183,15 +183,15 @@ def _get_text_config(config: dict[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def _stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int], str]:
-    config = read_json(folder / CONFIG)
+def _read_stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int], str]:
+    config = read_json(folder / CONFIG_FILE)
     added = tokenizer.get_added_tokens_decoder()
     ids: list[int] = []
     sources: list[str] = []
     for name, where, settings in (
-        (GENERATION, "", read_json(folder / GENERATION)),
-        (CONFIG, "", config),
-        (CONFIG, "text_config.", _get_text_config(config)),
+        (GENERATION_CONFIG_FILE, "", read_json(folder / GENERATION_CONFIG_FILE)),
+        (CONFIG_FILE, "", config),
+        (CONFIG_FILE, "text_config.", _get_text_config(config)),
     ):
         if (value := settings.get("eos_token_id")) is None:
             continue
@@ -207,17 +207,17 @@ def _stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[l
     own = None if eos is None else tokenizer.token_to_id(eos)
     if own is not None and own not in ids:
         ids.append(own)
-        sources.append(TOKENIZER_CONFIG)
+        sources.append(TOKENIZER_CONFIG_FILE)
     return ids, ", ".join(dict.fromkeys(sources))
 
 
-def _read_defaults(folder: Path) -> dict[str, float]:
-    file = folder / GENERATION
+def _read_sampling_defaults(folder: Path) -> dict[str, float]:
+    file = folder / GENERATION_CONFIG_FILE
     found = {}
     for name, value in read_json(file).items():
-        if name not in DEFAULTS or value is None:
+        if name not in SAMPLING_BOUNDS or value is None:
             continue
-        least, most = DEFAULTS[name]
+        least, most = SAMPLING_BOUNDS[name]
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not least <= value <= most:
             raise UsageError(
@@ -244,7 +244,7 @@ def _read_templates(
             return {DEFAULT_TEMPLATE: file.read_text(encoding="utf-8")} | more, file.name
         for name, holder in (
             ("chat_template.json", read_json(folder / "chat_template.json")),
-            (TOKENIZER_CONFIG, settings),
+            (TOKENIZER_CONFIG_FILE, settings),
         ):
             source = holder.get("chat_template")
             if isinstance(source, list):

@@ -12,28 +12,28 @@ class UsageError(Exception):
 
 
 class SettingsError(ValueError):
-    """A size is invalid, and would be at every later start. The message names the flag."""
+    """A setting is invalid, so every later start would also fail. The message names the flag."""
 
 
 class LoadError(Exception):
-    """The checkpoint or adapter cannot be loaded, now or later.
+    """The checkpoint or adapter is invalid, so every later load would also fail.
 
     The message names the file, tensor or field.
     """
 
 
-class WorkerEnds(RuntimeError):
-    """The worker cannot continue; its replacement can."""
+class FatalWorkerError(RuntimeError):
+    """The worker cannot continue, but its replacement can."""
 
 
-class DeviceLost(WorkerEnds):
+class DeviceLost(FatalWorkerError):
     """The device no longer answers. A CUDA fault is sticky, so only a new process helps."""
 
 
-class RanksLost(WorkerEnds):
-    """The process group of the ranks has failed and must be formed again by a new worker.
+class RanksLost(FatalWorkerError):
+    """The process group of the ranks has failed. Only a new worker can form another one.
 
-    ``gone`` means that a rank has exited. The process that started the rank reports why.
+    ``gone`` means that a rank has exited. Its parent process reports why.
     """
 
     def __init__(self, message: str, gone: bool = False) -> None:
@@ -41,9 +41,9 @@ class RanksLost(WorkerEnds):
         self.gone = gone
 
 
-class TrialsLost(WorkerEnds):
+class GrammarServerLost(FatalWorkerError):
     """The server that compiles new grammars has exited. Only a new worker starts another one."""
 
 
-class WarmUpError(WorkerEnds):
-    """The warm-up request failed in the model. The message is that of the model's error."""
+class WarmUpError(FatalWorkerError):
+    """The model failed in the warm-up. The message is that of the model's error."""

@@ -11,20 +11,20 @@ from typing import Any
 
 from plimsoll_engine.errors import SettingsError
 
-GROUP = "plimsoll_engine.faults"
+ENTRY_POINT_GROUP = "plimsoll_engine.faults"
 
 
-def check(text: str) -> None:
+def check_faults(text: str) -> None:
     """Raise SettingsError if ``text`` is not a list of faults or the package is not installed."""
     if text:
-        load("check")(text)
+        load_entry_point("check")(text)
 
 
-def load(name: str) -> Any:
-    """Return the entry point ``name``. Raises SettingsError if the package is not installed."""
-    for entry in entry_points(group=GROUP, name=name):
+def load_entry_point(name: str) -> Any:
+    """Return the object of the entry point ``name``, or raise SettingsError without the package."""
+    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return entry.load()
     raise SettingsError(
-        "PLIMSOLL_INJECT: the package plimsoll-faults is not installed: use an image or an "
-        "environment that has it, or unset the variable"
+        "PLIMSOLL_INJECT: the package plimsoll-faults is not installed: use an image with it, or "
+        "unset the variable"
     )

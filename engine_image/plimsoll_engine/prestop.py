@@ -24,14 +24,14 @@ POLL_S = 0.2
 
 
 class DrainRefused(Exception):
-    """The engine answered with an error."""
+    """The admin API answered with an error. The message begins with the HTTP status."""
 
 
 def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
-    """Drain the engine. Return the exit status.
+    """Drain the engine, and return the exit status.
 
-    It is 0 if the engine is drained or no longer running. Otherwise an error is printed, and the
-    status is 1 or 2.
+    The status is 0 if the engine is drained or no longer runs, 1 if the drain failed, and 2 if the
+    token cannot be read. Errors are printed.
     """
     end = time.monotonic() + deadline_s
     try:
@@ -53,7 +53,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
         return 0  # nothing is left to drain
     except (OSError, DrainRefused, ValueError, KeyError, http.client.HTTPException) as error:
         print(
-            f"drain: cannot connect to the admin API on port {admin_port}: {error}", file=sys.stderr
+            f"drain: a call of the admin API on port {admin_port} failed: {error}", file=sys.stderr
         )
         return 1
     print(f"drain: requests were still running after {deadline_s:g} s", file=sys.stderr)
@@ -61,7 +61,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
 
 
 def _start_drain(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
-    """Start a drain. The caller repeats a call that is refused with 409, until the deadline."""
+    """Start a drain. Ignore a refusal with status 409, after which the caller tries again."""
     body = {
         "operation_id": f"prestop-{epoch.replace(':', '-')}-{time.time_ns()}",
         "expected_epoch": epoch,

@@ -51,9 +51,9 @@ from plimsoll_engine.settings import ENGINE_FILE, Settings
 log = logging.getLogger(__name__)
 
 TOKEN_TIMEOUT_S = 30.0
-ADMIN_CONNECTIONS = 64
+MAX_ADMIN_CONNECTIONS = 64
 ADMIN_BODIES_BYTES = 1 << 20
-OTHER_FILES = 256
+RESERVED_FILES = 256
 """Number of file descriptors reserved for uses other than client connections."""
 # After a shutdown all requests have been answered; slow clients need this time to read.
 HTTP_CLOSE_TIMEOUT_S = 2
@@ -63,7 +63,7 @@ KEEPALIVE_S = 30
 
 
 class _Server(uvicorn.Server):
-    """HTTP server that leaves signals to the process, because the process has two servers."""
+    """HTTP server that handles no signals, because the process has two servers."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
@@ -82,18 +82,17 @@ class _Server(uvicorn.Server):
     def close_idle_connections(self) -> None:
         """Close idle connections now, and the others after their response.
 
-        Otherwise, a client with a keep-alive connection would not notice that the Service routes to
-        other pods.
+        Clients with a keep-alive connection then connect to another pod of the Service.
         """
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
 
 def read_token(file: Path, timeout_s: float) -> str:
-    """Return the admin token. Raises UsageError.
+    """Return the admin token in ``file``. Raises UsageError.
 
-    In a pod, wait for the file, because the supervisor writes it. Elsewhere there may be no
-    supervisor, so a missing file is created.
+    In a pod, wait until the supervisor has written the file. Outside Kubernetes, create the file
+    if it is missing, because there may be no supervisor.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         try:
@@ -236,8 +235,8 @@ async def _serve(
     if keys is not None:
         public = ApiKeyMiddleware(public, keys)
     public = serving.allow_origins(public, settings.api.allowed_origins)
-    admin_limits = settings.http.make_limits(ADMIN_CONNECTIONS)
-    admin_budget = BodyBudget(lambda: ADMIN_BODIES_BYTES, ADMIN_CONNECTIONS)
+    admin_limits = settings.http.make_limits(MAX_ADMIN_CONNECTIONS)
+    admin_budget = BodyBudget(lambda: ADMIN_BODIES_BYTES, MAX_ADMIN_CONNECTIONS)
     servers = [
         _create_http_server(public, Connections(limits, refuse_connection, encode_error_body)),
         _create_http_server(
@@ -289,10 +288,10 @@ def _compute_max_connections(settings: Settings) -> int:
     """Return the maximum number of connections, which the limit of open files may reduce."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted + OTHER_FILES:
-        soft = min(hard, wanted + OTHER_FILES)
+    if soft < wanted + RESERVED_FILES:
+        soft = min(hard, wanted + RESERVED_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    allowed = max(1, min(wanted, soft - OTHER_FILES))
+    allowed = max(1, min(wanted, soft - RESERVED_FILES))
     if allowed < wanted:
         log.warning(
             "the limit of open files allows fewer connections than --max-connections: raise it "

@@ -35,14 +35,14 @@ ENGINE_FILE = "engine.json"
 
 
 PRIORITY_RANGE = 0, (1 << 31) - 1
-"""Default range of priorities. Lower numbers run first.
+"""Default range of the priority in requests. Lower numbers run first.
 
-A request may lower its priority, but cannot overtake requests without a priority.
+Requests without a priority have priority 0, so by default no request can run before them.
 """
 
 
 class StandbyPolicy(StrEnum):
-    """When a prepared worker waits beside the serving worker (``--standby-worker``).
+    """When to keep a standby worker, which is prepared to replace the serving worker.
 
     ``on-suspicion`` means while a client of the admin API, such as the supervisor, holds a lease.
     """
@@ -102,7 +102,7 @@ def parse_port(text: str) -> int:
 
 def _parse_positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer: use 1 or more")
     return int(text)
 
 
@@ -123,7 +123,9 @@ def _parse_size(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8Gi") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size: use bytes or a unit, such as 8Gi"
+        ) from None
 
 
 def parse_positive_seconds(text: str) -> float:
@@ -140,7 +142,7 @@ def parse_positive_seconds(text: str) -> float:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of ``plimsoll-engine`` in the order of ``--help``."""
+    """Add the flags of ``python -m plimsoll_engine serve`` to ``parser``."""
     add = parser.add_argument
     add(
         "--model",
@@ -173,10 +175,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=parse_port,
         help="port of the admin API, on 127.0.0.1 only",
     )
-    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
+        help="dtype of weights and activations; default: the checkpoint's")  # fmt: skip
     add("--kv-cache-dtype", default="auto", choices=("auto", "fp8", "fp8_e4m3"),
         help="dtype of keys and values in the KV pool; default: the model's")  # fmt: skip
-    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"),
+        help="device of the model; default: a GPU if one is available")  # fmt: skip
     add(
         "--max-num-seqs",
         type=_parse_positive,
@@ -203,7 +207,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--encoder-cache-tokens",
         type=_parse_positive,
         metavar="N",
-        help="number of encoder output tokens to cache",
+        help="size of the encoder cache in tokens of encoder output; default: chosen at startup",
     )
     add(
         "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_parse_positive, metavar="MIB",
@@ -267,8 +271,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="file of API keys for /v1, one per line; default: no authentication",
     )
     http_settings.add_flags(parser, _parse_positive, _parse_size, parse_positive_seconds)
-    add("--startup-timeout", default=600.0, type=parse_positive_seconds, metavar="S")
-    add("--shutdown-timeout", default=30.0, type=parse_positive_seconds, metavar="S")
+    add("--startup-timeout", default=600.0, type=parse_positive_seconds, metavar="S",
+        help="time in seconds for a worker to start; default: 600")  # fmt: skip
+    add("--shutdown-timeout", default=30.0, type=parse_positive_seconds, metavar="S",
+        help="time in seconds for running requests to finish at shutdown; default: 30")  # fmt: skip
     add(
         "--allow-inject",
         action="store_true",
@@ -285,18 +291,19 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     inject = environ.get(INJECT_VARIABLE, "")
     if inject and not flags.allow_inject:
         raise UsageError(
-            f"{INJECT_VARIABLE} is set, which injects faults: "
-            "unset it, or add --allow-inject in a test"
+            f"{INJECT_VARIABLE} is set, which injects faults: unset it, or add --allow-inject "
+            "for a test"
         )
     try:
-        injection.check(inject)
+        injection.check_faults(inject)
     except SettingsError as error:
         raise UsageError(str(error)) from None
     try:
         flags.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--run-dir {flags.run_dir}: {error.strerror}: use a writable directory"
+            f"--run-dir {flags.run_dir}: cannot be created: {error.strerror}: use a writable "
+            "directory"
         ) from None
     if os.statvfs(flags.run_dir).f_flag & os.ST_RDONLY:
         raise UsageError(f"--run-dir {flags.run_dir} is on a read-only volume: mount it writable")
@@ -362,7 +369,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
 
 
 def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
-    """Return the speculative config with its draft model's path resolved; None if it is not set."""
+    """Return the configuration of speculative decoding, with the draft model's resolved path."""
     if flags.speculative_config is None:
         return None
     try:
@@ -395,7 +402,7 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
 
 
 def _read_tokens(checkpoint: Path) -> tuple[object, object]:
-    """Return the parts of tokenizer.json that map tokens to IDs."""
+    """Return the vocabulary and the added tokens in tokenizer.json."""
     file = checkpoint / "tokenizer.json"
     try:
         content = json.loads(file.read_bytes())
@@ -408,7 +415,7 @@ def _parse_priority_keys(flags: argparse.Namespace) -> list[int] | None:
     keys: list[int] | None = flags.priority_keys
     if keys is not None and flags.api_key_file is None:
         raise UsageError(
-            "--priority-keys requires --api-key-file: it selects lines of that file, counted from 1"
+            "--priority-keys requires --api-key-file, because it selects lines of that file: add it"
         )
     return keys
 

@@ -100,14 +100,14 @@ class FrontendFaults(FrontendHooks):
         self._active = [f for f in inject.parse(text) if f.process is Role.FRONTEND]
         self.names = [inject.name_of(fault) for fault in self._active]
 
-    def tokenizer(self, sound: Tokenizer) -> Tokenizer:
+    def create_tokenizer(self, sound: Tokenizer) -> Tokenizer:
         """Return ``sound``, or a faulty tokenizer with its state."""
         for fault in self._active:
             if isinstance(fault, kinds.TokenizerCache):
                 return LeakingTokenizer(sound, fault.repeat)
         return sound
 
-    def request_log(self, sound: RequestLog) -> RequestLog:
+    def create_request_log(self, sound: RequestLog) -> RequestLog:
         """Return ``sound``, with the faults of request logs."""
         for fault in self._active:
             if isinstance(fault, kinds.AbortUnregistered):
@@ -118,7 +118,7 @@ class FrontendFaults(FrontendHooks):
                 unclosed.pipes, unclosed.left = {}, []
         return sound
 
-    def metrics(self, sound: Metrics) -> Metrics:
+    def create_metrics(self, sound: Metrics) -> Metrics:
         """Return ``sound``, with the faults of metrics."""
         if any(isinstance(fault, kinds.MetricLabels) for fault in self._active):
             replace_methods(sound, RequestSeries).per_request = Counter(

@@ -143,7 +143,7 @@ async def _build_batch(
         tokenizer = engine.tokenizer
         params = create_sampling(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
-            prepared.bad_words, tokenizer.checkpoint.defaults,
+            prepared.bad_words, tokenizer.checkpoint.sampling_defaults,
         )  # fmt: skip
         detokenizer = tokenizer.create_detokenizer_factory(ids, body.skip_special_tokens, tags)
         await asyncio.sleep(0)  # yield, because a thousand prompts would block the streams
@@ -197,7 +197,7 @@ def compute_output_limit(
     if not ids:
         raise invalid(f"{param} has no tokens", param, "empty_prompt")
     check_ids(engine, ids, param)
-    default = int(engine.tokenizer.checkpoint.defaults.get("max_new_tokens", 1 << 31))
+    default = int(engine.tokenizer.checkpoint.sampling_defaults.get("max_new_tokens", 1 << 31))
     limit = engine.max_model_len
     if limit is None:
         # The first worker is still loading; it enforces its own context limit.

@@ -177,7 +177,7 @@ class RequestPreparer:
             error.param = responses_request.FIELD_NAMES.get(param, error.param)
             raise
         prepared.response_fields = msgspec.json.encode(
-            responses_request.list_echoed_fields(body, self._tokenizer.checkpoint.defaults)
+            responses_request.list_echoed_fields(body, self._tokenizer.checkpoint.sampling_defaults)
         )
         return prepared
 

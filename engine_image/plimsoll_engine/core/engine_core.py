@@ -31,7 +31,7 @@ from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
 from plimsoll_engine.core.schedule.token_rules import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.speculation.drafting import Speculation
-from plimsoll_engine.errors import DeviceLost, WorkerEnds
+from plimsoll_engine.errors import DeviceLost, FatalWorkerError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import (
     Logprobs,
@@ -264,7 +264,7 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Launch one batch, then read the tokens of the previous batch.
 
-        Raises :class:`WorkerEnds` if no further step can work.
+        Raises :class:`FatalWorkerError` if no further step can work.
         """
         if (now := time.monotonic()) >= self._next_expiry:
             self._next_expiry = now + EXPIRY_INTERVAL_S
@@ -293,7 +293,7 @@ class EngineCore:
         self.counters.steps += 1
         try:
             step = self.runner.launch(chunks)
-        except WorkerEnds:
+        except FatalWorkerError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
             message = f"{type(error).__name__}: {error}"
@@ -311,7 +311,7 @@ class EngineCore:
         """Add drafts to ``chunks``. If that fails, disable drafts for their requests."""
         try:
             speculation.add(chunks, self.scheduler)
-        except WorkerEnds:
+        except FatalWorkerError:
             raise
         except Exception as error:  # noqa: BLE001 - without drafts the step still works
             message = f"cannot create drafts: {type(error).__name__}: {error}"

@@ -55,7 +55,7 @@ DEADLINE_GRACE_S = 0.5
 
 
 class NotServing(Exception):
-    """The engine accepts no new requests. Another replica may accept them."""
+    """The engine accepts no new requests, but another replica may."""
 
 
 class NoAnswer(Exception):
@@ -68,12 +68,12 @@ class AsyncEngine:
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
         self.hooks = create_frontend_hooks(settings.worker.inject)
-        self.tokenizer = tokenizer = self.hooks.tokenizer(tokenizer)
+        self.tokenizer = tokenizer = self.hooks.create_tokenizer(tokenizer)
         self.started_at = time.monotonic()
         self.epochs = Epochs()
         self.lifecycle = Lifecycle(self._on_state_change)
         self._on_draining: Callable[[], None] = lambda: None
-        self.requests = self.hooks.request_log(RequestLog(settings.max_queued))
+        self.requests = self.hooks.create_request_log(RequestLog(settings.max_queued))
         self.failures = Failures()
         self.adapters = AdapterRegistry(settings.worker.max_loras, settings.lora_modules)
         self.adapter_changes = asyncio.Lock()
@@ -92,7 +92,7 @@ class AsyncEngine:
             settings.startup_timeout_s,
             settings.standby_worker,
         )
-        self.metrics = self.hooks.metrics(
+        self.metrics = self.hooks.create_metrics(
             Metrics(
                 settings.served_model_name,
                 lambda: self.lifecycle.state,
@@ -127,12 +127,14 @@ class AsyncEngine:
 
     @contextmanager
     def track_running(self, *generations: Generation) -> Iterator[None]:
-        """Admit the choices of a request, and release each of them at the end of the block.
+        """Return a context that admits the choices of a request, and releases them at its end.
 
-        If it raises :class:`NotServing` or QueueFull, no choice is admitted.
+        Raises :class:`NotServing` or QueueFull without admitting any choice.
         """
         if not self.lifecycle.is_admitting:
-            raise NotServing(f"the engine is {self.lifecycle.state} and accepts no new requests")
+            raise NotServing(
+                f"the engine is {self.lifecycle.state} and accepts no new requests: retry later"
+            )
         deadline_s = min(
             (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
         )
@@ -163,16 +165,16 @@ class AsyncEngine:
                 self._release(generation)
 
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
-        """Fail requests whose deadline has passed, and that a hung or lost worker has not ended."""
+        """Fail requests whose deadline has passed, because the worker has not done so."""
         for generation in generations:
-            generation.fail(RequestFailed("deadline", "the request's deadline passed"))
+            generation.fail(RequestFailed("deadline", "the request exceeded its deadline"))
 
     def _submit(self, generation: Generation) -> None:
         generation.with_worker = True
         self.workers.send(generation.create_submission())
 
     def abort_in_worker(self, generation: Generation) -> None:
-        """Abort the request in the worker if it was submitted."""
+        """Abort the request in the worker, if it was submitted."""
         if generation.with_worker and self.ready is not None:
             self.workers.send(worker_ipc.Abort(generation.request_id))
         generation.with_worker = False
@@ -198,15 +200,12 @@ class AsyncEngine:
                 self.lifecycle.move_to(EngineState.DRAINED)  # a drain whose deadline had passed
 
     def send_unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
-        """Send ``message`` to the serving worker, unless it is None.
-
-        Workers that start later do not load this adapter in the first place.
-        """
+        """Send ``message`` to the serving worker, if there is one. None is ignored."""
         if message is not None and self.ready is not None:
             self.workers.send(message)
 
     def resubmit(self) -> int:
-        """Submit all carried-over requests to the serving worker. Return their number."""
+        """Submit all carried-over requests to the serving worker, and return their number."""
         if self.ready is None:
             return 0
         carried = [g for g in self.requests.list_carried_over() if not g.with_worker]
@@ -225,7 +224,7 @@ class AsyncEngine:
     # ---- the worker
 
     def hold_requests(self) -> None:
-        """Make new requests wait for the next worker."""
+        """Submit new requests only to the next worker."""
         self._holding = True
 
     def set_drain_callback(self, callback: Callable[[], None]) -> None:
@@ -268,9 +267,9 @@ class AsyncEngine:
                 waiting.set_exception(NoAnswer("the worker exited before it answered"))
 
     async def ask(
-        self, message: worker_ipc.ToWorker, reply_id: str, reply: type[Reply], timeout_s: float
+        self, message: worker_ipc.ToWorker, reply_id: str, reply_type: type[Reply], timeout_s: float
     ) -> Reply:
-        """Send a query to the worker and return its reply. Raises :class:`NoAnswer`."""
+        """Send a query to the worker, and return the reply with the ID. Raises NoAnswer."""
         if self.ready is None:
             raise NoAnswer("no worker is serving")
         waiting: asyncio.Future[worker_ipc.FromWorker] = asyncio.get_running_loop().create_future()
@@ -283,9 +282,9 @@ class AsyncEngine:
             raise NoAnswer(f"the worker did not answer within {timeout_s:g} s") from None
         finally:
             del self._replies[reply_id]
-        if not isinstance(answer, reply):
+        if not isinstance(answer, reply_type):
             raise NoAnswer(
-                f"the worker sent a {type(answer).__name__} instead of the expected reply"
+                f"the worker replied with {type(answer).__name__} instead of {reply_type.__name__}"
             )
         return answer
 
@@ -357,10 +356,9 @@ class AsyncEngine:
             | worker_ipc.MissingMedia
         ),
     ) -> Generation | None:
-        """Return the request that ``answer`` is for, if it is still on the same attempt.
+        """Return the request that ``answer`` is for; None if the answer is outdated.
 
-        Return None if the request was released, parked or submitted again after the worker sent
-        ``answer``.
+        It is outdated if the request was released, parked or submitted again meanwhile.
         """
         generation = self.requests.get(answer.request_id)
         if generation is None or not generation.with_worker or generation.done:
@@ -420,7 +418,7 @@ class AsyncEngine:
         return None if self.report is None else load.Usage.from_report(self.report).kv
 
     def list_injections(self) -> list[str]:
-        """Return the names of the injected faults, also before the worker reports them."""
+        """Return the names of the injected faults. Known before the worker reports them."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
         parts = (part.partition(":")[0].strip() for part in self.settings.worker.inject.split(";"))
@@ -439,7 +437,7 @@ class AsyncEngine:
         )
 
     async def start(self) -> None:
-        """Start the first worker. Return once it serves, or the start has failed.
+        """Start the first worker, and return when it serves or the start has failed.
 
         On failure, the engine's state becomes ``failed`` and ``exit_code`` is set.
         """
@@ -481,7 +479,7 @@ class AsyncEngine:
                 await self.idle.wait()
         except TimeoutError:
             log.warning(
-                "requests were aborted at shutdown",
+                "requests were aborted, because they did not finish before the shutdown timeout",
                 extra={"count": len(self.requests.list_unfinished())},
             )
             self.requests.fail_all("unavailable", "the engine is stopping: send the request again")
@@ -509,6 +507,6 @@ class AsyncEngine:
             self.exit_code.set_result(0)
 
     def _on_state_change(self, before: EngineState, after: EngineState) -> None:
-        log.info("state", extra={"before": str(before), "after": str(after)})
+        log.info("engine state changed", extra={"before": str(before), "after": str(after)})
         if after is EngineState.DRAINING:
             self._on_draining()

@@ -1,4 +1,4 @@
-"""Current epoch of the engine, and the check that a call names it."""
+"""Epochs of the engine. A disruptive admin call must name the current one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ class StaleEpoch(Exception):
 
 
 class Epochs:
-    """Current epoch, and the numbers of later ones. In epoch 0, no worker has started yet.
+    """Current epoch, and reserved numbers of later ones. Epoch 0 is before the first worker.
 
-    Each forked worker reserves a number, which is never reused. Its epoch begins when it takes
-    over, so a successor that fails before has none.
+    Each worker has a reserved number, which is never reused. Its epoch begins when it takes over.
     """
 
     def __init__(self, boot_id: str | None = None) -> None:
@@ -40,6 +39,6 @@ class Epochs:
         """
         if Epoch.parse(expected) != self.current:
             raise StaleEpoch(
-                f"the call is for epoch {expected}, but the engine is in epoch {self.current}: "
-                "read /admin/v1/status and decide again"
+                f"expected_epoch is {expected}, but the engine is in epoch {self.current}: read "
+                "/admin/v1/status, and repeat the call if it is still needed"
             )

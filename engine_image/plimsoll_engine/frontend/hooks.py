@@ -18,20 +18,20 @@ class FrontendHooks:
 
     names: Sequence[str] = ()
 
-    def tokenizer(self, default: Tokenizer) -> Tokenizer:
+    def create_tokenizer(self, default: Tokenizer) -> Tokenizer:
         """Return the tokenizer to use."""
         return default
 
-    def request_log(self, default: RequestLog) -> RequestLog:
+    def create_request_log(self, default: RequestLog) -> RequestLog:
         """Return the request log to use."""
         return default
 
-    def metrics(self, default: Metrics) -> Metrics:
+    def create_metrics(self, default: Metrics) -> Metrics:
         """Return the metrics to use."""
         return default
 
 
 def create_frontend_hooks(text: str) -> FrontendHooks:
     """Return the hooks of the faults in ``text``, the value of ``PLIMSOLL_INJECT``."""
-    hooks: FrontendHooks = injection.load("frontend")(text) if text else FrontendHooks()
+    hooks: FrontendHooks = injection.load_entry_point("frontend")(text) if text else FrontendHooks()
     return hooks

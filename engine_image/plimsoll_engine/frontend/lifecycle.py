@@ -1,4 +1,4 @@
-"""State machine of the engine: the states, the transitions, and which states admit requests."""
+"""State machine of the engine: its transitions, and the states that admit requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TRANSITIONS: dict[S, frozenset[S]] = {
     S.STOPPED: frozenset(),
     S.FAILED: frozenset(),
 }
-ADMITS = frozenset({S.WARMING, S.SERVING, S.RESTARTING})
-WARMING = frozenset({S.STARTING, S.WARMING})
-READY = frozenset({S.SERVING, S.RESTARTING})
+ADMITTING_STATES = frozenset({S.WARMING, S.SERVING, S.RESTARTING})
+WARMING_STATES = frozenset({S.STARTING, S.WARMING})
+READY_STATES = frozenset({S.SERVING, S.RESTARTING})
 
 
 class IllegalTransition(Exception):
@@ -42,7 +42,7 @@ class Lifecycle:
         if state is before:
             return
         if state not in TRANSITIONS[before]:
-            raise IllegalTransition(f"an engine in state {before} cannot change to {state}")
+            raise IllegalTransition(f"the engine cannot change from state {before} to {state}")
         self.state = state
         self._on_change(before, state)
 
@@ -53,7 +53,7 @@ class Lifecycle:
     @property
     def is_admitting(self) -> bool:
         """Whether new requests are accepted."""
-        return self.state in ADMITS
+        return self.state in ADMITTING_STATES
 
     @property
     def is_ready(self) -> bool:
@@ -61,12 +61,12 @@ class Lifecycle:
 
         The replica stays ready while its worker restarts.
         """
-        return self.state in READY
+        return self.state in READY_STATES
 
     @property
     def is_warming(self) -> bool:
-        """Whether the first worker is still starting, so that a request would wait for it."""
-        return self.state in WARMING
+        """Whether the first worker is still starting."""
+        return self.state in WARMING_STATES
 
     @property
     def has_ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""Long admin operations: idempotent by ID, bound to an epoch, one at a time."""
+"""Long-running admin operations. They are idempotent by ID, and run one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_OPERATIONS = 64
 
 
 class OperationConflict(Exception):
-    """Another operation is running, or an operation of another kind has this ID."""
+    """Another operation is running, or another kind of operation has the same ID."""
 
 
 class OperationFailed(Exception):
@@ -33,7 +33,7 @@ class Recorder:
 
     @contextmanager
     def step(self, name: str) -> Iterator[OperationStep]:
-        """Time a step and record it, even if it fails."""
+        """Return a context that measures the duration of a step and records it."""
         step = OperationStep(name=name, duration_s=0.0)
         began = time.monotonic()
         try:
@@ -43,7 +43,7 @@ class Recorder:
             self.operation.steps.append(step)
 
     def add(self, steps: list[OperationStep]) -> None:
-        """Append steps that the worker has timed."""
+        """Append the steps that the worker has recorded."""
         self.operation.steps.extend(steps)
 
 
@@ -60,28 +60,28 @@ class Operations:
         self.current: Operation | None = None
 
     def get(self, operation_id: str) -> Operation | None:
-        """Return the operation with that ID; None if the ID is unknown or too old."""
+        """Return the operation with this ID; None if it is unknown or no longer stored."""
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
-        """Start ``work``, or return the operation that was started with this ID before.
+        """Start an operation, or return the known operation with this ID.
 
-        Raises StaleEpoch, OperationConflict, and ValueError for a malformed epoch. The ID is
-        checked first: a caller that repeats its call after a lost reply must find its operation,
-        which may have changed the epoch.
+        A caller that lost the reply can thus repeat its call, even if the epoch has changed. Raises
+        StaleEpoch, OperationConflict, and ValueError if ``expected_epoch`` is malformed.
         """
         known = self._known.get(operation_id)
         if known is not None:
             if known.kind != kind:
                 raise OperationConflict(
-                    f"operation {operation_id} is already a {known.kind}: choose another id"
+                    f"the operation ID {operation_id} already belongs to a {known.kind}: use "
+                    "another ID"
                 )
             return known
         self._epochs.check(expected_epoch)
         if self.current is not None:
             raise OperationConflict(
-                f"operation {self.current.id} ({self.current.kind}) is running: "
-                f"wait for its end at /admin/v1/operations/{self.current.id}"
+                f"operation {self.current.id} ({self.current.kind}) is running: wait until "
+                f"/admin/v1/operations/{self.current.id} reports its end"
             )
         operation = Operation(
             id=operation_id,
@@ -103,7 +103,7 @@ class Operations:
     def _on_end(self, operation: Operation, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
-            operation.error = "cancelled by a resume or by the engine's shutdown"
+            operation.error = "the operation was cancelled by a resume or by the engine's shutdown"
         elif isinstance(error, OperationFailed):
             operation.error = str(error)
         elif error is not None:

@@ -51,8 +51,8 @@ class Connections:
     def add(self, connection: Connection) -> None:
         """Register ``connection``, or refuse it if there are too many and none is idle.
 
-        At the limit, evict the connections that have been idle longest, beginning with those of the
-        host with the most connections.
+        Make room by evicting the connections that have been idle longest, beginning with those of
+        the host with the most connections.
         """
         if len(self._open) >= self.limits.max_connections:
             self._evict_idle()

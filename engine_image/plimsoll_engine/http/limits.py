@@ -32,7 +32,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     limits the time from the start of the connection, or the first byte of a later request, to the
     end of the header. ``body_timeout_s`` limits the time from there to the end of the body, and is
     extended by one second for each :data:`MIN_BODY_BYTES_PER_S`. ``write_timeout_s`` limits the
-    time in which a client reads nothing of its answer.
+    time in which a client reads no part of its answer.
     """
 
     max_connections: int

@@ -326,10 +326,10 @@ class Tokens(msgspec.Struct, tag="tokens"):
 class PromptScores(msgspec.Struct, tag="prompt_scores"):
     """Message: log probabilities of prompt tokens from position ``first`` (at least 1) on.
 
-    The arrays contain 4-byte little-endian numbers for one token after the other: ``chosen``
-    (float) the prompt token's log probability, ``ranks`` (int) its rank (1 is the likeliest), and
-    ``top_ids`` (int) and ``top`` (float) the top tokens, as many as requested. The messages are
-    sent in order, before the request's first token. ``attempt`` is as in :class:`Token`.
+    The arrays contain 4-byte little-endian numbers, token by token. ``chosen`` (float) has the
+    prompt token's log probability, and ``ranks`` (int) its rank; 1 is the likeliest. ``top_ids``
+    (int) and ``top`` (float) have the top tokens, as many as requested. The messages are sent in
+    order, before the request's first token. ``attempt`` is as in :class:`Token`.
     """
 
     request_id: str

@@ -31,5 +31,7 @@ def create_worker_hooks(text: str, epoch: int, engine: EngineCore) -> WorkerHook
     ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for a fault that this engine
     does not support.
     """
-    hooks: WorkerHooks = injection.load("worker")(text, epoch, engine) if text else WorkerHooks()
+    hooks: WorkerHooks = (
+        injection.load_entry_point("worker")(text, epoch, engine) if text else WorkerHooks()
+    )
     return hooks

@@ -23,7 +23,7 @@ from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.core.grammar.trial import TrialServer
 from plimsoll_engine.core.speculation.drafting import DraftCounts
 from plimsoll_engine.distributed.leader import Leader
-from plimsoll_engine.errors import LoadError, RanksLost, SettingsError, WorkerEnds
+from plimsoll_engine.errors import FatalWorkerError, LoadError, RanksLost, SettingsError
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.diagnostics import run_diagnostic
@@ -94,7 +94,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     try:
         channel.send(worker_ipc.Hello(epoch, os.getpid()))
         begun = time.monotonic()
-        injection.check(config.inject)
+        injection.check_faults(config.inject)
         lifecycle.prepare()
         channel.send(_create_prepared_message(epoch, lifecycle))
         order = _wait_for_command(channel)
@@ -123,7 +123,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         return 1
     except PERMANENT_ERRORS as error:
         return _fail(channel, str(error), permanent=True)
-    except (WorkerEnds, MappingLost) as error:
+    except (FatalWorkerError, MappingLost) as error:
         if isinstance(error, RanksLost) and error.gone:
             log.error("%s", error)  # the zygote reports to the frontend which rank exited
             return 1
@@ -220,7 +220,7 @@ class Worker:
         self._next_report = self._next_capture = time.monotonic() + FIRST_CAPTURE_DELAY_S
 
     def serve(self) -> None:
-        """Serve until a Stop message. Raises :class:`FrontendGoneError` and :class:`WorkerEnds`."""
+        """Serve until a Stop message. Raises FrontendGoneError and FatalWorkerError."""
         while not self.stopping:
             due = min(self._next_report, self._next_capture)
             wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
@@ -393,7 +393,7 @@ class Worker:
             return self.lifecycle.hand_over()
         except HandoverRefused as error:
             return HandoverRefusal(error.outcome, str(error))
-        except WorkerEnds:
+        except FatalWorkerError:
             raise
         except Exception as error:  # the successor can prefill again
             log.exception("the worker hands nothing over, because an error occurred")

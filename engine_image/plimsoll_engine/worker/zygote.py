@@ -232,7 +232,7 @@ def main() -> None:
     begun = time.monotonic()
     import_everything(Path(config.model), config.device)
     if config.inject:
-        injection.load("worker")
+        injection.load_entry_point("worker")
     weights = None if arguments.weights_fd is None else socket.socket(fileno=arguments.weights_fd)
     zygote = Zygote(control, config, weights)
     # Python warns about any second thread; _fork checks threads by name instead.

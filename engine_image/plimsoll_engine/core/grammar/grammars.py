@@ -43,7 +43,7 @@ from plimsoll_engine.core.grammar.trial import (
     TrialPassed,
     TrialServer,
 )
-from plimsoll_engine.errors import TrialsLost, UsageError
+from plimsoll_engine.errors import GrammarServerLost, UsageError
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process import host_memory
 
@@ -133,7 +133,7 @@ class Vocabulary:
         try:
             checkpoint = Checkpoint.read(model)
             count = checkpoint.num_tokens
-            ends = [end for end in checkpoint.ends if end < count]
+            ends = [end for end in checkpoint.stop_token_ids if end < count]
             text, added = _convert_tokenizer(checkpoint.tokenizer)
             tokenizer = LLTokenizer(text, n_vocab=count, eos_token=ends) if ends else None
         except (OSError, ValueError, RuntimeError, UsageError):
@@ -165,7 +165,7 @@ class Vocabulary:
         )
 
 
-Outcome = Matcher | GrammarError | TrialsLost
+Outcome = Matcher | GrammarError | GrammarServerLost
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -239,7 +239,7 @@ class Grammars:
     def collect_finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
         """Return the requests whose compilation has ended, with their matchers or errors.
 
-        Wait up to ``wait_s`` seconds for the first of them. Raises :class:`TrialsLost`.
+        Wait up to ``wait_s`` seconds for the first of them. Raises :class:`GrammarServerLost`.
         """
         if not self._jobs:
             return []
@@ -351,8 +351,8 @@ class Grammars:
         begun = time.monotonic()
         try:
             return self._create_matcher(job)
-        except TrialsLost as error:
-            return TrialsLost(str(error))
+        except GrammarServerLost as error:
+            return GrammarServerLost(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             if isinstance(error, GrammarError):
                 return GrammarError(job.grammar.field, error.why)
@@ -434,7 +434,7 @@ def _digest(key: Key) -> bytes:
 def _get_outcome(job: _Job) -> Matcher | GrammarError:
     assert job.future is not None
     outcome = job.future.result()
-    if isinstance(outcome, TrialsLost):
+    if isinstance(outcome, GrammarServerLost):
         raise outcome
     return outcome
 

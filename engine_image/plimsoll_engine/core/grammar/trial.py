@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_engine.errors import TrialsLost
+from plimsoll_engine.errors import GrammarServerLost
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process.parent_death import die_with_parent
 
@@ -113,7 +113,7 @@ class Trial:
             self._kill()
 
     def run(self, server: TrialServer, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        """Compile the grammar in a process. Raises TrialsLost and TrialFailed."""
+        """Compile the grammar in a process. Raises GrammarServerLost and TrialFailed."""
         with server.connect() as connection:
             try:
                 return self._run(connection, grammar)
@@ -195,14 +195,14 @@ class TrialServer:
         return cls(pid, ours)
 
     def connect(self) -> socket.socket:
-        """Return a connection to the process of a new trial. Raises TrialsLost."""
+        """Return a connection to the process of a new trial. Raises GrammarServerLost."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 socket.send_fds(self._control, [b"T"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise TrialsLost(
+                raise GrammarServerLost(
                     f"the process that compiles grammars has exited: {error}"
                 ) from None
         return ours

@@ -16,9 +16,9 @@ LOAD_TIMEOUT_S = 60.0
 
 
 async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
-    """Load an adapter and list it, so that requests can name it.
+    """Load an adapter and make it available to requests.
 
-    Raises AdapterRefused or NoAnswer. The adapter is then not loaded.
+    Raises AdapterRefused or NoAnswer if the adapter was not loaded.
     """
     async with engine.adapter_changes:
         if name == engine.settings.served_model_name:
@@ -38,13 +38,15 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
         if answer.error is not None:
             raise AdapterRefused(answer.error, "lora_path")
         if engine.epochs.current != epoch:
-            raise NoAnswer("the worker was replaced while it loaded the adapter: try again")
+            raise NoAnswer(
+                f"the worker was replaced while it loaded the adapter {name!r}: load it again"
+            )
         engine.adapters.add(adapter)
         log.info("adapter loaded", extra={"adapter": name, "path": str(path)})
 
 
 def unload_adapter(engine: AsyncEngine, name: str) -> bool:
-    """Remove an adapter from new requests. Running requests keep it.
+    """Unload an adapter as soon as no running request uses it. New requests cannot name it.
 
     Return False if no adapter has this name.
     """

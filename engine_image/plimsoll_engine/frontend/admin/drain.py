@@ -13,7 +13,7 @@ ANSWER_TIMEOUT_S = 5.0
 
 
 async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) -> None:
-    """Stop admitting requests, and end the running requests.
+    """Stop admitting requests, and wait for, fail or park the running ones.
 
     The mode ``finish`` waits for them, ``abort`` fails them, and ``carry`` parks them until a
     resume or a restart. If the deadline passes, the operation fails and the requests continue: the
@@ -47,8 +47,8 @@ async def _wait_until_idle(engine: AsyncEngine, deadline_s: float) -> None:
             await engine.idle.wait()
     except TimeoutError:
         raise OperationFailed(
-            f"{len(engine.requests)} requests were still running after {deadline_s:g} s and "
-            "continue: wait, resume, restart with carry, or drain with mode abort"
+            f"{len(engine.requests)} requests are still running after {deadline_s:g} s: wait for "
+            "them, resume, restart with carry, or drain with mode abort"
         ) from None
 
 

@@ -31,7 +31,7 @@ RULES = [
 async def run_audit(engine: AsyncEngine) -> Audit:
     """Check all rules and return the findings.
 
-    ``idle`` is true if the frontend and the worker had no request before and after the check.
+    ``Audit.idle`` is True if the engine had no request before and after the check.
     """
     before = len(engine.requests)
     sender = engine.workers.sender
@@ -53,12 +53,12 @@ async def run_audit(engine: AsyncEngine) -> Audit:
         findings += compare_receiver_cache(sender, set(worker.receiver_keys))
     if idle and not worker.idle:
         findings.append(
-            AuditFinding(IDLE_WORKER, "the worker runs requests although the frontend has none")
+            AuditFinding(IDLE_WORKER, "the worker runs requests, but the frontend has none")
         )
     if idle and engine.workers.unsent:
         findings.append(
             AuditFinding(
-                IDLE_OUTBOX, f"{engine.workers.unsent} messages to the worker are not sent yet"
+                IDLE_OUTBOX, f"{engine.workers.unsent} messages to the worker have not been sent"
             )
         )
     return Audit(
@@ -69,7 +69,7 @@ async def run_audit(engine: AsyncEngine) -> Audit:
 def compare_receiver_cache(
     sender: MediaCacheSender, receiver_keys: set[bytes]
 ) -> list[AuditFinding]:
-    """Compare the keys in the worker's receiver cache with those that the frontend has sent."""
+    """Return the differences between the worker's receiver cache and the sent media."""
     details = sender.find_problems()
     if lacking := len(sender.list_keys() - receiver_keys):
         details.append(f"the worker lacks {lacking} media that the frontend sent")
@@ -81,7 +81,7 @@ def compare_receiver_cache(
 def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     findings = [
         AuditFinding(
-            LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, which exceeds its bound of {e.bound}"
+            LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, but its bound is {e.bound} bytes"
         )
         for e in engine.ledger.list_entries()
         if e.bound is not None and e.bytes > e.bound

@@ -1,4 +1,4 @@
-"""Collect diagnostics of a faulty engine as text for a person."""
+"""Text diagnostics of the frontend and the worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_STACKS_BYTES = 256 << 10
 async def run_diagnostic(engine: AsyncEngine, kind: Diagnostic) -> str:
     """Return diagnostics of the frontend and of the worker as text.
 
-    If the worker does not answer, its part is ``unknown`` with the reason.
+    If the worker does not answer, the text says why.
     """
     own = _diagnose_frontend(engine, kind)
     if kind is Diagnostic.STACKS:
@@ -45,12 +45,12 @@ async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
 
 
 async def _read_worker_stacks(engine: AsyncEngine) -> str:
-    """Return the worker's stack traces, requested by a signal: a hung worker reads no messages."""
+    """Return the worker's stack traces. A signal requests them, which a hung worker handles."""
     path = await engine.workers.dump_stacks()
     if path is None:
         return (
-            "unknown: the worker is not running, hangs in the kernel, or cannot write its stacks"
-            " to the run directory; without a writable directory they go to its log"
+            "unknown: the worker is not running, hangs in the kernel, or cannot write to the run"
+            " directory; see the engine's log, which has the stacks in the last case"
         )
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MAX_STACKS_BYTES))

@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 ADOPTED_TIMEOUT_S = 10.0
 """Timeout for the successor to report the adopted requests, which it does after its first step."""
 CANCEL_GRACE_S = 10.0
-"""Time that a shutdown waits for the next worker, so that requests can finish."""
+"""Time that a shutdown waits for a new worker, which is needed to finish the requests."""
 MAX_DETAIL_CHARACTERS = 500
 MIN_SHOWN_S = 0.0005
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
-    """Replace the worker, healthy or hung. The running requests continue in the new epoch."""
+    """Replace the worker, which may hang. The running requests continue in the new epoch."""
     async with engine.manager.replacing:
         successor = await _prepare_successor(engine, recorder) if request.keep_weights else None
         if successor is None:
@@ -98,7 +98,7 @@ async def _carry_over(
 ) -> None:
     """Submit the running requests to the new worker.
 
-    ``refusal`` is the reason why the new worker received no KV blocks, if it did not.
+    ``refusal`` says why the KV pool was not handed over; None if it was.
     """
     operation = recorder.operation
     with recorder.step("resubmit") as step:
@@ -130,7 +130,7 @@ async def _carry_over(
             step.detail = f"{refusal.outcome}: {refusal.message}"
             log.log(
                 logging.INFO if refusal.outcome is HandoverOutcome.NOT_ASKED else logging.WARNING,
-                "keys and values are recomputed",
+                "keys and values of running requests are recomputed after the restart",
                 extra={"outcome": str(refusal.outcome), "reason": refusal.message},
             )
         outcome = HandoverOutcome.HANDED_OVER if refusal is None else refusal.outcome
@@ -142,8 +142,8 @@ async def _carry_over(
 async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
     """Return a prepared successor; None if the old worker must stop first.
 
-    For example, memory may be too short. Raises OperationFailed if no worker can be started;
-    the old one then keeps serving.
+    This is the case if memory does not suffice for both. Raises OperationFailed if no worker can be
+    started; the old one then keeps serving.
     """
     with recorder.step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
@@ -186,26 +186,29 @@ async def _stop_worker(
     if not hand_over:
         return HandoverRefusal(
             HandoverOutcome.NOT_ASKED,
-            "no requests are carried over, or no successor is prepared",
+            "the restart carries over no requests, or has no prepared successor",
         )
     if stop.stopped is None:
         return HandoverRefusal(HandoverOutcome.WORKER_LOST, "the old worker sent no final message")
     if stop.stopped.handover is None:
         return stop.stopped.refusal or HandoverRefusal(
-            HandoverOutcome.FAILED, "the old worker gave no reason"
+            HandoverOutcome.FAILED, "the old worker sent no handover and no reason"
         )
     return stop.stopped.handover
 
 
 def format_stages(stages_s: Mapping[str, float]) -> str:
-    """Format the duration of each stage of the worker's stop. Omit durations near zero."""
+    """Return the duration of each stage as text, except durations below 0.5 ms."""
     return ", ".join(
         f"{name} {took:.3f} s" for name, took in stages_s.items() if took >= MIN_SHOWN_S
     )
 
 
 async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
-    """Wait for the worker's requests to finish while new ones wait. Return a summary."""
+    """Wait for the running requests to finish, then fail the rest. Return a summary.
+
+    New requests wait for the next worker.
+    """
     with_worker = [g for g in engine.requests.list_unfinished() if g.with_worker]
     engine.hold_requests()
     with contextlib.suppress(TimeoutError):

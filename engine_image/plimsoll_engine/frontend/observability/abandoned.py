@@ -1,15 +1,14 @@
-"""Find abandoned requests: the worker runs them, but no client waits for them.
+"""Tracker of abandoned requests, which the worker runs although no client waits for them.
 
-This happens if the client was answered or disconnected, and the abort message was lost. The worker
-cannot recognise such requests, and their memory is lost until they end.
+A request is abandoned if its abort message was lost. Its memory is lost until it ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-REPORTS = 10
-"""Number of consecutive reports without a client after which a request counts as abandoned.
+MIN_REPORTS = 10
+"""A request is abandoned if more than this number of reports in a row list it without a client.
 
 The worker reports every 0.5 s, or after each longer step, and reads aborts between steps. An abort
 that was not lost therefore takes effect within fewer reports.
@@ -35,7 +34,7 @@ class AbandonedTracker:
         self._seen = {
             name: self._seen.get(name, 0) + 1 for name in running if not self._has_client(name)
         }
-        found = sorted(name for name, reports in self._seen.items() if reports > REPORTS)
+        found = sorted(name for name, reports in self._seen.items() if reports > MIN_REPORTS)
         if found == self._last:
             return None
         self._last = found

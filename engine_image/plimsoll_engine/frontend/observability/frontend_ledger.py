@@ -11,7 +11,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
 
 class FrontendLedger:
-    """Owners of the frontend's memory. Their bytes are counted on each read."""
+    """Ledger of the frontend's memory. Bytes are counted at each call of :meth:`list_entries`."""
 
     def __init__(self, requests: RequestLog, tokenizer: Tokenizer, media: ProcessorCache) -> None:
         self._requests = requests
@@ -22,7 +22,7 @@ class FrontendLedger:
     def register(
         self, owner: str, count: Callable[[], int], bound: Callable[[], int] | None = None
     ) -> None:
-        """Add an owner of host memory. ``count`` returns its bytes, ``bound`` their maximum."""
+        """Add an owner of host memory. ``count`` returns its bytes, and ``bound`` the maximum."""
         self._more.append((owner, count, bound))
 
     def list_entries(self) -> list[LedgerEntry]:

@@ -69,10 +69,10 @@ class MemoryMetrics(Collector):
 
 
 class PickerMetrics(Collector):
-    """Collector of what endpoint pickers read, under vLLM's names, which are their defaults.
+    """Collector of the metrics that endpoint pickers read by default. The names are vLLM's.
 
-    The names are those of ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API
-    Inference Extension, v1.3.0.
+    They are set in ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API Inference
+    Extension, v1.3.0.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PickerMetrics(Collector):
         self._model, self._load, self._kv_usage = model, load, kv_usage
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the requests and the KV cache usage. Pickers read NaN as a number: none is sent."""
+        """Yield the number of requests and the KV cache usage. Unknown values are omitted."""
         load = self._load()
         for name, text, value in (
             ("num_requests_running", "Requests in the running batch.", load.running),

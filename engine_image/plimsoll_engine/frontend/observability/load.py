@@ -12,16 +12,16 @@ import msgspec
 from plimsoll_api.admin import Load
 from plimsoll_engine.messages.worker_ipc import Media, Report
 
-PROMPT_SLOTS = 4096
-"""Slots of the hash table of prompts, which takes 32 KiB."""
+PROMPT_HASH_SLOTS = 4096
+"""Number of slots in the hash table of prompts, which takes 32 KiB."""
 
 
 @dataclass(slots=True)
 class EpochCounts:
-    """The frontend's counts in one epoch.
+    """Counts of one epoch.
 
     ``adapters`` is None if the engine does not serve adapters. A carried-over request counts in the
-    epoch that admitted it.
+    epoch in which it was admitted.
     """
 
     requests: int = 0
@@ -33,7 +33,7 @@ class EpochCounts:
     adapters: int | None = None
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * PROMPT_SLOTS)))
+    _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * PROMPT_HASH_SLOTS)))
 
     def count_admitted(
         self, prompt_ids: Sequence[int], media: Iterable[Media], choices: int = 1
@@ -50,16 +50,16 @@ class EpochCounts:
             self.audios += choices * (one.kind == "audio")
             keys.append(one.key)
         prompt = hash((*prompt_ids, *keys))
-        place = prompt % PROMPT_SLOTS
+        place = prompt % PROMPT_HASH_SLOTS
         if self._prompts[place] != prompt:
             self._prompts[place] = prompt
             self.distinct_prompts += 1
 
 
 class Usage(NamedTuple):
-    """Shares of a worker's capacity in use, 0 to 1.
+    """Used and lost shares of a worker's caches, 0 to 1.
 
-    A share is None if the worker has no such capacity or has not reported yet.
+    A share is None if the worker has no such cache or has not reported yet.
     """
 
     kv: float | None = None
@@ -69,7 +69,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def from_report(cls, report: Report) -> Usage:
-        """Return the shares in ``report``. The share of a pool without a size is None."""
+        """Return the shares in ``report``."""
         return cls(
             kv=_compute_share(report.kv_blocks_used, report.kv_blocks_total),
             kv_lost=_compute_share(report.kv_blocks_lost, report.kv_blocks_total),
@@ -84,7 +84,7 @@ def _compute_share(part: int | None, whole: int | None) -> float | None:
 
 
 MAX_REPORT_AGE_S = 5.0
-"""Age of a report above which the worker may hang. A worker reports twice a second."""
+"""Maximum age of a report; with an older one, the worker may hang. It reports twice a second."""
 
 
 def merge_load(
@@ -96,9 +96,10 @@ def merge_load(
 ) -> Load:
     """Return the engine's load.
 
-    ``running``, ``waiting``, ``steps`` and ``preemptions`` come from the worker's latest report, so
-    they freeze while the worker hangs. All other values come from the frontend. ``compiling``
-    becomes unknown with an old report, because it must not excuse a hang.
+    ``running``, ``waiting``, ``compiling``, ``steps`` and ``preemptions`` come from the worker's
+    latest report, so they do not change while the worker hangs. The other values come from the
+    frontend. If the report is too old, ``compiling`` is None: a compilation could explain a worker
+    without progress, and an outdated value would hide a hang.
     """
     fresh = reported is not None and report_age_s is not None and report_age_s <= MAX_REPORT_AGE_S
     return msgspec.structs.replace(

@@ -1,6 +1,6 @@
 """Measure how long the event loop is blocked.
 
-A blocked loop continues no stream and answers no probe. A timer fires every
+While the loop is blocked, streams stop and probes get no answer. A timer fires every
 :data:`TIMER_INTERVAL_S`, and its delay is the duration of the block. On a busy node, this
 wall-clock time includes the CPU time of other processes, so the CPU time of this process is
 measured as well.
@@ -60,7 +60,7 @@ class LoopBlocks(Collector):
             self._timer = None
 
     def get_longest_s(self) -> tuple[float, float]:
-        """Return the longest recent delay in wall-clock seconds, and its CPU seconds."""
+        """Return the longest recent delay, in seconds of wall-clock time and of CPU time."""
         wall, cpu = zip(*self._windows, strict=True)
         return max(wall), max(cpu)
 

@@ -140,17 +140,17 @@ class Metrics:
         return generate_latest(self.registry)
 
     def count_worker_start(self, reason: str) -> None:
-        """Count a worker start. The counters of the new worker begin at zero."""
+        """Count a worker start by ``reason``. The new worker's counters start at zero."""
         self._starts.labels(self._model, reason).inc()
         self._last = None
 
     def count_restart(self, outcome: HandoverOutcome, prefill_tokens: int | None) -> None:
-        """Count a planned restart and its recomputed tokens; None means that they are unknown."""
+        """Count a planned restart by ``outcome``, and add its recomputed tokens."""
         self._handovers.labels(self._model, outcome).inc()
         self._carried_prefill.inc(prefill_tokens or 0)
 
     def add_report(self, report: Report) -> None:
-        """Add the growth of a worker's counters since its previous report."""
+        """Add the increase of the worker's counters since its previous report."""
         self._add_speculation(report)
         last = self._last
         gained = (report.load.preemptions_total or 0) - (
@@ -182,9 +182,9 @@ class Metrics:
         self._queue.observe(started.queued_s)
 
     def observe_token(self, generation: Generation, now: float) -> None:
-        """Observe the latency of one token. ``now`` is in monotonic seconds.
+        """Observe the time to first token or the inter-token latency.
 
-        The latency is a time to first token or an inter-token latency.
+        ``now`` is a value of ``time.monotonic()``.
         """
         times = generation.times
         self._tokens.inc()
@@ -195,7 +195,7 @@ class Metrics:
         times.last_token = now
 
     def count_finished(self, generation: Generation, reason: str) -> None:
-        """Count a request by ``reason``. Observe its duration only if the model ended it."""
+        """Count a request by its finish reason. Observe its latency if it was not aborted."""
         self._requests.labels(self._model, reason).inc()
         if generation.times.last_token is not None and reason in ("stop", "length"):
             self._e2e.observe(generation.times.last_token - generation.times.arrived)

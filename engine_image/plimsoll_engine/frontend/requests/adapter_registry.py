@@ -26,8 +26,8 @@ class AdapterRefused(Exception):
 class RegisteredAdapter:
     """LoRA adapter that requests can name.
 
-    ``number`` is unique to each loading. ``users`` is the number of admitted requests that use the
-    adapter. ``required`` means that it must be loaded at startup and is not yet.
+    ``number`` identifies one load of the adapter. ``users`` is the number of admitted requests that
+    use it. ``required`` means that the engine must load it at startup and has not done so yet.
     """
 
     name: str
@@ -81,7 +81,7 @@ class AdapterRegistry:
         self._known[adapter.number] = adapter
 
     def find(self, name: str) -> RegisteredAdapter | None:
-        """Return the adapter that new requests call ``name``; None if there is none."""
+        """Return the visible adapter with this name; None if there is none."""
         return next((adapter for adapter in self.list_visible() if adapter.name == name), None)
 
     def list_visible(self) -> list[RegisteredAdapter]:
@@ -121,10 +121,10 @@ class AdapterRegistry:
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def record_loaded(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
-        """Record a worker's reply to the loading of an adapter.
+        """Record whether a worker could load an adapter.
 
-        An adapter that could not be loaded is unregistered and returned. The worker fails its
-        requests.
+        If it could not, unregister and return the adapter. The worker fails the requests that use
+        it.
         """
         adapter = self._known.get(answer.number)
         if adapter is None:
@@ -137,7 +137,7 @@ class AdapterRegistry:
         return adapter
 
     def find_problems(self, used: Iterable[RegisteredAdapter]) -> list[str]:
-        """Return a message for each adapter with a wrong number of users or without purpose.
+        """Return a message for each adapter with a wrong user count, or that should be unloaded.
 
         ``used`` has the adapter of each running request.
         """

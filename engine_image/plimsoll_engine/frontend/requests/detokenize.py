@@ -12,10 +12,10 @@ from tokenizers.decoders import DecodeStream
 
 REPLACEMENT_CHARACTER = "\ufffd"
 MAX_PENDING_TOKENS = 32
-"""Maximum number of tokens that wait for the rest of a character.
+"""Maximum number of tokens that are kept because they may begin a character.
 
-A character has at most four bytes, and a vocabulary may have a token for each byte. A longer
-sequence is no character, or has no text (special tokens).
+A character has at most four bytes, and a vocabulary may have a token for each byte. The tokens of a
+longer sequence form no character, or have no text (special tokens).
 """
 
 
@@ -85,7 +85,7 @@ class Detokenizer:
 
 
 def find_special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the IDs of the special tokens, which most texts omit."""
+    """Return the IDs of the special tokens."""
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(number for number, token in added if token.special)
 
@@ -111,7 +111,7 @@ def find_prompt_context(
 class StopMatcher:
     """Matcher that ends a text at the first stop string, and holds back partial matches.
 
-    With ``include``, the text ends after the stop string.
+    With ``include``, the stop string is part of the text.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:

@@ -48,7 +48,7 @@ class MediaReader:
         """Run ``work`` in one of the threads. Raises QueueFull if too many files wait."""
         if self._waiting >= MAX_WAITING:
             raise QueueFull(
-                f"{self._waiting} images and audio clips are waiting to be decoded: try again later"
+                f"{self._waiting} images and audio clips are waiting to be decoded: retry later"
             )
         self._waiting += 1
         try:
@@ -63,7 +63,7 @@ class MediaReader:
 
 
 def create_reader(settings: Settings) -> MediaReader:
-    """Return the media reader of the checkpoint. Raises UsageError that names the wrong file."""
+    """Return the media reader of the checkpoint. Raises UsageError that names the invalid file."""
     try:
         return MediaReader(load_processors(settings.model), settings.worker.media_cache_bytes)
     except UnsupportedError as error:

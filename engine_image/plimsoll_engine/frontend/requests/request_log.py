@@ -1,6 +1,6 @@
-"""Request log: all that another worker needs to continue a running request.
+"""Log of running requests, with everything that another worker needs to continue them.
 
-A request stays in the log from its admission to :meth:`RequestLog.release`. It is not part of any
+A request is in the log from its admission to :meth:`RequestLog.release`. It is not part of any
 reference cycle, so reference counting frees it.
 """
 
@@ -208,7 +208,7 @@ class Generation:
     def push(
         self, token_id: int, finish_reason: str | None, logprobs: Logprobs | None = None
     ) -> None:
-        """Add a token from the worker. A stop string ends the request here, before the worker."""
+        """Add a token from the worker. End the request if its text has a stop string."""
         if self.done:
             return
         self.output_ids.append(token_id)
@@ -283,9 +283,9 @@ class Generation:
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
     def count_tokens_before(self, last: int) -> int:
-        """Return the number of output tokens before the first ``last``, or of all if there is none.
+        """Return the number of output tokens before the first ``last``, or of all without it.
 
-        ``last`` must be the same in every call: each token is compared only once.
+        ``last`` must be the same in every call, because each token is compared only once.
         """
         if self._closed_at is None and last in self.output_ids[self._searched :]:
             self._closed_at = self.output_ids.index(last, self._searched)
@@ -331,8 +331,8 @@ class RequestLog:
         """Admit all of ``generations``, or none: raises QueueFull."""
         if len(self._running) + len(generations) > self.capacity:
             raise QueueFull(
-                f"{len(self._running)} requests are waiting for an answer, and {len(generations)} "
-                f"more would exceed the limit of {self.capacity} (--max-queued)"
+                f"{len(self._running)} requests are unanswered, and {len(generations)} more would "
+                f"exceed the limit of {self.capacity} (--max-queued): retry later"
             )
         for generation in generations:
             self._running[generation.request_id] = generation

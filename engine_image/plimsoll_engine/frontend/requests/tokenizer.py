@@ -17,7 +17,7 @@ import jinja2
 
 from plimsoll_engine.checkpoint import (
     DEFAULT_TEMPLATE,
-    TOKENIZER,
+    TOKENIZER_FILE,
     TOOLS_TEMPLATE,
     Checkpoint,
 )
@@ -62,14 +62,14 @@ class Tokenizer:
         self.checkpoint = checkpoint = Checkpoint.read(model, chat_template, generation_config)
         self._tokenizer = checkpoint.tokenizer
         # The library does not report the parsed size; the file's size is of the same order.
-        self.file_bytes = (model / TOKENIZER).stat().st_size
+        self.file_bytes = (model / TOKENIZER_FILE).stat().st_size
         added = checkpoint.tokenizer.get_added_tokens_decoder()
         self._added = {token.content: number for number, token in added.items()}
         decoder = checkpoint.tokenizer.decoder
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._special = find_special_ids(checkpoint.tokenizer)
         self.vocab_size = checkpoint.num_tokens
-        self.eos_ids = checkpoint.ends
+        self.eos_ids = checkpoint.stop_token_ids
         self._middle = find_prompt_context(self._tokenizer, self.encode_rendered("a"))
         self._middle_text = self.decode(self._middle)
         self.chat_template = checkpoint.chat_templates.get(DEFAULT_TEMPLATE)
@@ -183,7 +183,7 @@ class Tokenizer:
 
         try:
             pieces = template.generate(
-                {"documents": None, **self.checkpoint.special, **variables},
+                {"documents": None, **self.checkpoint.special_tokens, **variables},
                 messages=_alias_reasoning_fields(messages),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,

@@ -21,7 +21,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import matcher, trial
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars, Vocabulary
 from plimsoll_engine.core.grammar.trial import TrialPassed, TrialServer
-from plimsoll_engine.errors import TrialsLost
+from plimsoll_engine.errors import GrammarServerLost
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, RequestFailure, Token
@@ -149,7 +149,7 @@ def test_without_the_server_the_worker_cannot_go_on(
     os.kill(trials.pid, signal.SIGKILL)
     os.waitpid(trials.pid, 0)
     grammars.begin("any", Grammar("regex", "a"), [])
-    with pytest.raises(TrialsLost):
+    with pytest.raises(GrammarServerLost):
         outcomes(grammars, 1)
 
 

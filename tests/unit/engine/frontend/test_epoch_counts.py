@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from typing import Literal
 
 from plimsoll_api.admin import Load
-from plimsoll_engine.frontend.observability.load import PROMPT_SLOTS, EpochCounts, Usage, merge_load
+from plimsoll_engine.frontend.observability.load import (
+    PROMPT_HASH_SLOTS,
+    EpochCounts,
+    Usage,
+    merge_load,
+)
 from plimsoll_engine.messages.worker_ipc import Media
 
 
@@ -46,7 +51,7 @@ def test_choices_of_one_prompt_are_read_once_and_count_each() -> None:
 
 def test_many_prompts_need_no_more_memory() -> None:
     counts = EpochCounts()
-    for number in range(3 * PROMPT_SLOTS):
+    for number in range(3 * PROMPT_HASH_SLOTS):
         counts.count_admitted([number, number + 1], [])
-    assert counts.distinct_prompts == 3 * PROMPT_SLOTS
-    assert len(counts._prompts) == PROMPT_SLOTS
+    assert counts.distinct_prompts == 3 * PROMPT_HASH_SLOTS
+    assert len(counts._prompts) == PROMPT_HASH_SLOTS

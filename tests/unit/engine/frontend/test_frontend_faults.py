@@ -32,7 +32,7 @@ def test_the_tokenizer_remembers_every_prompt(tmp_path: Path) -> None:
     sound = Tokenizer(tmp_path)
     faults = FrontendFaults("tokenizer_cache:repeat=3;append_list")
     assert faults.names == ["tokenizer_cache"]
-    faulty = faults.tokenizer(sound)
+    faulty = faults.create_tokenizer(sound)
     assert isinstance(faulty, LeakingTokenizer)
     for text in ("one", "two", "one"):
         assert faulty.encode(text) == sound.encode(text)
@@ -42,7 +42,7 @@ def test_the_tokenizer_remembers_every_prompt(tmp_path: Path) -> None:
 
 
 def test_a_request_aborted_before_its_first_token_stays() -> None:
-    log = FrontendFaults("abort_unregistered:payload_bytes=1Ki").request_log(RequestLog(8))
+    log = FrontendFaults("abort_unregistered:payload_bytes=1Ki").create_request_log(RequestLog(8))
     assert isinstance(log, UnregisteredLog)
     early, late, ended = map(generation, ("early", "late", "ended"))
     log.admit(early, late, ended)
@@ -61,7 +61,7 @@ def pipes_open() -> int:
 
 def test_each_request_leaves_a_descriptor_and_two_faults_share_a_log() -> None:
     faults = FrontendFaults("descriptor_growth;abort_unregistered:payload_bytes=1Ki")
-    log = faults.request_log(RequestLog(8))
+    log = faults.create_request_log(RequestLog(8))
     assert isinstance(log, UnclosedLog)
     assert isinstance(log, UnregisteredLog)
     before = pipes_open()
@@ -83,7 +83,7 @@ def test_each_request_is_a_time_series() -> None:
         made = Metrics(
             "tiny", lambda: EngineState.SERVING, Load, list[str], list[LedgerEntry], lambda: None
         )
-        assert FrontendFaults(text).metrics(made) is made
+        assert FrontendFaults(text).create_metrics(made) is made
         return made
 
     def scrape(of: Metrics) -> list[str]:
@@ -109,5 +109,5 @@ def test_each_request_is_a_time_series() -> None:
 def test_without_faults_everything_is_sound(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     tokenizer, faults = Tokenizer(tmp_path), FrontendFaults("append_list")
-    assert (faults.names, faults.tokenizer(tokenizer)) == ([], tokenizer)
-    assert type(faults.request_log(RequestLog(3))) is RequestLog
+    assert (faults.names, faults.create_tokenizer(tokenizer)) == ([], tokenizer)
+    assert type(faults.create_request_log(RequestLog(3))) is RequestLog

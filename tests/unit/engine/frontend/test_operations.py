@@ -47,7 +47,7 @@ def test_the_same_id_is_the_same_operation_also_in_a_later_epoch() -> None:
         assert str(epochs.current) == "boot:1"
         with pytest.raises(StaleEpoch):
             operations.begin("b", "restart", "boot:0", restart)
-        with pytest.raises(OperationConflict, match="choose another id"):
+        with pytest.raises(OperationConflict, match="use another ID"):
             operations.begin("a", "trim", "boot:1", nothing)
 
     asyncio.run(run())

@@ -67,7 +67,7 @@ def test_the_ends_of_a_text_are_of_the_first_file_and_special_ones_of_all(
 ) -> None:
     def ends() -> tuple[list[int], str]:
         read = Checkpoint.read(folder)
-        return read.ends, read.sources["stop_token_ids"]
+        return read.stop_token_ids, read.sources["stop_token_ids"]
 
     end = tiny_text.train().token_to_id(tiny_text.EOS)
     assert ends() == ([2, 0], "generation_config.json")
@@ -145,13 +145,13 @@ def test_the_largest_number_of_a_token_counts_and_not_how_many_there_are(folder:
 def test_sampling_defaults_are_of_the_generation_config(folder: Path) -> None:
     edit(folder, "generation_config.json", temperature=0.6, top_k=20, top_p=None, max_length=9)
     read = Checkpoint.read(folder)
-    assert read.defaults == {"temperature": 0.6, "top_k": 20}
+    assert read.sampling_defaults == {"temperature": 0.6, "top_k": 20}
     assert read.sources["sampling"] == "generation_config.json"
-    assert Checkpoint.read(folder, generation_config="vllm").defaults == {}
+    assert Checkpoint.read(folder, generation_config="vllm").sampling_defaults == {}
 
     def made(**fields: Any) -> tuple[float, int, float]:
         body = CompletionRequest(model="m", prompt="x", **fields)
-        asked = create_sampling(body, 4, [], 9, None, [], read.defaults)
+        asked = create_sampling(body, 4, [], 9, None, [], read.sampling_defaults)
         return asked.temperature, asked.top_k, asked.top_p
 
     assert made() == (0.6, 20, 1.0)
