@@ -153,7 +153,7 @@ def rows_of(case: Case, number: int) -> Iterator[tuple[float, ...]]:
         detector.update(sample)
         began = case.starts is not None and sample.t >= case.starts
         for which, watch in enumerate(detector.watches):
-            evidence, since = watch.evidence(), watch.suspected_since
+            evidence, since = watch.make_evidence(), watch.suspected_since
             if evidence is None or since is None or evidence.share >= MOST:
                 continue
             leak = began and watch.kind == case.kind

@@ -19,7 +19,7 @@ from leaklab.editions import Edition
 from leaklab.series import MIB, Curve, Series, base_of, bursty
 from leaklab.splits import EDITIONS, Split
 from leaklab.views import habits, interval_of
-from plimsoll_sidecar.detect.attribution import FIELDS, TIME
+from plimsoll_sidecar.detect.attribution import COUNTER_FIELDS, TIME
 
 RATES = {
     "requests": 5.0,
@@ -252,7 +252,7 @@ def _case(split: Split, edition: Edition, name: str, rate: str, varying: Vary, n
         leak=lambda t: each * max(0.0, driver(t) - driver(STARTS)),
         noise=NOISES[rng.randrange(3)],
         seed=rng.randrange(1 << 30),
-        counters={FIELDS[one]: total for one, total in totals.items()},
+        counters={COUNTER_FIELDS[one]: total for one, total in totals.items()},
     )
     if edition.alike:
         series = replace(series, **habits(series.seed) | {"read_every": 0.0})

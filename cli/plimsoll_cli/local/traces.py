@@ -23,7 +23,7 @@ from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_sidecar import replay as replaying
 from plimsoll_sidecar import tune
-from plimsoll_sidecar.detect.segments import HostSource
+from plimsoll_sidecar.detect.segments import HostMemoryFields
 from plimsoll_sidecar.record.storage import read_learned_budgets
 from plimsoll_sidecar.tune import Day as Day
 from plimsoll_sidecar.tune import Tuning as Tuning
@@ -91,7 +91,9 @@ def read_trace(file: Path) -> tuple[float, list[Sample]]:
 def compute_host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
     """Return (seconds since the start, bytes) of host memory, computed like in the detector."""
     found = list(samples)
-    source = next((s for s in (HostSource.choose(sample.host) for sample in found) if s), None)
+    source = next(
+        (s for s in (HostMemoryFields.choose(sample.host) for sample in found) if s), None
+    )
     if source is None:
         return []
     sizes = ((sample.t, source.total(sample.host)) for sample in found)

@@ -1,12 +1,12 @@
-"""Explanations of growth: the engine's ledger, or a counter that the growth follows.
+"""Explain growth by the engine's ledger, or by a counter of the engine that it follows.
 
 Growth within declared bounds is explained. The rest follows one of the engine's counters, or time.
 
 The model of memory over a window is ``size = base + each x counter + held x requests in flight``,
-fitted for each counter by non-negative least squares. The counter with the smallest residuals is
-the hypothesis. Its confidence is its likelihood among all counters, for normal residuals with
-autocorrelation. Counters that moved together cannot be told apart, and the confidence is then low.
-A joint fit of all counters spreads noise over those that matter little, and named the right one
+fitted for each counter by non-negative least squares. The hypothesis is the counter with the
+smallest residuals. Its confidence is its likelihood among all counters, for normal residuals with
+autocorrelation. If counters moved together, the confidence is low, because the growth may follow
+any of them. A joint fit of all counters spread noise over the others, and named the right counter
 less often.
 """
 
@@ -31,8 +31,8 @@ MAX_OWNERS = 64
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     """One owner of declared memory, as the checkpoint stores it, in bytes.
 
-    ``bound`` is the largest that it declared. ``earlier`` is the part of its memory that it held
-    before it was first seen, which explains no growth.
+    ``bound`` is the largest bound that it declared. ``earlier`` is the memory that it already held
+    when it was first seen, which explains no growth.
     """
 
     bound: int
@@ -40,13 +40,14 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Account:
-    """The memory that the owners of one kind explain, from one ledger to the next.
+    """Compute the bytes of growth that the ledger's owners of one kind of memory explain.
 
     An owner may appear late. vLLM's probe sees the key-value cache only once the engine's loop
-    runs, and a busy process may report nothing for a while, though its memory exists. So a new
-    owner explains at most the growth that is still unexplained. The same holds for memory that it
-    adds while it is absent, or when its bound rises. While an owner is absent or declares less than
-    its largest bound (one of several ranks is silent), the minimum that it ever held counts.
+    runs, and a busy process may report nothing for a while, although its memory exists. A new owner
+    therefore explains at most the growth that is still unexplained. The same holds for memory that
+    it adds while it is absent, or when its bound rises. While an owner is absent, or declares less
+    than its largest bound because one of several ranks does not report, the smallest size that it
+    ever had counts.
     """
 
     def __init__(self, kind: str) -> None:
@@ -59,19 +60,19 @@ class Account:
     def resume(self, owners: Mapping[str, Owner] | None) -> None:
         """Continue from the :attr:`owners` of an earlier detector in this epoch.
 
-        None comes from a release that stored none: all declared memory counted then.
+        None comes from a release that stored no owners, and counted all declared memory.
         """
         if owners is None:
             owners = {name: Owner(owner.bound) for name, owner in self.owners.items()}
         self.owners = {**self.owners, **owners}
 
-    def declared(self, ledger: Sequence[LedgerLine], growth: Callable[[int], int]) -> int:
-        """Return the bytes that the owners explain, comparable with all other results.
+    def explain(self, ledger: Sequence[LedgerLine], growth: Callable[[int], int]) -> int:
+        """Return the bytes that the owners explain now. The results for one epoch are comparable.
 
         ``growth`` returns the unexplained growth for a number of explained bytes.
         """
-        sizes = bounded(ledger, self.kind)
-        complete = self._complete_owners(sizes)
+        sizes = list_bounded_owners(ledger, self.kind)
+        complete = self._find_complete_owners(sizes)
         for name in complete:
             size = sizes[name][0]
             self._least[name] = min(size, self._least.get(name, size))
@@ -84,12 +85,12 @@ class Account:
         for name in self.owners:
             size = sizes.get(name, (0, 0))[0]
             if name in new:
-                total += self._before(name, size)
+                total += self._find_earlier_bytes(name, size)
             else:
                 total += size if name in complete else max(size, self._least.get(name, 0))
         left = max(0, growth(total)) if new else 0
         for name, (size, bound) in sorted(new.items()):
-            rise = size - self._before(name, size)
+            rise = size - self._find_earlier_bytes(name, size)
             explained = max(0, min(rise, left))
             left, total = left - explained, total + min(rise, explained)
             earlier = self.owners[name].earlier if name in self.owners else 0
@@ -100,8 +101,8 @@ class Account:
         self._complete = complete
         return total
 
-    def _complete_owners(self, sizes: Mapping[str, tuple[int, int]]) -> set[str]:
-        """Return the owners whose bound has not shrunk, and new ones up to :data:`MAX_OWNERS`."""
+    def _find_complete_owners(self, sizes: Mapping[str, tuple[int, int]]) -> set[str]:
+        """Return the owners whose bound did not shrink, and new ones up to :data:`MAX_OWNERS`."""
         new = [name for name in sizes if name not in self.owners]
         complete = {
             name
@@ -110,18 +111,19 @@ class Account:
         }
         return complete | set(new[: max(0, MAX_OWNERS - len(self.owners))])
 
-    def _before(self, name: str, size: int) -> int:
-        """Return the bytes of a new owner that counted before.
+    def _find_earlier_bytes(self, name: str, size: int) -> int:
+        """Return the bytes of an owner that were counted before this ledger.
 
-        An owner that only an earlier detector saw held as much then as it does now.
+        An owner that only an earlier detector saw is assumed to have held as much as it does now.
         """
         return self._most.get(name, size) if name in self.owners else 0
 
 
-def bounded(ledger: Sequence[LedgerLine], kind: str) -> dict[str, tuple[int, int]]:
-    """Return the bytes, up to the bound, and the bound of each owner of ``kind``.
+def list_bounded_owners(ledger: Sequence[LedgerLine], kind: str) -> dict[str, tuple[int, int]]:
+    """Return the size and the bound of each owner of ``kind``, in bytes, by name.
 
-    An owner without a bound explains nothing: it cannot be distinguished from a leak.
+    The size is limited to the bound. An owner without a bound explains nothing, because it cannot
+    be distinguished from a leak.
     """
     return {
         line.owner: (max(0, min(line.bytes, line.bound)), line.bound)
@@ -130,8 +132,8 @@ def bounded(ledger: Sequence[LedgerLine], kind: str) -> dict[str, tuple[int, int
     }
 
 
-def exceeded_bounds(ledger: Sequence[LedgerLine], kind: str) -> list[str]:
-    """Return a sentence for each owner that holds more than it declared."""
+def describe_exceeded_bounds(ledger: Sequence[LedgerLine], kind: str) -> list[str]:
+    """Return a sentence for each owner that holds more than its declared bound."""
     return [
         f"owner {line.owner} holds {line.bytes} bytes, more than its declared bound of {line.bound}"
         for line in ledger
@@ -140,7 +142,7 @@ def exceeded_bounds(ledger: Sequence[LedgerLine], kind: str) -> list[str]:
 
 
 TIME = "time"
-FIELDS = {
+COUNTER_FIELDS = {
     "requests": "requests_total",
     "aborts": "aborted_total",
     "errors": "errors_total",
@@ -152,7 +154,7 @@ FIELDS = {
     "adapters": "adapters_total",
 }
 """Possible triggers of growth, and the counter of :class:`SampleLoad` for each."""
-UNITS = {
+COUNTER_UNITS = {
     "requests": "request",
     "aborts": "aborted request",
     "errors": "failed request",
@@ -165,13 +167,13 @@ UNITS = {
     TIME: "hour, independent of load",
 }
 """One event of each trigger, in words."""
-COUNTERS = (*FIELDS, TIME)
-RESOLUTION = 48
-SLACK = 64
+COUNTERS = (*COUNTER_FIELDS, TIME)
+ROWS_PER_E_FOLD = 48
+UNMERGED_ROWS = 64
 """Rows that are collected before the older ones are merged."""
-ROW = 5 + len(COUNTERS)
-CAPACITY = 768
-"""Rows: :data:`RESOLUTION` for each e-fold of the time, and the slack. A year needs about 710."""
+ROW_VALUES = 5 + len(COUNTERS)
+YEAR_ROWS = 768
+"""Rows for a year, which needs about 710. Each e-fold of the time adds :data:`ROWS_PER_E_FOLD`."""
 MIN_POINTS = 16
 """Fewer averages than this say too little about ten counters."""
 REFRESH_SHARE = 1 / 16
@@ -185,8 +187,8 @@ Column = list[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
-    """An average of ``weight`` samples around ``t``.
+class MeanSample:
+    """Mean of ``weight`` samples around the time ``t``.
 
     ``size`` is the memory without declared memory, in bytes. ``counters`` are those of
     :data:`COUNTERS`, NaN if unknown. An unknown ``load`` is None.
@@ -199,54 +201,54 @@ class Footprint:
     counters: Sequence[float]
 
 
-class Footprints:
-    """The history of one kind of memory within one epoch.
+class SampleHistory:
+    """History of one kind of memory within one epoch, as means over growing periods.
 
-    The number of rows grows with the logarithm of the time. All rows are in one array of the size
-    for a year, allocated with the first sample: small pieces would fragment the heap for years.
+    The number of rows grows with the logarithm of the time. One array holds the rows of a year and
+    is allocated with the first sample: many small allocations would fragment the heap over time.
     """
 
     def __init__(self) -> None:
         # Each row: start, weight, t, size, load, counters.
         self._rows = array("d")
-        self._count, self._limit = 0, SLACK
+        self._count, self._limit = 0, UNMERGED_ROWS
 
     def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
         """Add a sample: ``size`` in bytes, and the engine's load at the same time."""
-        values = [getattr(load, field) for field in FIELDS.values()]
+        values = [getattr(load, field) for field in COUNTER_FIELDS.values()]
         counters = [math.nan if value is None else float(value) for value in values]
         requests = math.nan if in_flight is None else in_flight
         if not self._rows:
-            self._rows = array("d", bytes(8 * ROW * CAPACITY))
+            self._rows = array("d", bytes(8 * ROW_VALUES * YEAR_ROWS))
         # The array grows if this is beyond its end.
-        self._set(self._count, array("d", (t, 1.0, t, size, requests, *counters, t / _HOUR_S)))
+        self._set_row(self._count, array("d", (t, 1.0, t, size, requests, *counters, t / _HOUR_S)))
         self._count += 1
         if self._count >= self._limit:
             self._merge(t)
-            self._limit = self._count + SLACK
+            self._limit = self._count + UNMERGED_ROWS
 
-    def since(self, t: float) -> list[Footprint]:
-        """Return the averages that start at ``t`` or later, oldest first."""
+    def list_since(self, t: float) -> list[MeanSample]:
+        """Return the means that start at ``t`` or later, oldest first."""
         return [
-            Footprint(row[2], row[1], row[3], None if math.isnan(row[4]) else row[4], row[5:])
-            for row in map(self._row, range(self._count))
+            MeanSample(row[2], row[1], row[3], None if math.isnan(row[4]) else row[4], row[5:])
+            for row in map(self._get_row, range(self._count))
             if row[0] >= t
         ]
 
-    def _row(self, number: int) -> array[float]:
-        return self._rows[number * ROW : (number + 1) * ROW]
+    def _get_row(self, number: int) -> array[float]:
+        return self._rows[number * ROW_VALUES : (number + 1) * ROW_VALUES]
 
-    def _set(self, number: int, row: array[float]) -> None:
-        self._rows[number * ROW : (number + 1) * ROW] = row
+    def _set_row(self, number: int, row: array[float]) -> None:
+        self._rows[number * ROW_VALUES : (number + 1) * ROW_VALUES] = row
 
     def _merge(self, now: float) -> None:
         count = 0
-        for row in map(self._row, range(self._count)):
-            last = self._row(count - 1) if count else None
-            if last is not None and row[2] - last[0] <= (now - row[2]) / RESOLUTION:
-                self._set(count - 1, _average(last, row))
+        for row in map(self._get_row, range(self._count)):
+            last = self._get_row(count - 1) if count else None
+            if last is not None and row[2] - last[0] <= (now - row[2]) / ROWS_PER_E_FOLD:
+                self._set_row(count - 1, _average(last, row))
             else:
-                self._set(count, row)
+                self._set_row(count, row)
                 count += 1
         self._count = count
 
@@ -258,14 +260,15 @@ def _average(earlier: array[float], later: array[float]) -> array[float]:
     return array("d", (earlier[0], weight, *mean))
 
 
-class TriggerWatch:
-    """The trigger of a suspected growth.
+class TriggerFinder:
+    """Find the counter that a suspected growth follows, and cache it.
 
-    It is computed again once the window is longer by :data:`REFRESH_SHARE`, or starts elsewhere.
+    It is computed again when the window has become longer by :data:`REFRESH_SHARE`, or starts at
+    another time.
     """
 
     def __init__(self) -> None:
-        self._footprints = Footprints()
+        self._footprints = SampleHistory()
         self._since, self._computed_at = math.inf, -math.inf
         self._trigger: Trigger | None = None
 
@@ -273,24 +276,24 @@ class TriggerWatch:
         """Add a sample: memory without declared memory in bytes, and the load at the same time."""
         self._footprints.add(t, size, in_flight, load)
 
-    def trigger(self, since: float, now: float) -> Trigger | None:
-        """Return the trigger of the growth between these two times, in seconds."""
+    def find_trigger(self, since: float, now: float) -> Trigger | None:
+        """Return the counter that the growth from ``since`` to ``now`` follows; None if unknown."""
         window_s = self._computed_at - self._since
         if since != self._since or now - self._computed_at >= REFRESH_SHARE * window_s:
             self._since, self._computed_at = since, now
-            self._trigger = trigger(self._footprints.since(since))
+            self._trigger = find_trigger(self._footprints.list_since(since))
         return self._trigger
 
 
 class ProcessTriggers:
-    """The triggers of the processes of an engine, by role.
+    """Find the triggers of the engine's processes, by role.
 
-    The size of a process is what its allocators have in use, if it reports that: memory that they
-    keep is no growth, and a trim frees it. Otherwise it is its anonymous memory.
+    The size of a process is the memory in use in its allocators, if it reports that. Memory that
+    they keep unused is no growth, and a trim frees it. Otherwise, the size is its anonymous memory.
     """
 
     def __init__(self) -> None:
-        self._watches: dict[tuple[str, bool], TriggerWatch] = {}
+        self._watches: dict[tuple[str, bool], TriggerFinder] = {}
 
     def add(
         self, t: float, processes: Iterable[RoleRss], in_flight: int | None, load: SampleLoad
@@ -305,28 +308,28 @@ class ProcessTriggers:
             sizes = used if accounted else [one.anonymous or 0 for one in members]
             key, is_known = (role, accounted), accounted or all(one.rss_anon for one in members)
             if is_known and (key in self._watches or len(self._watches) < MAX_PROCESSES):
-                watch = self._watches.setdefault(key, TriggerWatch())
+                watch = self._watches.setdefault(key, TriggerFinder())
                 watch.add(t, sum(sizes), in_flight, load)
 
-    def of(self, role: str | None) -> TriggerWatch | None:
-        """Return the watch of a ``role``; None if it is not known."""
+    def find(self, role: str | None) -> TriggerFinder | None:
+        """Return the finder for ``role``; None if the role is unknown."""
         if role is None:
             return None
         return self._watches.get((role, True)) or self._watches.get((role, False))
 
 
-def sentence(hypothesis: Trigger) -> str | None:
-    """Return the hypothesis in words, or None if it is too weak to state."""
+def describe_trigger(hypothesis: Trigger) -> str | None:
+    """Describe the hypothesis in a few words; None if its confidence is too low."""
     if hypothesis.confidence < MIN_STATED_CONFIDENCE:
         return None
-    size, unit = format_bytes(hypothesis.bytes_each), UNITS[hypothesis.counter]
+    size, unit = format_bytes(hypothesis.bytes_each), COUNTER_UNITS[hypothesis.counter]
     return f"about {size} per {unit} (hypothesis, confidence {hypothesis.confidence:.0%})"
 
 
-def trigger(points: Sequence[Footprint]) -> Trigger | None:
-    """Return the counter that the growth over ``points`` follows, or None if none explains it.
+def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
+    """Return the counter that the growth over ``points`` follows; None if none explains it.
 
-    A counter that did not move, or is unknown somewhere in the window, is no candidate.
+    A counter that did not increase, or that is unknown for a point, is not considered.
     """
     if len(points) < MIN_POINTS:
         return None
@@ -334,24 +337,24 @@ def trigger(points: Sequence[Footprint]) -> Trigger | None:
     fits = {
         name: window.fit(number)
         for number, name in enumerate(COUNTERS)
-        if _has_moved(points, number)
+        if _has_increased(points, number)
     }
     growing = {name: fit for name, fit in fits.items() if fit.each > 0.0}
     if not growing:
         return None
     best = min(growing, key=lambda name: growing[name].squares)
-    effective = growing[best].effective_points()
-    odds = sum(_likelihood(growing[best], other, effective) for other in growing.values())
+    effective = growing[best].count_independent_points()
+    odds = sum(_likelihood_ratio(growing[best], other, effective) for other in growing.values())
     return Trigger(best, growing[best].each, round(1.0 / odds, 3))
 
 
-def _has_moved(points: Sequence[Footprint], number: int) -> bool:
+def _has_increased(points: Sequence[MeanSample], number: int) -> bool:
     values = [p.counters[number] for p in points]
     return not any(map(math.isnan, values)) and values[-1] > values[0]
 
 
-def _likelihood(best: _Fit, other: _Fit, effective: float) -> float:
-    """Return the ratio of the maximum likelihoods of normal residuals; 1 for the best itself."""
+def _likelihood_ratio(best: _Fit, other: _Fit, effective: float) -> float:
+    """Return the ratio of the maximum likelihoods of ``other`` and ``best``."""
     if other.squares <= best.squares:
         return 1.0
     return float((best.squares / other.squares) ** (effective / 2.0))
@@ -359,13 +362,13 @@ def _likelihood(best: _Fit, other: _Fit, effective: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A fit: the counter's factor, the residuals, and the sum of their squares."""
+    """A fit: the bytes for each count, the residuals, and the sum of their squares."""
 
     each: float
     residuals: Column
     squares: float
 
-    def effective_points(self) -> float:
+    def count_independent_points(self) -> float:
         """Return the number of independent residuals, n (1 - r) / (1 + r)."""
         if self.squares <= 0.0:
             return float(len(self.residuals))
@@ -375,19 +378,19 @@ class _Fit:
 
 
 class _Window:
-    """The points of one window as centred columns, scaled by the root of their weights."""
+    """The points of one window as centred columns, multiplied by the root of their weights."""
 
-    def __init__(self, points: Sequence[Footprint]) -> None:
+    def __init__(self, points: Sequence[MeanSample]) -> None:
         self._points = points
         self._weights = [p.weight for p in points]
-        self._sizes = self._centred([p.size for p in points])
+        self._sizes = self._center([p.size for p in points])
         loads = [p.load for p in points if p.load is not None]
-        self._load = self._centred(loads if len(loads) == len(points) else [0.0] * len(points))
+        self._load = self._center(loads if len(loads) == len(points) else [0.0] * len(points))
 
     def fit(self, number: int) -> _Fit:
         """Return the best non-negative factors of a counter and of the requests in flight."""
         x, load, y = (
-            self._centred([p.counters[number] for p in self._points]),
+            self._center([p.counters[number] for p in self._points]),
             self._load,
             self._sizes,
         )
@@ -403,7 +406,7 @@ class _Window:
         residuals = [c - each * a - held * b for a, b, c in zip(x, load, y, strict=True)]
         return _Fit(each, residuals, _dot(residuals, residuals))
 
-    def _centred(self, values: Sequence[float]) -> Column:
+    def _center(self, values: Sequence[float]) -> Column:
         mean = _dot(values, self._weights) / sum(self._weights)
         return [(v - mean) * math.sqrt(w) for v, w in zip(values, self._weights, strict=True)]
 

@@ -1,15 +1,15 @@
-"""The memory of a warm engine, and growth above it at comparable load.
+"""Measure the memory of a warm engine, and its growth beyond that at comparable load.
 
-An engine under load needs more memory than an idle one, so each *class* of load (0, 1, 2–3, 4–7, …
-requests) has its own base. A class that first appears later gets its base from its first floors,
-less the growth known by then.
+An engine under load needs more memory than an idle one. Each *class* of load (0, 1, 2–3, 4–7, …
+requests) therefore has a base of its own. The base of a class that first appears later is its first
+floor, less the growth known by then.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from plimsoll_sidecar.detect.growth import Point, is_load_comparable, unexplained
+from plimsoll_sidecar.detect.growth import Point, is_load_comparable, measure_unexplained
 
 SETTLED_FLOORS = 8
 SETTLED_BYTES = 4 << 20
@@ -28,9 +28,9 @@ LEAK_SHARE = 0.33
 MAX_WARMUP_BUDGETS = 8
 """A warm-up takes what the engine declares and this multiple of the budget: a leak of eight
 windows. A steady climb beyond that is a leak that is faster than the warm-up."""
-MARKS = (0.1, 0.55, 1.0)
+PACE_SHARES = (0.1, 0.55, 1.0)
 """Shares of that at which the pace of a climb is measured, and the fewest samples between two."""
-MARK_SAMPLES = 4
+MIN_PACE_SAMPLES = 4
 CLASS_SETTLE_S = 45.0
 """Requests that arrived together need this long to reach their full size."""
 CLASS_SLACK = 1.25
@@ -42,34 +42,34 @@ reports that it is not ready has no such limit."""
 
 
 class Warmup:
-    """The warm-up of one epoch: from a ready engine to a base of its memory.
+    """Warm-up of one epoch: the time from a ready engine to a base of its memory.
 
-    It ends once the minimum time has passed and memory has settled, or after twice that. A
-    steady climb until then is growth. It ends at any time if memory has climbed steadily beyond
-    what a warm-up takes: the whole climb is then growth. ``served`` states whether any request was
+    It ends once the minimum time has passed and memory has settled, or after twice that time. If
+    memory climbed steadily until then, the climb is growth. The warm-up also ends as soon as memory
+    has climbed steadily beyond what a warm-up takes. ``served`` states whether any request was
     completed: without one, the base is provisional.
     """
 
-    def __init__(self, least_s: float, budget: int | None, interval_s: float) -> None:
-        self.least_s = least_s
+    def __init__(self, min_s: float, budget: int | None, interval_s: float) -> None:
+        self.min_s = min_s
         self.budget = budget
         self.floor: Point | None = None
         self.climbing = False
         self.served = True
         self._started_at: float | None = None
         self._first_seen: float | None = None
-        self._slice_s = max(interval_s, least_s / 8)
+        self._slice_s = max(interval_s, min_s / 8)
         self._slice: Point | None = None
         self._slice_end = 0.0
         self._climb: list[Point] = []
         self._marks: list[Point] = []
-        self._mark_s = MARK_SAMPLES * interval_s
+        self._mark_s = MIN_PACE_SAMPLES * interval_s
 
     def add(self, point: Point, ready: bool | None) -> bool:
         """Add a sample, and return whether the engine is warm.
 
-        Then ``floor`` is the base, and ``climbing`` is set if memory never settled. ``ready`` is
-        None if the engine does not report it.
+        ``floor`` is then the base, and ``climbing`` is set if memory never settled. ``ready`` is
+        None if the engine does not report whether it is ready.
         """
         if ready is False:
             self._reset()
@@ -78,58 +78,58 @@ class Warmup:
         if self._first_seen is None:
             self._first_seen = point.t
         if self._started_at is None:
-            waited, longest = point.t - self._first_seen, min(WAIT_FOR_LOAD_S, 10 * self.least_s)
+            waited, longest = point.t - self._first_seen, min(WAIT_FOR_LOAD_S, 10 * self.min_s)
             if ready is None and point.load is None and waited < longest:
                 return False
             self._started_at = point.t
         self._append(point)
         if self._exceeds_warmup(point):
             # Its load may belong to no floor, and a base of another load is not comparable.
-            self.floor, self.climbing = replace(self._first(point), load=point.load), True
+            self.floor, self.climbing = replace(self._find_first(point), load=point.load), True
             return True
         elapsed = point.t - self._started_at
-        if elapsed < self.least_s:
+        if elapsed < self.min_s:
             return False
         latest = self._climb[-SETTLED_FLOORS:]
         if self.floor is None:
             self.floor = latest[-1] if latest else point
-        if self.least_s <= 0 or self._has_settled():
+        if self.min_s <= 0 or self._has_settled():
             later = latest[len(latest) // 2 :]
             self.floor = min((*later, point), key=lambda p: p.bytes)
             return True
-        late = elapsed >= max(LATEST_WARMUPS * self.least_s, MIN_WATCHED_S)
+        late = elapsed >= max(LATEST_WARMUPS * self.min_s, MIN_WATCHED_S)
         if self._is_slowing():
             if late:
                 self.floor = latest[-1]
             return late
-        rise = unexplained(self.floor, point)
+        rise = measure_unexplained(self.floor, point)
         leaking = self.budget is not None and rise >= LEAK_SHARE * self.budget
         self.climbing = leaking or late
         return self.climbing
 
-    def growth_at(self, point: Point) -> int:
-        """Return the bytes above the first floor of the warm-up."""
-        return max(0, unexplained(self._first(point), point))
+    def measure_growth(self, point: Point) -> int:
+        """Return the growth since the first floor of the warm-up, in bytes."""
+        return max(0, measure_unexplained(self._find_first(point), point))
 
     @property
-    def started(self) -> bool:
-        """Whether the engine is ready, so that the warm-up has started."""
+    def has_started(self) -> bool:
+        """Whether the engine has become ready, which starts the warm-up."""
         return self._started_at is not None
 
     def _exceeds_warmup(self, point: Point) -> bool:
-        if self.budget is None or len(self._marks) == len(MARKS):
+        if self.budget is None or len(self._marks) == len(PACE_SHARES):
             return False
-        share = self.growth_at(point) / (MAX_WARMUP_BUDGETS * self.budget)
-        while len(self._marks) < len(MARKS) and share >= MARKS[len(self._marks)]:
+        share = self.measure_growth(point) / (MAX_WARMUP_BUDGETS * self.budget)
+        while len(self._marks) < len(PACE_SHARES) and share >= PACE_SHARES[len(self._marks)]:
             self._marks.append(point)
-        if len(self._marks) < len(MARKS):
+        if len(self._marks) < len(PACE_SHARES):
             return False
         first, half, last = self._marks
         earlier_s, later_s = half.t - first.t, last.t - half.t
         steady = SLOWING_SHARE * later_s <= earlier_s and later_s >= self._mark_s
         return steady and is_load_comparable(last.load, first.load)
 
-    def _first(self, point: Point) -> Point:
+    def _find_first(self, point: Point) -> Point:
         return self._climb[0] if self._climb else self._slice or point
 
     def _reset(self) -> None:
@@ -147,39 +147,42 @@ class Warmup:
             self._slice = point
 
     def _is_slowing(self) -> bool:
-        """Return whether the climb slows down: a warm-up does, a leak does not."""
-        earlier, later = _rises_of_halves(self._climb)
+        """Report whether the climb slows down, as it does in a warm-up but not in a leak."""
+        earlier, later = _measure_half_rises(self._climb)
         return len(self._climb) < SETTLED_FLOORS or later < SLOWING_SHARE * earlier
 
     def _has_settled(self) -> bool:
         if len(self._climb) < SETTLED_FLOORS:
             return False
-        earlier_rise, later_rise = _rises_of_halves(self._climb)
+        earlier_rise, later_rise = _measure_half_rises(self._climb)
         if earlier_rise > SETTLED_BYTES and later_rise <= FLAT_SHARE * earlier_rise:
             return True
         half, floors = SETTLED_FLOORS // 2, self._climb[-SETTLED_FLOORS:]
-        return unexplained(_lowest(floors[:half]), _lowest(floors[half:])) <= SETTLED_BYTES
+        return (
+            measure_unexplained(_find_lowest(floors[:half]), _find_lowest(floors[half:]))
+            <= SETTLED_BYTES
+        )
 
 
-def _rises_of_halves(climb: list[Point]) -> tuple[int, int]:
+def _measure_half_rises(climb: list[Point]) -> tuple[int, int]:
     if not climb:
         return 0, 0
     width = max(1, len(climb) // 4)
     middle = (len(climb) - width) // 2
     first, half, last = (
-        _lowest(climb[begin : begin + width]) for begin in (0, middle, len(climb) - width)
+        _find_lowest(climb[begin : begin + width]) for begin in (0, middle, len(climb) - width)
     )
-    return unexplained(first, half), unexplained(half, last)
+    return measure_unexplained(first, half), measure_unexplained(half, last)
 
 
-def _lowest(points: list[Point]) -> Point:
+def _find_lowest(points: list[Point]) -> Point:
     return min(points, key=lambda p: p.bytes)
 
 
 class Baseline:
-    """The base of each class of load, and the growth above it in bytes.
+    """Base of each class of load, and the growth above it in bytes.
 
-    ``measured`` states whether growth was measured yet.
+    ``measured`` states whether growth has been measured.
     """
 
     def __init__(self, floor: Point) -> None:
@@ -188,7 +191,7 @@ class Baseline:
         self.measured = False
         self.base = floor.bytes
         self.since = floor.t
-        self._bases = {_class(floor.load): floor}
+        self._bases = {_find_load_class(floor.load): floor}
         self._entering: tuple[int, float, Point] | None = None
 
     @property
@@ -198,60 +201,61 @@ class Baseline:
 
     @classmethod
     def restore(cls, bases: list[Point]) -> Baseline:
-        """Return a baseline with at least one of ``bases``, as :attr:`bases` returned them."""
+        """Return a baseline with ``bases``, at least one, as :attr:`bases` returned them."""
         baseline = cls(bases[0])
-        baseline._bases = {_class(base.load): base for base in bases}
+        baseline._bases = {_find_load_class(base.load): base for base in bases}
         return baseline
 
     def update(self, floor: Point) -> None:
-        """Measure the growth of the floor of the last seconds."""
-        base = self._base(floor.load)
+        """Measure the growth at ``floor``, the lowest memory of the last seconds."""
+        base = self._find_base(floor.load)
         if base is None:
-            busier = self._next_busier(floor.load)
+            busier = self._find_busier_base(floor.load)
             if busier is not None:
-                self.growth = max(self.growth, unexplained(busier, floor))
-            base = self._enter_class(_class(floor.load), floor)
+                self.growth = max(self.growth, measure_unexplained(busier, floor))
+            base = self._enter_class(_find_load_class(floor.load), floor)
             if base is None:
                 return
         self._entering = None
         self.measured = True
         self.base = base.bytes
-        self.growth = unexplained(base, floor)
+        self.growth = measure_unexplained(base, floor)
         self.explained = max(0, floor.declared - base.declared)
 
-    def relearn(self, known: int, *floors: Point) -> None:
-        """Replace all bases with these floors, of which ``known`` bytes are growth."""
+    def replace_bases(self, known: int, *floors: Point) -> None:
+        """Replace all bases with ``floors``, less the ``known`` bytes of growth."""
         self._bases = {
-            _class(floor.load): replace(floor, bytes=floor.bytes - known) for floor in floors
+            _find_load_class(floor.load): replace(floor, bytes=floor.bytes - known)
+            for floor in floors
         }
         self._entering = None
 
-    def growth_at(self, point: Point) -> int:
-        """Return the growth at ``point``, which need not be a floor.
+    def measure_growth(self, point: Point) -> int:
+        """Return the growth at ``point``, which need not be a floor, in bytes.
 
-        At a load without a base, this is the last known growth.
+        Without a base for its load, return the last measured growth.
         """
-        base = self._base(point.load)
-        return max(0, self.growth, unexplained(base, point) if base is not None else 0)
+        base = self._find_base(point.load)
+        return max(0, self.growth, measure_unexplained(base, point) if base is not None else 0)
 
     def is_settling(self) -> bool:
-        """Report whether the load exceeds all loads with a base: growth is not measurable yet."""
+        """Report whether the load exceeds all loads with a base, so that growth is unknown."""
         return self._entering is not None and self._entering[0] > max(self._bases)
 
-    def _base(self, load: int | None) -> Point | None:
-        base = self._bases.get(_class(load))
+    def _find_base(self, load: int | None) -> Point | None:
+        base = self._bases.get(_find_load_class(load))
         if base is None and load is not None:
-            base = self._bases.get(_class(int(load / CLASS_SLACK)))
+            base = self._bases.get(_find_load_class(int(load / CLASS_SLACK)))
         return base
 
-    def _next_busier(self, load: int | None) -> Point | None:
-        """Return the base of the next busier class: a lighter load needs no more than that."""
-        number = _class(load)
+    def _find_busier_base(self, load: int | None) -> Point | None:
+        """Return the base of the next busier class, which a lighter load does not exceed."""
+        number = _find_load_class(load)
         busier = [other for other in self._bases if other > number >= 0]
         return self._bases[min(busier)] if busier else None
 
     def _enter_class(self, number: int, floor: Point) -> Point | None:
-        """Return the base of a new class, or None until its load has settled."""
+        """Return the base of a new class; None until memory at this load has settled."""
         since, highest = floor.t, floor
         if self._entering is not None:
             # The time counts from the first new class. A load between two would never settle.
@@ -267,10 +271,10 @@ class Baseline:
 
 
 class NewDemand:
-    """The growth of memory while the demand is higher than ever before.
+    """Growth of memory while the demand is higher than ever before.
 
-    ``pace_bytes_per_s`` is the pace of the growth before, which continues. The new demand explains
-    the rest, as a high-water mark: what an allocator keeps of it is not proportional.
+    Earlier growth continues at ``pace_bytes_per_s``. The new demand explains the rest of the
+    growth, up to the highest size: what an allocator keeps is not proportional to the demand.
     """
 
     def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:
@@ -285,14 +289,14 @@ class NewDemand:
         self._highest = replace(larger, load=busiest.load)
 
     def end(self, baseline: Baseline, floor: Point) -> int:
-        """Return the bytes that the demand explains, and move the bases up by them."""
-        rose = max(0, unexplained(self._first, floor))
+        """Return the bytes that the new demand explains, and raise the bases by them."""
+        rose = max(0, measure_unexplained(self._first, floor))
         leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
-        if max(rose, unexplained(self._first, self._highest)) - leaked <= SETTLED_BYTES:
+        if max(rose, measure_unexplained(self._first, self._highest)) - leaked <= SETTLED_BYTES:
             return 0
-        baseline.relearn(max(0, baseline.growth) + leaked, self._highest, floor)
+        baseline.replace_bases(max(0, baseline.growth) + leaked, self._highest, floor)
         return rose - leaked
 
 
-def _class(load: int | None) -> int:
+def _find_load_class(load: int | None) -> int:
     return -1 if load is None else max(0, load).bit_length()

@@ -1,6 +1,6 @@
-"""The detector: takes one sample and returns all current suspicions. It has no clock and no I/O.
+"""Turn each sample into the current suspicions, without a clock or I/O.
 
-Its state belongs to one epoch, and stays bounded however long the epoch lasts.
+The state belongs to one epoch, and stays bounded however long the epoch lasts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from plimsoll_sidecar.detect.stall import StallWatch
 OPEN_FILES_RATIO = 0.8
 """Open files are evidence from this share of their limit on: at the limit, a process accepts no
 more connections. The alert PlimsollEngineOpenFilesHigh has the same threshold."""
-UNOWNED = (
+UNOWNED_SEGMENTS = (
     Segment.SHARED_ORPHAN, Segment.HUGETLB, Segment.KERNEL, Segment.SOCKETS, Segment.CHARGED_OTHER,
 )  # fmt: skip
 """Segments that no process's own figures include."""
@@ -42,13 +42,14 @@ SOURCE_PATIENCE = 30
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of one epoch that a later detector needs.
+    """State of one epoch that the detector of a restarted supervisor needs.
 
-    Without it, a new detector would take leaked memory for its baseline. ``in_use`` is device
-    memory without what the allocator keeps unused. ``host``, ``device`` and ``in_use`` have a base
-    for each class of load. The owners are those of the ledger; null is of a release that stored
-    none. ``roles`` and ``shared_roles`` are the bytes of anonymous and shared memory by role. The
-    bases of the device are of the engine's own memory if ``shared_device`` is not empty.
+    Without it, a new detector would take leaked memory for its baseline. ``host``, ``device`` and
+    ``in_use`` have a base for each class of load; ``in_use`` is device memory without what the
+    allocator keeps unused. The owners are those of the ledger; null comes from a release that
+    stored no owners. ``roles`` and ``shared_roles`` are the bytes of anonymous and shared memory by
+    role. If ``shared_device`` is not empty, the bases of the device cover only the engine's own
+    memory.
     """
 
     host: list[Point] = []
@@ -66,7 +67,7 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Detector:
-    """Detector for one engine. ``interval_s`` is the expected time between samples."""
+    """Detect leaks, stalls and losses of one engine. ``interval_s`` is the time between samples."""
 
     def __init__(self, memory: MemoryPolicy, stall_timeout_s: float, interval_s: float) -> None:
         self.memory = memory
@@ -81,7 +82,7 @@ class Detector:
         self._open_files: OpenFiles | None = None
 
     def update(self, sample: Sample) -> Assessment:
-        """Return the assessment after ``sample``. Ignore one whose time does not advance."""
+        """Return the assessment after ``sample``. A sample that is not newer is ignored."""
         advances = math.isfinite(sample.t) and sample.t > self._last_t
         if self._epoch is None or (advances and self._epoch.number != sample.epoch):
             self._epoch = _Epoch(sample.epoch, self)
@@ -93,20 +94,20 @@ class Detector:
             losses = [watch.update(sample) for watch in watches]
             self._losses = [loss for loss in losses if loss is not None]
             self._open_files = sample.host.open_files
-        assessment = self._epoch.assessment(sample.t)
+        assessment = self._epoch.make_assessment(sample.t)
         assessment.shared_device = self._shared
         suspicions = [*assessment.suspicions, *self._losses]
-        assessment.suspicions = _with_open_files(suspicions, self._open_files)
+        assessment.suspicions = _add_open_files(suspicions, self._open_files)
         return assessment
 
     @property
     def watches(self) -> list[MemoryWatch]:
-        """The watches of the epoch: host, device, and device memory in use."""
+        """Watches of the epoch: host memory, device memory, and device memory in use."""
         epoch = self._epoch
         return [] if epoch is None else [epoch.host, epoch.device, epoch.in_use]
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state for a later detector; empty before the warm-up has ended."""
+        """Return the state for a later detector; empty until the warm-up has ended."""
         checkpoint = self._epoch.checkpoint() if self._epoch else Checkpoint()
         return msgspec.structs.replace(checkpoint, shared_device=self._shared)
 
@@ -123,8 +124,8 @@ class Detector:
     def _share_device(self, reason: str | None) -> None:
         """Judge only the engine's own device memory from now on, as other pods use the device.
 
-        This holds for the detector's life: memory that one pod freed, another may take. On a shared
-        device, unowned memory cannot be attributed.
+        This does not change back: another pod may take memory that one pod frees. On a shared
+        device, memory that no process owns cannot be attributed.
         """
         if not reason or self._shared:
             return
@@ -136,7 +137,7 @@ class Detector:
             self._epoch.share_device(self.memory)
 
 
-def _with_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) -> list[Suspicion]:
+def _add_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) -> list[Suspicion]:
     if files is None or files.ratio < OPEN_FILES_RATIO:
         return list(suspicions)
     text = f"{files.process} has {files.open:,} files open, and its limit is {files.limit:,}"
@@ -159,7 +160,7 @@ class _Epoch:
         self._has_ended = False
         self.sizes: dict[Segment, int] = {}
         self.scrape = LastScrape()
-        self._source: segments.HostSource | None = None
+        self._source: segments.HostMemoryFields | None = None
         self._missing = 0
         self._device_seen = self._accounted = False
         self._own_devices: set[int] = set()
@@ -181,23 +182,23 @@ class _Epoch:
         self._update_device(sample)
 
     def share_device(self, memory: MemoryPolicy) -> None:
-        """Restart the watches of the device: earlier sizes include other pods."""
+        """Restart the watches of the device, because earlier sizes include other pods."""
         self.memory = memory
         self.device = self._watch(IncidentKind.DEVICE_GROWTH)
         self.in_use = self._watch(IncidentKind.DEVICE_GROWTH)
         self._device_seen, self._in_use_missing = False, None
         self.sizes.pop(Segment.NON_TORCH, None)
 
-    def assessment(self, t: float) -> Assessment:
+    def make_assessment(self, t: float) -> Assessment:
         on_host = [self.host] if self._source is not None else []
         # Growth of memory in use explains the growth of what its allocator reserves.
         on_device = [self.in_use] if self._in_use_missing is not None else []
         on_device += [self.device] if self._device_seen else []
-        suspicions = [s for watch in on_host if (s := self._suspicion(watch, t))]
-        suspicions += [s for watch in on_device if (s := self._suspicion(watch, t))][:1]
+        suspicions = [s for watch in on_host if (s := self._find_suspicion(watch, t))]
+        suspicions += [s for watch in on_device if (s := self._find_suspicion(watch, t))][:1]
         suspicions += self.events
         for suspicion in suspicions:
-            suspicion.process = self._process_name(suspicion)
+            suspicion.process = self._find_process_name(suspicion)
         watches = on_host + on_device
         return Assessment(
             t=t,
@@ -208,8 +209,8 @@ class _Epoch:
             device=on_device[0].state if on_device else None,
             reserved=on_device[1].state if len(on_device) > 1 else None,
             suspicions=suspicions,
-            slow=self._slow_growth(watches),
-            in_long_step=self.stall.in_long_step,
+            slow=self._collect_slow_growth(watches),
+            in_long_step=self.stall.is_in_long_step,
         )
 
     def checkpoint(self) -> Checkpoint:
@@ -241,7 +242,7 @@ class _Epoch:
 
     def _update_host(self, sample: Sample) -> None:
         if self._source is None or self._missing >= SOURCE_PATIENCE:
-            source = segments.HostSource.choose(sample.host)
+            source = segments.HostMemoryFields.choose(sample.host)
             if source is not None and source != self._source and self._source is not None:
                 self.host = self._watch(IncidentKind.HOST_GROWTH)
             self._source = source or self._source
@@ -251,7 +252,7 @@ class _Epoch:
             return
         self._missing = 0
         self._accounted = self._accounted or sample.malloc is not None
-        sizes = segments.host_segments(sample, self._source, self._accounted)
+        sizes = segments.compute_host_segments(sample, self._source, self._accounted)
         self.sizes.update(sizes)
         warm = self.host.baseline is not None
         processes = sample.host.by_process or []
@@ -265,30 +266,34 @@ class _Epoch:
     def _update_device(self, sample: Sample) -> None:
         shared = self.memory.shared_device
         if shared:
-            sample = self._on_own_devices(sample)
-        total = segments.device_own(sample) if shared else segments.device_total(sample)
+            sample = self._drop_unused_devices(sample)
+        total = (
+            segments.sum_allocated_device_bytes(sample)
+            if shared
+            else segments.sum_device_bytes(sample)
+        )
         if total is None:
             return
         self._device_seen = True
-        sizes = segments.device_segments(sample)
+        sizes = segments.compute_device_segments(sample)
         if shared:
             sizes.pop(Segment.NON_TORCH, None)
         self.sizes.update(sizes)
         self.device.update(sample, total, sizes, self.scrape)
         self._update_in_use(sample, total, sizes)
 
-    def _on_own_devices(self, sample: Sample) -> Sample:
-        """Leave out the devices on which the engine's allocator never held anything.
+    def _drop_unused_devices(self, sample: Sample) -> Sample:
+        """Leave out the devices on which the engine's allocator never held memory.
 
-        Other pods use them, so they have no share of the engine's that could be missing.
+        Other pods use them. The engine has no memory there that could be missing from a sum.
         """
         self._own_devices |= {one.index for one in sample.device if one.torch is not None}
         own = [one for one in sample.device if one.index in self._own_devices]
         return replace(sample, device=own)
 
     def _update_in_use(self, sample: Sample, total: int, sizes: dict[Segment, int]) -> None:
-        """Update device memory in use: it shows a leak long before the device has less free."""
-        unused = segments.device_unused(sample)
+        """Update device memory in use, which shows a leak long before free memory shrinks."""
+        unused = segments.sum_unused_device_bytes(sample)
         if unused is not None and unused <= total:
             self._in_use_missing = 0
             used = dict(sizes)
@@ -300,7 +305,7 @@ class _Epoch:
                 self.in_use = self._watch(IncidentKind.DEVICE_GROWTH)
                 self._in_use_missing = None
 
-    def _slow_growth(self, watches: Iterable[MemoryWatch]) -> dict[str, SlowGrowth]:
+    def _collect_slow_growth(self, watches: Iterable[MemoryWatch]) -> dict[str, SlowGrowth]:
         """Return the slow growth of each memory. On the device, memory in use comes first."""
         result: dict[str, SlowGrowth] = {}
         for watch in watches:
@@ -309,19 +314,21 @@ class _Epoch:
                 result[watch.memory] = slow
         return result
 
-    def _suspicion(self, watch: MemoryWatch, t: float) -> Suspicion | None:
+    def _find_suspicion(self, watch: MemoryWatch, t: float) -> Suspicion | None:
         # The memory of processes that have ended grows no more.
         if self._has_ended:
             return None
         if watch is not self.host:
-            found = watch.suspicion(t, self.scrape.ledger)
+            found = watch.make_suspicion(t, self.scrape.ledger)
             return None if found is None else replace(found, process="worker")
-        found = watch.suspicion(
-            t, self.scrape.ledger, lambda segment: self._triggers.of(self._grown_role(segment))
+        found = watch.make_suspicion(
+            t,
+            self.scrape.ledger,
+            lambda segment: self._triggers.find(self._find_grown_role(segment)),
         )
         if found is None:
             return None
-        role = self._grown_role(found.segment)
+        role = self._find_grown_role(found.segment)
         used, kept = self._used_roles.growth(role), self._retained_roles.growth(role)
         if used is not None and kept is not None:
             returnable = ", which a trim can return" if kept > 0 else ""
@@ -331,10 +338,10 @@ class _Epoch:
             )
         return replace(found, process=role)
 
-    def _process_name(self, suspicion: Suspicion) -> str | None:
-        """Return the process by the engine's own name for it, or None if it is unknown.
+    def _find_process_name(self, suspicion: Suspicion) -> str | None:
+        """Return the engine's own name of the suspected process; None if it is unknown.
 
-        External engines have no worker: name the process that makes the steps or runs the model.
+        External engines have no worker: name the process that runs the steps or the model.
         """
         parts = self.parts
         if parts is None or suspicion.process not in OWN_ENGINE_ROLES:
@@ -343,9 +350,9 @@ class _Epoch:
             return parts.serves or suspicion.process
         return parts.steps if suspicion.kind is IncidentKind.STALL else parts.runs
 
-    def _grown_role(self, segment: Segment | None) -> str | None:
-        if segment in UNOWNED:
+    def _find_grown_role(self, segment: Segment | None) -> str | None:
+        if segment in UNOWNED_SEGMENTS:
             return None  # the process that created it has ended
         if segment is Segment.SHARED and self._shared_roles.known:
-            return self._shared_roles.majority()
-        return self._roles.largest()
+            return self._shared_roles.find_majority()
+        return self._roles.find_largest()

@@ -44,28 +44,28 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.peers import Peer, PeerGrowth
 from plimsoll_api.units import format_bytes
 
-IF_LEAK = (0.5, 0.4, 0.1)
-IF_NO_LEAK = (0.1, 0.2, 0.7)
+SCOPES_IF_LEAK = (0.5, 0.4, 0.1)
+SCOPES_IF_NO_LEAK = (0.1, 0.2, 0.7)
 """Probabilities that the scope of the cause is this replica, its revision, or all revisions."""
-DEVIATION = 0.5
-COMPARABLE = 0.5
+DEVIATION_SHARE = 0.5
+MIN_COMPARABLE_SHARE = 0.5
 """A replica counts from this share of the time since the warm-up, and of the requests a second, of
 the replica that grows. More of either does not matter."""
-SAME_GROWTH = 2.0
+MAX_SAME_GROWTH_FACTOR = 2.0
 """Factor by which the growth that the operator published may differ from the present one. The
 publication lags behind, and beyond this factor it is about another growth."""
-LEAST_PROBABILITY = 0.0005
+MIN_PROBABILITY = 0.0005
 """A suspicion states its probability in tenths of a percent."""
 LEAKS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
 """Kinds that the leader reports for its group. Workers report the others themselves."""
 LEADER = ""
 """Placeholder for the name of the leader's pod."""
-UNKNOWN = BudgetState()
+UNKNOWN_BUDGET = BudgetState()
 
 
 @dataclass(frozen=True, slots=True)
 class PeerEvidence:
-    """The natural log-odds of a leak by the other replicas alone, and a sentence about them."""
+    """Log-odds (natural) of a leak from the other replicas alone, and a sentence about them."""
 
     log_odds: float
     sentence: str
@@ -74,30 +74,30 @@ class PeerEvidence:
 def weigh_peers(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Assessment:
     """Return ``assessment`` of ``pod`` with the evidence of ``peers``, which may include the pod.
 
-    Only the probability and the evidence of each suspected growth change: peers confirm nothing.
+    Only the probability and the evidence of each suspected growth change: peers confirm no leak.
     """
     mine = next((peer for peer in peers if peer.pod == pod), None)
     if mine is None:
         return assessment
-    suspicions = [_weigh(suspicion, mine, peers) for suspicion in assessment.suspicions]
+    suspicions = [_weigh_suspicion(suspicion, mine, peers) for suspicion in assessment.suspicions]
     return replace(assessment, suspicions=suspicions)
 
 
-def compare(
-    own: PeerGrowth, same: Iterable[PeerGrowth], others: Iterable[PeerGrowth]
+def compare_growth(
+    own: PeerGrowth, same_revision: Iterable[PeerGrowth], other_revisions: Iterable[PeerGrowth]
 ) -> PeerEvidence | None:
-    """Compare ``own`` growth with that of replicas of the ``same`` revision and of ``others``.
+    """Compare ``own`` growth with that of the other replicas; None if none is comparable.
 
-    Return None if none of them is comparable.
+    Replicas of the same revision and of other revisions are given separately.
     """
-    siblings = [_share(own, peer) for peer in same if _is_comparable(own, peer)]
-    strangers = [_share(own, peer) for peer in others if _is_comparable(own, peer)]
+    siblings = [_growth_share(own, peer) for peer in same_revision if _is_comparable(own, peer)]
+    strangers = [_growth_share(own, peer) for peer in other_revisions if _is_comparable(own, peer)]
     if not siblings and not strangers:
         return None
-    revision = math.fsum(_log_ratio(share) for share in siblings)
-    service = revision + math.fsum(_log_ratio(share) for share in strangers)
+    revision = math.fsum(_log_likelihood_ratio(share) for share in siblings)
+    service = revision + math.fsum(_log_likelihood_ratio(share) for share in strangers)
     scopes = (0.0, revision, service)
-    log_odds = _log_mean(IF_LEAK, scopes) - _log_mean(IF_NO_LEAK, scopes)
+    log_odds = _log_mean(SCOPES_IF_LEAK, scopes) - _log_mean(SCOPES_IF_NO_LEAK, scopes)
     counts = [
         f"{sum(share >= 0.5 for share in shares)} of {len(shares)} {name}"
         for shares, name in ((siblings, "of its revision"), (strangers, "of other revisions"))
@@ -109,20 +109,20 @@ def compare(
     )
 
 
-def _weigh(suspicion: Suspicion, mine: Peer, peers: Sequence[Peer]) -> Suspicion:
-    own = _growth(mine, suspicion.kind)
+def _weigh_suspicion(suspicion: Suspicion, mine: Peer, peers: Sequence[Peer]) -> Suspicion:
+    own = _find_growth(mine, suspicion.kind)
     if own is None or not _is_same_growth(own.bytes, suspicion.bytes):
         return suspicion
     same: list[PeerGrowth] = []
     others: list[PeerGrowth] = []
     for peer in peers:
-        growth = _growth(peer, suspicion.kind)
+        growth = _find_growth(peer, suspicion.kind)
         if growth is not None and peer.pod != mine.pod and peer.workload == mine.workload:
             (same if peer.revision == mine.revision else others).append(growth)
-    evidence = compare(own, same, others)
+    evidence = compare_growth(own, same, others)
     if evidence is None:
         return suspicion
-    before = min(1 - LEAST_PROBABILITY, max(LEAST_PROBABILITY, suspicion.confidence))
+    before = min(1 - MIN_PROBABILITY, max(MIN_PROBABILITY, suspicion.confidence))
     log_odds = math.log(before / (1 - before)) + evidence.log_odds
     probability = 1 / (1 + math.exp(-log_odds))
     text = f"{evidence.sentence}: with them, the probability of a leak is {probability:.1%}"
@@ -131,7 +131,7 @@ def _weigh(suspicion: Suspicion, mine: Peer, peers: Sequence[Peer]) -> Suspicion
     )
 
 
-def _growth(peer: Peer, kind: IncidentKind) -> PeerGrowth | None:
+def _find_growth(peer: Peer, kind: IncidentKind) -> PeerGrowth | None:
     if kind is IncidentKind.HOST_GROWTH:
         return peer.host
     return peer.device if kind is IncidentKind.DEVICE_GROWTH else None
@@ -139,21 +139,21 @@ def _growth(peer: Peer, kind: IncidentKind) -> PeerGrowth | None:
 
 def _is_same_growth(published: int, suspected: int) -> bool:
     least, most = sorted((published, suspected))
-    return 0 < most <= SAME_GROWTH * least
+    return 0 < most <= MAX_SAME_GROWTH_FACTOR * least
 
 
 def _is_comparable(own: PeerGrowth, other: PeerGrowth) -> bool:
-    if own.age_s == 0 or other.age_s < COMPARABLE * own.age_s:
+    if own.age_s == 0 or other.age_s < MIN_COMPARABLE_SHARE * own.age_s:
         return False
-    return other.requests * own.age_s >= COMPARABLE * own.requests * other.age_s
+    return other.requests * own.age_s >= MIN_COMPARABLE_SHARE * own.requests * other.age_s
 
 
-def _share(own: PeerGrowth, other: PeerGrowth) -> float:
+def _growth_share(own: PeerGrowth, other: PeerGrowth) -> float:
     return min(1.0, other.bytes / own.bytes) if own.bytes else 1.0
 
 
-def _log_ratio(share: float) -> float:
-    return (share - 0.5) / DEVIATION**2
+def _log_likelihood_ratio(share: float) -> float:
+    return (share - 0.5) / DEVIATION_SHARE**2
 
 
 def _log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
@@ -166,71 +166,75 @@ def _log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
 def join_group(
     own: Assessment, members: Mapping[str, Assessment | None], origins: Mapping[IncidentKind, str]
 ) -> Assessment:
-    """Return the leader's assessment of its group.
+    """Return the leader's assessment of its multi-node group.
 
     ``members`` are the assessments of the other pods, None for a pod that reports nothing now.
-    ``origins`` maps the kinds of open incidents to the pod that leaked, or :data:`LEADER`. An
+    ``origins`` maps the kinds of open incidents to the pod that leaked, or to :data:`LEADER`. An
     incident follows that pod's memory until its end.
     """
     result, warm = own, own.warm
     for kind in LEAKS:
         pod = origins.get(kind)
         if pod is None:
-            pod = _worst(kind, own, members)
+            pod = _find_worst_pod(kind, own, members)
         theirs = own if pod == LEADER else members.get(pod)
-        suspicion = _suspicion(theirs, kind)
+        suspicion = _find_suspicion(theirs, kind)
         if suspicion is not None:
-            others = _other_leaks(kind, pod, own, members)
+            others = _describe_other_leaks(kind, pod, own, members)
             suspicion = replace(suspicion, pod=pod or None, evidence=[*suspicion.evidence, *others])
         kept = [other for other in result.suspicions if other.kind is not kind]
         result = replace(result, suspicions=[*kept, *([suspicion] if suspicion else [])])
         if pod != LEADER:
-            result = _with_budget(result, kind, theirs)
+            result = _replace_budget(result, kind, theirs)
             warm = warm and theirs is not None and theirs.warm
     return replace(result, warm=warm)
 
 
-def _with_budget(own: Assessment, kind: IncidentKind, theirs: Assessment | None) -> Assessment:
+def _replace_budget(own: Assessment, kind: IncidentKind, theirs: Assessment | None) -> Assessment:
     """Return ``own`` with the budget of another pod, unknown if that pod reports nothing."""
     if kind is IncidentKind.HOST_GROWTH:
-        return replace(own, host=(theirs.host if theirs else None) or UNKNOWN)
+        return replace(own, host=(theirs.host if theirs else None) or UNKNOWN_BUDGET)
     return replace(
         own,
-        device=(theirs.device if theirs else None) or UNKNOWN,
+        device=(theirs.device if theirs else None) or UNKNOWN_BUDGET,
         reserved=theirs.reserved if theirs else None,
     )
 
 
-def _worst(kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment | None]) -> str:
-    """Return the pod with the worst suspicion, or the leader if no pod has one."""
-    worst, pod = _rank(_suspicion(own, kind)), LEADER
+def _find_worst_pod(
+    kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment | None]
+) -> str:
+    """Return the pod with the strongest suspicion, or the leader if no pod has one."""
+    worst, pod = _rank_suspicion(_find_suspicion(own, kind)), LEADER
     for name in sorted(members):
-        rank = _rank(_suspicion(members[name], kind))
+        rank = _rank_suspicion(_find_suspicion(members[name], kind))
         if rank > worst:
             worst, pod = rank, name
     return pod
 
 
-def _other_leaks(
+def _describe_other_leaks(
     kind: IncidentKind, pod: str, own: Assessment, members: Mapping[str, Assessment | None]
 ) -> list[str]:
-    """Return a sentence for each other pod that leaks too."""
+    """Return a sentence for each other pod that also leaks."""
     others = {"the leader": own if pod != LEADER else None} | {
         f"pod {name}": members[name] for name in sorted(members) if name != pod
     }
     return [
-        f"{name} grows too: {format_bytes(suspicion.bytes)}"
+        f"the memory of {name} grows, too: {format_bytes(suspicion.bytes)}"
         for name, assessment in others.items()
-        if (suspicion := _suspicion(assessment, kind)) is not None
+        if (suspicion := _find_suspicion(assessment, kind)) is not None
     ]
 
 
-def _suspicion(assessment: Assessment | None, kind: IncidentKind) -> Suspicion | None:
+def _find_suspicion(assessment: Assessment | None, kind: IncidentKind) -> Suspicion | None:
     suspicions = assessment.suspicions if assessment else []
-    return max((each for each in suspicions if each.kind is kind), key=_rank, default=None)
+    return max(
+        (each for each in suspicions if each.kind is kind), key=_rank_suspicion, default=None
+    )
 
 
-def _rank(suspicion: Suspicion | None) -> tuple[bool, float, int]:
+def _rank_suspicion(suspicion: Suspicion | None) -> tuple[bool, float, int]:
     if suspicion is None:
         return False, -1.0, 0
     return suspicion.over_budget, suspicion.consumed_ratio, suspicion.bytes

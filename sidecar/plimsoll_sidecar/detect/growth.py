@@ -1,17 +1,17 @@
-"""Trends of one memory series, over several horizons at once.
+"""Find trends of one memory series over several horizons at once.
 
 A trend states whether memory rises over time at comparable load, and how fast. It is Theil–Sen's
 slope with Kendall's tau as its confidence, restricted to *conclusive* pairs of points. Memory
 follows load: a rise is conclusive only if the load did not rise with it, and a fall only if the
-load did not fall. A step is no trend: all thirds of a trend must rise. ``odds.py`` weighs what a
-trend means.
+load did not fall. A step is no trend: all thirds of a trend must rise. ``odds.py`` weighs whether a
+trend is a leak.
 
 Each horizon keeps the lowest size (floor) of a few time buckets. A leak of 400 MB a minute needs
-buckets of seconds, and one of 90 bytes a request needs buckets of hours. Memory stays bounded,
-however long the run is.
+buckets of seconds, and one of 90 bytes a request needs buckets of hours. The detector's own memory
+stays bounded, however long the run is.
 
 A rise counts only beyond the *swing*: the largest recent fall at comparable load, in this horizon
-or a longer one. Garbage collection rises and falls forever.
+or a longer one. Garbage collection causes such rises and falls all the time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOAD_SLACK = 1.1
 WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
 """Bucket widths. Horizons overlap, so that no trend is lost between two of them: eight buckets span
 less than two buckets of the next width but one."""
-BUCKETS = 20
+BUCKETS_PER_HORIZON = 20
 SWING_FACTOR = 1.5
 SWING_DECAY = 0.995
 """Decay of a swing per bucket: it halves within 140 buckets, seven spans of its horizon."""
@@ -49,25 +49,25 @@ LATEST_S, LATEST_SAMPLES, MAX_LATEST = 20.0, 4, 64
 LATEST_SHARE = 0.3
 """Growth below this share of its trend's pace has stopped. Both this and the time were chosen on
 production containers: restarting for memory that no longer grows gains nothing."""
-BEGIN_SHARE, HALF, STEP_SHARE = 0.1, 0.5, 0.4
+GROWTH_BEGIN_SHARE, MIN_HALF_SHARE, MAX_STEP_SHARE = 0.1, 0.5, 0.4
 """Growth begins at this share of what it is now. Its later half must bring at least half of what
 the earlier one did, and the last seconds half of the mean pace. No step may bring more than the
 last share, because the newest step of a table that doubles is half of all."""
 FLOOR_S = 5.0
-"""Growth is measured at the lowest size of so many seconds, and so it is seen that much later."""
+"""Growth is measured at the lowest size of this many seconds, which delays it by as much."""
 CONFIRM_S = 120.0
 """A steady leak that spends its budget in ten minutes is to be confirmed within this time."""
-SUSTAINED_S = (1 - BEGIN_SHARE) * (CONFIRM_S - FLOOR_S)
+MIN_GROWTH_S = (1 - GROWTH_BEGIN_SHARE) * (CONFIRM_S - FLOOR_S)
 """Growth must last for this long before it is confirmed: as long as :data:`CONFIRM_S` allows,
 because longer growth excludes more of the caches that fill evenly. Each third of a minute less
 confirms two or three more of those in the recordings."""
-MUCH, HASTY_S, STEADY_SHARE = 0.8, 30.0, 0.9
-"""Growth that would take the first share of its budget within that time need not last for longer
-than a restart takes. But its later half must bring the other share of the earlier one: a cache that
-fills ever more slowly, with a time constant below 140 s, does not."""
-MOST_BUDGETS = 2.0
-"""Growth by this multiple of the budget need not last for that time either."""
-COURSE_SLACK, COURSE_RESOLUTION = 64, 24
+HASTY_BUDGET_SHARE, MIN_HASTY_S, STEADY_SHARE = 0.8, 30.0, 0.9
+"""Growth that would spend this share of its budget within :data:`MIN_GROWTH_S` is judged after
+:data:`MIN_HASTY_S`, the time of a restart. Its later half must then bring ``STEADY_SHARE`` of the
+earlier one, which excludes caches that fill with a time constant below 140 s."""
+URGENT_BUDGETS = 2.0
+"""Growth by this multiple of the budget is judged even before :data:`MIN_HASTY_S`."""
+UNTHINNED_POINTS, POINTS_PER_E_FOLD = 64, 24
 """Points that are collected before older ones are dropped, and points for each e-fold of age."""
 WINDOW_SLOTS = 48
 
@@ -89,11 +89,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A rise in bytes over ``span_s`` that is neither a step nor noise.
+    """A rise of ``rise`` bytes within ``span_s`` that is neither a step nor noise.
 
-    ``noise`` is the median absolute deviation from its line in bytes. ``fading`` is the logarithm
-    of the later half's rise as a share of the earlier half's. ``climb`` is Kendall's tau of the
-    load over the same time, from -1 to 1.
+    ``noise`` is the median absolute deviation from the fitted line, in bytes. ``fading`` is the
+    logarithm of the later half's rise as a share of the earlier half's. ``climb`` is Kendall's tau
+    of the load over the same time, from -1 to 1.
     """
 
     bytes_per_s: float
@@ -106,23 +106,23 @@ class Trend:
 
 
 def is_load_comparable(later: int | None, earlier: int | None) -> bool:
-    """Return whether the load did not rise by more than a tenth and one request.
+    """Report whether the load rose by at most a tenth and one request.
 
     Unknown loads are comparable.
     """
     return later is None or earlier is None or later <= earlier * LOAD_SLACK + 1
 
 
-def unexplained(earlier: Point, later: Point) -> int:
-    """Return the growth in bytes between two points that the ledger does not declare.
+def measure_unexplained(earlier: Point, later: Point) -> int:
+    """Return the growth between two points that the ledger does not explain, in bytes.
 
-    A ledger that shrank explains nothing: the allocator may have kept its memory.
+    A ledger that shrank explains nothing, because the allocator may have kept its memory.
     """
     return later.bytes - earlier.bytes - max(0, later.declared - earlier.declared)
 
 
-def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
-    """Return the trend of points in order of time, or None if none rises by ``min_rise`` bytes."""
+def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
+    """Return the trend of points in order of time; None if none rises by ``min_rise`` bytes."""
     sizes = [point.bytes for point in points]
     if len(points) < MIN_POINTS or max(sizes) - min(sizes) < min_rise:
         return None
@@ -133,7 +133,7 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
             if earlier.load is not None and later.load is not None:
                 busier += (later.load > earlier.load) - (later.load < earlier.load)
                 differ += later.load != earlier.load
-            difference = unexplained(earlier, later)
+            difference = measure_unexplained(earlier, later)
             if difference > 0 and not is_load_comparable(later.load, earlier.load):
                 continue
             if difference < 0 and not is_load_comparable(earlier.load, later.load):
@@ -147,7 +147,7 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
     rise = slope * span
     if tau < THRESHOLDS.tau or rise < min_rise:
         return None
-    levels = [unexplained(first, p) for p in points]
+    levels = [measure_unexplained(first, p) for p in points]
     third = len(levels) // 3
     begin, middle, end = (
         median(part) for part in (levels[:third], levels[third:-third], levels[-third:])
@@ -161,7 +161,7 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
         bytes_per_s=slope,
         rise=rise,
         span_s=span,
-        noise=_deviation(
+        noise=_median_deviation(
             [level - slope * (p.t - first.t) for p, level in zip(points, levels, strict=True)]
         ),
         bytes_per_request=rise / served if served > 0 else None,
@@ -170,13 +170,13 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
     )
 
 
-def _deviation(residuals: Sequence[float]) -> float:
+def _median_deviation(residuals: Sequence[float]) -> float:
     middle = median(residuals)
     return median(abs(residual - middle) for residual in residuals)
 
 
 class Bucket:
-    """The current bucket of one width. Its floor is its smallest size."""
+    """Current time bucket of one width. Its floor is the smallest size in it."""
 
     def __init__(self, width_s: float) -> None:
         self.width_s = width_s
@@ -194,38 +194,40 @@ class Bucket:
         return done
 
 
-def buckets(interval_s: float) -> list[Bucket]:
+def create_buckets(interval_s: float) -> list[Bucket]:
     """Return a bucket of each width for samples ``interval_s`` apart, the narrowest first."""
     return [Bucket(width) for width in sorted({max(width, interval_s) for width in WIDTHS_S})]
 
 
 class Horizon:
-    """The floors of the last :data:`BUCKETS` buckets of one width, and their trend."""
+    """The floors of the last :data:`BUCKETS_PER_HORIZON` buckets of one width, and their trend."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.width_s = bucket.width_s
         self.bucket = bucket
-        self.floors: deque[Point] = deque(maxlen=BUCKETS)
+        self.floors: deque[Point] = deque(maxlen=BUCKETS_PER_HORIZON)
         self.swing = 0.0
         self.trend: Trend | None = None
 
     def append(self, floor: Point) -> None:
         """Append the floor of a complete bucket, and update the swing."""
         falls = (
-            -unexplained(p, floor) for p in self.floors if is_load_comparable(p.load, floor.load)
+            -measure_unexplained(p, floor)
+            for p in self.floors
+            if is_load_comparable(p.load, floor.load)
         )
         self.swing = max(self.swing * SWING_DECAY, max(falls, default=0))
         self.floors.append(floor)
 
     def fit(self, min_rise: float) -> None:
         """Compute the trend of the floors that are not too old."""
-        oldest = self.floors[-1].t - MAX_SPANS * self.width_s * BUCKETS
-        self.trend = fit([p for p in self.floors if p.t >= oldest], min_rise)
+        oldest = self.floors[-1].t - MAX_SPANS * self.width_s * BUCKETS_PER_HORIZON
+        self.trend = fit_trend([p for p in self.floors if p.t >= oldest], min_rise)
 
     def expire(self, point: Point) -> None:
-        """Drop the trend if half of its rise came back since the last floor, or samples stopped.
+        """Drop the trend if half of its rise has come back, or if samples have stopped.
 
-        A fall of memory that comes with a fall of load proves nothing.
+        A fall of memory that comes with a fall of load does not count.
         """
         if self.trend is None:
             return
@@ -240,7 +242,7 @@ class Trends:
     """All horizons of one series. ``min_rise`` is the smallest rise in bytes that matters."""
 
     def __init__(self, interval_s: float, min_rise: float) -> None:
-        self.horizons = [Horizon(bucket) for bucket in buckets(interval_s)]
+        self.horizons = [Horizon(bucket) for bucket in create_buckets(interval_s)]
         self.min_rise = min_rise
 
     def add(self, point: Point) -> None:
@@ -256,8 +258,8 @@ class Trends:
         for horizon in self.horizons:
             horizon.expire(point)
 
-    def steepest(self) -> Trend | None:
-        """Return the steepest trend of all horizons: the one that leaves the least time."""
+    def find_steepest(self) -> Trend | None:
+        """Return the steepest trend of all horizons, whose budget would last the shortest."""
         trends = [horizon.trend for horizon in self.horizons if horizon.trend is not None]
         return max(trends, key=lambda trend: trend.bytes_per_s, default=None)
 
@@ -269,7 +271,10 @@ class Trends:
 
 
 class LatestGrowth:
-    """The growth of the last :data:`LATEST_S` seconds: a trend outlasts the growth that made it."""
+    """Growth of the last :data:`LATEST_S` seconds.
+
+    It shows whether memory still grows: a trend outlasts the growth that it was fitted to.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self._span_s = max(LATEST_S, LATEST_SAMPLES * interval_s)
@@ -282,28 +287,30 @@ class LatestGrowth:
             self._points.popleft()
 
     def clear(self) -> None:
-        """Drop all samples: growth under a new load proves nothing yet."""
+        """Drop all samples, because growth under a new load proves nothing yet."""
         self._points.clear()
 
-    def continues(self, trend: Trend) -> bool:
-        """Return whether memory still grows at :data:`LATEST_SHARE` of the trend's pace."""
+    def is_continuing(self, trend: Trend) -> bool:
+        """Report whether memory still grows at :data:`LATEST_SHARE` of the trend's pace."""
         if len(self._points) < 2:
             return False
         first, last = self._points[0], self._points[-1]
-        return unexplained(first, last) >= LATEST_SHARE * trend.bytes_per_s * (last.t - first.t)
+        return measure_unexplained(first, last) >= LATEST_SHARE * trend.bytes_per_s * (
+            last.t - first.t
+        )
 
 
-class Course:
-    """The growth since the warm-up, to tell sustained growth from growth that ends.
+class GrowthHistory:
+    """Growth since the warm-up, to distinguish sustained growth from growth that ends.
 
-    It keeps points ``(t, growth, requests)`` whose distance is at most a share of their age, in one
-    array: small pieces would fragment the heap for years.
+    It keeps points ``(t, growth, requests)`` whose distance is at most a share of their age. One
+    array holds them, because many small allocations would fragment the heap over time.
     """
 
     def __init__(self, interval_s: float) -> None:
         self._now_s = max(LATEST_S, LATEST_SAMPLES * interval_s)
         self._rows = array("d")
-        self._limit = COURSE_SLACK
+        self._limit = UNTHINNED_POINTS
 
     def __len__(self) -> int:
         return len(self._rows) // 3
@@ -313,34 +320,35 @@ class Course:
         self._rows.extend((t, growth, math.nan if requests is None else requests))
         if len(self) >= self._limit:
             self._thin(t)
-            self._limit = len(self) + COURSE_SLACK
+            self._limit = len(self) + UNTHINNED_POINTS
 
     def rebase(self, growth: int) -> None:
-        """Measure all growth from the size at which it was ``growth`` bytes."""
+        """Subtract ``growth`` bytes from all points: the size that they mean is the new base."""
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
 
     def is_sustained(self, budget: int) -> bool:
-        """Return whether the growth has lasted, still goes on, and neither fades nor is a step.
+        """Report whether the growth has lasted, continues, and neither fades nor is a step.
 
         It begins where it last was a tenth of what it is now. Caches that fill, tables that double
-        and jobs at night resemble a leak until they end. Growth that fades must still spend the
-        ``budget``, in bytes, if each further half brings less by the same ratio. Growth that would
-        spend most of it before it has lasted is not waited for, but must have kept its pace.
+        and nightly jobs resemble a leak until they end. Growth that fades is sustained only if it
+        would still exceed the ``budget``, in bytes, when each further half brings less by the same
+        ratio. Growth that would spend most of the budget before it has lasted long enough is judged
+        earlier, but must not have slowed down.
         """
-        points = self._since(BEGIN_SHARE)
+        points = self._list_points_since(GROWTH_BEGIN_SHARE)
         (begin, low, served), (now, high, served_now) = points[0], points[-1]
         lasted_s, rise = now - begin, high - low
-        hasty = lasted_s < SUSTAINED_S
-        too_slow = rise * SUSTAINED_S < MUCH * budget * lasted_s
-        too_young = lasted_s < HASTY_S and rise < MOST_BUDGETS * budget
+        hasty = lasted_s < MIN_GROWTH_S
+        too_slow = rise * MIN_GROWTH_S < HASTY_BUDGET_SHARE * budget * lasted_s
+        too_young = lasted_s < MIN_HASTY_S and rise < URGENT_BUDGETS * budget
         if rise <= 0 or too_young or (hasty and too_slow):
             return False
         latest = next((p for p in reversed(points) if now - p[0] >= self._now_s), points[0])
-        if (high - latest[1]) * lasted_s < HALF * rise * (now - latest[0]):
+        if (high - latest[1]) * lasted_s < MIN_HALF_SHARE * rise * (now - latest[0]):
             return False
         steps = (later[1] - earlier[1] for earlier, later in pairwise(points))
-        if max(steps) > STEP_SHARE * rise:
+        if max(steps) > MAX_STEP_SHARE * rise:
             return False
         middles = [[p[1] for p in points if p[0] <= (begin + now) / 2][-1]]
         if served_now - served >= MIN_POINTS:
@@ -349,11 +357,15 @@ class Course:
         if hasty:
             return any(later >= STEADY_SHARE * earlier for earlier, later in halves)
         return any(
-            later >= earlier or (later >= HALF * earlier and high + _rest(earlier, later) >= budget)
+            later >= earlier
+            or (
+                later >= MIN_HALF_SHARE * earlier
+                and high + _sum_remaining_terms(earlier, later) >= budget
+            )
             for earlier, later in halves
         )
 
-    def _since(self, share: float) -> list[tuple[float, float, float]]:
+    def _list_points_since(self, share: float) -> list[tuple[float, float, float]]:
         rows, points = self._rows, []
         for number in range(len(rows) - 3, -1, -3):
             points.append((rows[number], rows[number + 1], rows[number + 2]))
@@ -362,17 +374,17 @@ class Course:
         return points[::-1]
 
     def _thin(self, now: float) -> None:
-        """Drop points that are closer to the one before than a share of their age."""
+        """Drop points that are too close to the previous one for their age."""
         kept = self._rows[:3]
         for number in range(3, len(self._rows), 3):
             t = self._rows[number]
-            if t - kept[-3] > (now - t) / COURSE_RESOLUTION:
+            if t - kept[-3] > (now - t) / POINTS_PER_E_FOLD:
                 kept.extend(self._rows[number : number + 3])
         self._rows = kept
 
 
-def _rest(earlier: float, later: float) -> float:
-    """Return what is still to come of a geometric series of which these are the last two terms."""
+def _sum_remaining_terms(earlier: float, later: float) -> float:
+    """Return the sum of the terms that follow these two in a geometric series."""
     return later * later / (earlier - later)
 
 
@@ -385,7 +397,7 @@ class SegmentGrowth:
         self._declared: tuple[int, int] | None = None
 
     def clear(self) -> None:
-        """Start again with the next sample."""
+        """Measure the growth from the next sample on."""
         self._bases, self._newest, self._declared = {}, {}, None
 
     def add(self, sizes: Mapping[Segment, int], declared: int) -> None:
@@ -394,7 +406,7 @@ class SegmentGrowth:
         self._newest |= sizes
         self._declared = (self._declared[0] if self._declared else declared, declared)
 
-    def largest(self) -> Segment | None:
+    def find_largest(self) -> Segment | None:
         """Return the segment that grew most beyond declared caches, or None without segments.
 
         A ledger does not state in which segment a cache lies. Try each segment as its place, and
@@ -416,10 +428,10 @@ class SegmentGrowth:
 
 
 class SlidingMinimum:
-    """The smallest growth within a sliding window, in :data:`WINDOW_SLOTS` slots.
+    """Smallest growth within a sliding window, in :data:`WINDOW_SLOTS` slots.
 
-    Each slot keeps its mean, because the minimum of many single readings is noise. The current slot
-    does not count: growth is not compared with itself.
+    Each slot keeps its mean, because the minimum of single readings is noise. The current slot does
+    not count, so that growth is not compared with itself.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -441,7 +453,7 @@ class SlidingMinimum:
         while len(self._slots) > 2 and self._slots[0][0] < t - self._window_s - self._slot_s:
             self._slots.popleft()
 
-    def minimum(self) -> int:
+    def find_minimum(self) -> int:
         """Return the smallest mean of the complete slots, in bytes."""
         means = [mean for _, mean, _ in self._slots]
         return int(min(means[:-1] or means))

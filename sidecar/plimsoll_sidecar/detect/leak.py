@@ -1,4 +1,4 @@
-"""Leak budgets: how much of one is consumed, how fast, and whether that is suspicious.
+"""Measure how much of a leak budget is consumed and how fast, and suspect leaks.
 
 A budget allows growth within a window, so growth is measured above its minimum in that window.
 Against the memory limit, growth is measured above the baseline. The worse of the two counts.
@@ -19,28 +19,28 @@ from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.attribution import (
     Account,
     Owner,
-    TriggerWatch,
-    exceeded_bounds,
-    sentence,
+    TriggerFinder,
+    describe_exceeded_bounds,
+    describe_trigger,
 )
 from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
 from plimsoll_sidecar.detect.growth import (
     FLOOR_S,
-    Course,
+    GrowthHistory,
     LatestGrowth,
     Point,
     SegmentGrowth,
     SlidingMinimum,
     Trends,
 )
-from plimsoll_sidecar.detect.odds import Evidence, SuspectedGrowth, is_confirmed, odds
+from plimsoll_sidecar.detect.odds import Evidence, SuspectedGrowth, compute_odds, is_confirmed
 from plimsoll_sidecar.detect.segments import LastScrape
 from plimsoll_sidecar.detect.slow_leak import (
     SlowLeakWatch,
     SlowState,
-    memory_limit,
-    missing_limit,
-    slow_growth,
+    explain_missing_limit,
+    find_memory_limit,
+    make_slow_growth,
 )
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
@@ -48,14 +48,14 @@ MIN_RISE_BYTES = 2 << 20
 MAX_RECENT = 64
 RESUMED_S = 60.0
 """A resumed detector is warm after this time: until then, a trend could not have shown again."""
-NEW_DEMAND = (
+NEW_DEMAND_MESSAGE = (
     "may be what more requests or longer prompts than ever before need, unless the growth continues"
 )
-NO_LEDGER = (
+NO_LEDGER_MESSAGE = (
     "the engine declares no caches, so a cache that still fills may be included: "
     "install the probe for an earlier decision"
 )
-SHARED_DEVICE = "other pods use the device, so only the engine's own allocator counts"
+SHARED_DEVICE_MESSAGE = "other pods use the device, so only the engine's own allocator counts"
 
 
 EXPLAINED_SHARE = 0.1
@@ -63,10 +63,10 @@ EXPLAINED_SHARE = 0.1
 
 
 class MemoryWatch:
-    """Growth of host or device memory in one epoch, depending on ``kind``.
+    """Watch the growth of host or device memory in one epoch, depending on ``kind``.
 
-    Without a budget, growth is measured and never suspected. ``slow`` states whether the memory
-    grows slowly; it is None before the memory was watched for long enough.
+    Without a budget, growth is measured but never suspected. ``slow`` is the slow growth of the
+    memory; it is None until the memory has been watched for long enough.
     """
 
     def __init__(self, kind: IncidentKind, policy: MemoryPolicy, interval_s: float) -> None:
@@ -79,19 +79,19 @@ class MemoryWatch:
         self.slow: SlowGrowth | None = None
         self._shared = policy.shared_device and not on_host
         self._warmup_s, self._interval_s = policy.warmup_s, interval_s
-        self._warmup = self._new_warmup()
-        self._trends = self._new_trends()
+        self._warmup = self._create_warmup()
+        self._trends = self._create_trends()
         self._segments = SegmentGrowth()
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
         self._latest = LatestGrowth(interval_s)
-        self._course = Course(interval_s)
+        self._course = GrowthHistory(interval_s)
         self._window = SlidingMinimum(self.budget.window_s if self.budget else 0.0)
         self._t = 0.0
         self._suspected: SuspectedGrowth | None = None
         self._conclusive_at = -math.inf
         self._new_demand: NewDemand | None = None
         self._explained = 0
-        self._triggers, self._account = TriggerWatch(), Account(self.memory)
+        self._triggers, self._account = TriggerFinder(), Account(self.memory)
         self._slow_leak = SlowLeakWatch()
         self._limit: int | None = None
 
@@ -99,12 +99,12 @@ class MemoryWatch:
 
     @property
     def bases(self) -> list[Point]:
-        """The base of each class of load; empty before the warm-up has ended."""
+        """Base of each class of load; empty until the warm-up has ended."""
         return self.baseline.bases if self.baseline else []
 
     @property
     def owners(self) -> dict[str, Owner] | None:
-        """The owners of declared memory; None before the warm-up has ended."""
+        """Owners of declared memory; None until the warm-up has ended."""
         return dict(self._account.owners) if self.baseline is not None else None
 
     @property
@@ -117,8 +117,8 @@ class MemoryWatch:
     ) -> None:
         """Continue from the state of an earlier detector in the same epoch.
 
-        The watch is not warm until a trend could have shown again: until then, the absence of a
-        suspicion proves nothing.
+        The watch counts as warm only after the time in which a trend would show again: until then,
+        the absence of a suspicion proves nothing.
         """
         if not bases or self.baseline is not None:
             return
@@ -137,8 +137,8 @@ class MemoryWatch:
     ) -> None:
         """Add a sample of ``total`` bytes, with the sizes of its segments."""
         point = Point(sample.t, total, 0, scrape.load, scrape.requests)
-        declared = self._account.declared(
-            scrape.ledger, lambda known: self._growth_at(replace(point, declared=known))
+        declared = self._account.explain(
+            scrape.ledger, lambda known: self._measure_growth(replace(point, declared=known))
         )
         point = replace(point, declared=declared)
         self._latest.add(point)
@@ -149,42 +149,42 @@ class MemoryWatch:
                 self._become_warm(point)
         else:
             self._judge(point, sizes, self.baseline, scrape.demand_is_new)
-        self._report(sample, point)
+        self._add_report(sample, point)
         if self.budget is not None and sample.scrape_ok:
             self._triggers.add(point.t, total - declared, point.load, sample.load)
 
-    def _growth_at(self, point: Point) -> int:
-        return (self.baseline or self._warmup).growth_at(point)
+    def _measure_growth(self, point: Point) -> int:
+        return (self.baseline or self._warmup).measure_growth(point)
 
-    def _new_warmup(self) -> Warmup:
+    def _create_warmup(self) -> Warmup:
         budget = self.budget.growth_bytes if self.budget else None
         return Warmup(self._warmup_s, budget, self._interval_s)
 
-    def _new_trends(self) -> Trends:
+    def _create_trends(self) -> Trends:
         early = THRESHOLDS.early_share * (self.budget.growth_bytes if self.budget else 0)
         return Trends(self._interval_s, max(MIN_RISE_BYTES, early / 2))
 
     def _restart_warmup(self, point: Point) -> None:
-        """Restart the warm-up at the first request, which fills caches and arenas."""
+        """Restart the warm-up at the first request, because it fills caches and arenas."""
         first = self.baseline is not None and not self._warmup.served and bool(point.requests)
         if first and self._suspected is None:
             self.baseline, self._explained = None, 0
-            self._warmup = self._new_warmup()
+            self._warmup = self._create_warmup()
 
     def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
-        """Add a sample to the warm-up, and return whether it was the last one."""
+        """Add a sample to the warm-up, and return whether it ended the warm-up."""
         warmup = self._warmup
         in_least_time = warmup.floor is None
         ended = warmup.add(point, ready)
         settled = in_least_time and warmup.floor is not None and not warmup.climbing
-        if not warmup.started or settled:
+        if not warmup.has_started or settled:
             # Growth before the end of the minimum time is no evidence of growth after it.
-            self._trends = self._new_trends()
+            self._trends = self._create_trends()
             self._segments.clear()
-            self._course = Course(self._interval_s)
-        if warmup.started:
-            self._feed(point, sizes)
-            self._course.add(point.t, warmup.growth_at(point), point.requests)
+            self._course = GrowthHistory(self._interval_s)
+        if warmup.has_started:
+            self._add_to_trends(point, sizes)
+            self._course.add(point.t, warmup.measure_growth(point), point.requests)
         return ended
 
     def _become_warm(self, point: Point) -> None:
@@ -193,12 +193,12 @@ class MemoryWatch:
         self.baseline, self._new_demand = Baseline(floor), None
         self._window.start(floor.t)
         if warmup.climbing:
-            self._course.rebase(warmup.growth_at(floor))
+            self._course.rebase(warmup.measure_growth(floor))
         else:
             # The climb of the warm-up is no evidence of growth after it.
             self._trends.clear()
             self._segments.clear()
-            self._course = Course(self._interval_s)
+            self._course = GrowthHistory(self._interval_s)
 
     def _judge(
         self, point: Point, sizes: dict[Segment, int], baseline: Baseline, demand_is_new: bool
@@ -207,8 +207,12 @@ class MemoryWatch:
         while point.t - self._recent[0].t > FLOOR_S:
             self._recent.popleft()
         floor = min(self._recent, key=lambda p: p.bytes)
-        if demand_is_new and baseline.measured and (self.waits or not self._is_confirmed()):
-            self._wait(point, floor)
+        if (
+            demand_is_new
+            and baseline.measured
+            and (self.has_new_demand or not self._is_confirmed())
+        ):
+            self._defer_judgment(point, floor)
             return
         if self._new_demand is not None:
             self._explained += self._new_demand.end(baseline, floor)
@@ -216,17 +220,17 @@ class MemoryWatch:
         if baseline.is_settling():
             self._latest.clear()
         else:
-            self._feed(point, sizes)
+            self._add_to_trends(point, sizes)
         baseline.update(floor)
         self._window.add(point.t, baseline.growth)
         self._course.add(point.t, baseline.growth, point.requests)
         self._t = point.t
-        self._measure(point, floor, baseline)
+        self._update_state(point, floor, baseline)
 
-    def _wait(self, point: Point, floor: Point) -> None:
-        """Judge nothing: the new demand may need the memory."""
+    def _defer_judgment(self, point: Point, floor: Point) -> None:
+        """Suspect no growth while the demand is new, because it may need the memory."""
         if self._new_demand is None:
-            trend = self._trends.steepest()
+            trend = self._trends.find_steepest()
             self._new_demand = NewDemand(floor, trend.bytes_per_s if trend is not None else 0.0)
         self._new_demand.add(floor)
         self._latest.clear()
@@ -234,12 +238,12 @@ class MemoryWatch:
         if self._suspected is not None:
             self._suspected.skip(point)
 
-    def _feed(self, point: Point, sizes: dict[Segment, int]) -> None:
+    def _add_to_trends(self, point: Point, sizes: dict[Segment, int]) -> None:
         self._trends.add(replace(point, bytes=point.bytes - self._explained))
         self._segments.add(sizes, point.declared)
 
-    def _measure(self, point: Point, floor: Point, baseline: Baseline) -> None:
-        growth, trend, at = baseline.growth, self._trends.steepest(), THRESHOLDS
+    def _update_state(self, point: Point, floor: Point, baseline: Baseline) -> None:
+        growth, trend, at = baseline.growth, self._trends.find_steepest(), THRESHOLDS
         self.state = BudgetState(
             current=floor.bytes,
             baseline=baseline.base,
@@ -249,7 +253,7 @@ class MemoryWatch:
         )
         if self.budget is None:
             return
-        consumed = max(0, growth - self._window.minimum())
+        consumed = max(0, growth - self._window.find_minimum())
         left = self.budget.growth_bytes - consumed
         ratio = consumed / self.budget.growth_bytes
         limit = self.budget.limit_bytes
@@ -271,52 +275,52 @@ class MemoryWatch:
         elif trend is not None:
             self._suspected = SuspectedGrowth(trend, point, growth)
 
-    def _report(self, sample: Sample, point: Point) -> None:
-        """Add what the budget does not depend on: age, requests, limit and slow growth."""
+    def _add_report(self, sample: Sample, point: Point) -> None:
+        """Add the fields that do not depend on the budget: age, requests, limit and slow growth."""
         if self.bases:
             base = self.bases[0]
             self.state.age_s = max(0.0, point.t - base.t)
             if point.requests is not None and base.requests is not None:
                 completed = point.requests - base.requests
                 self.state.requests = completed if completed >= 0 else None
-        self._limit = memory_limit(self.memory, self.budget, sample, self._shared)
+        self._limit = find_memory_limit(self.memory, self.budget, sample, self._shared)
         self.state.limit = self._limit
         if self.baseline is None:  # the warm-up, which restarts with the first request
-            if self._slow_leak.started:
+            if self._slow_leak.has_started:
                 self._slow_leak, self.slow = SlowLeakWatch(), None
             return
         floor = self.state.current
-        if floor is None or self.waits or self.baseline.is_settling():
+        if floor is None or self.has_new_demand or self.baseline.is_settling():
             return
         if self._slow_leak.add(sample.t, self.baseline.growth, floor, self._limit):
             self._update_slow()
 
     def _update_slow(self) -> None:
         slow = self._slow_leak
-        if slow.known:
-            why = missing_limit(self.memory, self._shared)
-            segment = self._segments.largest()
-            self.slow = slow_growth(slow.drift, slow.peak, self._limit, segment, why)
+        if slow.is_known:
+            why = explain_missing_limit(self.memory, self._shared)
+            segment = self._segments.find_largest()
+            self.slow = make_slow_growth(slow.drift, slow.peak, self._limit, segment, why)
 
     # ---- the verdict
 
     def is_warm(self, t: float) -> bool:
-        """Return whether growth is known, and its absence would be known too."""
+        """Report whether growth is known, and its absence would be known as well."""
         suspected = self._suspected is not None
         return self.baseline is not None and (suspected or t >= self._conclusive_at)
 
     @property
-    def waits(self) -> bool:
-        """Whether nothing is judged, because the demand is new."""
+    def has_new_demand(self) -> bool:
+        """Whether growth is not judged, because the demand is new."""
         return self._new_demand is not None
 
     @property
     def suspected_since(self) -> float | None:
-        """The start of the suspected growth; None without one."""
+        """Start of the suspected growth in seconds; None if no growth is suspected."""
         return self._suspected.since if self._suspected is not None else None
 
-    def evidence(self) -> Evidence | None:
-        """Return the evidence of the suspected growth, or None without one."""
+    def make_evidence(self) -> Evidence | None:
+        """Return the observations of the suspected growth; None if no growth is suspected."""
         if self._suspected is None or self.budget is None or self.baseline is None:
             return None
         trend, growth = self._suspected.trend, max(1, self.state.unexplained or 0)
@@ -327,30 +331,31 @@ class MemoryWatch:
             life=growth / max(1.0, trend.bytes_per_s * (self._t - self.baseline.since)),
             fading=trend.fading,
             climb=trend.climb,
-            segment=self._segments.largest(),
+            segment=self._segments.find_largest(),
         )
 
-    def suspicion(
+    def make_suspicion(
         self,
         t: float,
         declared: list[LedgerLine],
-        triggers_of: Callable[[Segment | None], TriggerWatch | None] = lambda _: None,
+        triggers_of: Callable[[Segment | None], TriggerFinder | None] = lambda _: None,
     ) -> Suspicion | None:
-        """Return the suspicion at ``t`` with all evidence, or None.
+        """Return the suspicion at ``t`` with all evidence; None if no growth is suspected.
 
-        ``triggers_of`` returns the triggers of the process in which a segment grew. They count
-        unless the ledger explains a part of the growth: it does not say in which process.
+        ``triggers_of`` returns the trigger finder for the process in which a segment grew. It is
+        not used if the ledger explains a part of the growth, because a ledger does not name
+        processes.
         """
-        evidence = self.evidence()
+        evidence = self.make_evidence()
         if evidence is None or self._suspected is None or self.budget is None:
             return None
-        trend, posterior = self._suspected.trend, odds(evidence)
+        trend, posterior = self._suspected.trend, compute_odds(evidence)
         explanation, probability = posterior.alternative
         growth = self.state.unexplained or 0
         certain = 1 - THRESHOLDS.noise * trend.noise / max(1, growth)
         unconfirmed = None
-        if self.waits:
-            unconfirmed = NEW_DEMAND
+        if self.has_new_demand:
+            unconfirmed = NEW_DEMAND_MESSAGE
         elif not (
             is_confirmed(evidence, posterior)
             and self._course.is_sustained(self.budget.growth_bytes)
@@ -360,8 +365,8 @@ class MemoryWatch:
                 unconfirmed = f"the budget is spent, but the growth {unconfirmed}"
         explains = (self.state.explained or 0) > EXPLAINED_SHARE * growth
         own = None if explains else triggers_of(evidence.segment)
-        trigger = (own or self._triggers).trigger(self._suspected.since, t)
-        hypothesis = sentence(trigger) if trigger is not None else None
+        trigger = (own or self._triggers).find_trigger(self._suspected.since, t)
+        hypothesis = describe_trigger(trigger) if trigger is not None else None
         return Suspicion(
             kind=self.kind,
             segment=evidence.segment,
@@ -371,7 +376,7 @@ class MemoryWatch:
             bytes_per_s=trend.bytes_per_s,
             bytes_per_request=trend.bytes_per_request,
             over_budget=evidence.share * certain >= 1.0,
-            growing=self._latest.continues(trend),
+            growing=self._latest.is_continuing(trend),
             unconfirmed=unconfirmed,
             trigger=trigger,
             evidence=[
@@ -379,13 +384,13 @@ class MemoryWatch:
                 f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
                 f"probability of a leak: {posterior.probability:.1%}; "
                 f"next most likely: {explanation} ({probability:.1%})",
-                *exceeded_bounds(declared, self.memory),
-                *([] if declared else [NO_LEDGER]),
-                *([SHARED_DEVICE] if self._shared else []),
+                *describe_exceeded_bounds(declared, self.memory),
+                *([] if declared else [NO_LEDGER_MESSAGE]),
+                *([SHARED_DEVICE_MESSAGE] if self._shared else []),
                 *([hypothesis] if hypothesis is not None else []),
             ],
         )
 
     def _is_confirmed(self) -> bool:
-        evidence = self.evidence()
-        return evidence is not None and is_confirmed(evidence, odds(evidence))
+        evidence = self.make_evidence()
+        return evidence is not None and is_confirmed(evidence, compute_odds(evidence))

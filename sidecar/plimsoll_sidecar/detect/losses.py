@@ -30,7 +30,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.trace import Sample, SampleLoad
 from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.detect.segments import device_segments, device_total
+from plimsoll_sidecar.detect.segments import compute_device_segments, sum_device_bytes
 
 IDLE_S = 10.0
 """Transfers of an offload may briefly hold blocks after the last request."""
@@ -41,9 +41,9 @@ CAPACITY_CONFIDENCE = 0.95
 
 
 class CapacityWatch:
-    """Watch on the KV cache capacity of one epoch.
+    """Watch the KV cache capacity of one epoch.
 
-    A loss stays reported until the next report of the engine, or its next idle time.
+    A loss is reported until the engine reports another value, or is idle again.
     """
 
     def __init__(self) -> None:
@@ -52,15 +52,15 @@ class CapacityWatch:
         self._work: tuple[int | None, ...] = ()
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the current loss."""
-        reported = _reported(sample.load)
+        """Add a sample, and return the present loss; None if there is none."""
+        reported = _find_reported_loss(sample.load)
         if reported is not None:
             ratio, words = reported
-            self._standing = _lost(ratio, words) if ratio >= MIN_RATIO else None
+            self._standing = _make_loss_suspicion(ratio, words) if ratio >= MIN_RATIO else None
             return self._standing
-        return self._at_idle(sample)
+        return self._find_loss_at_idle(sample)
 
-    def _at_idle(self, sample: Sample) -> Suspicion | None:
+    def _find_loss_at_idle(self, sample: Sample) -> Suspicion | None:
         load, usage = sample.load, sample.load.kv_usage_least_ratio
         if usage is None:  # the smallest share of several caches: each of them lost at least this
             usage = load.kv_usage_ratio
@@ -78,12 +78,14 @@ class CapacityWatch:
             self._held_since = None
         self._held_since = sample.t if self._held_since is None else self._held_since
         if sample.t - self._held_since >= IDLE_S + (load.kv_lease_s or 0.0):
-            self._standing = _lost(usage, "of the KV cache is in use although there is no request")
+            self._standing = _make_loss_suspicion(
+                usage, "of the KV cache is in use although there is no request"
+            )
         return self._standing
 
 
-def _reported(load: SampleLoad) -> tuple[float, str] | None:
-    """Return the largest lost share that the engine reports, in words, or None without one."""
+def _find_reported_loss(load: SampleLoad) -> tuple[float, str] | None:
+    """Return the largest lost share that the engine reports, with its description, or None."""
     shares = (
         (load.kv_lost_ratio, "of the KV cache belongs to no request that a client waits for"),
         (load.offload_lost_ratio, "of the host's KV blocks is pinned without a transfer"),
@@ -93,7 +95,7 @@ def _reported(load: SampleLoad) -> tuple[float, str] | None:
     return max(known, default=None)
 
 
-def _lost(ratio: float, words: str) -> Suspicion:
+def _make_loss_suspicion(ratio: float, words: str) -> Suspicion:
     return Suspicion(
         kind=IncidentKind.CAPACITY_LOSS,
         segment=None,
@@ -111,10 +113,10 @@ LEFT_BEHIND_CONFIDENCE = 0.9
 
 
 class LeftBehindWatch:
-    """Watch on shared memory across epochs.
+    """Watch shared memory across epochs.
 
-    Files from before the first engine, such as those of an init container, do not count. Without a
-    budget, nothing is suspected.
+    Files that are older than the first engine, such as those of an init container, do not count.
+    Without a budget, nothing is suspected.
     """
 
     def __init__(self, budget: MemoryBudget | None) -> None:
@@ -123,7 +125,7 @@ class LeftBehindWatch:
         self._standing: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the memory left since the first sample. Ignore unknown sizes."""
+        """Add a sample, and return the memory left behind since the first one, if known."""
         earlier = sample.host.shm_orphan_earlier
         if self._budget is None or earlier is None:
             return self._standing
@@ -152,7 +154,7 @@ REPORT_S = 60.0
 
 
 class OomKillWatch:
-    """Watch on OOM kills across epochs, because a kill ends an epoch."""
+    """Watch OOM kills across epochs, because a kill ends an epoch."""
 
     def __init__(self) -> None:
         self._kills: int | None = None
@@ -161,18 +163,18 @@ class OomKillWatch:
         self._suspicion: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return a recent kill. A counter that fell belongs to another group."""
+        """Add a sample, and return a recent kill. A lower counter is that of another group."""
         host = sample.host
         if host.oom_kills is not None:
             if self._kills is not None and host.oom_kills > self._kills:
                 self._until = sample.t + REPORT_S
-                self._suspicion = self._oom_kill(host.oom_kills - self._kills)
+                self._suspicion = self._make_oom_suspicion(host.oom_kills - self._kills)
             self._kills = host.oom_kills
         held = host.cgroup_current if host.cgroup_current is not None else host.rss_anon
         self._held = self._held if held is None else held
         return self._suspicion if sample.t < self._until else None
 
-    def _oom_kill(self, count: int) -> Suspicion:
+    def _make_oom_suspicion(self, count: int) -> Suspicion:
         before = "" if self._held is None else f"; they held {format_bytes(self._held)} just before"
         return Suspicion(
             kind=IncidentKind.OUT_OF_MEMORY_KILL,
@@ -189,13 +191,14 @@ MIN_DEAD_BYTES = 2 << 30
 """NVML counts memory that the driver reserves as used: about 600 MiB on large devices."""
 MIN_MORE_BYTES = 1 << 30
 ORPHAN_CONFIDENCE = 0.7
-WHOLE_DEVICE = "the figure covers the whole device, including other pods that share it"
+WHOLE_DEVICE_NOTE = "the figure covers the whole device, including other pods that share it"
 
 
 class OrphanWatch:
-    """Watch on orphaned device memory across epochs.
+    """Watch device memory that no living engine holds, across epochs.
 
-    It shows after an engine has ended, or if its successor finds more memory in use by others.
+    It shows after an engine has ended, or when the next engine finds that others use more memory
+    than before.
     """
 
     def __init__(self) -> None:
@@ -207,12 +210,12 @@ class OrphanWatch:
         self._dead = False
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the orphaned memory. Ignore unknown sizes."""
+        """Add a sample, and return the orphaned memory. Skip unknown sizes."""
         if sample.epoch != self._epoch:
             self._epoch, self._since = sample.epoch, None
             self._before = self._before if self._floor is None else self._floor
             self._floor = None
-        found = self._held(sample)
+        found = self._measure_held_memory(sample)
         if found is None:
             return self._standing
         size, least, evidence = found
@@ -227,16 +230,16 @@ class OrphanWatch:
                 confidence=ORPHAN_CONFIDENCE,
                 consumed_ratio=0.0,
                 bytes=size,
-                evidence=[f"{format_bytes(size)} {evidence}", WHOLE_DEVICE],
+                evidence=[f"{format_bytes(size)} {evidence}", WHOLE_DEVICE_NOTE],
             )
         return self._standing
 
-    def _held(self, sample: Sample) -> tuple[int, int, str] | None:
-        """Return the bytes, the minimum that counts, and a description, or None if unknown."""
+    def _measure_held_memory(self, sample: Sample) -> tuple[int, int, str] | None:
+        """Return the bytes, the minimum that counts, and a description; None if unknown."""
         if self._dead and sample.host.processes:
             # The next engine may hold the memory, although it has not answered yet.
             self._dead, self._standing, self._since = False, None, None
-        used = device_total(sample)
+        used = sum_device_bytes(sample)
         if used is None:
             return None
         if sample.host.processes == 0:
@@ -246,7 +249,7 @@ class OrphanWatch:
                 MIN_DEAD_BYTES,
                 "of device memory is in use, but no engine process is running",
             )
-        beside = device_segments(sample).get(Segment.NON_TORCH)
+        beside = compute_device_segments(sample).get(Segment.NON_TORCH)
         if beside is None:
             return None
         self._floor = beside if self._floor is None else min(self._floor, beside)

@@ -50,13 +50,14 @@ class Explanation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of evidence in natural log-odds. ``size`` and ``speed`` hold for each explanation.
+    """Weights of evidence in natural log-odds. ``size`` and ``speed`` count for each explanation.
 
-    ``size`` counts for each factor of e by which the rest of the budget shrinks, and ``speed`` for
-    each by which it would be exhausted sooner than within its window. Of the others, ``filling``,
-    ``later_work``, ``load`` and ``retained`` are priors. ``fading`` counts for a later half that
-    contributed an e-th less, and ``younger`` for growth that explains an e-th of the engine's life.
-    ``climb`` counts for a load that rose all the time.
+    ``size`` counts for each factor of e by which the remaining budget shrinks, and ``speed`` for
+    each factor of e by which the budget would be exhausted sooner than within its window.
+    ``filling``, ``later_work``, ``load`` and ``retained`` are priors. ``fading`` counts for each
+    factor of e by which the later half brought less than the earlier one. ``younger`` counts for
+    each factor of e by which the growth is younger than the engine. ``climb`` counts for a load
+    that rose all the time.
     """
 
     size: float
@@ -84,12 +85,13 @@ healthy growth ends at any share with equal probability."""
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The observations of a growth that the odds depend on.
+    """Observations of a growth, from which its odds are computed.
 
-    ``share`` is the consumed share of the budget for ``window_s`` seconds, and ``left_s`` the
-    seconds until it is exhausted, None while nothing grows. ``life`` is the growth as a multiple of
-    what its present pace makes in the engine's life: 1 for a steady leak, less for growth that
-    started later. ``fading`` and ``climb`` are those of the trend. ``segment`` grew the most.
+    ``share`` is the consumed share of the budget for ``window_s`` seconds. ``left_s`` are the
+    seconds until the budget is exhausted, None while nothing grows. ``life`` is the growth as a
+    multiple of what its present pace would add in the engine's life: 1 for a steady leak, less for
+    growth that started later. ``fading`` and ``climb`` are those of the trend. ``segment`` is the
+    one that grew most.
     """
 
     share: float
@@ -102,23 +104,23 @@ class Evidence:
 
     @property
     def size(self) -> float:
-        """The evidence of the consumed share."""
+        """Evidence from the consumed share of the budget, to be multiplied by its weight."""
         return -math.log1p(-min(MAX_SHARE, max(0.0, self.share)))
 
     @property
     def speed(self) -> float:
-        """The evidence of the time left; 0 for the window or more."""
+        """Evidence from the time left; 0 if the budget lasts for its window or longer."""
         left = self.window_s if self.left_s is None else self.left_s
         return max(0.0, math.log(self.window_s / max(MIN_LEFT_S, left)))
 
     @property
     def slowing(self) -> float:
-        """The evidence of a pace that fades; 0 if it does not, otherwise negative."""
+        """Evidence from growth that slows down; 0 if it does not, otherwise negative."""
         return min(0.0, self.fading)
 
     @property
     def younger(self) -> float:
-        """The evidence of growth that started later than the engine: 0 or negative."""
+        """Evidence from growth that started later than the engine: 0 or negative."""
         return max(-MAX_YOUNGER, min(0.0, math.log(max(1e-9, self.life))))
 
 
@@ -141,8 +143,8 @@ class Odds:
         return likeliest, self.probability * math.exp(-self.against[likeliest])
 
 
-def odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
-    """Return the odds of a leak behind a growth."""
+def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
+    """Return the odds that a growth with this evidence is a leak."""
     w = weights
     common = w.size * evidence.size + w.speed * evidence.speed
     against = {
@@ -160,12 +162,13 @@ def odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
     return Odds(-math.log(sum(math.exp(-value) for value in against.values())), against)
 
 
-def required_log_odds(left_s: float, window_s: float) -> float:
+def compute_required_log_odds(left_s: float, window_s: float) -> float:
     """Return the log-odds that confirm a leak ``left_s`` before its budget is exhausted.
 
-    Waiting costs little while the budget lasts, and shows more: most growth without a leak ends
-    before that. So the threshold rises with the time left, as in a sequential test it rises with
-    the ratio of the costs of a false alarm and of waiting (Wald 1945). It is never below even odds.
+    Waiting costs little while the budget lasts, and provides evidence: most growth without a leak
+    ends before that. The threshold therefore rises with the time left. In a sequential test (Wald
+    1945), it likewise rises with the ratio of the costs of a false alarm and of waiting. It is
+    never below even odds.
     """
     at = THRESHOLDS
     reference_s = at.odds_left_s * (DAY_S / window_s) ** at.haste
@@ -181,13 +184,13 @@ def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
     left = evidence.left_s
     if left is None:
         return False
-    return posterior.log_odds >= required_log_odds(left, evidence.window_s)
+    return posterior.log_odds >= compute_required_log_odds(left, evidence.window_s)
 
 
 class SuspectedGrowth:
     """A suspicion of growth, from its first trend to its end.
 
-    ``trend`` is the newest, and ``since`` the start of the first. ``growth`` is in bytes.
+    ``trend`` is the newest trend, and ``since`` the start of the first one. ``growth`` is in bytes.
     """
 
     def __init__(self, trend: Trend, point: Point, growth: float) -> None:
@@ -206,6 +209,6 @@ class SuspectedGrowth:
         return recent and growth >= self._peak / 2
 
     def skip(self, point: Point) -> None:
-        """Exclude the time since the last sample: it proves nothing about growth."""
+        """Exclude the time since the last sample, which proves nothing about growth."""
         self._trend_at += point.t - self._updated_at
         self._updated_at = point.t

@@ -1,6 +1,6 @@
-"""The size of each memory segment of a sample, and the load and demand of the last scrape.
+"""Compute the memory segments of a sample, and the load and demand of the last scrape.
 
-A value that a sample lacks is absent, never zero. A negative difference is absent too.
+A value that a sample lacks is absent, never zero. A negative difference is absent, too.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from statistics import fmean
 
 from plimsoll_api.assessment import Segment
 from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample, SampleLoad
-from plimsoll_sidecar.detect.stall import work
+from plimsoll_sidecar.detect.stall import count_inflight
 
 MAX_ROLES = 256
 """An engine has at most a dozen roles; a longer list is not credible."""
 
 
-def valid(value: int | None) -> int | None:
-    """Return the value, or None if it cannot be a size."""
+def _check_size(value: int | None) -> int | None:
+    """Return ``value``, or None if it cannot be a size."""
     return value if value is not None and value >= 0 else None
 
 
-def total(values: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if any value is unknown."""
+def _sum_sizes(values: Iterable[int | None]) -> int | None:
+    """Return the sum of the values; None if any of them is unknown."""
     result = 0
     for value in values:
-        if valid(value) is None:
+        if _check_size(value) is None:
             return None
         result += value or 0
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class HostSource:
-    """The fields of :class:`Host` that make up host memory, the same for all samples of a series.
+class HostMemoryFields:
+    """The fields of :class:`Host` whose sum is host memory, the same for all samples of a series.
 
-    The anonymous memory of the cgroup is preferred. Sums over processes count copy-on-write pages
-    once for each fork. Swapped memory counts as anonymous: moving memory is neither growth nor
+    The anonymous memory of the cgroup is preferred, because sums over processes count copy-on-write
+    pages once for each fork. Swapped memory counts as anonymous: swapping is neither growth nor
     recovery.
     """
 
@@ -50,8 +50,8 @@ class HostSource:
     beside: tuple[Segment, ...] = ()
 
     @classmethod
-    def choose(cls, host: Host) -> HostSource | None:
-        """Return the best source that ``host`` offers, or None without anonymous memory."""
+    def choose(cls, host: Host) -> HostMemoryFields | None:
+        """Return the best fields that ``host`` has; None without anonymous memory."""
         anon = _first_valid(host, "cgroup_anon", "rss_anon")
         if anon is None:
             return None
@@ -62,7 +62,8 @@ class HostSource:
             anon,
             _first_valid(host, *shared),
             _first_valid(host, *swap),
-            valid(host.shm_orphan) is not None and valid(host.shm_orphan_earlier) is not None,
+            _check_size(host.shm_orphan) is not None
+            and _check_size(host.shm_orphan_earlier) is not None,
             tuple(
                 segment
                 for segment, size in _other_segments(host).items()
@@ -71,15 +72,15 @@ class HostSource:
         )
 
     def anonymous(self, host: Host) -> int | None:
-        """Return resident and swapped anonymous memory in bytes, or None if a part is missing."""
-        resident = valid(getattr(host, self.anon))
-        return resident if self.swap is None else total((resident, getattr(host, self.swap)))
+        """Return resident and swapped anonymous memory in bytes; None if a part is missing."""
+        resident = _check_size(getattr(host, self.anon))
+        return resident if self.swap is None else _sum_sizes((resident, getattr(host, self.swap)))
 
     def shared_bytes(self, host: Host) -> int | None:
         """Return the memory that living processes share, in bytes."""
         if self.shared is None:
             return None
-        shared = valid(getattr(host, self.shared))
+        shared = _check_size(getattr(host, self.shared))
         if shared is None or not self.orphan or self.shared != "cgroup_shmem":
             return shared
         # The group counts orphans of this container, but none of an earlier container.
@@ -88,50 +89,50 @@ class HostSource:
 
     def orphan_bytes(self, host: Host) -> int | None:
         """Return the shared memory that no living process holds, in bytes."""
-        return valid(host.shm_orphan) if self.orphan else None
+        return _check_size(host.shm_orphan) if self.orphan else None
 
     def total(self, host: Host) -> int | None:
-        """Return all memory of this source in bytes, or None if a part is missing."""
+        """Return all memory of these fields in bytes; None if a part is missing."""
         parts = [self.anonymous(host)]
         if self.shared is not None:
             parts.append(self.shared_bytes(host))
         if self.orphan:
             parts.append(self.orphan_bytes(host))
-        return total([*parts, *self.beside_bytes(host).values()])
+        return _sum_sizes([*parts, *self.other_segments(host).values()])
 
-    def beside_bytes(self, host: Host) -> dict[Segment, int | None]:
+    def other_segments(self, host: Host) -> dict[Segment, int | None]:
         """Return the segments that are neither anonymous nor shared memory, in bytes."""
         sizes = _other_segments(host)
         return {segment: sizes[segment] for segment in self.beside}
 
 
 def _other_segments(host: Host) -> dict[Segment, int | None]:
-    other = valid(host.cgroup_other)
+    other = _check_size(host.cgroup_other)
     if host.cgroup_other is None and host.cgroup_reclaimable is None:
         # A recording of an earlier release has the group's size and its main parts only.
-        charged = valid(host.cgroup_current)
-        parts = total((host.cgroup_anon, host.cgroup_shmem, host.cgroup_file))
+        charged = _check_size(host.cgroup_current)
+        parts = _sum_sizes((host.cgroup_anon, host.cgroup_shmem, host.cgroup_file))
         other = None if charged is None or parts is None else max(0, charged - parts)
     return {
-        Segment.HUGETLB: valid(host.hugetlb),
-        Segment.KERNEL: valid(host.cgroup_kernel),
-        Segment.SOCKETS: valid(host.cgroup_sock),
+        Segment.HUGETLB: _check_size(host.hugetlb),
+        Segment.KERNEL: _check_size(host.cgroup_kernel),
+        Segment.SOCKETS: _check_size(host.cgroup_sock),
         Segment.CHARGED_OTHER: other,
     }
 
 
 def _first_valid(host: Host, *fields: str) -> str | None:
-    return next((field for field in fields if valid(getattr(host, field)) is not None), None)
+    return next((field for field in fields if _check_size(getattr(host, field)) is not None), None)
 
 
-def host_segments(
-    sample: Sample, source: HostSource, had_account: bool = False
+def compute_host_segments(
+    sample: Sample, source: HostMemoryFields, had_account: bool = False
 ) -> dict[Segment, int]:
-    """Return the bytes of each known host segment.
+    """Return the size of each known host segment, in bytes.
 
-    ``anonymous_other`` is the anonymous memory that the allocators' account does not cover.
-    ``had_account`` says that earlier samples had this account. Then ``anonymous_other`` is unknown
-    in a sample that lacks it.
+    ``anonymous_other`` is anonymous memory that is in no allocator. ``had_account`` states that
+    earlier samples reported the allocators' memory. If this sample lacks it, ``anonymous_other`` is
+    unknown.
     """
     malloc, host = sample.malloc, sample.host
     sizes: dict[Segment, int | None] = {}
@@ -144,39 +145,39 @@ def host_segments(
         sizes[Segment.ANONYMOUS_OTHER] = anonymous - sum(_valid_sizes(sizes).values())
     sizes[Segment.SHARED] = source.shared_bytes(host)
     sizes[Segment.SHARED_ORPHAN] = source.orphan_bytes(host)
-    return _valid_sizes(sizes | source.beside_bytes(host))
+    return _valid_sizes(sizes | source.other_segments(host))
 
 
-def device_total(sample: Sample) -> int | None:
-    """Return the used memory of all devices in bytes, or None if any is unknown."""
-    return total(device.used for device in sample.device) if sample.device else None
+def sum_device_bytes(sample: Sample) -> int | None:
+    """Return the used memory of all devices in bytes; None if any is unknown."""
+    return _sum_sizes(device.used for device in sample.device) if sample.device else None
 
 
-def device_own(sample: Sample) -> int | None:
+def sum_allocated_device_bytes(sample: Sample) -> int | None:
     """Return the memory that the engine's own allocator holds on all devices, in bytes."""
     return _torch(sample, "reserved")
 
 
-def device_unused(sample: Sample) -> int | None:
-    """Return the memory that the engine's allocator keeps for later use, in bytes.
+def sum_unused_device_bytes(sample: Sample) -> int | None:
+    """Return the memory that the engine's allocator keeps unused, in bytes.
 
     None if it is unknown for any device.
     """
     allocated, reserved = _torch(sample, "allocated"), _torch(sample, "reserved")
-    return None if allocated is None or reserved is None else valid(reserved - allocated)
+    return None if allocated is None or reserved is None else _check_size(reserved - allocated)
 
 
 def _torch(sample: Sample, field: str) -> int | None:
     devices = [device.torch for device in sample.device]
-    return total(getattr(t, field) if t else None for t in devices) if devices else None
+    return _sum_sizes(getattr(t, field) if t else None for t in devices) if devices else None
 
 
-def device_segments(sample: Sample) -> dict[Segment, int]:
-    """Return the bytes of each known device segment. ``NON_TORCH`` is the rest of the device."""
-    reserved, used = device_own(sample), device_total(sample)
+def compute_device_segments(sample: Sample) -> dict[Segment, int]:
+    """Return the size of each known device segment, in bytes. ``NON_TORCH`` is the rest."""
+    reserved, used = sum_allocated_device_bytes(sample), sum_device_bytes(sample)
     return _valid_sizes({
         Segment.TORCH_ALLOCATED: _torch(sample, "allocated"),
-        Segment.TORCH_RESERVED_UNUSED: device_unused(sample),
+        Segment.TORCH_RESERVED_UNUSED: sum_unused_device_bytes(sample),
         Segment.NON_TORCH: None if used is None or reserved is None else used - reserved,
     })  # fmt: skip
 
@@ -186,9 +187,9 @@ def _valid_sizes(sizes: Mapping[Segment, int | None]) -> dict[Segment, int]:
 
 
 class Roles:
-    """One kind of memory of each process role, which ``size`` reads; None is unknown.
+    """One kind of memory by process role. ``size`` reads it; None is unknown.
 
-    ``known`` states whether this kind of memory was known for any process yet.
+    ``known`` states whether the memory of any process has been known.
     """
 
     def __init__(self, size: Callable[[RoleRss], int | None]) -> None:
@@ -198,10 +199,10 @@ class Roles:
         self.known = False
 
     def update(self, processes: Iterable[RoleRss], warm: bool) -> None:
-        """Add one sample. Until the epoch is warm, its sizes are the bases.
+        """Add a sample. Until the epoch is warm, its sizes are the bases.
 
         A role whose processes have ended has neither size nor growth. An empty sample could not be
-        read and changes nothing.
+        read, and changes nothing.
         """
         sums: dict[str, int] = {}
         living: set[str] = set()
@@ -230,22 +231,23 @@ class Roles:
         self._bases |= bases
 
     def growth(self, role: str | None) -> int | None:
-        """Return the growth of a role since its base, negative if it fell; None if unknown."""
+        """Return the growth of a role since its base, negative if it shrank; None if unknown."""
         if role is None or role not in self._newest:
             return None
         return self._newest[role] - self._bases[role] if role in self._bases else None
 
-    def largest(self) -> str | None:
-        """Return the role that grew most, or None if none did."""
+    def find_largest(self) -> str | None:
+        """Return the role that grew most; None if no role grew."""
         grown = self._grown()
         return max(grown, key=lambda role: grown[role], default=None)
 
-    def majority(self) -> str | None:
+    def find_majority(self) -> str | None:
         """Return the role with more than half of all growth, or None.
 
-        Growth in pages that two processes share counts for both, so neither has more than half.
+        Growth in pages that two processes share counts for both, so neither of them has more than
+        half.
         """
-        role, grown = self.largest(), self._grown()
+        role, grown = self.find_largest(), self._grown()
         return role if role is not None and 2 * grown[role] > sum(grown.values()) else None
 
     def _grown(self) -> dict[str, int]:
@@ -253,23 +255,23 @@ class Roles:
         return {role: size for role, size in growth.items() if size > 0}
 
 
-NEW_S = 45.0
+NEW_DEMAND_S = 45.0
 """Requests that arrived together need this time to reach their full size."""
-MORE, MORE_REQUESTS, MORE_TOKENS = 1.05, 2, 1.3
+DEMAND_FACTOR, DEMAND_MORE_REQUESTS, DEMAND_TOKEN_FACTOR = 1.05, 2, 1.3
 """A count of requests is new if it exceeds the highest by this factor and by two, a mean of prompt
 tokens by the other factor. Arrivals and prompts vary by as much by chance."""
-MEAN_S, MAX_PAGES, MIN_ARRIVED = 15.0, 64, 10
-MAX_NEW_S, NEW_WITHIN_S = 300.0, 3600.0
+DEMAND_MEAN_S, MAX_PAGES, MIN_ARRIVED = 15.0, 64, 10
+MAX_NEW_DEMAND_S, NEW_DEMAND_WINDOW_S = 300.0, 3600.0
 """New demand explains growth for at most this many seconds in an hour: a load that rises for hours
 must not hide a leak."""
 
 
-class Demand:
-    """The highest demand on an engine in its epoch, and whether it was exceeded recently.
+class DemandWatch:
+    """Highest demand on an engine in its epoch, and whether it was recently exceeded.
 
-    The memory for a new demand is unknown, as well as the part of it that an allocator keeps.
-    Requests and prompts are means over :data:`MEAN_S`, because the peak of a single sample depends
-    on its moment.
+    It is unknown how much memory a new demand needs, and how much of that an allocator keeps.
+    Requests and prompts are means over :data:`DEMAND_MEAN_S`, because a single sample may meet a
+    peak.
     """
 
     def __init__(self) -> None:
@@ -283,44 +285,50 @@ class Demand:
         """Add a metrics page, None if it is missing, and return whether the demand is new."""
         if page is not None:
             self._pages.append((t, page))
-            while len(self._pages) > 2 and t - self._pages[1][0] >= MEAN_S:
+            while len(self._pages) > 2 and t - self._pages[1][0] >= DEMAND_MEAN_S:
                 self._pages.popleft()
-            if t - self._pages[0][0] >= MEAN_S:
-                self._raise("requests", self._mean(work), t, MORE, MORE_REQUESTS)
-                self._raise(
-                    "waiting", self._mean(lambda page: page.waiting), t, MORE, MORE_REQUESTS
+            if t - self._pages[0][0] >= DEMAND_MEAN_S:
+                self._raise_maximum(
+                    "requests", self._mean(count_inflight), t, DEMAND_FACTOR, DEMAND_MORE_REQUESTS
                 )
-                self._raise("prompt", self._prompt_tokens(), t, MORE_TOKENS)
-            self._raise("images", page.images_total and 1, t)
-        new = t < self._new_until and self._new_s < MAX_NEW_S
+                self._raise_maximum(
+                    "waiting",
+                    self._mean(lambda page: page.waiting),
+                    t,
+                    DEMAND_FACTOR,
+                    DEMAND_MORE_REQUESTS,
+                )
+                self._raise_maximum("prompt", self._prompt_tokens(), t, DEMAND_TOKEN_FACTOR)
+            self._raise_maximum("images", page.images_total and 1, t)
+        new = t < self._new_until and self._new_s < MAX_NEW_DEMAND_S
         elapsed = t - (t if self._updated_at is None else self._updated_at)
         self._updated_at = t
-        earned = elapsed * MAX_NEW_S / NEW_WITHIN_S
+        earned = elapsed * MAX_NEW_DEMAND_S / NEW_DEMAND_WINDOW_S
         self._new_s = max(0.0, self._new_s - earned) + (elapsed if new else 0.0)
         return new
 
-    def _raise(
+    def _raise_maximum(
         self, name: str, value: float | None, t: float, factor: float = 1.0, more: float = 0.0
     ) -> None:
-        """Update a gauge's maximum. The first value is not new: no value preceded it."""
+        """Raise a gauge's maximum. The first value sets it without counting as new."""
         if value is None:
             return
         most = self._most.setdefault(name, value)
         if value > max(factor * most, most + more):
-            self._most[name], self._new_until = value, t + NEW_S
+            self._most[name], self._new_until = value, t + NEW_DEMAND_S
 
     def _mean(self, gauge: Callable[[SampleLoad], float | None]) -> float | None:
         values = [value for _, page in self._pages if (value := gauge(page)) is not None]
         return fmean(values) if values else None
 
     def _prompt_tokens(self) -> float | None:
-        """Return the mean prompt tokens of the requests that arrived between the pages."""
+        """Return the mean prompt tokens of the requests that arrived since the oldest page."""
         first, last = self._pages[0][1], self._pages[-1][1]
         tokens = _difference(first.prompt_tokens_total, last.prompt_tokens_total)
         completed = _difference(first.requests_total, last.requests_total)
         if tokens is None or completed is None:
             return None
-        arrived = completed + (work(last) or 0) - (work(first) or 0)
+        arrived = completed + (count_inflight(last) or 0) - (count_inflight(first) or 0)
         return tokens / arrived if arrived >= MIN_ARRIVED else None
 
 
@@ -336,10 +344,10 @@ changes within milliseconds."""
 
 
 class LastScrape:
-    """The engine's state by the last successful scrape.
+    """Engine state as of the last successful scrape.
 
-    ``load`` is the number of requests in flight, ``requests`` the number ever completed; both are
-    None if unknown.
+    ``load`` is the number of requests in flight, ``requests`` the number completed in this epoch;
+    both are None if unknown.
     """
 
     def __init__(self) -> None:
@@ -348,7 +356,7 @@ class LastScrape:
         self.ready: bool | None = None
         self.requests: int | None = None
         self.demand_is_new = False
-        self._demand = Demand()
+        self._demand = DemandWatch()
         self._scraped_at = -math.inf
         self._loads: deque[tuple[float, int]] = deque()
 
@@ -356,7 +364,7 @@ class LastScrape:
         """Add a sample. Forget the load once the last successful scrape is too old."""
         if sample.scrape_ok:
             self._scraped_at, self.ready = sample.t, sample.ready
-            self.load, self.requests = self._load(sample), sample.load.requests_total
+            self.load, self.requests = self._find_load(sample), sample.load.requests_total
             if sample.ledger is not None:
                 self.ledger = sample.ledger
         elif sample.t - self._scraped_at > LOAD_MEMORY_S:
@@ -364,8 +372,8 @@ class LastScrape:
         page = sample.load if sample.scrape_ok else None
         self.demand_is_new = self._demand.update(sample.t, page)
 
-    def _load(self, sample: Sample) -> int | None:
-        load, requests = work(sample.load), sample.load.requests_total
+    def _find_load(self, sample: Sample) -> int | None:
+        load, requests = count_inflight(sample.load), sample.load.requests_total
         if load is None:
             return None
         if requests is not None and self.requests is not None and requests > self.requests:

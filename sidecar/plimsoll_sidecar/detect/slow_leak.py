@@ -1,8 +1,8 @@
-"""Growth that stays within its budget and does not stop: how fast, and when it reaches the limit.
+"""Find growth that stays within its budget and does not stop, and when it reaches the limit.
 
 The input is growth at comparable load that no ledger explains. An hour is one *level*: the mean of
-the lows of its twelve five-minute cells, which garbage and bursts do not raise. Two levels of an
-hour make one of two hours, and so on up to 64 hours: weeks need a few hundred numbers.
+the lowest sizes of its twelve five-minute cells, which garbage and bursts do not raise. Two levels
+of an hour make one of two hours, and so on up to 64 hours: weeks need a few hundred numbers.
 
 Memory is closer to a random walk than to independent noise, which makes a fitted line look far too
 certain. The test uses the steps from one level to the next instead. Those of a random walk are
@@ -29,21 +29,21 @@ from plimsoll_api.trace import Sample
 from plimsoll_api.units import DAY_S
 
 HOUR_S = 3600.0
-LOW_S = 300.0
+CELL_S = 300.0
 """Width of a cell: longer than a burst of requests, and than most garbage collections."""
-LOWS = 12
+CELLS_PER_LEVEL = 12
 """Cells of a level."""
 SCALES = 7
 """Levels of 1, 2, 4 … 64 hours: the widest window is six weeks, longer than pods live."""
 MIN_STEPS, MAX_STEPS = 8, 16
 """Steps that are tested. The maximum is twice the minimum, so that some scale covers each span."""
-RAISED_T = 5.408
+RAISE_T = 5.408
 """Quantile of Student's t for 7 degrees of freedom and a probability of 1 in 2,000. About two tests
 come an hour. By the union bound, at most 1 in 1,000 hours raises a random walk without drift."""
-LIKELY_T = 1.895
+CLEAR_T = 1.895
 """Quantile for a probability of 1 in 20. It decides when a leak clears, and how wide a forecast is.
 """
-RANDOM_WALK = 1.28
+RANDOM_WALK_FACTOR = 1.28
 """Steps between *averages* of a random walk correlate by a quarter (Working, "Note on the
 Correlation of First Differences of Averages in a Random Chain", Econometrica 28, 1960). For 8
 steps, the quantile above needs this factor (2·10⁵ simulated walks)."""
@@ -54,25 +54,25 @@ STEADY_SHARE = 0.7
 constant of 1.4 windows reaches it."""
 KEPT_SHARE = 0.5
 """Minimum rise of the later half for a leak that was raised before, and for the last steps."""
-REACH = 4.0
+MAX_FORECAST_FACTOR = 4.0
 """Maximum length of a forecast as a multiple of the time that growth was watched."""
-ENOUGH_S = DAY_S
+UNLIMITED_FORECAST_S = DAY_S
 """Watching time from which a forecast has no maximum length; less may be the day's rhythm."""
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The mean time in seconds and the mean growth in bytes of one block."""
+    """Mean time in seconds and mean growth in bytes of one block of hours."""
 
     t: float
     bytes: float
 
 
 class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state that a later watch of the same epoch needs.
+    """State that a later watch of the same epoch needs.
 
-    ``levels`` are those of each scale, oldest first, and ``halves`` the level of each scale that
-    waits for its neighbour. ``peaks`` are the highest floors of the last hours in bytes. The
-    current hour is not kept: the state changes once an hour.
+    ``levels`` are those of each scale, oldest first. ``halves`` is the level of each scale that
+    waits for the next one, to be averaged with it. ``peaks`` are the highest floors of the last
+    hours in bytes. The current hour is not kept, so that the state changes once an hour.
     """
 
     levels: list[list[Level]] = []
@@ -83,10 +83,10 @@ class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The mean pace of a series of steps, with its standard error.
+    """Mean pace of a series of steps, with its standard error.
 
-    ``rise`` is their sum in bytes. ``fading`` is the rise of the later half as a share of the
-    earlier half's, infinite if that one did not rise.
+    ``rise`` is the sum of the steps in bytes. ``fading`` is the rise of the later half as a share
+    of the earlier half's, infinite if the earlier half did not rise.
     """
 
     bytes_per_s: float
@@ -95,22 +95,22 @@ class Drift:
     span_s: float
     fading: float
 
-    def lower(self, t: float) -> float:
+    def lower_bound(self, t: float) -> float:
         """Return the lower confidence bound for the quantile ``t``, in bytes a second."""
         return self.bytes_per_s - t * self.error
 
-    def upper(self, t: float) -> float:
+    def upper_bound(self, t: float) -> float:
         """Return the upper confidence bound for the quantile ``t``, in bytes a second."""
         return self.bytes_per_s + t * self.error
 
     @property
     def certainty(self) -> float:
-        """Student's t of the pace against none."""
+        """Student's t of the pace against a pace of zero."""
         return self.bytes_per_s / self.error if self.error else math.inf
 
 
-def drift(levels: Sequence[Level]) -> Drift | None:
-    """Return the drift of levels in order of time, or None if there are too few."""
+def estimate_drift(levels: Sequence[Level]) -> Drift | None:
+    """Return the drift of levels in order of time; None if there are too few."""
     count = len(levels) - 1
     span = levels[-1].t - levels[0].t if count >= MIN_STEPS else 0.0
     if span <= 0:
@@ -121,7 +121,7 @@ def drift(levels: Sequence[Level]) -> Drift | None:
     per_s = count / span
     return Drift(
         bytes_per_s=fmean(steps) * per_s,
-        error=RANDOM_WALK * stdev(steps) / math.sqrt(count) * per_s,
+        error=RANDOM_WALK_FACTOR * stdev(steps) / math.sqrt(count) * per_s,
         rise=sum(steps),
         span_s=span,
         fading=later / earlier if earlier > 0 else math.inf,
@@ -129,10 +129,10 @@ def drift(levels: Sequence[Level]) -> Drift | None:
 
 
 class SlowLeakWatch:
-    """One memory in one epoch, from the end of the warm-up on.
+    """Search one memory for slow growth, from the end of the warm-up on.
 
-    ``drift`` is the growth that does not stop, None without one. ``peak`` is the highest floor of
-    the last day in bytes. Both change once an hour.
+    ``drift`` is the growth that does not stop, None if there is none. ``peak`` is the highest floor
+    of the last day in bytes. Both change once an hour.
     """
 
     def __init__(self) -> None:
@@ -148,22 +148,22 @@ class SlowLeakWatch:
         self._low = Level(0.0, 0.0)
 
     @property
-    def known(self) -> bool:
-        """Whether the memory was watched for long enough to be judged."""
+    def is_known(self) -> bool:
+        """Whether the memory has been watched for long enough to be judged."""
         return len(self._levels[0]) > MIN_STEPS
 
     @property
-    def started(self) -> bool:
-        """Whether the watch has a sample, or the hours of an earlier watch."""
+    def has_started(self) -> bool:
+        """Whether the watch has a sample, or continues from an earlier one."""
         return self._cell is not None or self.peak is not None
 
     def add(self, t: float, growth: int, floor: int, limit: int | None) -> bool:
-        """Add a sample, and return whether it completed an hour and so updated the result.
+        """Add a sample, and return whether it completed an hour, which updates the result.
 
-        ``growth`` and ``floor``, the floor of all memory, are in bytes. ``limit`` is the memory
-        limit, None if unknown.
+        ``growth`` and ``floor``, the lowest size of all memory, are in bytes. ``limit`` is the
+        memory limit, None if unknown.
         """
-        cell = int(t // LOW_S)
+        cell = int(t // CELL_S)
         self._highest = max(self._highest, floor)
         if cell == self._cell:
             if growth < self._low.bytes:
@@ -172,11 +172,11 @@ class SlowLeakWatch:
         if self._cell is not None:
             self._lows.append(self._low)
         self._cell, self._low = cell, Level(t, float(growth))
-        if len(self._lows) < LOWS:
+        if len(self._lows) < CELLS_PER_LEVEL:
             return False
         self._peaks.append(self._highest)
         self._highest = floor
-        self._push(0, _mean(self._lows))
+        self._add_level(0, _mean(self._lows))
         self._lows.clear()
         self._update(limit)
         return True
@@ -184,7 +184,8 @@ class SlowLeakWatch:
     def resume(self, state: SlowState, t: float, limit: int | None) -> None:
         """Continue at ``t`` from the state of an earlier watch in the same epoch.
 
-        The clocks differ: move its newest hour to the one before ``t``, and the others with it.
+        The clocks of the two watches differ. The newest hour is moved to the one before ``t``, and
+        the others with it.
         """
         if not state.levels or not state.levels[0] or not state.peaks:
             return
@@ -200,19 +201,19 @@ class SlowLeakWatch:
         self._peaks.extend(state.peaks)
         self._update(limit, state.raised)
 
-    def _push(self, scale: int, level: Level) -> None:
+    def _add_level(self, scale: int, level: Level) -> None:
         self._levels[scale].append(level)
         if scale + 1 == SCALES:
             return
         half, self._halves[scale] = self._halves[scale], level
         if half is not None:
             self._halves[scale] = None
-            self._push(scale + 1, _mean((half, level)))
+            self._add_level(scale + 1, _mean((half, level)))
 
     def _update(self, limit: int | None, raised: bool = False) -> None:
         self.peak = max(self._peaks)
         room = None if limit is None else max(0, limit - self.peak)
-        self.drift = self._best(room, raised or self.drift is not None)
+        self.drift = self._find_best_drift(room, raised or self.drift is not None)
         self.state = SlowState(
             levels=[list(levels) for levels in self._levels],
             halves=list(self._halves),
@@ -220,19 +221,19 @@ class SlowLeakWatch:
             raised=self.drift is not None,
         )
 
-    def _best(self, room: int | None, raised: bool) -> Drift | None:
+    def _find_best_drift(self, room: int | None, raised: bool) -> Drift | None:
         """Return the most certain drift of all scales that neither fades nor has stopped.
 
-        A drift has stopped if the last steps of a shorter scale are slower than half of it.
+        A drift has stopped if the last steps of a shorter scale are less than half as fast.
         """
         scales = [list(levels) for levels in self._levels]
-        drifts = [each for levels in scales if (each := drift(levels))]
-        latest = [each for levels in scales if (each := drift(levels[-MIN_STEPS - 1 :]))]
-        fades = any(each.lower(LIKELY_T) > 0 and each.fading < KEPT_SHARE for each in drifts)
+        drifts = [each for levels in scales if (each := estimate_drift(levels))]
+        latest = [each for levels in scales if (each := estimate_drift(levels[-MIN_STEPS - 1 :]))]
+        fades = any(each.lower_bound(CLEAR_T) > 0 and each.fading < KEPT_SHARE for each in drifts)
         best: Drift | None = None
         for number, each in enumerate(drifts):
             slow = each.bytes_per_s * KEPT_SHARE
-            if any(last.upper(LIKELY_T) < slow for last in latest[: number + 1]):
+            if any(last.upper_bound(CLEAR_T) < slow for last in latest[: number + 1]):
                 continue
             grows = _still_grows(each) if raised else not fades and _is_leak(each, room)
             if grows and (best is None or each.certainty > best.certainty):
@@ -241,15 +242,17 @@ class SlowLeakWatch:
 
 
 def _is_leak(seen: Drift, room: int | None) -> bool:
-    if seen.rise < MIN_RISE_BYTES or seen.lower(RAISED_T) <= 0 or seen.fading < STEADY_SHARE:
+    if seen.rise < MIN_RISE_BYTES or seen.lower_bound(RAISE_T) <= 0 or seen.fading < STEADY_SHARE:
         return False
-    if seen.span_s >= ENOUGH_S:
+    if seen.span_s >= UNLIMITED_FORECAST_S:
         return True
-    return room is not None and REACH * seen.span_s >= room / seen.bytes_per_s
+    return room is not None and MAX_FORECAST_FACTOR * seen.span_s >= room / seen.bytes_per_s
 
 
 def _still_grows(seen: Drift) -> bool:
-    return seen.rise >= MIN_RISE_BYTES and seen.lower(LIKELY_T) > 0 and seen.fading >= KEPT_SHARE
+    return (
+        seen.rise >= MIN_RISE_BYTES and seen.lower_bound(CLEAR_T) > 0 and seen.fading >= KEPT_SHARE
+    )
 
 
 def _mean(levels: Sequence[Level]) -> Level:
@@ -259,10 +262,10 @@ def _mean(levels: Sequence[Level]) -> Level:
     )
 
 
-def memory_limit(
+def find_memory_limit(
     memory: str, budget: MemoryBudget | None, sample: Sample, shared: bool
 ) -> int | None:
-    """Return the limit of ``memory`` ("host" or "device") in bytes, or None if it is unknown.
+    """Return the limit of ``memory`` ("host" or "device") in bytes; None if it is unknown.
 
     The limit of a device is its size, unless it is ``shared`` with other pods.
     """
@@ -280,7 +283,7 @@ def memory_limit(
     return sum(sizes) if len(sizes) == len(sample.device) else None
 
 
-def missing_limit(memory: str, shared: bool) -> str:
+def explain_missing_limit(memory: str, shared: bool) -> str:
     """Return why ``memory`` has no known limit."""
     if shared:
         return "other pods use the device, so its free memory is not only the engine's"
@@ -289,17 +292,17 @@ def missing_limit(memory: str, shared: bool) -> str:
     return "no memory limit is known: set spec.memory.host.limit or the engine's limit"
 
 
-def slow_growth(
+def make_slow_growth(
     seen: Drift | None, peak: int | None, limit: int | None, segment: Segment | None, why: str
 ) -> SlowGrowth:
-    """Return the report on a drift, None if there is none.
+    """Return the report on a drift; None if there is no drift.
 
     ``peak`` is the highest floor of the last day in bytes, and ``why`` the reason for a missing
     ``limit``.
     """
     if seen is None:
         return SlowGrowth()
-    slowest, fastest = max(0.0, seen.lower(LIKELY_T)), seen.upper(LIKELY_T)
+    slowest, fastest = max(0.0, seen.lower_bound(CLEAR_T)), seen.upper_bound(CLEAR_T)
     room = max(0, limit - peak) if limit is not None and peak is not None else None
 
     def time_left(pace: float) -> float | None:

@@ -1,15 +1,16 @@
-"""Stalls: requests wait, and the engine makes no progress.
+"""Detect stalls: requests wait, and the engine makes no progress.
 
-A pause is a stall if it exceeds, by a margin, all pauses in the service's history that covers the
-present demand. It always is one after the configured timeout. An idle engine does not stall, nor
-does a request that waits only for the compilation of its grammar. Unknown progress (a failed
+A pause is a stall if it exceeds, by a margin, all earlier pauses of the service under at least the
+present demand. After the configured timeout, it is always a stall. An idle engine does not stall,
+nor does a request that waits only for the compilation of its grammar. Unknown progress (a failed
 scrape, a worker that starts) and a deliberate pause of the engine stop the clock.
 
 A frontend with living processes has stalled if neither its status nor its serving port answers. One
 of them must also have been silent for much longer than ever before, or for twice the timeout. Each
-port has its own history. A serving port that is silent alone is a stall, too, if it answered
-for a minute. A silent status alone proves only that the supervisor cannot see the engine. A
-frontend that ended and left its processes serves no requests.
+port has its own history. If only the serving port is silent, that is a stall, too, once it has
+answered for a minute. If only the status is silent, the supervisor cannot see the engine, but
+clients may be served. A frontend that ended and left its other processes running serves no
+requests.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from plimsoll_api.trace import Sample, SampleLoad
 from plimsoll_sidecar.detect.patience import (
     LONG_PAUSE_S,
     MARGIN_S,
-    Demand,
-    Silence,
-    StepGaps,
-    patience,
+    Pause,
+    PauseDemand,
+    PauseHistory,
+    find_pause_limit,
 )
 
 FRONTEND_FACTOR = 2.0
@@ -48,11 +49,11 @@ SAME_PAGE_S = 0.01
 
 
 class _Port:
-    """The silences of one port, and for how long it has been silent now."""
+    """History of one port's silences, and the length of the current one."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
-        self._before = StepGaps()
+        self._before = PauseHistory()
 
     @property
     def is_known(self) -> bool:
@@ -60,32 +61,32 @@ class _Port:
         return self._before.served_s >= ANSWERED_S
 
     def end_silence(self, step: float) -> None:
-        """Add an answer ``step`` seconds after the last one, and the silence before it."""
+        """Record an answer after ``step`` seconds, and the silence before it."""
         if self.silent_s > 0.0:
-            self._before.add(self.silent_s, Demand(), interval_s=step)
+            self._before.add(self.silent_s, PauseDemand(), interval_s=step)
         else:
-            self._before.serve(step, 1)
+            self._before.add_service(step, 1)
         self.silent_s = 0.0
 
-    def limit(self, latest_s: float) -> tuple[float, str]:
+    def find_limit(self, latest_s: float) -> tuple[float, str]:
         """Return the longest usual silence in seconds, and a description of it.
 
-        It is ``latest_s`` if that is shorter, or if the usual silence is unknown.
+        ``latest_s`` is the maximum, and the result if the usual silence is unknown.
         """
         if not self.is_known:
             return latest_s, ""
         longest = self._before.longest
         usual = max(SILENT_S, longest + MARGIN_S)
-        if self._before.usual.known:
+        if self._before.usual.is_known:
             usual = max(usual, self._before.usual.bound_s)
         words = "none before" if not longest else f"the longest was {longest:.0f} s"
         return (usual, f"; {words}") if usual < latest_s else (latest_s, "")
 
 
 class StallWatch:
-    """The clocks of one epoch.
+    """Watch the progress of one epoch.
 
-    If the load comes from a page that is read at intervals, they use the times of the pages.
+    If the load comes from a page that is read at intervals, the times of the pages count.
     """
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
@@ -94,8 +95,8 @@ class StallWatch:
         self._last_t: float | None = None
         self._page_t: float | None = None
         self._progress: tuple[int, ...] | None = None
-        self._gaps = StepGaps()
-        self._demand = Demand()
+        self._gaps = PauseHistory()
+        self._demand = PauseDemand()
         self._prompt_tokens: int | None = None
         self._frozen_s = 0.0
         self._status, self._serving = _Port(), _Port()
@@ -108,7 +109,7 @@ class StallWatch:
         self._cpu_spent: float | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Return the stall after this sample, if any."""
+        """Add a sample, and return the stall; None if there is none."""
         step = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
         step = min(step, self._longest_step_s)
         self._last_t = sample.t
@@ -119,7 +120,7 @@ class StallWatch:
                 self._headless_s += step
             elif self._answered and sample.host.processes:
                 self._status.silent_s += step
-            return self._suspicion()
+            return self._find_stall()
         self._status.end_silence(step)
         self._answered, self._headless_s = True, 0.0
         # An unreadable page does not prove that the engine answers at every sample.
@@ -127,30 +128,30 @@ class StallWatch:
         if sample.load_age_s is not None:
             page_t, before = sample.t - sample.load_age_s, self._page_t
             if before is not None and page_t - before < SAME_PAGE_S:
-                return self._suspicion()
+                return self._find_stall()
             step = 0.0 if before is None else min(page_t - before, self._longest_step_s)
             self._page_t = page_t
-        progress, under_way = _progress(sample.load), _due(sample.load)
-        if progress is None or under_way is None:
-            return self._suspicion()
+        progress, inflight = _read_progress(sample.load), _count_due(sample.load)
+        if progress is None or inflight is None:
+            return self._find_stall()
         if sample.load.paused or self._rested:
             # The pause covers at least a part of the time since the last page.
             step, self._cpu_s = 0.0, None
         self._rested = sample.load.paused is True
-        self._add_work(sample, step, progress, under_way)
-        return self._suspicion()
+        self._add_work(sample, step, progress, inflight)
+        return self._find_stall()
 
     @property
-    def in_long_step(self) -> bool:
-        """Whether the current step takes unusually long; False if steps are unknown."""
+    def is_in_long_step(self) -> bool:
+        """Whether the current step takes unusually long; False if steps are not reported."""
         return self._frozen_s >= LONG_PAUSE_S
 
     # ---- one sample
 
     def _add_serving(self, sample: Sample, step: float) -> None:
-        """Add what is known of the serving port.
+        """Record whether the serving port answered.
 
-        If the port is asked only while the status is silent, an answer of the status counts for it.
+        If it is asked only while the status is silent, an answer of the status counts for it.
         """
         port = self._serving
         self._unasked_s += step
@@ -169,11 +170,11 @@ class StallWatch:
 
     @property
     def _silent_s(self) -> float:
-        """For how long both ports have been silent."""
+        """Seconds for which both ports have been silent."""
         return min(self._status.silent_s, self._serving.silent_s)
 
     def _add_throttling(self, sample: Sample) -> None:
-        """Count how often the kernel throttled the engine since it last worked and answered."""
+        """Count how often the kernel throttled the engine since its last progress and answer."""
         now, before = sample.host.cgroup_throttled, self._throttled
         if self._frozen_s <= 0.0 and self._silent_s <= 0.0:
             self._throttled_since = 0
@@ -183,50 +184,50 @@ class StallWatch:
             self._throttled = now
 
     def _add_work(
-        self, sample: Sample, step: float, progress: tuple[int, ...], under_way: int
+        self, sample: Sample, step: float, progress: tuple[int, ...], inflight: int
     ) -> None:
-        taken_in, asked = sample.load.prompt_tokens_total, under_way
+        taken_in, asked = sample.load.prompt_tokens_total, inflight
         if self._read:
             # Requests that the engine has not accepted are in no step.
             asked = (sample.load.running or 0) + (sample.load.waiting or 0)
-        if under_way == 0:
+        if inflight == 0:
             if self._read and self._progress is not None and progress != self._progress:
                 # SGLang's gauge is from its last log line, and may be 0 while requests run.
-                self._gaps.serve(step, progress[0] - self._progress[0])
-            self._begin(0, sample)
+                self._gaps.add_service(step, progress[0] - self._progress[0])
+            self._start_pause(0, sample)
         elif progress == self._progress:
             if self._frozen_s < LONG_PAUSE_S:
                 # Later requests wait for the current step, and are no part of it.
-                self._grow(asked, taken_in)
+                self._raise_demand(asked, taken_in)
             # Requests after an idle page may have arrived at any time since.
             self._frozen_s += 0.0 if self._read and self._idle else step
-            self._spend(sample)
+            self._update_cpu_time(sample)
         else:
-            self._grow(asked, taken_in)
+            self._raise_demand(asked, taken_in)
             if self._progress is not None:
                 steps = progress[0] - self._progress[0]
-                self._spend(sample)
-                lasted = Silence(self._frozen_s + step, self._demand, self._cpu_spent)
+                self._update_cpu_time(sample)
+                lasted = Pause(self._frozen_s + step, self._demand, self._cpu_spent)
                 self._gaps.add(self._frozen_s, self._demand, steps, lasted.is_computing, step)
-            self._begin(asked, sample)
-        self._progress, self._idle = progress, under_way == 0
+            self._start_pause(asked, sample)
+        self._progress, self._idle = progress, inflight == 0
 
-    def _begin(self, under_way: int, sample: Sample) -> None:
-        self._frozen_s, self._demand = 0.0, Demand(under_way)
+    def _start_pause(self, inflight: int, sample: Sample) -> None:
+        self._frozen_s, self._demand = 0.0, PauseDemand(inflight)
         self._prompt_tokens = sample.load.prompt_tokens_total
         self._cpu_s, self._cpu_spent = sample.host.cpu_s, None
 
-    def _grow(self, under_way: int, taken_in: int | None) -> None:
-        """Raise the demand since the last progress."""
+    def _raise_demand(self, inflight: int, taken_in: int | None) -> None:
+        """Raise the demand of the current pause."""
         tokens = 0
         if taken_in is not None and self._prompt_tokens is not None:
             tokens = max(0, taken_in - self._prompt_tokens)
-        self._demand = Demand(max(self._demand.under_way, under_way), tokens)
+        self._demand = PauseDemand(max(self._demand.inflight, inflight), tokens)
 
-    def _spend(self, sample: Sample) -> None:
+    def _update_cpu_time(self, sample: Sample) -> None:
         """Update the processor time of the pause.
 
-        It is unknown if a sample lacks it, or if a process ended and took its time with it.
+        It is unknown if a sample lacks it, or if a process ended, because its time is then missing.
         """
         now, since = sample.host.cpu_s, self._cpu_s
         if now is None or since is None or now < since:
@@ -236,45 +237,45 @@ class StallWatch:
 
     # ---- suspicion
 
-    def _suspicion(self) -> Suspicion | None:
-        silence = Silence(self._frozen_s, self._demand, self._cpu_spent)
-        limit_s, why = patience(silence, self._gaps, self.timeout_s)
+    def _find_stall(self) -> Suspicion | None:
+        silence = Pause(self._frozen_s, self._demand, self._cpu_spent)
+        limit_s, why = find_pause_limit(silence, self._gaps, self.timeout_s)
         if self._frozen_s >= limit_s:
             reason = (
                 f"requests are in flight, but no step completed for {self._frozen_s:.0f} s{why}"
             )
-            return self._stall(self._frozen_s / limit_s, reason, "worker")
+            return self._make_suspicion(self._frozen_s / limit_s, reason, "worker")
         if self._headless_s >= HEADLESS_S:
             reason = (
                 "the engine's main process ended, but its other processes still run and hold"
                 f" memory for {self._headless_s:.0f} s"
             )
-            return self._stall(self._headless_s / HEADLESS_S, reason, "frontend")
-        return self._silence()
+            return self._make_suspicion(self._headless_s / HEADLESS_S, reason, "frontend")
+        return self._find_frontend_stall()
 
-    def _silence(self) -> Suspicion | None:
-        """Return the stall of a frontend that does not answer at its serving port, if any."""
+    def _find_frontend_stall(self) -> Suspicion | None:
+        """Return the stall of a frontend whose ports do not answer; None if there is none."""
         latest = self.timeout_s * FRONTEND_FACTOR
         least, port = min(SILENT_S, latest), self._serving
         if self._is_alone and port.is_known and self._status.silent_s <= 0.0:
-            limit_s, why = port.limit(latest)
+            limit_s, why = port.find_limit(latest)
             if port.silent_s >= limit_s:
                 reason = (
                     f"the serving port did not answer for {port.silent_s:.0f} s, although the"
                     f" status did{why}"
                 )
-                return self._stall(port.silent_s / limit_s, reason, "frontend")
+                return self._make_suspicion(port.silent_s / limit_s, reason, "frontend")
         for port in (self._serving, self._status):
-            limit_s, why = port.limit(latest)
+            limit_s, why = port.find_limit(latest)
             if port.silent_s >= limit_s and self._silent_s >= least:
                 reason = (
                     "the engine's processes run, but neither its status nor its serving port"
                     f" answered for {self._silent_s:.0f} s{why}"
                 )
-                return self._stall(port.silent_s / limit_s, reason, "frontend")
+                return self._make_suspicion(port.silent_s / limit_s, reason, "frontend")
         return None
 
-    def _stall(self, ratio: float, reason: str, process: str) -> Suspicion:
+    def _make_suspicion(self, ratio: float, reason: str, process: str) -> Suspicion:
         evidence = [reason]
         if self._throttled_since:
             evidence.append(
@@ -292,8 +293,8 @@ class StallWatch:
         )
 
 
-def work(load: SampleLoad) -> int | None:
-    """Return the requests in flight: the larger count of the frontend and the engine."""
+def count_inflight(load: SampleLoad) -> int | None:
+    """Return the requests in flight, as counted by the frontend or the engine, if that is more."""
     gauges = [value for value in (load.running, load.waiting) if value is not None]
     counts = [sum(gauges)] if gauges else []
     if load.inflight is not None:
@@ -301,20 +302,20 @@ def work(load: SampleLoad) -> int | None:
     return max(counts, default=None)
 
 
-def _due(load: SampleLoad) -> int | None:
+def _count_due(load: SampleLoad) -> int | None:
     """Return the requests in flight that need a step of the engine.
 
-    A request that waits for its grammar does not count, because compilations have their own bounds.
-    Nor does a request that waits for something else, such as another engine's KV blocks.
+    A request that waits for its grammar does not count, because compilations have limits of their
+    own. Nor does a request that waits for something else, such as another engine's KV blocks.
     """
-    under_way = work(load)
-    if under_way is None:
+    inflight = count_inflight(load)
+    if inflight is None:
         return None
-    return max(0, under_way - (load.compiling or 0) - (load.deferred or 0))
+    return max(0, inflight - (load.compiling or 0) - (load.deferred or 0))
 
 
-def _progress(load: SampleLoad) -> tuple[int, ...] | None:
-    """Return the counters of completed work. Accepted requests are no progress."""
+def _read_progress(load: SampleLoad) -> tuple[int, ...] | None:
+    """Return the counters of completed work. Accepted requests are not progress."""
     if load.steps_total is not None:
         return (load.steps_total,)
     tokens = (load.generation_tokens_total, load.prompt_tokens_total)

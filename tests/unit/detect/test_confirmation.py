@@ -13,7 +13,7 @@ import pytest
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
-from plimsoll_sidecar.detect.growth import SUSTAINED_S, Course
+from plimsoll_sidecar.detect.growth import MIN_GROWTH_S, GrowthHistory
 from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 HOUR = 3600.0
@@ -171,18 +171,18 @@ def test_growth_is_sustained_that_lasts_and_neither_fades_nor_is_a_step(
     name: str, interval_s: float
 ) -> None:
     size, expected = GROWN[name]
-    course, found = Course(interval_s), []
+    course, found = GrowthHistory(interval_s), []
     for number in range(int(300 / interval_s)):
         t = number * interval_s
         course.add(t, int(size(max(0.0, t - 60)) * MIB), None)
         if course.is_sustained(BUDGET):
             found.append(t - 60)
     assert bool(found) is expected
-    assert min(found, default=130.0) >= SUSTAINED_S
+    assert min(found, default=130.0) >= MIN_GROWTH_S
 
 
 def test_growth_that_follows_requests_is_sustained_though_the_load_falls() -> None:
-    course = Course(1.0)
+    course = GrowthHistory(1.0)
     for second in range(300):
         served = 10 * min(second, 100) + max(0, second - 100)
         course.add(float(second), served * MIB // 10, served)
@@ -198,7 +198,7 @@ def test_growth_that_spends_its_budget_before_it_lasts_must_keep_its_pace(
     tau: float, expected: bool
 ) -> None:
     """A leak, and a cache of 1.2 budgets that fills ever more slowly."""
-    course, found = Course(1.0), []
+    course, found = GrowthHistory(1.0), []
     for second in range(80):
         filled = -math.expm1(-second / tau) * (tau / 40.0) * 1.2
         course.add(float(second), int(filled * BUDGET), None)
@@ -208,7 +208,7 @@ def test_growth_that_spends_its_budget_before_it_lasts_must_keep_its_pace(
 
 
 def test_the_course_of_a_long_life_takes_little_memory() -> None:
-    course = Course(1.0)
+    course = GrowthHistory(1.0)
     for second in range(100_000):
         course.add(float(second), second, second)
     assert len(course) < 500

@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.fleet import LEADER, LEAKS, UNKNOWN, join_group
+from plimsoll_sidecar.detect.fleet import LEADER, LEAKS, UNKNOWN_BUDGET, join_group
 
 MIB = 1 << 20
 HOST, DEVICE, STALL = IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL
@@ -66,7 +66,7 @@ def test_an_open_incident_follows_the_pod_that_it_began_in() -> None:
 def test_a_pod_that_says_nothing_is_unknown_not_well() -> None:
     found = join_group(seen(), {"g-1": None}, {HOST: "g-1"})
     assert found.suspicions == []
-    assert found.host == UNKNOWN
+    assert found.host == UNKNOWN_BUDGET
     assert not found.warm, "the absence of the suspicion means nothing"
     assert join_group(seen(), {}, {HOST: "g-1"}) == found
     assert join_group(seen(), {"g-1": None}, {}).warm, "no incident waits for it"

@@ -143,15 +143,15 @@ def test_what_was_there_before_is_remembered_over_a_restart_of_the_supervisor() 
 
 def test_a_checkpoint_without_owners_counts_what_was_declared_as_it_did() -> None:
     account = Account("host")
-    account.declared([pool()], lambda known: 0)
+    account.explain([pool()], lambda known: 0)
     account.resume(None)
-    assert account.declared([pool()], lambda known: 0) == GIB
+    assert account.explain([pool()], lambda known: 0) == GIB
 
 
 def test_owners_without_end_take_no_memory_without_end() -> None:
     account = Account("host")
     for number in range(1000):
-        account.declared([LedgerLine(f"o{number}", "host", 1, 1)], lambda known: 0)
+        account.explain([LedgerLine(f"o{number}", "host", 1, 1)], lambda known: 0)
     assert len(account.owners) <= 64
 
 
@@ -160,8 +160,8 @@ def test_owners_beyond_the_most_that_are_followed_explain_nothing() -> None:
     account = Account("host")
     many = [LedgerLine(f"owner-{number}", "host", MIB, MIB) for number in range(5000)]
     for _ in range(2):
-        assert account.declared(many, lambda known: 1 << 60) == MAX_OWNERS * MIB
+        assert account.explain(many, lambda known: 1 << 60) == MAX_OWNERS * MIB
         assert sorted(account.owners) == sorted(one.owner for one in many[:MAX_OWNERS])
     later = [LedgerLine("later", "host", MIB, MIB)]
-    account.declared([*many[:MAX_OWNERS], *later], lambda known: 1 << 60)
+    account.explain([*many[:MAX_OWNERS], *later], lambda known: 1 << 60)
     assert "later" not in account.owners

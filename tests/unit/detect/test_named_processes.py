@@ -66,11 +66,11 @@ def test_growth_is_not_blamed_on_a_process_that_has_ended() -> None:
     roles = Roles(lambda process: process.rss_anon)
     roles.update([RoleRss("helper", 10), RoleRss("server", 100)], warm=False)
     roles.update([RoleRss("helper", 900), RoleRss("server", 150)], warm=True)
-    assert roles.largest() == "helper"
+    assert roles.find_largest() == "helper"
     roles.update([], warm=True)
-    assert roles.largest() == "helper", "a sample that could not be read says nothing"
+    assert roles.find_largest() == "helper", "a sample that could not be read says nothing"
     roles.update([RoleRss("server", 160)], warm=True)
-    assert (roles.largest(), roles.majority()) == ("server", "server")
+    assert (roles.find_largest(), roles.find_majority()) == ("server", "server")
     assert roles.bases == {"helper": 10, "server": 100}, "it may come back"
 
 
@@ -80,4 +80,4 @@ def test_names_that_never_end_are_not_all_kept() -> None:
         roles.update([RoleRss("server", number), RoleRss(f"job-{number}", 1)], warm=True)
     assert len(roles.bases) <= MAX_ROLES + 1
     assert roles.bases["server"] == 0
-    assert roles.largest() == "server"
+    assert roles.find_largest() == "server"

@@ -13,7 +13,13 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Host, Sample, SampleLoad
 from plimsoll_sidecar.detect.baseline import CLASS_SETTLE_S, SETTLED_BYTES, Baseline, NewDemand
 from plimsoll_sidecar.detect.growth import Point
-from plimsoll_sidecar.detect.segments import MAX_NEW_S, MEAN_S, NEW_S, Demand, LastScrape
+from plimsoll_sidecar.detect.segments import (
+    DEMAND_MEAN_S,
+    MAX_NEW_DEMAND_S,
+    NEW_DEMAND_S,
+    DemandWatch,
+    LastScrape,
+)
 from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 POLICY = MemoryPolicy(host=MemoryBudget(256 * MIB, 3600.0), warmup_s=60.0)
@@ -28,16 +34,16 @@ def page(requests: float = 4.0, prompt: float = 100.0, t: float = 0.0) -> Sample
 
 
 def new_times(pages: Iterator[SampleLoad]) -> list[int]:
-    demand = Demand()
+    demand = DemandWatch()
     return [t for t, said in enumerate(pages) if demand.update(float(t), said)]
 
 
 def test_a_new_maximum_is_new_for_its_time_and_the_same_again_is_not() -> None:
     high = (30 <= t < 60 or 200 <= t < 230 for t in range(300))
     times = new_times(page(20.0 if busy else 4.0) for busy in high)
-    assert 30 < times[0] <= 30 + MEAN_S
+    assert 30 < times[0] <= 30 + DEMAND_MEAN_S
     assert times == list(range(times[0], times[-1] + 1)), "once"
-    assert 60 <= times[-1] <= 60 + NEW_S
+    assert 60 <= times[-1] <= 60 + NEW_DEMAND_S
 
 
 def test_one_more_request_and_a_peak_of_one_sample_are_not_new() -> None:
@@ -48,12 +54,12 @@ def test_one_more_request_and_a_peak_of_one_sample_are_not_new() -> None:
 def test_longer_prompts_are_new() -> None:
     times = new_times(page(prompt=400.0 if t > 60 else 100.0, t=float(t)) for t in range(200))
     assert times
-    assert 60 < times[0] <= 60 + MEAN_S
+    assert 60 < times[0] <= 60 + DEMAND_MEAN_S
 
 
 def test_a_load_that_rises_for_hours_is_new_for_minutes_of_each() -> None:
     times = new_times(page(4.0 + t / 10) for t in range(2 * 3600))
-    assert MAX_NEW_S <= len(times) <= 3 * MAX_NEW_S + 60
+    assert MAX_NEW_DEMAND_S <= len(times) <= 3 * MAX_NEW_DEMAND_S + 60
 
 
 def test_a_gauge_that_reads_zero_between_two_requests_is_work() -> None:

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from bench import odds_fit
 from plimsoll_api.assessment import Segment
-from plimsoll_sidecar.detect.growth import Point, fit
+from plimsoll_sidecar.detect.growth import Point, fit_trend
 from plimsoll_sidecar.detect.odds import (
     WEIGHTS,
     Evidence,
     Explanation,
     Odds,
+    compute_odds,
+    compute_required_log_odds,
     is_confirmed,
-    odds,
-    required_log_odds,
 )
 
 MIB = 1 << 20
@@ -45,7 +45,7 @@ EVIDENCE = st.builds(
 
 
 def test_a_straight_growth_of_half_the_budget_is_most_likely_a_leak() -> None:
-    assert odds(LEAK).probability > 0.9
+    assert compute_odds(LEAK).probability > 0.9
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_a_straight_growth_of_half_the_budget_is_most_likely_a_leak() -> None:
     ],
 )
 def test_each_explanation_has_its_evidence(explanation: Explanation, evidence: Evidence) -> None:
-    plain, found = odds(LEAK), odds(evidence)
+    plain, found = compute_odds(LEAK), compute_odds(evidence)
     assert found.against[explanation] < plain.against.get(explanation, math.inf)
     assert found.probability < plain.probability
 
 
 def test_memory_that_fills_something_up_is_most_likely_that() -> None:
-    likeliest, chance = odds(replace(LEAK, share=0.1, left_s=None, fading=-3.0)).alternative
+    likeliest, chance = compute_odds(replace(LEAK, share=0.1, left_s=None, fading=-3.0)).alternative
     assert likeliest is Explanation.FILLING
     assert chance > 0.9
 
 
 @given(EVIDENCE)
 def test_the_chances_of_everything_together_are_one(evidence: Evidence) -> None:
-    found = odds(evidence)
+    found = compute_odds(evidence)
     others = [found.probability * math.exp(-value) for value in found.against.values()]
     assert math.isclose(found.probability + sum(others), 1.0, rel_tol=1e-9)
     assert found.alternative[1] == max(others)
@@ -81,11 +81,13 @@ def test_the_chances_of_everything_together_are_one(evidence: Evidence) -> None:
 def test_more_of_the_budget_and_less_time_are_never_less_of_a_leak(
     evidence: Evidence, more: float
 ) -> None:
-    now = odds(evidence).log_odds
-    assert odds(replace(evidence, share=evidence.share + more)).log_odds >= now
+    now = compute_odds(evidence).log_odds
+    assert compute_odds(replace(evidence, share=evidence.share + more)).log_odds >= now
     if evidence.left_s is not None:
-        assert odds(replace(evidence, left_s=evidence.left_s / (1.0 + more))).log_odds >= now
-    assert odds(replace(evidence, climb=min(1.0, evidence.climb + more))).log_odds <= now
+        assert (
+            compute_odds(replace(evidence, left_s=evidence.left_s / (1.0 + more))).log_odds >= now
+        )
+    assert compute_odds(replace(evidence, climb=min(1.0, evidence.climb + more))).log_odds <= now
 
 
 @given(st.lists(EVIDENCE, min_size=1, max_size=5))
@@ -93,7 +95,7 @@ def test_the_weights_are_fitted_to_the_same_model(observations: list[Evidence]) 
     x = np.array([odds_fit.seen(evidence) for evidence in observations])
     stated = odds_fit.log_odds(np.array(astuple(WEIGHTS)), x)
     # Beyond e to the 40 both are certain, each with its own last digits.
-    theirs = np.clip([odds(evidence).log_odds for evidence in observations], -40, 40)
+    theirs = np.clip([compute_odds(evidence).log_odds for evidence in observations], -40, 40)
     assert np.allclose(np.clip(stated, -40, 40), theirs)
 
 
@@ -114,34 +116,38 @@ def test_the_speed_is_what_the_window_has_of_the_time_left(window_s: float) -> N
 
 def test_the_odds_that_suffice_rise_with_the_time_that_is_left() -> None:
     day = 24 * HOUR
-    assert math.exp(required_log_odds(HOUR / 2, day)) == pytest.approx(99.0)
-    assert math.exp(required_log_odds(60.0, day)) == pytest.approx(99.0 / 30.0**0.75)
-    assert math.exp(required_log_odds(day, day)) == pytest.approx(99.0 * 48.0**0.75)
-    assert required_log_odds(0.0, day) == 0.0, "a leak as likely as not"
-    assert required_log_odds(2 * day, day) == required_log_odds(day, day)
+    assert math.exp(compute_required_log_odds(HOUR / 2, day)) == pytest.approx(99.0)
+    assert math.exp(compute_required_log_odds(60.0, day)) == pytest.approx(99.0 / 30.0**0.75)
+    assert math.exp(compute_required_log_odds(day, day)) == pytest.approx(99.0 * 48.0**0.75)
+    assert compute_required_log_odds(0.0, day) == 0.0, "a leak as likely as not"
+    assert compute_required_log_odds(2 * day, day) == compute_required_log_odds(day, day)
 
 
 def test_a_shorter_window_leaves_less_time_to_wait() -> None:
-    needed = [required_log_odds(300.0, window) for window in (600.0, HOUR, 24 * HOUR, 168 * HOUR)]
+    needed = [
+        compute_required_log_odds(300.0, window) for window in (600.0, HOUR, 24 * HOUR, 168 * HOUR)
+    ]
     assert needed == sorted(set(needed))
 
 
 def test_a_spent_budget_alone_confirms_no_leak() -> None:
     """What counts are the odds, which must be even at least, and that memory grows."""
-    assert not is_confirmed(replace(LEAK, share=2.0, left_s=None), odds(LEAK))
+    assert not is_confirmed(replace(LEAK, share=2.0, left_s=None), compute_odds(LEAK))
     spent = replace(LEAK, share=2.0, left_s=0.0)
-    assert is_confirmed(spent, odds(spent))
-    assert not is_confirmed(spent, Odds(-0.1, odds(spent).against))
+    assert is_confirmed(spent, compute_odds(spent))
+    assert not is_confirmed(spent, Odds(-0.1, compute_odds(spent).against))
 
 
 def test_a_trend_says_how_it_fades_and_how_the_load_climbs() -> None:
     heat = [
         Point(60.0 * n, int(100 * MIB * (1 - math.exp(-n / 8))), 0, 4 + n, None) for n in range(20)
     ]
-    trend = fit(heat, MIB)
+    trend = fit_trend(heat, MIB)
     assert trend is not None
     assert trend.climb == 1.0
-    trend = fit([replace(point, load=4 + number % 2) for number, point in enumerate(heat)], MIB)
+    trend = fit_trend(
+        [replace(point, load=4 + number % 2) for number, point in enumerate(heat)], MIB
+    )
     assert trend is not None
     assert trend.fading < -0.5
     assert abs(trend.climb) < 0.2

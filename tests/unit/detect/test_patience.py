@@ -6,25 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_sidecar.detect.patience import (
-    BEGUN_PATIENCE_S,
+    FIRST_PATIENCE_S,
     LONG_PAUSE_S,
     MARGIN_S,
     SERVED_PATIENCE_S,
-    Demand,
-    Silence,
-    StepGaps,
-    patience,
+    Pause,
+    PauseDemand,
+    PauseHistory,
+    find_pause_limit,
 )
 
 TIMEOUT_S = 60.0
-KNOWN = Demand(8)
+KNOWN = PauseDemand(8)
 long_pauses = st.lists(st.floats(LONG_PAUSE_S, TIMEOUT_S), max_size=12)
 processor_time = st.none() | st.floats(0.0, 100.0)
 
 
-def served(pauses: list[float], interval_s: float = 1.0, steps: int = 20) -> StepGaps:
+def served(pauses: list[float], interval_s: float = 1.0, steps: int = 20) -> PauseHistory:
     """Ten minutes of ``steps`` a second, and ``pauses`` between them."""
-    gaps = StepGaps()
+    gaps = PauseHistory()
     for _ in range(600):
         gaps.add(0.0, KNOWN, steps, interval_s=1.0)
     for silent_s in pauses:
@@ -33,9 +33,9 @@ def served(pauses: list[float], interval_s: float = 1.0, steps: int = 20) -> Ste
 
 
 def limit(
-    pauses: list[float], cpu_s: float | None, demand: Demand = KNOWN, seconds: float = 20.0
+    pauses: list[float], cpu_s: float | None, demand: PauseDemand = KNOWN, seconds: float = 20.0
 ) -> float:
-    return patience(Silence(seconds, demand, cpu_s), served(pauses), TIMEOUT_S)[0]
+    return find_pause_limit(Pause(seconds, demand, cpu_s), served(pauses), TIMEOUT_S)[0]
 
 
 @given(long_pauses, processor_time, st.floats(0.0, 200.0))
@@ -56,7 +56,7 @@ def test_without_a_witness_and_pauses_to_compare_with_the_timeout_rules(
 
 @given(long_pauses)
 def test_without_a_witness_more_demand_than_ever_has_the_timeout(pauses: list[float]) -> None:
-    assert limit(pauses, None, Demand(9)) == TIMEOUT_S
+    assert limit(pauses, None, PauseDemand(9)) == TIMEOUT_S
 
 
 @given(st.lists(st.floats(LONG_PAUSE_S, 50.0), max_size=12), st.floats(0.0, 3.0))
@@ -69,7 +69,7 @@ def test_an_engine_that_computes_is_given_more_time_than_one_that_rests(
 def test_an_engine_that_rests_stalls_by_its_steps_and_by_how_its_pauses_differ() -> None:
     assert limit([], 0.0) == SERVED_PATIENCE_S
     assert limit([5.0], 0.0) == 5 + 1 + MARGIN_S
-    assert limit([5.0, 12.0], 0.0) == BEGUN_PATIENCE_S
+    assert limit([5.0, 12.0], 0.0) == FIRST_PATIENCE_S
     assert limit([5.0] * 9, 0.0) == 5 + 1 + MARGIN_S
 
 
@@ -77,15 +77,15 @@ def test_pauses_in_which_the_engine_computed_are_of_another_kind() -> None:
     gaps = served([])
     for silent_s in (30.0, 40.0, 35.0):
         gaps.add(silent_s, KNOWN, 1, computed=True, interval_s=1.0)
-    assert not gaps.usual.known
-    assert patience(Silence(9.0, KNOWN, 0.0), gaps, TIMEOUT_S)[0] == SERVED_PATIENCE_S
+    assert not gaps.usual.is_known
+    assert find_pause_limit(Pause(9.0, KNOWN, 0.0), gaps, TIMEOUT_S)[0] == SERVED_PATIENCE_S
 
 
 def test_the_reason_names_the_longest_pause_and_the_witness() -> None:
     gaps = served([5.0] * 9)
     assert (
         "longest pause at comparable load was 6 s"
-        in patience(Silence(20.0, KNOWN), gaps, TIMEOUT_S)[1]
+        in find_pause_limit(Pause(20.0, KNOWN), gaps, TIMEOUT_S)[1]
     )
-    assert "used the CPU throughout" in patience(Silence(20.0, KNOWN, 19.0), gaps, 120.0)[1]
-    assert patience(Silence(20.0, Demand(9)), gaps, TIMEOUT_S) == (TIMEOUT_S, "")
+    assert "used the CPU throughout" in find_pause_limit(Pause(20.0, KNOWN, 19.0), gaps, 120.0)[1]
+    assert find_pause_limit(Pause(20.0, PauseDemand(9)), gaps, TIMEOUT_S) == (TIMEOUT_S, "")

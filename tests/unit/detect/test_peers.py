@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from plimsoll_api.assessment import Assessment, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.peers import MAX_AGE_S, MAX_GROWTH_BYTES, MAX_REQUESTS, Peer, PeerGrowth
-from plimsoll_sidecar.detect.fleet import compare, weigh_peers
+from plimsoll_sidecar.detect.fleet import compare_growth, weigh_peers
 
 MIB = 1 << 20
 HOUR = 3600
@@ -61,7 +61,7 @@ def seen(*suspicions: Suspicion) -> Assessment:
 
 
 def log_odds(same: list[PeerGrowth], others: list[PeerGrowth] | None = None) -> float:
-    found = compare(OWN, same, others or [])
+    found = compare_growth(OWN, same, others or [])
     assert found is not None
     return found.log_odds
 
@@ -102,7 +102,7 @@ def test_half_the_growth_says_nothing_and_more_than_all_says_no_more() -> None:
     ids=["younger", "less busy", "older and less busy", "just warm"],
 )
 def test_a_replica_that_has_met_less_is_no_evidence(other: PeerGrowth) -> None:
-    assert compare(OWN, [other], [other]) is None
+    assert compare_growth(OWN, [other], [other]) is None
 
 
 def test_an_older_or_busier_replica_is_evidence() -> None:
@@ -112,21 +112,21 @@ def test_an_older_or_busier_replica_is_evidence() -> None:
 
 def test_without_requests_idle_replicas_compare() -> None:
     idle = PeerGrowth(40 * MIB, HOUR, 0)
-    assert compare(idle, [replace(idle, bytes=0)], []) is not None
+    assert compare_growth(idle, [replace(idle, bytes=0)], []) is not None
 
 
 @given(GROWN, st.lists(GROWN, max_size=64), st.lists(GROWN, max_size=64), st.randoms())
 def test_evidence_is_bounded_and_does_not_depend_on_the_order(
     own: PeerGrowth, same: list[PeerGrowth], others: list[PeerGrowth], dice: random.Random
 ) -> None:
-    found = compare(own, same, others)
+    found = compare_growth(own, same, others)
     if found is None:
         return
     assert -math.log(7) - 1e-9 <= found.log_odds <= math.log(5) + 1e-9
     assert len(found.sentence) < 160
     for some in (same, others):
         dice.shuffle(some)
-    assert compare(own, same, others) == found
+    assert compare_growth(own, same, others) == found
 
 
 @given(PEERS, st.floats(0, 1))

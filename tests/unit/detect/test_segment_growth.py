@@ -22,10 +22,10 @@ def grown(*rises: int, declared: int = 0) -> SegmentGrowth:
 
 
 def test_nothing_is_named_without_a_sample_or_after_all_were_dropped() -> None:
-    assert SegmentGrowth().largest() is None
+    assert SegmentGrowth().find_largest() is None
     growth = grown(5, 90, 20)
     growth.clear()
-    assert growth.largest() is None
+    assert growth.find_largest() is None
 
 
 def test_growth_counts_from_the_first_sample_after_all_were_dropped() -> None:
@@ -33,19 +33,19 @@ def test_growth_counts_from_the_first_sample_after_all_were_dropped() -> None:
     growth.clear()
     growth.add(dict.fromkeys(NAMES, 300 * MIB), 0)
     growth.add({NAMES[0]: 310 * MIB}, 0)
-    assert growth.largest() is NAMES[0]
+    assert growth.find_largest() is NAMES[0]
 
 
 def test_the_segment_that_grew_most_is_named() -> None:
-    assert grown(5, 90, 20).largest() is NAMES[1]
-    assert grown(-50, -5, -20).largest() is NAMES[1], "all fell: the one that fell the least"
+    assert grown(5, 90, 20).find_largest() is NAMES[1]
+    assert grown(-50, -5, -20).find_largest() is NAMES[1], "all fell: the one that fell the least"
 
 
 def test_a_declared_cache_beside_the_leak_is_not_named() -> None:
     """The cache is larger than the leak, and holds a little more than it counts."""
-    assert grown(220, 0, 60, declared=200).largest() is NAMES[2]
-    assert grown(220, 0, 400, declared=200).largest() is NAMES[2]
+    assert grown(220, 0, 60, declared=200).find_largest() is NAMES[2]
+    assert grown(220, 0, 400, declared=200).find_largest() is NAMES[2]
 
 
 def test_a_cache_in_the_segment_of_the_leak_hides_nothing() -> None:
-    assert grown(280, 4, 0, declared=200).largest() is NAMES[0]
+    assert grown(280, 4, 0, declared=200).find_largest() is NAMES[0]

@@ -14,7 +14,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Device, Host, Sample, Torch
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.leak import SHARED_DEVICE
+from plimsoll_sidecar.detect.leak import SHARED_DEVICE_MESSAGE
 
 BUDGET = MemoryBudget(512 * MIB, 3600.0)
 
@@ -42,7 +42,7 @@ def test_growth_of_the_engines_allocator_still_is_and_the_incident_says_what_was
     found = suspected("torch_allocated", shared=True)
     assert found[-1].kind is IncidentKind.DEVICE_GROWTH
     assert found[-1].over_budget
-    assert SHARED_DEVICE in found[-1].evidence
+    assert SHARED_DEVICE_MESSAGE in found[-1].evidence
 
 
 def test_devices_that_the_engine_sees_and_never_uses_hide_no_leak_on_its_own() -> None:

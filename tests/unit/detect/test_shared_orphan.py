@@ -12,7 +12,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, Sample
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.losses import LeftBehindWatch
-from plimsoll_sidecar.detect.segments import HostSource, host_segments
+from plimsoll_sidecar.detect.segments import HostMemoryFields, compute_host_segments
 
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, 3600.0, 6 * GIB), warmup_s=10.0)
 
@@ -30,28 +30,28 @@ def test_a_group_counts_what_its_own_container_left_and_not_what_an_earlier_one_
         shm_orphan=250,
         shm_orphan_earlier=50,
     )
-    source = HostSource.choose(host)
+    source = HostMemoryFields.choose(host)
     assert source is not None
     assert source.total(host) == 1000 + 300 + 50
-    sizes = host_segments(sample(host), source)
+    sizes = compute_host_segments(sample(host), source)
     assert sizes[Segment.SHARED] == 100
     assert sizes[Segment.SHARED_ORPHAN] == 250
 
 
 def test_resident_sums_hold_no_orphan() -> None:
     host = Host(rss_anon=900, rss_shmem=100, shm_orphan=250, shm_orphan_earlier=50)
-    source = HostSource.choose(host)
+    source = HostMemoryFields.choose(host)
     assert source is not None
     assert source.total(host) == 900 + 100 + 250
-    assert host_segments(sample(host), source)[Segment.SHARED] == 100
+    assert compute_host_segments(sample(host), source)[Segment.SHARED] == 100
 
 
 def test_unknown_is_no_part_of_the_total() -> None:
     host = Host(rss_anon=900, rss_shmem=100)
-    source = HostSource.choose(host)
+    source = HostMemoryFields.choose(host)
     assert source is not None
     assert source.total(host) == 1000
-    assert Segment.SHARED_ORPHAN not in host_segments(sample(host), source)
+    assert Segment.SHARED_ORPHAN not in compute_host_segments(sample(host), source)
 
 
 def test_what_each_epoch_leaves_adds_up() -> None:

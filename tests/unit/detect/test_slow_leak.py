@@ -26,9 +26,9 @@ from plimsoll_sidecar.detect.slow_leak import (
     Level,
     SlowLeakWatch,
     SlowState,
-    drift,
-    memory_limit,
-    slow_growth,
+    estimate_drift,
+    find_memory_limit,
+    make_slow_growth,
 )
 
 CELL_S = 300.0
@@ -88,9 +88,9 @@ def test_the_test_of_steps_holds_its_level_for_a_random_walk() -> None:
                 level += rng.gauss(0, 1)
                 lows.append(level)
             levels.append(Level(hour * HOUR, sum(lows) / 12))
-        seen = drift(levels)
+        seen = estimate_drift(levels)
         assert seen is not None
-        hits += seen.lower(1.895) > 0
+        hits += seen.lower_bound(1.895) > 0
     assert hits <= 0.06 * tried
 
 
@@ -148,8 +148,8 @@ def test_a_leak_is_found(rate: int, noise: int, within_h: int) -> None:
     assert raised[0] <= within_h
     assert watch.drift is not None
     rate_s = rate * MIB / HOUR
-    assert watch.drift.lower(1.895) <= 1.1 * rate_s
-    assert watch.drift.upper(1.895) >= 0.9 * rate_s
+    assert watch.drift.lower_bound(1.895) <= 1.1 * rate_s
+    assert watch.drift.upper_bound(1.895) >= 0.9 * rate_s
     assert watch.drift.bytes_per_s == pytest.approx(rate_s, rel=0.25)
 
 
@@ -176,9 +176,9 @@ def test_it_clears_when_the_growth_stops() -> None:
 
 def test_too_short_a_time_is_unknown() -> None:
     watch, _ = watched(lambda t: t * 1e4, MIN_STEPS)
-    assert not watch.known
+    assert not watch.is_known
     watch, _ = watched(lambda t: t * 1e4, 2, watch=watch, since_h=MIN_STEPS)
-    assert watch.known
+    assert watch.is_known
 
 
 def test_memory_is_bounded() -> None:
@@ -198,7 +198,7 @@ def test_it_goes_on_after_a_restart() -> None:
     kept = msgspec.json.decode(msgspec.json.encode(watch.state), type=SlowState)
     other = SlowLeakWatch()
     other.resume(kept, 5.0, ROOM)
-    assert other.known
+    assert other.is_known
     assert other.drift is not None
     assert other.drift.bytes_per_s == pytest.approx(watch.drift.bytes_per_s, rel=0.01)
     assert other.peak == watch.peak
@@ -232,7 +232,7 @@ LEAK = Drift(bytes_per_s=1000.0, error=100.0, rise=1e8, span_s=1e5, fading=1.0)
 
 
 def test_time_to_the_limit_has_bounds() -> None:
-    said = slow_growth(LEAK, 1_000_000, 11_000_000, Segment.SHARED, "")
+    said = make_slow_growth(LEAK, 1_000_000, 11_000_000, Segment.SHARED, "")
     assert said.slow_leak
     assert said.segment is Segment.SHARED
     assert said.limit_s == 10_000
@@ -243,22 +243,22 @@ def test_time_to_the_limit_has_bounds() -> None:
 
 
 def test_without_a_limit_there_is_no_time_and_a_reason() -> None:
-    said = slow_growth(LEAK, 1_000_000, None, None, "nobody set one")
+    said = make_slow_growth(LEAK, 1_000_000, None, None, "nobody set one")
     assert (said.limit_s, said.limit_earliest_s, said.limit_latest_s) == (None, None, None)
     assert said.no_time == "nobody set one"
 
 
 def test_a_limit_that_is_reached_leaves_no_time() -> None:
-    assert slow_growth(LEAK, 12_000_000, 11_000_000, None, "").limit_s == 0
+    assert make_slow_growth(LEAK, 12_000_000, 11_000_000, None, "").limit_s == 0
 
 
 def test_whose_limit_it_is() -> None:
     two = Sample(t=0, epoch=1, host=Host(), device=[Device(0, total=100), Device(1, total=50)])
     half = Sample(t=0, epoch=1, host=Host(), device=[Device(0, total=100), Device(1)])
     declared = MemoryBudget(growth_bytes=10, limit_bytes=90)
-    assert memory_limit("device", None, two, shared=False) == 150
-    assert memory_limit("device", None, two, shared=True) is None
-    assert memory_limit("device", None, half, shared=False) is None
-    assert memory_limit("device", declared, half, shared=True) == 90
-    assert memory_limit("host", None, two, shared=False) is None
-    assert memory_limit("host", declared, two, shared=False) == 90
+    assert find_memory_limit("device", None, two, shared=False) == 150
+    assert find_memory_limit("device", None, two, shared=True) is None
+    assert find_memory_limit("device", None, half, shared=False) is None
+    assert find_memory_limit("device", declared, half, shared=True) == 90
+    assert find_memory_limit("host", None, two, shared=False) is None
+    assert find_memory_limit("host", declared, two, shared=False) == 90

@@ -200,7 +200,7 @@ def test_the_page_that_is_read_again_is_no_silence() -> None:
     for _ in range(60):
         engine.t, engine.steps = engine.t + 1, engine.steps + 100
         watch.update(engine.sample())
-        assert not watch.in_long_step
+        assert not watch.is_in_long_step
 
 
 def test_a_pause_that_the_service_makes_is_known_soon() -> None:
@@ -231,7 +231,7 @@ def test_a_request_after_a_lull_is_no_long_step(period_s: float) -> None:
         engine.t = float(second)
         engine.page, engine.page_t = (engine.steps, engine.running, 0), engine.t
         watch.update(engine.sample())
-        assert not watch.in_long_step
+        assert not watch.is_in_long_step
         # Seen at work once, and idle again with its steps made at the next page.
         engine.running = 1 - engine.running
         engine.steps += 50 * (1 - engine.running)
@@ -241,13 +241,13 @@ def test_a_page_that_cannot_be_read_leaves_everything_as_it_was() -> None:
     engine, watch = External(), StallWatch(TIMEOUT_S, 1.0)
     engine.serve(watch, 3600)
     assert engine.hang(watch, 5) == (None, None)
-    assert watch.in_long_step
+    assert watch.is_in_long_step
     for _ in range(20):
         engine.t += 1
         blind = engine.sample()
         blind.load, blind.load_age_s = SampleLoad(), None
         assert watch.update(blind) is None
-        assert watch.in_long_step
+        assert watch.is_in_long_step
 
 
 def held(engine: External, watch: StallWatch, seconds: int, paused: bool | None = True) -> bool:

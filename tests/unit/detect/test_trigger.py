@@ -16,14 +16,14 @@ from leaklab.series import MIB, Series
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, RoleRss, Sample, SampleLoad
 from plimsoll_sidecar.detect.attribution import (
-    FIELDS,
+    COUNTER_FIELDS,
     MAX_PROCESSES,
     TIME,
-    Footprints,
     ProcessTriggers,
-    TriggerWatch,
-    sentence,
-    trigger,
+    SampleHistory,
+    TriggerFinder,
+    describe_trigger,
+    find_trigger,
 )
 from plimsoll_sidecar.detect.detector import Detector
 
@@ -42,17 +42,17 @@ def walk(rng: random.Random, mean: float) -> list[float]:
     return values
 
 
-def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) -> Footprints:
+def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) -> SampleHistory:
     """An hour in which memory grows by EACH for each event of ``driver``, under noise."""
-    rng, footprints = random.Random(7), Footprints()
-    totals = {name: walk(rng, 40.0) for name in FIELDS}
+    rng, footprints = random.Random(7), SampleHistory()
+    totals = {name: walk(rng, 40.0) for name in COUNTER_FIELDS}
     if together:
-        totals = dict.fromkeys(FIELDS, totals["requests"])
+        totals = dict.fromkeys(COUNTER_FIELDS, totals["requests"])
     for second in range(3600):
         events = 40.0 * second if driver == TIME else totals[driver][second]
         in_flight = rng.randrange(20)
         load = SampleLoad()
-        for name, field in FIELDS.items():
+        for name, field in COUNTER_FIELDS.items():
             if name not in unknown:
                 setattr(load, field, int(totals[name][second]))
         size = (2 << 30) + EACH * events + in_flight * 2 * MIB + rng.gauss(0, 8 * MIB)
@@ -60,9 +60,9 @@ def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) 
     return footprints
 
 
-@pytest.mark.parametrize("driver", [*FIELDS, TIME])
+@pytest.mark.parametrize("driver", [*COUNTER_FIELDS, TIME])
 def test_the_counter_that_the_growth_follows_is_named(driver: str) -> None:
-    found = trigger(history(driver).since(0.0))
+    found = find_trigger(history(driver).list_since(0.0))
     assert found is not None
     assert found.counter == driver
     each = EACH * 40 * HOUR if driver == TIME else EACH
@@ -71,50 +71,50 @@ def test_the_counter_that_the_growth_follows_is_named(driver: str) -> None:
 
 
 def test_counters_that_move_together_are_indistinguishable() -> None:
-    found = trigger(history("requests", together=True).since(0.0))
+    found = find_trigger(history("requests", together=True).list_since(0.0))
     assert found is not None
     assert found.confidence <= 0.5
-    assert found.confidence == pytest.approx(1 / len(FIELDS), rel=0.3)
+    assert found.confidence == pytest.approx(1 / len(COUNTER_FIELDS), rel=0.3)
 
 
 def test_a_counter_that_is_unknown_is_no_candidate() -> None:
-    found = trigger(history("aborts", unknown=("aborts",)).since(0.0))
+    found = find_trigger(history("aborts", unknown=("aborts",)).list_since(0.0))
     assert found is None or found.counter != "aborts"
 
 
 def test_too_short_a_window_and_one_without_growth_have_none() -> None:
-    assert trigger(history("aborts").since(3590.0)) is None
-    flat = Footprints()
+    assert find_trigger(history("aborts").list_since(3590.0)) is None
+    flat = SampleHistory()
     for second in range(200):
         flat.add(float(second), 1 << 30, 1, SampleLoad(requests_total=second))
-    assert trigger(flat.since(0.0)) is None
+    assert find_trigger(flat.list_since(0.0)) is None
 
 
 def test_it_is_computed_again_when_the_window_has_grown() -> None:
-    watch = TriggerWatch()
+    watch = TriggerFinder()
     for second in range(400):
         watch.add(float(second), second * 1000, 1, SampleLoad(requests_total=second * second))
-    first = watch.trigger(0.0, 400.0)
-    assert watch.trigger(0.0, 410.0) is first
-    assert watch.trigger(0.0, 440.0) is not first
+    first = watch.find_trigger(0.0, 400.0)
+    assert watch.find_trigger(0.0, 410.0) is first
+    assert watch.find_trigger(0.0, 440.0) is not first
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=400))
 def test_averages_lose_no_sample(sizes: list[int]) -> None:
-    footprints = Footprints()
+    footprints = SampleHistory()
     for second, size in enumerate(sizes):
         footprints.add(float(second), size, None, SampleLoad(requests_total=second))
-    points = footprints.since(0.0)
+    points = footprints.list_since(0.0)
     assert sum(p.weight for p in points) == pytest.approx(len(sizes))
     assert sum(p.weight * p.size for p in points) == pytest.approx(sum(sizes), rel=1e-9)
     assert [p.t for p in points] == sorted(p.t for p in points)
 
 
 def test_a_month_takes_a_few_hundred_points() -> None:
-    footprints = Footprints()
+    footprints = SampleHistory()
     for minute in range(43_200):
         footprints.add(minute * 60.0, 1, None, SampleLoad())
-    points = footprints.since(0.0)
+    points = footprints.list_since(0.0)
     assert len(points) < 600
     assert points[-1].weight == 1
 
@@ -135,13 +135,13 @@ def test_an_incident_tells_its_trigger_in_words() -> None:
     assert suspicion.trigger is not None
     assert suspicion.trigger.counter == "aborts"
     assert suspicion.trigger.bytes_each == pytest.approx(MIB, rel=0.15)
-    told = sentence(suspicion.trigger)
+    told = describe_trigger(suspicion.trigger)
     assert told in suspicion.evidence
     assert "per aborted request (hypothesis," in (told or "")
 
 
 def test_a_year_of_history_takes_the_memory_of_its_first_sample() -> None:
-    footprints = Footprints()
+    footprints = SampleHistory()
     footprints.add(0.0, 1, None, SampleLoad())
     taken = len(footprints._rows)
     for second in range(1, 20_000):
@@ -202,18 +202,18 @@ def test_memory_that_an_allocator_keeps_is_no_growth_of_its_process() -> None:
     triggers = ProcessTriggers()
     for sample in frontend_and_core(retains=True):
         triggers.add(sample.t, sample.host.by_process or [], 0, sample.load)
-    watch = triggers.of("APIServer")
+    watch = triggers.find("APIServer")
     assert watch is not None
-    found = watch.trigger(0.0, 1800.0)
+    found = watch.find_trigger(0.0, 1800.0)
     assert found is not None
     assert found.bytes_each == pytest.approx(4096, rel=0.05), "not four times as much"
-    assert triggers.of("worker") is None
-    assert triggers.of(None) is None
+    assert triggers.find("worker") is None
+    assert triggers.find(None) is None
 
 
 def test_processes_without_end_are_not_all_kept() -> None:
     triggers = ProcessTriggers()
     for number in range(10 * MAX_PROCESSES):
         triggers.add(float(number), [RoleRss(f"job-{number}", 1)], 0, SampleLoad())
-    assert triggers.of("job-0") is not None
-    assert triggers.of(f"job-{MAX_PROCESSES}") is None
+    assert triggers.find("job-0") is not None
+    assert triggers.find(f"job-{MAX_PROCESSES}") is None

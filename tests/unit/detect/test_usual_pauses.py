@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from plimsoll_sidecar.detect.patience import (
-    MISTAKEN,
+    MAX_ERROR_CHANCE,
     UsualPauses,
     student_t_quantile,
     student_t_tail,
@@ -44,7 +44,7 @@ def test_nothing_is_said_after_a_single_pause() -> None:
     assert UsualPauses().bound_s == math.inf
     usual = UsualPauses()
     usual.add(8.0, 1.0)
-    assert not usual.known
+    assert not usual.is_known
     assert usual.bound_s == math.inf
 
 
@@ -77,8 +77,8 @@ def test_the_error_holds_for_all_pauses_of_a_life(law: Callable[[random.Random],
             usual.add(seconds, 1.0)
         return False
 
-    # Binomial: more than 9 of 80 come once in a hundred times by a chance of MISTAKEN.
-    assert sum(mistaken(seed) for seed in range(80)) <= 80 * MISTAKEN + 5
+    # Binomial: more than 9 of 80 come once in a hundred times by a chance of MAX_ERROR_CHANCE.
+    assert sum(mistaken(seed) for seed in range(80)) <= 80 * MAX_ERROR_CHANCE + 5
 
 
 @given(lengths)

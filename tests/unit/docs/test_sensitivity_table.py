@@ -43,7 +43,7 @@ def written(folder: Path) -> None:
     samples = {
         "moved": moved,
         "without_effect": [f"{LEAK}.trend.FADING"],
-        "not_movable": {"plimsoll_sidecar.detect.patience.StepGaps.add(steps)": "why"},
+        "not_movable": {"plimsoll_sidecar.detect.patience.PauseHistory.add(steps)": "why"},
         "not_run": [
             f"{LEAK}.trend.BUSIER to 0.35",
             f"{LEAK}.growth.WIDTHS_S[0] to 1.3",
@@ -71,7 +71,7 @@ def test_the_table_tells_differences_and_what_has_no_row(
         "| `trend.STEPS` | 8 | to 10: the detector fails | no run changes |",
     ]
     assert "Without any effect on these runs: `trend.FADING`." in lines
-    assert "Cannot be moved: `patience.StepGaps.add(steps)`." in lines
+    assert "Cannot be moved: `patience.PauseHistory.add(steps)`." in lines
     assert sensitivity._unmoved(FIGURES, None).startswith("Unmoved (commit unknown), on 91 runs")
     assert lines[-1] == "Not run: `trend.BUSIER`, `growth.WIDTHS_S[0]`."
 

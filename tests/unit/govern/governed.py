@@ -66,7 +66,7 @@ class World:
         self.commands: list[Command] = []
         self.events: list[Event] = []
         self.hold: str | None = None
-        self.in_long_step = False
+        self.is_in_long_step = False
         self.unconfirmed: str | None = None
 
     def tick(self, *results: Result) -> Command | None:
@@ -101,7 +101,7 @@ class World:
             warm=self.warm,
             suspicions=suspicions,
             host=host,
-            in_long_step=self.in_long_step,
+            in_long_step=self.is_in_long_step,
         )
         engine = EngineView(
             epoch=f"{self.boot}:{self.number}" if self.answers else None,

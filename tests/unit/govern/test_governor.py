@@ -259,10 +259,10 @@ def test_a_stall_does_not_wait_for_a_trim_that_hangs_with_the_engine() -> None:
 
 def test_no_trim_is_sent_to_an_engine_that_makes_no_step() -> None:
     world = World()
-    world.in_long_step = True
+    world.is_in_long_step = True
     world.run(10 * ROUND)
     assert world.verbs == []
-    world.in_long_step = False
+    world.is_in_long_step = False
     assert world.until_command().verb is Verb.TRIM
 
 

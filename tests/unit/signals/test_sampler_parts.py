@@ -28,7 +28,11 @@ from plimsoll_api.admin import (
 from plimsoll_api.assessment import Segment
 from plimsoll_api.state import Signal
 from plimsoll_sidecar.clients.http import EngineError
-from plimsoll_sidecar.detect.segments import device_own, device_segments, device_total
+from plimsoll_sidecar.detect.segments import (
+    compute_device_segments,
+    sum_allocated_device_bytes,
+    sum_device_bytes,
+)
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
 from plimsoll_sidecar.signals.sampler import PROBE_GONE_S, Sampler, SignalLog, make_load
 
@@ -154,8 +158,8 @@ def test_a_worker_of_several_ranks_is_seen_whole(second: int | None, in_use: int
     assert (sample.malloc.in_use, sample.malloc.python_objects) == (in_use, 9)
     assert (sample.malloc.retained, sample.malloc.py_blocks) == (None, 4)
     assert [device.index for device in sample.device] == [0, 1]
-    assert (device_total(sample), device_own(sample)) == (10, 4)
-    assert device_segments(sample) == {
+    assert (sum_device_bytes(sample), sum_allocated_device_bytes(sample)) == (10, 4)
+    assert compute_device_segments(sample) == {
         Segment.TORCH_ALLOCATED: 2, Segment.TORCH_RESERVED_UNUSED: 2, Segment.NON_TORCH: 6,
     }  # fmt: skip
 
