@@ -32,7 +32,7 @@ BUSY_ANSWER = b"2\nthe supervisor is busy with other actions: try again later"
 
 
 class AskServer:
-    """Server of actions. ``handle`` takes the arguments and returns the exit status and a text."""
+    """Serve manual actions. ``handle`` takes the arguments and returns exit status and text."""
 
     def __init__(self, state_dir: Path, handle: Callable[[list[str]], tuple[int, str]]) -> None:
         self._path, self._handle = state_dir / ASK_SOCKET, handle
@@ -74,38 +74,40 @@ class AskServer:
 
     def _accept(self) -> float:
         try:
-            line, _ = self._listener.accept()
+            connection, _ = self._listener.accept()
         except OSError:
             if self._part.is_stopping:
                 return 0.0
             raise
         if self._lines.acquire(blocking=False):
             try:
-                run_in_thread("manual action", lambda: self._serve(line))
+                run_in_thread("manual action", lambda: self._serve(connection))
             except RuntimeError:
                 self._lines.release()
-                line.close()
+                connection.close()
                 raise
         else:
-            with line, contextlib.suppress(OSError):
-                line.sendall(BUSY_ANSWER)
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(BUSY_ANSWER)
         return 0.0
 
-    def _serve(self, line: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         try:
-            with line, contextlib.suppress(OSError):
-                answer = self._answer(_read_request(line).decode(errors="replace").split("\0"))
-                line.settimeout(IO_TIMEOUT_S)
-                line.sendall(answer)
+            with connection, contextlib.suppress(OSError):
+                answer = self._answer(
+                    _read_request(connection).decode(errors="replace").split("\0")
+                )
+                connection.settimeout(IO_TIMEOUT_S)
+                connection.sendall(answer)
         finally:
             self._lines.release()
 
-    def _answer(self, words: list[str]) -> bytes:
-        waits = words[0] != "resume"
+    def _answer(self, arguments: list[str]) -> bytes:
+        waits = arguments[0] != "resume"
         if waits and not self._actions.acquire(blocking=False):
             return BUSY_ANSWER
         try:
-            status, text = self._handle(words)
+            status, text = self._handle(arguments)
         except Exception as error:  # a bug here must not appear as the end of the supervisor
             log.exception("a manual action failed unexpectedly")
             status, text = 2, f"{type(error).__name__}: {error}"
@@ -115,12 +117,12 @@ class AskServer:
         return f"{status}\n{text}".encode()
 
 
-def _read_request(line: socket.socket) -> bytes:
+def _read_request(connection: socket.socket) -> bytes:
     """Return the complete request. Raises TimeoutError."""
     data, deadline = b"", time.monotonic() + IO_TIMEOUT_S
     while len(data) <= MAX_REQUEST_BYTES:
-        line.settimeout(max(0.001, deadline - time.monotonic()))
-        piece = line.recv(MAX_REQUEST_BYTES)
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = connection.recv(MAX_REQUEST_BYTES)
         if not piece:
             break
         data += piece

@@ -1,4 +1,4 @@
-"""The supervisor's threads. Each is a named :class:`BackgroundThread`; no failure goes unnoticed.
+"""The supervisor's threads. Each is a named :class:`BackgroundThread`, which logs failures.
 
 A thread works in turns. A failure is logged once, until a turn succeeds or fails with another type
 of error, and the pauses after failures grow. The metric ``plimsoll_supervisor_part_ok`` reports
@@ -48,9 +48,9 @@ A sample takes milliseconds, or seconds if an answer is slow.
 
 
 class BackgroundThread(threading.Thread):
-    """A daemon thread that calls ``turn`` until it is stopped.
+    """A daemon thread that calls ``turn`` repeatedly until it is stopped.
 
-    ``turn`` returns the seconds until the next turn, or None to wait for :meth:`wake`. Errors of
+    ``turn`` returns the seconds until the next call, or None to wait for :meth:`wake`. Errors of
     the ``expected`` types are logged without a traceback. Pauses after failures grow to
     ``max_pause_s``. An error with ``retry_after_s``, from a Retry-After header, sets the pause
     itself, up to ``max_retry_after_s``.
@@ -147,7 +147,7 @@ def read_thread_status() -> dict[str, bool]:
 
 
 class SamplingWatchdog:
-    """Detector of a main thread that takes no samples because a driver or a volume hangs.
+    """Detect a main thread that takes no samples because a driver or a volume hangs.
 
     Another thread calls :meth:`is_ok`, which logs once where the main thread hangs.
     """

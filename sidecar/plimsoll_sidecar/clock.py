@@ -1,4 +1,4 @@
-"""Measure the time for decisions: Unix seconds that changes of the wall clock do not affect.
+"""Measure time in Unix seconds that changes of the wall clock do not affect.
 
 Waits and deadlines of an incident are differences of these times. If the wall clock is set forward,
 they must not end early: a verification that seems late leads to the next restart. If the clock is
@@ -20,7 +20,10 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClockReading(msgspec.Struct, frozen=True):
-    """Time in Unix seconds at ``boottime``, the seconds since the boot ``read_boot_id``."""
+    """Reading of both clocks at one moment.
+
+    ``time`` is in Unix seconds, and ``boottime`` in seconds since the boot with the ID ``boot_id``.
+    """
 
     time: float
     boottime: float

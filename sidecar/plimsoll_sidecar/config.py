@@ -44,18 +44,18 @@ The port is the default of an InferenceService, of vLLM and of most other server
 
 
 class ConfigError(ValueError):
-    """Error for an invalid configuration. The message names the file and the field."""
+    """The configuration is invalid. The message names the file and the field."""
 
 
 class MissingConfig(ConfigError):
-    """Error for a missing configuration file."""
+    """The configuration file does not exist."""
 
 
 class ConfigFile:
-    """Configuration in force.
+    """Configuration in force, and the state of its file.
 
-    ``error`` is the reason why the newest file is not in use, or None if it is. ``is_missing`` is
-    whether there is no file; then the mode is Observe.
+    ``error`` is the reason why the newest file is not in use, or None if it is. ``is_missing``
+    states that there is no file; the mode is then Observe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,7 +122,7 @@ def _read(path: Path) -> SupervisorConfig:
 
 
 def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
-    """Return what the operator wrote about this pod alone; None without the variable ``name``.
+    """Return the operator's settings for this pod alone; None without the variable ``name``.
 
     Raises ConfigError.
     """

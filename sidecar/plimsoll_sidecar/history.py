@@ -164,8 +164,8 @@ def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
 def draw_growth_chart(name: str, grown: Sequence[tuple[float, int | None]], budget: int) -> str:
     """Return the SVG chart of unexplained growth against ``budget``.
 
-    The points are in Unix seconds and bytes; an unknown one is None and leaves a gap. Empty if
-    fewer than two points are known.
+    ``grown`` are Unix seconds and bytes. An unknown size is None and leaves a gap. The chart is
+    empty if fewer than two sizes are known.
     """
     known = [(at, size) for at, size in grown if size is not None]
     if len(known) < 2:
@@ -214,7 +214,7 @@ def _make_svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _ChartScale:
-    """Converter from Unix seconds and bytes to the coordinates of a chart."""
+    """Convert Unix seconds and bytes to the coordinates of a chart."""
 
     begin: float
     end: float

@@ -54,7 +54,7 @@ def read_option(arguments: list[str], name: str, default: str | None = None) -> 
 
 
 class Launcher:
-    """Loop that answers probes, restarts the supervisor and handles signals."""
+    """Answer probes, restart the supervisor when it ends, and handle signals."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments

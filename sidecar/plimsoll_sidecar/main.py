@@ -130,7 +130,7 @@ def build_supervisor(
                 group = GroupMembers(pages)
     engine = create_adapter(current.engine, run_dir / TOKEN_FILE, group_serves)
 
-    def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
+    def create_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = DiagnosticsWriter(engine, state_dir, run_dir, frontend)
         policy = current.supervision.restart_budget
         return Actuator(
@@ -150,7 +150,7 @@ def build_supervisor(
     peers = PeersFile(arguments.config.with_name(PEERS_FILE))
     learned = LearnedFile(arguments.config.with_name(LEARNED_FILE))
     supervisor = Supervisor(
-        config, source, create_detector, new_actuator, publisher, metrics, state_dir, pod, group,
+        config, source, create_detector, create_actuator, publisher, metrics, state_dir, pod, group,
         peers, learned, run_dir,
     )  # fmt: skip
     return supervisor, metrics

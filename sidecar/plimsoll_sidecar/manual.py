@@ -52,9 +52,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """Return the parser of ``ask``'s options.
+    """Return the parser of the options of ``python -m plimsoll_sidecar.ask``.
 
-    The answer reports wrong usage, instead of standard error.
+    Invalid usage is part of the answer, and is not printed to standard error.
     """
     parse = _Parser(prog=f"python -m {ASK_MODULE}", description=__doc__)
     parse.add_argument("what", choices=["status", "trim", "drain", "restart", "resume"])
@@ -103,7 +103,7 @@ def perform_action(
         capabilities=[one.value for one in status.capabilities],
     )
     if arguments.what == "status":
-        answer.budgets = _list_budget_misfits(arguments.state_dir, config)
+        answer.budgets = _list_unsuitable_budgets(arguments.state_dir, config)
         answer.out_of_service = readiness.read_active_reasons(str(arguments.state_dir))
         return _add_signals(engine, answer, config.memory.shared_device, config.engine.container)
     expected = status.epoch if arguments.expected_epoch == CURRENT else arguments.expected_epoch
@@ -205,9 +205,9 @@ def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
 def _add_signals(
     engine: EngineAdapter, answer: ActionAnswer, shared: bool, container: str
 ) -> ActionAnswer:
-    """Return the answer with the signals that are available.
+    """Return ``answer`` with the signals that are available.
 
-    A sample shows more than a check of mounts and permissions.
+    A sample is taken for this, because it shows more than a check of mounts and permissions.
     """
     from plimsoll_api.version import version
     from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, PodContainer
@@ -283,7 +283,7 @@ def _resume(
     return command.make_result(Outcome.SUCCEEDED, "; ".join(done))
 
 
-def _list_budget_misfits(state_dir: Path, config: SupervisorConfig) -> list[str]:
+def _list_unsuitable_budgets(state_dir: Path, config: SupervisorConfig) -> list[str]:
     """Return messages about budgets that do not fit; empty if the journal cannot be read."""
     try:
         return tune.explain_unsuitable_budgets(
@@ -295,10 +295,11 @@ def _list_budget_misfits(state_dir: Path, config: SupervisorConfig) -> list[str]
 
 
 def run_command(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Return the exit status and the answer. ``unseen`` are the missing signals for ``status``.
+    """Run a manual action, and return the exit status and the answer.
 
-    The status is 0 for success and 1 for a failure or refusal, which the answer explains. It is 2
-    if the action could not be attempted; then the text is the reason.
+    ``unseen`` are the missing signals for ``status``. The status is 0 for success and 1 for a
+    failure or refusal, which the answer explains. It is 2 if the action could not be attempted; the
+    text is then the reason.
     """
     try:
         arguments = create_parser().parse_args(argv)
@@ -340,7 +341,7 @@ def write_note(state_dir: Path, action: ManualAction) -> None:
 
 
 class NoteInbox:
-    """The notes of manual actions, as the supervisor reads them.
+    """Notes of manual actions, for the supervisor.
 
     :meth:`read` returns each completed action once. :meth:`remove_read` deletes the notes of
     returned actions after the journal has recorded them.

@@ -30,7 +30,7 @@ from plimsoll_api.units import format_bytes, format_span
 from plimsoll_sidecar.history import HistoryPoint, MemoryBand, draw_growth_chart, draw_segment_chart
 
 RELOAD_S = 5
-DATE = "%Y-%m-%d %H:%M:%S"
+DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 EMPTY_STATE = b"{}"
 """Content of ``/state`` before the first sample."""
 STYLE = """
@@ -131,12 +131,13 @@ def _render_body(known: View, points: Sequence[HistoryPoint]) -> str:
         )
     troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
     return (
-        f"<header><h1>{escape(known.service)}</h1><p>As of {clock_time(known.time, DATE)},"
+        f"<header><h1>{escape(known.service)}</h1><p>As of {clock_time(known.time, DATE_FORMAT)},"
         f" mode {mode}{role}, epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
-        f"{_summary(known)}{troubles}</header><main>"
+        f"{_render_summary(known)}{troubles}</header><main>"
         f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>"
-        f"{render_budgets(rows, seen.warm)}{suspicions(seen)}</section>"
-        f"<section tabindex=0 aria-labelledby=m><h2 id=m>Memory</h2>{_charts(memory, points)}"
+        f"{render_budgets(rows, seen.warm)}{render_suspicions(seen)}</section>"
+        "<section tabindex=0 aria-labelledby=m><h2 "
+        f"id=m>Memory</h2>{_render_charts(memory, points)}"
         f"{render_segments(seen)}</section>"
         f"<section tabindex=0 aria-labelledby=r><h2 id=r>Remediation ladder</h2>"
         f"{render_ladder(known.ladder, mode, known.open)}</section>"
@@ -146,8 +147,8 @@ def _render_body(known: View, points: Sequence[HistoryPoint]) -> str:
     )
 
 
-def _summary(known: View) -> str:
-    """Return the figures that say how the replica is."""
+def _render_summary(known: View) -> str:
+    """Return the main figures of the replica as HTML."""
     state = known.engine_state or "does not answer"
     shown = [
         ("Engine", {"serving": "good", None: "bad"}.get(known.engine_state, ""), state),
@@ -169,7 +170,7 @@ def _summary(known: View) -> str:
     return f"<dl>{''.join(made)}</dl>"
 
 
-def _charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
+def _render_charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
     host, device = memory.host, memory.device
     bands = (
         MemoryBand("Host", HOST_SEGMENTS, tuple(p.host_baseline for p in points),
@@ -224,8 +225,8 @@ def render_budgets(
     return _render_table("Leak budgets", head, made)
 
 
-def suspicions(seen: Assessment) -> str:
-    """Return a line for each suspicion, and for each memory that has a slow leak."""
+def render_suspicions(seen: Assessment) -> str:
+    """Return a line for each suspicion and for each memory with a slow leak, as HTML."""
     texts = [f"Suspected: {text}" for text in suspicion_texts(seen.suspicions)]
     texts += [f"Slow leak: {text}" for text in slow_leak_texts(seen.slow)]
     return "".join(f"<p>{escape(text)}.</p>" for text in texts)
@@ -261,7 +262,7 @@ def render_incidents(found: Sequence[IncidentRecord]) -> str:
 
 
 def _render_incident(story: Story) -> str:
-    opened = clock_time(story.opened_at, DATE)
+    opened = clock_time(story.opened_at, DATE_FORMAT)
     back = "" if story.returned_bytes is None else f", {_format_size(story.returned_bytes)} freed"
     steps = [
         f"<tr><td>{clock_time(step.at)}</td><td>{escape(step.name)}</td><td>{step.outcome}</td>"

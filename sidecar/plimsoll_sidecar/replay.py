@@ -1,7 +1,8 @@
 """Record traces of an engine and evaluate them, for ``plimsoll record`` and ``plimsoll replay``.
 
 A replay uses the same detector and governor as a running supervisor; only the clock and the source
-of samples differ. A recorded engine cannot obey, so each remediation ends with an unknown effect.
+of samples differ. A recording cannot execute commands, so the effect of each remediation is
+unknown.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
 
 
 def make_engine_view(sample: Sample) -> EngineView:
-    """Return an engine with all capabilities, because a replay shows what would have been done."""
+    """Return an engine with all capabilities, so that a replay shows every action it would take."""
     return EngineView(
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
         state=EngineState.SERVING if sample.scrape_ok else None,
@@ -307,7 +308,7 @@ def _read_budget(
 
 
 class TraceWriter:
-    """Writer of samples to a trace, line by line.
+    """Write samples to a trace, line by line.
 
     The trace is compressed if its file name ends in ``.gz``. Raises OSError.
     """

@@ -58,9 +58,9 @@ CONFIG_CHECK_S = 2.0
 
 
 class Supervisor:
-    """Supervisor of one engine.
+    """Supervise one engine.
 
-    ``new_detector`` creates a detector, at the start and after a change of the configuration.
+    ``build_detector`` creates a detector, at the start and after a change of the configuration.
     ``group`` is set for the leader of a multi-node group. ``peers`` is the growth of the other
     replicas, if an operator publishes it, and ``learned`` what they have learned about growth.
     """
@@ -69,8 +69,8 @@ class Supervisor:
         self,
         config: ConfigFile,
         source: Sampler,
-        new_detector: Callable[[SupervisorConfig], Detector],
-        new_actuator: Callable[[Callable[[], ProcessId | None]], Actuator],
+        build_detector: Callable[[SupervisorConfig], Detector],
+        create_actuator: Callable[[Callable[[], ProcessId | None]], Actuator],
         publisher: Publisher | None,
         metrics: Metrics,
         state_dir: Path,
@@ -83,7 +83,7 @@ class Supervisor:
         self._others_learned, self._learned_shown = learned, False
         self._group, self._peers, self._replica = group, peers, replica
         self._config, self._source, self._metrics = config, source, metrics
-        self._new_detector, self._publisher, self._state_dir = new_detector, publisher, state_dir
+        self._new_detector, self._publisher, self._state_dir = build_detector, publisher, state_dir
         self._unsent: list[Result] = []
         self._config_at = 0.0
         self._journal = JournalManager(state_dir, publisher, metrics, self._is_published_by_leader)
@@ -92,8 +92,8 @@ class Supervisor:
         self._inherited: LastKnownEngine | None = self._journal.engine
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
         self._governor.apply_budgets(self._journal.learned.resolve_budgets(config.current.memory))
-        self._detector = new_detector(self._resolve_config())
-        self._actuator = new_actuator(self._get_frontend)
+        self._detector = build_detector(self._resolve_config())
+        self._actuator = create_actuator(self._get_frontend)
         self._sweep = SharedMemorySweep.create_for_this_pod()
         self._starts = EngineStartGate(run_dir or state_dir, self._device_use)
         self._inbox, self._has_merged_restarts = NoteInbox(state_dir), False
@@ -265,7 +265,7 @@ class Supervisor:
         return Observation(now, assessment, engine, status, out_of_service, signals)
 
     def _check_start(self, assessment: Assessment, answers: bool, now: float) -> None:
-        """Answer an engine that waits to start, and add what holds its devices for too long."""
+        """Answer an engine that asks to start, and add a suspicion if it is held for too long."""
         gate = self._config.current.supervision.start_gate
         held = self._starts.update(gate, answers, now)
         self._metrics.count_starts(self._starts.permitted_starts)
@@ -275,7 +275,7 @@ class Supervisor:
             assessment.suspicions += [] if held.kind in kinds else [held]
 
     def _device_use(self) -> list[DeviceUse] | None:
-        """Return the use of the engine's devices; None if unknown, or if others use them too."""
+        """Return the use of the engine's devices; None if unknown, or if other pods use them."""
         if self._governor.memory.shared_device:
             return None
         found = self._source.read_device_use()
@@ -305,7 +305,7 @@ class Supervisor:
             self._actuator.set_slot_request(self._governor.state.slot_request)
 
     def _assess_group(self, own: Assessment) -> Assessment:
-        """Return the assessment for decisions: for the leader of a group, that of all its pods."""
+        """Return the assessment to decide on; for the leader of a group, that of all its pods."""
         if self._group is None:
             return own
         opened = self._governor.state.incidents
@@ -338,7 +338,7 @@ class Supervisor:
     # ---- the engine and the configuration
 
     def _store_engine(self, status: Status | None) -> None:
-        """Store what is needed about an engine that may not answer later."""
+        """Store what is needed to restart an engine that does not answer later."""
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)

@@ -26,7 +26,7 @@ from plimsoll_sidecar.govern.auto_budget import (
     Hour,
     LearnedBudgets,
     LearnedHistory,
-    level,
+    compute_quantile,
     list_gains_within,
     propose_budget,
     select_healthy_hours,
@@ -43,9 +43,9 @@ RESTART_SHARE = 0.5
 
 
 class Day(msgspec.Struct, kw_only=True):
-    """One past day (UTC). ``gain`` is the largest growth within the budget's window.
+    """Growth on one past day (UTC). ``gain`` is the largest growth within the budget's window.
 
-    ``spends`` is whether the day would have spent the proposed budget.
+    ``spends`` states whether the day would have spent the proposed budget.
     """
 
     date: str
@@ -56,13 +56,12 @@ class Day(msgspec.Struct, kw_only=True):
 
 
 class Tuning(msgspec.Struct, kw_only=True):
-    """The growth of one memory and the budget to set, in bytes.
+    """Growth of one memory and the budget to set for it, in bytes.
 
-    ``compute_gain_quantile`` maps 1h, 6h and 24h to the 99th percentile of the growth, and
-    ``usual`` is that of the budget's window. ``propose_budget`` is null if no hour can teach
-    anything. ``in_force`` is the budget that was learned so far. ``recommendation`` says what the
-    revision needs, and ``request`` and ``memory_limit`` are what to set for the engine's container;
-    they are null without a healthy hour.
+    ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is that of the
+    budget's window. ``proposal`` is the budget to set; null without a healthy hour. ``in_force`` is
+    the budget that was learned so far. ``recommendation`` says what the revision needs. ``request``
+    and ``memory_limit`` are what to set for the engine's container; null without a healthy hour.
     """
 
     memory: str
@@ -100,9 +99,9 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
     levels = {
         f"{hours}h": found
         for hours in WINDOWS_H
-        if (found := level(list_gains_within(clean, hours * HOUR_S))) is not None
+        if (found := compute_quantile(list_gains_within(clean, hours * HOUR_S))) is not None
     }
-    needed = learned.compute_gain_quantile()
+    needed = learned.find_largest_size()
     said = None
     if needed is not None:
         needs = needs_of(name, needed, learned.find_room_limit(budget), ())
@@ -114,7 +113,7 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
         starts=learned.starts,
         limit=learned.find_room_limit(budget),
         level=levels,
-        usual=level(list_gains_within(clean, budget.window_s)),
+        usual=compute_quantile(list_gains_within(clean, budget.window_s)),
         window_s=budget.window_s,
         in_force=learned.budget,
         proposal=wanted,

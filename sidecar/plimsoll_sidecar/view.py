@@ -36,7 +36,7 @@ class Observation(NamedTuple):
 
 
 class Display:
-    """Data that other threads read; ``state`` is replaced as a whole."""
+    """Data for other threads. ``state`` is replaced as a whole."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

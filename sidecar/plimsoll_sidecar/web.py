@@ -97,7 +97,7 @@ class _Connection:
 
 
 class HttpServer:
-    """Server whose requests are served in the thread that calls :meth:`turn`.
+    """Serve requests in the thread that calls :meth:`turn`.
 
     An exception of ``answer`` becomes status 500. ``headers`` are added to each answer; each of its
     lines ends in CRLF.
@@ -119,7 +119,7 @@ class HttpServer:
         return int(self._listener.getsockname()[1])
 
     def watch(self, descriptor: int) -> None:
-        """Make a turn also end when ``descriptor`` is readable. The caller reads it."""
+        """Make :meth:`turn` also return when ``descriptor`` is readable. The caller reads it."""
         self._poll.register(descriptor, select.POLLIN)
 
     def turn(self, wait_s: float) -> None:

@@ -155,7 +155,7 @@ def main() -> int:
     engine = PlimsollEngine(config.current.engine, arguments.run_dir / "admin-token")
     policy = config.current.supervision.restart_budget
 
-    def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
+    def create_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = DiagnosticsWriter(engine, arguments.state_dir, arguments.run_dir, frontend)
         state_dir = arguments.state_dir
         return Actuator(engine, Slots(), None, diagnostics.save, state_dir, policy, frontend)
@@ -172,7 +172,7 @@ def main() -> int:
         config,
         cast(Sampler, Source(engine)),
         lambda config: cast(Detector, Judge()),
-        new_actuator,
+        create_actuator,
         None,
         Metrics(),
         arguments.state_dir,

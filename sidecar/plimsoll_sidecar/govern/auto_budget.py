@@ -4,8 +4,8 @@ Each hour has a level: the largest unexplained growth over the 1, 6 and 24 hours
 budget is 1.5 times the 99th percentile of the levels for its window. It is at least 3 % of the
 memory limit, and at most half of the room that the largest start leaves. An hour within a day of a
 confirmed incident does not count, because a leak would raise its own budget. For the same reason, a
-budget rises by at most a quarter a day. It falls by a tenth a day, so that a busy week after a
-quiet one raises no alarm. The owner sets ``minimum``, which applies at once.
+budget rises by at most a quarter a day. It falls by at most a tenth a day, so that a busy week
+after a quiet one raises no alarm. The owner sets ``minimum``, which applies at once.
 
 The factors were chosen, not fitted. On 1,480 h of production containers, budgets learned in twelve
 hours would have caused 15 suspicions, and those learned in one hour 25.
@@ -51,10 +51,10 @@ GROWTH_KINDS = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_
 
 
 class Hour(msgspec.Struct, array_like=True):
-    """Growth in one hour.
+    """Growth of one memory in one hour.
 
     ``at`` counts hours since 1970. ``gains`` are the bytes for each of :data:`WINDOWS_H`.
-    ``incident`` is whether a confirmed incident of this memory was open or in its cooldown.
+    ``incident`` states whether a confirmed incident of this memory was open or in its cooldown.
     ``most`` is the largest size of the memory in bytes.
     """
 
@@ -180,14 +180,14 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             self.inherited = LearnedMemory(start=known.start, budget=known.budget)
 
     def list_healthy_hours(self) -> list[Hour]:
-        """Return the healthy hours of this replica and of the replicas that it inherited from."""
+        """Return the healthy hours of this replica and of those that it inherited from."""
         found = select_healthy_hours(self.hours)
         if self.inherited is not None and self.inherited.seen_s:
             found.append(Hour(0, float(self.inherited.seen_s), self.inherited.gains))
         return found
 
-    def compute_gain_quantile(self) -> int | None:
-        """Return the largest size in bytes of this revision's healthy memory."""
+    def find_largest_size(self) -> int | None:
+        """Return the largest size of this revision's healthy memory in bytes; None if unknown."""
         return max((one.most for one in select_healthy_hours(self.hours)), default=0) or None
 
     def make_report(self, auto: AutoBudgets) -> LearnedMemory | None:
@@ -196,7 +196,9 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         seen_s = sum(one.seen_s for one in hours)
         if not hours or not self.hours:
             return None
-        first, second, third = (level(one.gains[i] for one in hours) or 0 for i in range(3))
+        first, second, third = (
+            compute_quantile(one.gains[i] for one in hours) or 0 for i in range(3)
+        )
         return LearnedMemory(
             seen_s=min(int(seen_s), MAX_SEEN_S),
             gains=(first, second, third),
@@ -210,7 +212,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
 
 
 def find_lowest_growth(lows: Sequence[tuple[int, int]], since: int) -> int:
-    """Return the smallest growth of the hours from ``since`` on."""
+    """Return the smallest growth of the hours since ``since``."""
     return min(low for at, low in lows if at >= since)
 
 
@@ -228,7 +230,7 @@ def sum_healthy_s(hours: Sequence[Hour]) -> float:
     return sum(one.seen_s for one in select_healthy_hours(hours))
 
 
-def level(gains: Iterable[int], share: float = LEVEL_QUANTILE) -> int | None:
+def compute_quantile(gains: Iterable[int], share: float = LEVEL_QUANTILE) -> int | None:
     """Return the ``share`` quantile of ``gains`` by nearest rank; None if there are no gains."""
     ordered = sorted(gains)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
@@ -247,24 +249,24 @@ def list_gains_within(hours: Iterable[Hour], window_s: float) -> list[int]:
 
 
 def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
-    """Return the budget in bytes that the learned levels suggest; None without a level."""
-    found = level(list_gains_within(learned.list_healthy_hours(), budget.window_s))
+    """Return the budget in bytes that the learned growth suggests; None before the first hour."""
+    found = compute_quantile(list_gains_within(learned.list_healthy_hours(), budget.window_s))
     if found is None:
         return None
     start = max(learned.starts, default=learned.inherited.start if learned.inherited else 0)
     return limit_budget(int(BUDGET_MARGIN * found), learned.find_room_limit(budget), start)
 
 
-def limit_budget(wanted: int, limit: int | None, start: int) -> int:
-    """Limit ``wanted`` to between the floor and half of the room above a ``start``, in bytes."""
+def limit_budget(proposed: int, limit: int | None, start: int) -> int:
+    """Limit a budget to between the floor and half of the room above a ``start``, in bytes."""
     if limit is None:
-        return max(wanted, FLOOR_BYTES)
+        return max(proposed, FLOOR_BYTES)
     most = max(1, int(ROOM_SHARE * max(0, limit - start)))
-    return min(max(wanted, int(FLOOR_SHARE * limit), 1), most)
+    return min(max(proposed, int(FLOOR_SHARE * limit), 1), most)
 
 
 class BudgetsInForce(NamedTuple):
-    """Budgets in force. Incidents of the ``learning`` kinds are only reported."""
+    """Budgets in force. Incidents of the ``learning`` kinds are reported, but not acted on."""
 
     memory: MemoryPolicy
     learning: frozenset[IncidentKind] = frozenset()
@@ -295,7 +297,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return {
             name: needs_of(name, found, one.limit, ledger)
             for name, one in (("host", self.host), ("device", self.device))
-            if (found := one.compute_gain_quantile()) is not None
+            if (found := one.find_largest_size()) is not None
         }
 
     def lacks_budget(self, memory: MemoryPolicy) -> bool:
@@ -338,7 +340,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         """Return the policy with a size for each ``Auto`` budget, and the kinds not yet learned."""
         learning: set[IncidentKind] = set()
 
-        def resolved(
+        def resolve(
             name: str, budget: MemoryBudget | None, one: LearnedHistory
         ) -> MemoryBudget | None:
             if budget is None or not budget.auto:
@@ -350,16 +352,16 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
             size = max(size, budget.minimum_bytes or 1)
             return msgspec.structs.replace(budget, growth_bytes=size)
 
-        host = resolved("host", memory.host, self.host)
-        device = resolved("device", memory.device, self.device)
+        host = resolve("host", memory.host, self.host)
+        device = resolve("device", memory.device, self.device)
         return BudgetsInForce(
             msgspec.structs.replace(memory, host=host, device=device), frozenset(learning)
         )
 
 
-def has_budget_changed(one: MemoryPolicy, other: MemoryPolicy) -> bool:
+def has_budget_changed(old: MemoryPolicy, new: MemoryPolicy) -> bool:
     """Report whether a budget differs by more than :data:`MIN_CHANGE_SHARE`."""
-    pairs = ((one.host, other.host), (one.device, other.device))
+    pairs = ((old.host, new.host), (old.device, new.device))
     return any(
         a is not None and b is not None
         and abs(a.growth_bytes - b.growth_bytes) > MIN_CHANGE_SHARE * a.growth_bytes

@@ -14,7 +14,7 @@ from plimsoll_sidecar.govern.incident import Incident
 
 
 class Verb(StrEnum):
-    """Commands of an actuator, in the order of their effect on requests."""
+    """Commands of the actuator, from the least to the most disruptive for requests."""
 
     DIAGNOSE = "diagnose"
     TRIM = "trim"
@@ -27,17 +27,17 @@ class Verb(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A command. It is written to the journal before it is sent.
+    """A command to the actuator, which is written to the journal before it is sent.
 
-    ``epoch`` is the fence; ``operation_id`` makes a repetition harmless. ``stalled`` states that
-    the engine serves no requests: waiting for other replicas or for a drain gains nothing.
-    ``leaves`` states that the slot is for an action that takes the pod out of service, which the
-    last ready replica must not do. ``planned`` states that nothing is wrong, so that the restart
-    can wait for another ready replica. ``meets_partner`` states that the pod stays out of its
-    Services after the restart until a request went through the engine and its partner.
-    ``gives_up`` states that it returns to them whatever this last try finds. ``process`` is the
-    suspected process, as incidents name it.
-    ``at`` is the time under which a restart for this slot is counted.
+    An engine that is not in ``epoch`` refuses it, and ``operation_id`` makes a repetition harmless.
+    ``stalled`` states that the engine serves no requests, so that waiting for other replicas or for
+    a drain gains nothing. ``leaves`` states that the slot is for an action that takes the pod out
+    of service, which the last ready replica must not do. ``planned`` states that nothing is wrong,
+    so that the restart can wait for another ready replica. ``meets_partner`` states that the pod
+    stays out of its Services after the restart until a request has passed through the engine and
+    its partner. ``gives_up`` states that this is the last such test, after which the pod returns to
+    them in any case. ``process`` is the suspected process, as incidents name it. ``at`` is the time
+    in Unix seconds under which a restart is counted.
     """
 
     verb: Verb
@@ -76,7 +76,7 @@ class SlotRequest(msgspec.Struct, frozen=True):
 class Refusal(msgspec.Struct, frozen=True):
     """Reason why a restart slot was refused.
 
-    ``message`` is for people, and differs between attempts only if the reason differs.
+    ``message`` is for people. It stays the same as long as the reason does.
     """
 
     reason: WaitReason
@@ -171,7 +171,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct):
     """Output of one turn of the governor: at most one new command, and the events.
 
-    ``changed`` is whether the journal must store the state before the command is sent.
+    ``changed`` states whether the state must be written to the journal before the command is sent.
     """
 
     command: Command | None = None

@@ -1,4 +1,4 @@
-"""Hold the input and output of one turn of the governor, and the conditions of its decisions."""
+"""Hold the input and output of one turn of the governor, and decide on conditions of actions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TurnContext:
     def set_pending_command(
         self, incident: Incident, verb: Verb, name: str, gives_up: bool = False
     ) -> Command:
-        """Return the new pending command. Its operation ID stays the same if it is sent again."""
+        """Create the pending command. If it is sent again, its operation ID stays the same."""
         carry = verb is Verb.RESTART_WORKER
         mode = self.policy.drain.mode
         if not carry and mode is DrainMode.CARRY:
@@ -89,7 +89,7 @@ class TurnContext:
             stalled=stalled,
             leaves=incident.rung in LEAVING_ACTIONS
             and not stalled
-            and not self.does_memory_end_before_drain(incident),
+            and not self.will_memory_run_out_before_drain(incident),
             planned=incident.kind is IncidentKind.RECYCLE,
             meets_partner=verb is Verb.RESTART_ENGINE and self.engine.meets_partner,
             gives_up=gives_up,
@@ -118,7 +118,7 @@ class TurnContext:
         return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
 
     @property
-    def is_free(self) -> bool:
+    def has_no_pending_command(self) -> bool:
         """Whether no command is pending. At most one command may be pending."""
         return self.state.pending is None
 
@@ -130,8 +130,8 @@ class TurnContext:
     def estimate_time_to_limit_s(self, incident: Incident) -> float | None:
         """Return the seconds until memory of the incident's kind reaches its limit.
 
-        None if that is unknown, infinite if nothing grows. The limit is where the engine dies. The
-        leak budget is much smaller: to act when it is spent leaves time for a drain.
+        None if that is unknown, infinite if nothing grows. The engine ends at the limit. The leak
+        budget is much smaller, so that a drain still has time when the budget is spent.
         """
         budget = incident.budget(self.assessment)
         if budget is None or budget.current is None:
@@ -167,10 +167,10 @@ class TurnContext:
             return False
         return budget.current >= NEAR_LIMIT_RATIO * budget.limit
 
-    def does_memory_end_before_drain(self, incident: Incident) -> bool:
+    def will_memory_run_out_before_drain(self, incident: Incident) -> bool:
         """Report whether memory would run out before a drain ends.
 
-        Then a drain loses more requests than a restart at once.
+        A drain would then lose more requests than an immediate restart.
         """
         left = self.estimate_time_to_limit_s(incident)
         return left is not None and left <= self.policy.drain.deadline_s
@@ -193,15 +193,15 @@ def is_conclusive(context: TurnContext, kind: IncidentKind) -> bool:
     return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
 
 
-def reason_to_skip(
+def find_skip_outcome(
     context: TurnContext, action: Action, incident: Incident
 ) -> tuple[StepOutcome, str] | None:
-    """Return the outcome and reason if ``action`` is skipped now; None if it is taken.
+    """Return the outcome and the reason if ``action`` is skipped now; None if it may be taken.
 
     The outcome is ``Would`` if only the mode, or a budget that is still being learned, prevents the
     action.
     """
-    reason = ladder.reason_to_skip(action, incident, context.policy, context.engine)
+    reason = ladder.find_skip_reason(action, incident, context.policy, context.engine)
     observes = context.explain_observe_only(incident)
     if reason is None and observes is not None:
         return StepOutcome.WOULD, observes
@@ -212,13 +212,12 @@ def reason_to_skip(
 
 
 def is_restart_due(context: TurnContext, incident: Incident) -> bool:
-    """Report whether a restart is due: the budget is spent, or memory would end before a drain.
+    """Report whether a restart is due: the budget is spent, or memory would run out before a drain.
 
-    The budget is the growth that a replica may have, so growth that stops within it costs no
-    restart. No restart is due if memory does not grow at this moment, unless it is at its limit, or
-    if the growth has become more likely to be no leak. For an ``Auto`` budget, the limit must be
-    near as well. None of these conditions apply to a stall, or to an incident that a restart did
-    not cure.
+    The budget is the growth that a replica may have, so growth that stops within it causes no
+    restart. Growth that has stopped causes none either, unless memory is at its limit. Nor does
+    growth that has become unlikely to be a leak. For an ``Auto`` budget, the limit must be near as
+    well. None of these conditions apply to a stall, or to an incident that a restart did not cure.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return incident.kind in context.suspicions or incident.escalated
@@ -230,7 +229,7 @@ def is_restart_due(context: TurnContext, incident: Incident) -> bool:
     if suspicion is None or not (grows or context.is_at_limit(incident)):
         return False
     spent = suspicion.over_budget and not context.defers_restart(incident)
-    return spent or context.does_memory_end_before_drain(incident)
+    return spent or context.will_memory_run_out_before_drain(incident)
 
 
 def is_restart_budget_spent(context: TurnContext) -> bool:
@@ -259,6 +258,6 @@ def is_disrupted(context: TurnContext, incident: Incident) -> bool:
 
 
 def is_engine_starting(context: TurnContext, incident: Incident) -> bool:
-    """Report whether the engine is starting. A restart for its memory would never let it finish."""
+    """Report whether the engine is starting: a restart for its memory would never let it finish."""
     starting = (EngineState.STARTING, EngineState.WARMING)
     return incident.kind is not IncidentKind.STALL and context.engine.state in starting

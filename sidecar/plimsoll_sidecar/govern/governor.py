@@ -28,7 +28,12 @@ from plimsoll_sidecar.govern.command import (
     Verb,
 )
 from plimsoll_sidecar.govern.context import TurnContext, is_conclusive
-from plimsoll_sidecar.govern.incident import Incident, counted_s, find_budget, make_incident_name
+from plimsoll_sidecar.govern.incident import (
+    Incident,
+    compute_counted_s,
+    find_budget,
+    make_incident_name,
+)
 from plimsoll_sidecar.govern.ladder import wants_standby
 from plimsoll_sidecar.govern.moves import apply_result, follow_new_epoch, release_slot
 from plimsoll_sidecar.govern.notices import (
@@ -38,7 +43,7 @@ from plimsoll_sidecar.govern.notices import (
     make_manual_action_record,
 )
 from plimsoll_sidecar.govern.phases import advance
-from plimsoll_sidecar.govern.recycle import due_recycle
+from plimsoll_sidecar.govern.recycle import find_due_recycle
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
 from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState
 
@@ -49,11 +54,12 @@ UNKNOWN_EPOCH_PLACEHOLDER = "unseen"
 
 
 class Governor:
-    """Incidents, ladder and restart budget of one replica.
+    """Decide on the incidents of one replica within its ladder and restart budget.
 
-    ``replica`` names the incidents: the pod, or the service in local mode. ``policy`` and
-    ``memory`` may be replaced at any time when the configuration changes. Incidents of the
-    ``learning`` kinds are only reported, because their budget is not learned yet.
+    ``replica`` is part of the incidents' names: the pod, or the service in local mode. ``policy``
+    and ``memory`` may be replaced at any time when the configuration changes. Incidents of the
+    ``learning`` kinds are reported, but not acted on, because their budget has not been learned
+    yet.
     """
 
     def __init__(
@@ -98,7 +104,7 @@ class Governor:
             self.state, self.policy, self.memory, assessment, engine, now, hold, turn, self.learning
         )
         self._record_manual_actions(context, by_hand)
-        self._follow_epoch(context)
+        self._apply_epoch(context)
         self._track_health(context, own)
         for result in results:
             self._apply_result(context, result)
@@ -170,7 +176,7 @@ class Governor:
         self.state.quiet = {}
         self.state.failures = {}
 
-    def _follow_epoch(self, context: TurnContext) -> None:
+    def _apply_epoch(self, context: TurnContext) -> None:
         """Apply a new epoch to all incidents.
 
         Crashes and failed starts do not count against the restart budget, which limits remediation.
@@ -203,7 +209,7 @@ class Governor:
             self._seen = self._seen.update(context.engine, own, context.now)
 
     def _learn_start_noise(self, context: TurnContext, own: Assessment) -> None:
-        """Learn how much memory a start needs, unless an incident is being verified."""
+        """Learn how much memory a start needs, unless a restart is being verified."""
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
         if context.engine.answers and self.state.starts.add_assessment(own):
@@ -224,7 +230,7 @@ class Governor:
                 )
 
     def _record_crash(self, context: TurnContext, last: str) -> None:
-        """Record the end of an epoch that neither the supervisor nor a person requested."""
+        """Record that an epoch ended although neither the supervisor nor a person requested it."""
         seen, pending = self._seen, self.state.pending
         if seen is None or seen.epoch != last or seen.oom_killed or last in self.state.by_hand:
             return
@@ -257,9 +263,9 @@ class Governor:
         A kind has at most one incident.
         """
         at, before = context.assessment.t, self._judged_at
-        counted, self._judged_at = counted_s(0.0 if before is None else at - before), at
+        counted, self._judged_at = compute_counted_s(0.0 if before is None else at - before), at
         worst: dict[IncidentKind, Suspicion] = {}
-        recycle = due_recycle(context, self._idle_s(context))
+        recycle = find_due_recycle(context, self._idle_s(context))
         planned = [] if recycle is None else [recycle]
         for suspicion in [*context.assessment.suspicions, *planned]:
             known = worst.get(suspicion.kind)

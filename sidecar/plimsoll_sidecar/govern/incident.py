@@ -97,9 +97,10 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return self.name.rpartition("-")[2]
 
     def make_operation_id(self, verb: str) -> str:
-        """Return an ID for the next step that this incident has never used.
+        """Return an ID for the next command that this incident has never used.
 
-        The count is separate from the timeline, which drops steps. An older journal has no count.
+        The number of sent commands is stored, because the timeline drops steps. An older journal
+        lacks it.
         """
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"
@@ -111,7 +112,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             del self.timeline[MAX_STEPS // 2]
 
     def enter(self, phase: P, now: float) -> None:
-        """Start ``phase`` at ``now``, and count its rounds from zero.
+        """Start ``phase`` at ``now``, and reset the time that its observations count for.
 
         Do nothing if the incident is already in this phase.
         """
@@ -150,10 +151,10 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return [f"not confirmed yet: {suspicion.unconfirmed}"]
 
 
-def counted_s(elapsed_s: float) -> float:
-    """Return the seconds for which an assessment counts, ``elapsed_s`` after the previous one.
+def compute_counted_s(elapsed_s: float) -> float:
+    """Return the seconds that an assessment counts for, ``elapsed_s`` after the previous one.
 
-    A round consists of at least two assessments, however far apart, and at most five.
+    A round consists of at least two assessments, however far apart, and of at most five.
     """
     return min(max(ROUND_S / 5, elapsed_s), ROUND_S / 2)
 
@@ -198,7 +199,7 @@ NEXT_PHASES: dict[P, frozenset[P]] = {
 
 
 class IllegalPhaseChange(Exception):
-    """Error for a phase that cannot follow the present one, which is a bug in the governor."""
+    """A phase cannot follow the present one, which is a bug in the governor."""
 
 
 def move_to_phase(incident: Incident, phase: P, now: float) -> None:

@@ -32,7 +32,7 @@ CURABLE_KINDS = frozenset(
 """Kinds on which the supervisor acts. The others are reported only."""
 
 
-def reason_to_skip(
+def find_skip_reason(
     action: Action, incident: Incident, policy: Supervision, engine: EngineView
 ) -> str | None:
     """Return the reason for skipping this rung, for the timeline; None if it is allowed.
@@ -45,7 +45,7 @@ def reason_to_skip(
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
         return "the action is not in spec.supervision.ladder"
-    if _asks_for_pod(kind, policy) and action is Action.POD_REPLACE:
+    if _needs_another_pod(kind, policy) and action is Action.POD_REPLACE:
         return None if engine.replaceable else NO_PODS
     if kind not in CURABLE_KINDS:
         return f"no action of the supervisor cures {kind.value}"
@@ -69,8 +69,8 @@ def reason_to_skip(
     return None
 
 
-def _asks_for_pod(kind: IncidentKind, policy: Supervision) -> bool:
-    """Report whether memory that holds up the start of an engine asks for another pod."""
+def _needs_another_pod(kind: IncidentKind, policy: Supervision) -> bool:
+    """Report whether devices that stay in use at the start of an engine call for another pod."""
     gate = policy.start_gate
     return kind is IncidentKind.ORPHAN_DEVICE_MEMORY and gate is not None and gate.then is not None
 
@@ -80,7 +80,7 @@ def choose_next_rung(incident: Incident, policy: Supervision, engine: EngineView
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if (
             action not in incident.tried
-            and reason_to_skip(action, incident, policy, engine) is None
+            and find_skip_reason(action, incident, policy, engine) is None
         ):
             return action
     return None

@@ -1,4 +1,4 @@
-"""Change an incident: steps that several phases share, and the results of its commands."""
+"""Apply steps that several phases of an incident share, and the results of its commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def escalate(context: TurnContext, incident: Incident, message: str) -> None:
 
 
 def request_replacement(context: TurnContext, incident: Incident) -> None:
-    """Ask the operator to evict the pod, through the incident's newest step."""
+    """Ask the operator to evict the pod, with a new step of the incident."""
     incident.tried.append(Action.POD_REPLACE)
     text = "waiting for the operator to evict the pod"
     step = context.make_step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
@@ -50,9 +50,10 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def defer_to_person(context: TurnContext, incident: Incident) -> bool:
-    """Withdraw requests and preparations for a restart if a person drained the replica.
+    """Report whether a person has drained the replica, and withdraw restart requests if so.
 
-    They do not count as refused. Return whether a person did: no restart follows until a resume.
+    The withdrawal does not count as a refusal. No restart follows until a person resumes the
+    replica.
     """
     if not context.engine.manually_drained:
         return False
@@ -74,7 +75,7 @@ def defer_to_person(context: TurnContext, incident: Incident) -> bool:
 def set_wait_reason(
     context: TurnContext, incident: Incident, reason: WaitReason | None, message: str
 ) -> bool:
-    """Record the reason why the incident waits. Return whether it has changed."""
+    """Record why the incident waits, and return whether the reason has changed."""
     if (incident.waits, incident.message) == (reason, message):
         return False
     incident.waits, incident.message = reason, message
@@ -95,11 +96,14 @@ def return_to_confirmed(context: TurnContext, incident: Incident, message: str) 
 def stop_restarting(context: TurnContext, incident: Incident) -> None:
     """End the incident, and stop all restarts until a person resets the restart budget.
 
-    A planned restart must not stop those of leaks.
+    A planned restart only ends its incident, because restarts for leaks must remain possible.
     """
     if incident.kind is IncidentKind.RECYCLE:
         context.end_incident(
-            incident, IncidentPhase.RESOLVED, Reason.CLEARED, "no restart is left for it"
+            incident,
+            IncidentPhase.RESOLVED,
+            Reason.CLEARED,
+            "the restart budget has no restart left for a planned restart",
         )
         return
     context.state.exhausted = True
@@ -109,7 +113,7 @@ def stop_restarting(context: TurnContext, incident: Incident) -> None:
 
 
 def end_if_gone(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if its suspicion was absent for a round. Return whether it ended."""
+    """End the incident if its suspicion has been absent for a round. Return whether it ended."""
     if incident.escalated or incident.missed_s < ROUND_S:
         return False
     returned = max(0, incident.growth_at_trim - context.read_growth_bytes(incident))
@@ -127,7 +131,7 @@ def end_if_gone(context: TurnContext, incident: Incident) -> bool:
     return True
 
 
-def end_if_returned(context: TurnContext, incident: Incident) -> bool:
+def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
     """End the incident if its memory was freed after restarts that did not help.
 
     Return whether it ended. After a restart, the engine has a new baseline, so the detector
@@ -155,13 +159,14 @@ def end_if_returned(context: TurnContext, incident: Incident) -> bool:
 def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
     """Request diagnostics once per incident, before a restart destroys the evidence.
 
-    Return whether they are complete. They cost the engine time, so call this only before a restart.
+    Return whether they have been collected. They cost the engine time, so call this only before a
+    restart.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return True
     if incident.diagnosed or context.hold or context.explain_observe_only(incident) is not None:
         return True
-    if context.is_free:
+    if context.has_no_pending_command:
         context.set_pending_command(incident, Verb.DIAGNOSE, "Diagnostics")
     return False
 
@@ -184,7 +189,7 @@ def waits_for_window(context: TurnContext, incident: Incident) -> bool:
 
 
 def defer_restart(context: TurnContext, incident: Incident) -> None:
-    """Record why a confirmed incident causes no restart: it would cost more than it gains."""
+    """Record why a confirmed incident causes no restart at present."""
     if incident.has_subsided:
         if incident.waits is not WaitReason.SUBSIDED:  # the probability changes with every sample
             chance = incident.attribution.confidence
@@ -214,7 +219,7 @@ def release_slot(context: TurnContext) -> None:
     context.turn.changed = True
 
 
-def give_up_trim(context: TurnContext) -> None:
+def abandon_trim(context: TurnContext) -> None:
     """Abandon the trim of a hung engine, so that the restart of a stall does not wait for it."""
     pending = context.state.pending
     if pending is None or pending.verb is not Verb.TRIM:
@@ -228,7 +233,7 @@ def give_up_trim(context: TurnContext) -> None:
 
 
 def judge_trim(context: TurnContext, incident: Incident) -> None:
-    """Judge a trim by the memory one round later, whatever the engine reported."""
+    """Judge a trim by the memory one round later, regardless of what the engine reported."""
     step = next((s for s in incident.timeline if is_unmeasured_trim(s)), None)
     if step is None:
         return
@@ -279,7 +284,7 @@ def apply_result(
         case Verb.LEAVE | Verb.DRAIN | Verb.RESTART_WORKER | Verb.RESTART_ENGINE:
             apply_restart_result(context, incident, command, result)
         case Verb.MEET_PARTNER:
-            apply_meeting_result(context, incident, command, result)
+            apply_partner_result(context, incident, command, result)
 
 
 def apply_slot_result(
@@ -296,13 +301,12 @@ def apply_slot_result(
         context.state.slot_holder, incident.slot_at = incident.name, command.at
 
 
-def apply_meeting_result(
+def apply_partner_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
     """Apply the result of a request through the restarted engine and its partner.
 
-    A result that says nothing about the pair, for example because no partner is ready, never counts
-    against the restart.
+    ``Unknown``, for example because no partner is ready, never counts against the restart.
     """
     merge_repeated_step(context, incident)
     incident.retry_at = context.now + SLOT_RETRY_S
@@ -313,7 +317,7 @@ def apply_meeting_result(
 
 
 def merge_repeated_step(context: TurnContext, incident: Incident) -> None:
-    """Merge the newest step with the one before if both say the same."""
+    """Merge the newest step with the previous one if both have the same content."""
     newest = incident.timeline[-2:]
     if len({_make_step_key(step) for step in newest}) == len(newest):
         context.emit_event(EventType.ADVANCED, incident)
@@ -325,7 +329,7 @@ def merge_repeated_step(context: TurnContext, incident: Incident) -> None:
 def apply_restart_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of a drain or restart: verify it after success, or else escalate."""
+    """Apply the result of a drain or restart: verify the effect if it succeeded, or escalate."""
     if incident.phase is IncidentPhase.VERIFYING:
         return
     if context.state.epoch != command.epoch or result.outcome is Outcome.SUCCEEDED:

@@ -1,9 +1,9 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-They open and end in one turn. A crash is an end of the engine or its worker without a request. A
-new epoch shows it. Only a supervisor that saw the old epoch alive reports it. After a time without
-a supervisor, the cause is unknown: the node may have restarted, or a person may have restarted the
-service.
+They open and end in one turn. A crash is an end of the engine or its worker that nobody requested.
+A new epoch shows it, and only a supervisor that saw the old epoch alive reports it. If no
+supervisor was running, the cause is unknown: the node may have restarted, or a person may have
+restarted the service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEALTHY_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineSta
 
 
 class LastHealthyState(msgspec.Struct, frozen=True):
-    """Last healthy state of an epoch, or its largest state if it was never healthy.
+    """Last healthy state of an epoch, or its state with the most memory if it was never healthy.
 
     Sizes are in bytes, None if unknown. ``at`` is in Unix seconds.
     """
@@ -70,7 +70,7 @@ class LastHealthyState(msgspec.Struct, frozen=True):
 def make_crash_record(
     seen: LastHealthyState, view: EngineView, replica: str, host_limit: int | None, now: float
 ) -> Incident:
-    """Return the record of an epoch that ended by itself. ``view`` is of the next epoch."""
+    """Return the record of an epoch that ended by itself. ``view`` shows the next epoch."""
     engine = find_boot(seen.epoch) != find_boot(view.epoch or "")
     lost = [one for one in seen.processes if one not in view.processes]
     process = _find_ended_process(

@@ -17,23 +17,23 @@ from plimsoll_sidecar.govern import ladder, restart_budget
 from plimsoll_sidecar.govern.command import EventType, Verb
 from plimsoll_sidecar.govern.context import (
     TurnContext,
+    find_skip_outcome,
     is_disrupted,
     is_engine_starting,
     is_restart_budget_spent,
     is_restart_due,
-    reason_to_skip,
 )
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.moves import (
     WITHDRAWN_STEP,
+    abandon_trim,
     collect_diagnostics,
     confirm,
     defer_restart,
     defer_to_person,
     end_if_gone,
-    end_if_returned,
+    end_if_memory_was_freed,
     escalate,
-    give_up_trim,
     judge_trim,
     release_slot,
     request_replacement,
@@ -52,7 +52,7 @@ RESTART_VERBS = {
 TAKE_SLOT_STEP, MEETING_STEP = "TakeSlot", "MeetPartner"
 GROUP_STEP = "GroupRestart"
 """Step that precedes the restart of a multi-node group through its leader."""
-UNTRIMMED = (IncidentKind.STALL, IncidentKind.RECYCLE)
+KINDS_WITHOUT_TRIM = (IncidentKind.STALL, IncidentKind.RECYCLE)
 """Kinds that a trim cannot cure, and that need no second look."""
 
 
@@ -65,12 +65,12 @@ def advance(context: TurnContext, incident: Incident) -> None:
 
 
 def retry_rung(context: TurnContext, incident: Incident) -> None:
-    """Try the rung again, because the pending command was lost with an old journal."""
+    """Try the rung again, because the journal with its pending command was lost."""
     return_to_confirmed(context, incident, "interrupted")
 
 
 def on_restarting(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator to replace the pod. Any other restart has a pending command."""
+    """Wait for the operator to replace the pod. All other restarts have a pending command."""
     if incident.rung is Action.POD_REPLACE:
         await_replacement(context, incident)
     else:
@@ -85,15 +85,15 @@ def on_open(context: TurnContext, incident: Incident) -> None:
     """Trim a suspected leak, or confirm a stall or a planned restart."""
     if end_if_gone(context, incident) or incident.seen_s < ROUND_S:
         return
-    if incident.kind in UNTRIMMED:
+    if incident.kind in KINDS_WITHOUT_TRIM:
         if incident.kind is IncidentKind.STALL:
-            give_up_trim(context)
+            abandon_trim(context)
         confirm(context, incident)
         return
     if context.assessment.in_long_step:
         return  # an engine that is executing a step cannot trim
-    skipped = reason_to_skip(context, Action.TRIM, incident)
-    if skipped is None and not context.is_free:
+    skipped = find_skip_outcome(context, Action.TRIM, incident)
+    if skipped is None and not context.has_no_pending_command:
         return
     incident.growth_at_trim = incident.growth_bytes
     context.enter_phase(incident, IncidentPhase.TRIMMING)
@@ -134,7 +134,7 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
     elif (observes := context.explain_observe_only(incident)) is not None:
         incident.add_step(context.make_step(rung.value, StepOutcome.WOULD, observes))
         context.end_incident(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
-    elif defer_to_person(context, incident) or refuses_restart_alone(context, incident):
+    elif defer_to_person(context, incident) or end_if_restart_is_blocked(context, incident):
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
@@ -146,10 +146,10 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
         on_awaiting_slot(context, incident)
 
 
-def refuses_restart_alone(context: TurnContext, incident: Incident) -> bool:
+def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
     """End the incident if a restart would break the engine's partner. Return whether it ended.
 
-    A stalled engine serves its partner nothing, so that its restart can only help.
+    A stalled engine is restarted in any case, because it serves its partner nothing.
     """
     if context.engine.restart_blocker is None or incident.kind is IncidentKind.STALL:
         return False
@@ -182,7 +182,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     elif (
         is_disrupted(context, incident)
         or context.hold
-        or not context.is_free
+        or not context.has_no_pending_command
         or is_engine_starting(context, incident)
     ):
         return
@@ -196,7 +196,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
 
 
 def start_rung(context: TurnContext, incident: Incident) -> None:
-    """Send the first disruptive command of the rung, and count the restart before that."""
+    """Count the restart, and then send the first disruptive command of the rung."""
     assert incident.rung is not None
     assert context.state.epoch is not None
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
@@ -243,19 +243,21 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
 def await_replacement(context: TurnContext, incident: Incident) -> None:
     """Wait for the operator, which may be down, to evict the pod.
 
-    Release the slot after :data:`SLOT_WAIT_S`, because others wait for it that long. The eviction
-    respects the disruption budget in any case.
+    The slot is released after :data:`SLOT_WAIT_S`, for which other replicas wait at most. The
+    eviction respects the disruption budget in any case.
     """
     if context.policy.mode is Mode.OBSERVE or Action.POD_REPLACE not in context.policy.ladder:
         restart_budget.withdraw_restart(context.state.restarts, incident.fenced_epoch or "")
         incident.add_step(
             context.make_step(
-                WITHDRAWN_STEP, StepOutcome.SUCCEEDED, "the policy no longer allows it"
+                WITHDRAWN_STEP,
+                StepOutcome.SUCCEEDED,
+                "the policy no longer allows a pod replacement",
             )
         )
-        return_to_confirmed(context, incident, "the policy no longer allows it")
+        return_to_confirmed(context, incident, "the policy no longer allows a pod replacement")
         return
-    if end_if_gone(context, incident) or end_if_returned(context, incident):
+    if end_if_gone(context, incident) or end_if_memory_was_freed(context, incident):
         return
     if defer_to_person(context, incident):
         return
@@ -268,7 +270,7 @@ def await_replacement(context: TurnContext, incident: Incident) -> None:
 def on_verifying(context: TurnContext, incident: Incident) -> None:
     """Judge the restart once the new epoch is warm: resolve, choose the next rung, or wait.
 
-    An engine that serves only together with another one must be able to do that first.
+    An engine that serves only together with another one must first serve a request with it.
     """
     if waits_for_partner(context, incident):
         return
@@ -298,10 +300,10 @@ def on_verifying(context: TurnContext, incident: Incident) -> None:
 
 
 def waits_for_partner(context: TurnContext, incident: Incident) -> bool:
-    """Report whether the restarted engine has yet to serve a request together with its partner.
+    """Report whether the restarted engine has not yet served a request with its partner.
 
-    Try that for :data:`MEETING_S` from when the engine serves. An engine that does not start in
-    time is judged without it.
+    This is tried for :data:`MEETING_S` after the engine starts to serve. An engine that does not
+    start in time is judged without it.
     """
     if not incident.meets_partner:
         return False
@@ -316,7 +318,7 @@ def waits_for_partner(context: TurnContext, incident: Incident) -> bool:
     if incident.met_since is None:
         incident.met_since, incident.retry_at = context.now, context.now
         context.turn.changed = True
-    if context.is_free and context.hold is None and context.now >= incident.retry_at:
+    if context.has_no_pending_command and context.hold is None and context.now >= incident.retry_at:
         late = context.now - incident.met_since >= MEETING_S
         context.set_pending_command(incident, Verb.MEET_PARTNER, MEETING_STEP, gives_up=late)
     return True

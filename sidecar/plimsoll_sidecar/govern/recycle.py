@@ -13,10 +13,10 @@ from plimsoll_api.units import format_duration
 from plimsoll_sidecar.govern.context import TurnContext, is_restart_budget_spent
 
 
-def due_recycle(context: TurnContext, idle_s: float) -> Suspicion | None:
-    """Return the reason to recycle the engine now; None if there is none.
+def find_due_recycle(context: TurnContext, idle_s: float) -> Suspicion | None:
+    """Return a suspicion if the engine is due for a planned restart now; None otherwise.
 
-    ``idle_s`` is for how many seconds the engine has had no request.
+    ``idle_s`` is the time in seconds for which the engine has had no request.
     """
     wanted, engine, state = context.policy.recycle, context.engine, context.state
     if wanted is None or state.epoch_at is None or engine.state is not EngineState.SERVING:

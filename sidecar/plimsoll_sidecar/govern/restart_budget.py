@@ -17,7 +17,7 @@ A crash loop must not fill the journal.
 
 
 class Restart(msgspec.Struct, omit_defaults=True):
-    """One restart of the engine or its worker that a supervisor sent, for an incident or a person.
+    """One restart of the engine or its worker that an incident or a person requested.
 
     ``epoch`` is the epoch that the restart ended. An entry is written before the command is sent.
     """
@@ -50,9 +50,9 @@ NO_RESTARTS = ReplicaRestarts()
 
 
 def count_within(restarts: list[Restart], policy: RestartBudget, now: float) -> int:
-    """Return the number of restarts in the window that ends now.
+    """Return the number of restarts in the window that ends at ``now``.
 
-    An entry in the future counts, too: setting the clock back must not increase the budget.
+    A restart in the future counts, too: setting the clock back must not increase the budget.
     """
     return sum(1 for restart in restarts if now - restart.at < policy.window_s)
 

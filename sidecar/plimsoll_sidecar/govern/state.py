@@ -1,4 +1,4 @@
-"""Store the governor's state, which survives a restart of the supervisor, with its constants."""
+"""Define the governor's state, which the journal stores, and the times of its decisions."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     def limit_waits(self, now: float) -> None:
         """Limit every wait to its original length.
 
-        If the clock was set back while the supervisor was down, all times would be in the future.
+        This is needed if the clock was set back while the supervisor was down: all times are then
+        in the future.
         """
         for incident in self.incidents:
             incident.phase_since = min(incident.phase_since, now)

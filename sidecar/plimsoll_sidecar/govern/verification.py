@@ -53,9 +53,9 @@ def judge_restart(
     warmup_s: float,
     now: float,
 ) -> Verdict:
-    """Judge the memory of the new epoch by the incident's baseline.
+    """Compare the memory of the new epoch with the incident's baseline, and return the verdict.
 
-    Stores the minimum memory in ``incident``, because the load may increase again before the
+    The minimum memory is stored in ``incident``, because the load may increase again before the
     verdict.
     """
     late = now - incident.phase_since > MAX_START_S + warmup_s
@@ -169,8 +169,8 @@ class Starts(msgspec.Struct, omit_defaults=True):
         if not assessment.warm:
             self.assessments, self.current_host, self.current_device = 0, None, None
             return False
-        self.current_host = _take_lower(self.current_host, assessment.host)
-        self.current_device = _take_lower(self.current_device, assessment.device)
+        self.current_host = _choose_lower(self.current_host, assessment.host)
+        self.current_device = _choose_lower(self.current_device, assessment.device)
         self.assessments += 1
         if self.assessments < LEARNING_ASSESSMENTS:
             return False
@@ -183,8 +183,8 @@ class Starts(msgspec.Struct, omit_defaults=True):
     def estimate_noise(self, kind: IncidentKind, base: int) -> float:
         """Return the bytes by which a start may differ from one with ``base`` bytes.
 
-        A few starts vary less than many. The range of two starts therefore counts double, and that
-        of many little more than once.
+        Few starts show less than the full variation. The range of two starts therefore counts
+        double, and that of many little more than once.
         """
         seen = self.host if kind is IncidentKind.HOST_GROWTH else self.device
         if len(seen) < 2:
@@ -202,7 +202,7 @@ def find_boot(epoch: str) -> str:
         return epoch
 
 
-def _take_lower(before: Start | None, state: BudgetState | None) -> Start | None:
+def _choose_lower(before: Start | None, state: BudgetState | None) -> Start | None:
     if state is None or state.current is None or state.baseline is None:
         return before
     level = state.current - (state.explained or 0)

@@ -1,4 +1,4 @@
-"""Export metrics that consist of more than one value, and count growth."""
+"""Export metrics with more than one value, and count growth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CGROUP_KINDS = (
 
 
 class CgroupCollector(Collector):
-    """Memory of the engine's cgroup; ``newest`` returns its newest reading."""
+    """Memory of the engine's cgroup. ``newest`` returns the newest reading."""
 
     def __init__(self, newest: Callable[[], CgroupMemory]) -> None:
         self._newest = newest
@@ -61,7 +61,7 @@ class CgroupCollector(Collector):
 
 
 class ThreadCollector(Collector):
-    """Results of the newest turns of the supervisor's threads."""
+    """Status of the supervisor's threads: whether their last unit of work succeeded."""
 
     def __init__(self, sampling: SamplingWatchdog) -> None:
         self._sampling = sampling
@@ -121,12 +121,12 @@ def compute_dead_band_bytes(budget_bytes: int | None) -> int:
 
 
 class GrowthCounter:
-    """Counter made from a noisy gauge of growth, which restarts in each epoch.
+    """Counter of growth, made from a noisy gauge that restarts in each epoch.
 
-    Burn rates need a counter, for ``increase()`` over any range and across restarts. Summing each
-    rise of a noisy gauge would also sum its noise. A rise therefore counts only above the highest
-    level so far. That level follows the gauge down to at most ``band`` above it, as in a
-    thermostat.
+    Burn rates need a counter, for ``increase()`` over any range and across restarts. The sum of all
+    rises of a noisy gauge would include its noise. A rise therefore counts only above the highest
+    level so far. That level follows the gauge down, but stays at most ``band`` above it
+    (hysteresis).
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class GrowthCounter:
     def count_new(self, growth: int, epoch: int, band: int) -> int:
         """Return how many of the ``growth`` bytes since the baseline of ``epoch`` are new.
 
-        The first value may come from an earlier supervisor, so it only sets the level.
+        An earlier supervisor may have counted the first value, so it only sets the level.
         """
         if self._level is None:
             self._level = growth

@@ -39,9 +39,9 @@ GROWTH_KINDS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagno
 
 
 class DiagnosticsWriter:
-    """Writer of ``<state-dir>/diagnostics/<incident>/``.
+    """Save diagnostics in ``<state-dir>/diagnostics/<incident>/``.
 
-    It deletes the oldest incidents to make room for new ones.
+    The oldest incidents are deleted to make room for new ones.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class DiagnosticsWriter:
             return []
 
     def _signal_frontend(self) -> None:
-        """Make a hanging frontend write its stacks, with SIGUSR1.
+        """Send SIGUSR1 to a hanging frontend, so that it writes its stacks.
 
-        A frontend with a signal handler has a file for the stacks from its start. Without the file,
-        the signal would end the process.
+        A frontend that handles the signal created a file for its stacks when it started. Without
+        the file, the signal would end the process.
         """
         frontend = self._frontend()
         if frontend is None:
@@ -177,7 +177,7 @@ def _copy_file(source: Path, target: Path) -> bool:
     """
     if (taken := open_regular(source)) is None:
         return False
-    with taken, _new_file(target) as out:
+    with taken, _create_file(target) as out:
         while (piece := taken.read(CHUNK_BYTES)) and out.tell() < MAX_FILE_BYTES:
             out.write(piece)
         size = out.tell()
@@ -187,13 +187,13 @@ def _copy_file(source: Path, target: Path) -> bool:
 
 
 def _write_file(path: Path, data: bytes) -> Path:
-    with _new_file(path) as out:
+    with _create_file(path) as out:
         out.write(data[:MAX_FILE_BYTES])
     return path
 
 
 @contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
+def _create_file(path: Path) -> Iterator[IO[bytes]]:
     """Yield a new file, and delete it if it cannot be written completely."""
     try:
         with path.open("wb") as out:

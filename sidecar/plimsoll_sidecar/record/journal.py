@@ -77,7 +77,7 @@ _VOLUME_ERRORS = frozenset(
 
 
 class JournalError(Exception):
-    """Error in reading or writing the journal. The message names the file and says what to do."""
+    """The journal cannot be read or written. The message names the file and says what to do."""
 
 
 def _ignore_damage(part: str) -> None:
@@ -85,17 +85,17 @@ def _ignore_damage(part: str) -> None:
 
 
 class Journal:
-    """The journal, for use by one thread. A write is on disk when the call returns."""
+    """Journal of one supervisor, for one thread. A write is on disk when the call returns."""
 
     def __init__(
-        self, path: Path, publishes: bool = False, damaged: Callable[[str], None] = _ignore_damage
+        self, path: Path, publishes: bool = False, on_damage: Callable[[str], None] = _ignore_damage
     ) -> None:
         """Open the journal, or create it. Raises :class:`JournalError`.
 
-        With ``publishes``, an incident is deleted only after it was published. ``damaged`` is
+        With ``publishes``, an incident is deleted only after it was published. ``on_damage`` is
         called with ``row`` or ``file`` for each part that is lost.
         """
-        self.path, self._publishes, self._damaged = path, publishes, damaged
+        self.path, self._publishes, self._damaged = path, publishes, on_damage
         self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE_FOLDER))
         self._restarts = RestartCopy(path.with_name(RESTARTS_FILE))
         self._unreadable: set[bytes] = set()
@@ -109,13 +109,13 @@ class Journal:
         try:
             self._db = _connect(path)
         except SQLITE_ERRORS as error:
-            if not _means_damage(error):
+            if not _is_damage(error):
                 raise self._make_error(error) from error
             self._db = self._replace_file(error)
-        self._inode = _inode(path)
+        self._inode = _read_inode(path)
 
     def close(self) -> None:
-        """Close the file, to which everything has already been written."""
+        """Close the file. All data has already been written to it."""
         self._db.close()
 
     @property
@@ -167,7 +167,7 @@ class Journal:
             self._restarts.write(state)
         except OSError as error:
             raise self._make_error(error) from error
-        if self._damage is None and _inode(self.path) != self._inode:
+        if self._damage is None and _read_inode(self.path) != self._inode:
             self._report_lost("the file was emptied or replaced while in use")
             self._damage = sqlite3.DatabaseError("the file was replaced")
         if self._damage is None:
@@ -177,12 +177,12 @@ class Journal:
             except SQLITE_ERRORS as error:
                 if get_error_code(error) == sqlite3.SQLITE_READONLY:
                     self._reconnect()
-                if not _means_damage(error):
+                if not _is_damage(error):
                     raise self._make_error(error) from error
                 self._damage = error
         self._db.close()
         self._db = self._replace_file(self._damage)
-        self._inode, self._damage = _inode(self.path), None
+        self._inode, self._damage = _read_inode(self.path), None
         every = {incident.name: incident for incident in state.incidents} | changed
         try:
             self._write_transaction(state, every.values(), engine, clock, learned)
@@ -343,11 +343,11 @@ class Journal:
         with contextlib.suppress(*SQLITE_ERRORS):
             again = _connect(self.path)
             self._db.close()
-            self._db, self._inode = again, _inode(self.path)
+            self._db, self._inode = again, _read_inode(self.path)
 
     def _make_read_error(self, error: Exception) -> JournalError:
-        """Return the error for a failed read. The next write replaces a damaged file."""
-        if not _means_damage(error):
+        """Return the error for a failed read. A damaged file is replaced by the next write."""
+        if not _is_damage(error):
             return self._make_error(error)
         self._damage = error
         return JournalError(f"journal {self.path} is damaged ({error}); the next write replaces it")
@@ -365,11 +365,11 @@ def get_error_code(error: Exception) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _means_damage(error: Exception) -> bool:
+def _is_damage(error: Exception) -> bool:
     return get_error_code(error) not in _VOLUME_ERRORS
 
 
-def _inode(path: Path) -> int | None:
+def _read_inode(path: Path) -> int | None:
     """Return the inode of the file; None if the file is missing or empty."""
     try:
         found = path.stat()

@@ -34,10 +34,10 @@ SHOWN_INCIDENTS = 20
 
 
 class JournalManager:
-    """The journal in ``state_dir``, and the incidents that have not been written yet.
+    """Journal in ``state_dir``, with the incidents that have not been written yet.
 
-    ``elsewhere`` returns whether another pod publishes an incident: the leader of a group publishes
-    those of all its pods.
+    ``is_published_elsewhere`` returns whether another pod publishes an incident: the leader of a
+    group publishes those of all its pods.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class JournalManager:
         state_dir: Path,
         publisher: Publisher | None,
         metrics: Metrics,
-        elsewhere: Callable[[Incident], bool],
+        is_published_elsewhere: Callable[[Incident], bool],
     ) -> None:
         self._path, self._publisher, self._metrics = state_dir / JOURNAL_FILE, publisher, metrics
-        self._is_published_elsewhere = elsewhere
+        self._is_published_elsewhere = is_published_elsewhere
         self._journal: Journal | None = None
         self._retry_at = 0.0
         self.unwritten: dict[str, Incident] = {}
@@ -82,7 +82,7 @@ class JournalManager:
 
     @property
     def is_learned_due(self) -> bool:
-        """Whether what was learned about the budgets must be written again."""
+        """Whether the learned budgets must be written again."""
         return time.monotonic() - self._learned_at >= LEARNED_WRITE_PERIOD_S
 
     @property
@@ -107,10 +107,10 @@ class JournalManager:
         self._set_hold(None)
         return state
 
-    def add_unwritten(self, state: GovernorState, seen: Iterable[Incident]) -> None:
+    def add_unwritten(self, state: GovernorState, incidents: Iterable[Incident]) -> None:
         """Add the incidents that opened before the journal was read to its ``state``."""
         kinds = {incident.kind for incident in state.incidents}
-        newer = [incident for incident in seen if incident.kind not in kinds]
+        newer = [incident for incident in incidents if incident.kind not in kinds]
         state.incidents.extend(newer)
         ended = [incident for incident in self.unwritten.values() if incident.ended]
         self.unwritten = {incident.name: incident for incident in (*ended, *newer)}
@@ -118,7 +118,7 @@ class JournalManager:
     def write(self, state: GovernorState, clock: ClockReading, last: bool = False) -> bool:
         """Write the state and the changed incidents, and return whether that succeeded.
 
-        The ``last`` write of the process includes what was learned.
+        The ``last`` write of the process includes the learned budgets.
         """
         if self._journal is None:
             return False

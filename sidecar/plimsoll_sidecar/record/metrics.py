@@ -246,7 +246,7 @@ class Metrics:
         self.show_unready(())
 
     def _create_zero_counters(self) -> None:
-        """Create counters at zero, because the first event of a new series is not an increase."""
+        """Create counters at zero, because the first value of a new series is no increase."""
         for end in GateOutcome:
             self._counters["engine_starts"].labels(end.value)
         for kind in sorted(set(IncidentKind) - OPERATOR_ONLY):
@@ -302,7 +302,7 @@ class Metrics:
         )
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
-        """Export an assessment, count its growth, and export which signals its sample had."""
+        """Export an assessment and the signals of its sample, and count its growth."""
         self._sampling.record_sample()
         self._counters["supervisor_samples"].inc()
         self._gauges["supervisor_sample_seconds"].set(duration_s)
@@ -318,7 +318,9 @@ class Metrics:
         )
         self._observe_budget("host", assessment.host, assessment.epoch)
         self._observe_budget(
-            "device", _larger_growth(assessment.device, assessment.reserved), assessment.epoch
+            "device",
+            _choose_larger_growth(assessment.device, assessment.reserved),
+            assessment.epoch,
         )
         self._observe_slow_leaks(assessment)
         self._gauges["engine_stalled"].set(
@@ -363,7 +365,7 @@ class Metrics:
         self._open_files.newest = files
 
     def count_starts(self, ended: Iterable[tuple[str, float]]) -> None:
-        """Count starts that the gate let through, each with the seconds that it was held."""
+        """Count the engine starts that the gate permitted, with the seconds that each was held."""
         for outcome, held_s in ended:
             self._counters["engine_starts"].labels(outcome).inc()
             self._counters["engine_start_held_seconds"].inc(held_s)
@@ -495,8 +497,10 @@ class Metrics:
             )
 
 
-def _larger_growth(device: BudgetState | None, reserved: BudgetState | None) -> BudgetState | None:
-    """Return the budget with the larger growth: memory in use, or including reserved memory."""
+def _choose_larger_growth(
+    device: BudgetState | None, reserved: BudgetState | None
+) -> BudgetState | None:
+    """Return the budget with the larger growth: of memory in use, or of reserved memory."""
     known = [one for one in (device, reserved) if one is not None]
     return max(known, key=lambda one: one.unexplained or 0, default=None)
 

@@ -41,7 +41,7 @@ NEVER_S = float("inf")
 
 
 class PublishedObject(NamedTuple):
-    """Published object of an incident. ``at`` is the monotonic time of the last write, or 0."""
+    """Published object of an incident. ``at`` is the monotonic time of its last write, or 0."""
 
     name: str
     uid: str
@@ -54,7 +54,7 @@ class PublishedObject(NamedTuple):
 def compute_publish_delay_s(
     incident: Incident, written: PublishedObject | None, now: float
 ) -> float:
-    """Return the seconds until ``incident`` may be written; NEVER if only its end may be.
+    """Return the seconds until ``incident`` may be written; :data:`NEVER_S` if only its end may be.
 
     Write number n waits n²/5 s after the previous one, so all but the last take half a day.
     """
@@ -68,7 +68,7 @@ def compute_publish_delay_s(
 
 
 class Publisher:
-    """Publisher of incidents, in a thread.
+    """Publish incidents in Kubernetes, in a thread.
 
     The journal's thread calls :meth:`offer` and :meth:`take_acknowledged`, which never block.
     """

@@ -25,7 +25,7 @@ MAX_TURN_WAIT_S = 60.0
 
 
 class StateServer:
-    """Server of the callables' results, in a thread.
+    """Serve the metrics, the state and the page in a thread.
 
     ``page`` takes whether the page reloads itself. Raises OSError with host and port if the port is
     in use.
@@ -82,7 +82,7 @@ class StateServer:
         return 0.0
 
     def _respond(self, request: web.Request) -> web.Answer:
-        refused = self._hosts.refusal(request.host)
+        refused = self._hosts.explain_refusal(request.host)
         if refused is not None:
             return 403, web.TEXT, f"{refused}\n".encode()
         found = self._pages.get(request.path)
@@ -141,7 +141,7 @@ class AllowedHosts:
         configured = os.environ.get(ALLOWED_HOSTS_ENV, "").split(",")
         return cls(pod, service, namespace, read_cluster_domains(), configured)
 
-    def refusal(self, host: str | None) -> str | None:
+    def explain_refusal(self, host: str | None) -> str | None:
         """Return why a request with this Host header is refused; None if it is allowed.
 
         A request without the header is allowed: it is HTTP/1.0, which no browser uses.

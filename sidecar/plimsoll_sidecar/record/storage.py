@@ -41,7 +41,7 @@ JSON escapes quotes, so none of these occurs in a string.
 
 
 class DamagedRowError(Exception):
-    """Error for a row that cannot be read; the message says why."""
+    """A row cannot be read. The message says why."""
 
 
 class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -179,14 +179,14 @@ RESTARTS_FILE = "restarts.json"
 
 
 class SpentBudget(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Part of the governor's state that must not be lost."""
+    """Restarts that count against the restart budget, and whether it is exhausted."""
 
     restarts: tuple[Restart, ...] = ()
     exhausted: bool = False
 
 
 class RestartCopy:
-    """Second copy of the restart budget, because a lost journal must not refill it.
+    """Second copy of the spent restart budget, so that the loss of the journal does not refill it.
 
     It is written before the journal, so no restart that has started is missing. In a cluster, the
     slot Leases also count the service's restarts. In local mode, this file is the only other count.

@@ -156,7 +156,7 @@ class Sampler:
             self._asked = _ServingCheck(self._engine)
         status = self.status = self._query_engine()
         if status is not None:
-            self._follow_epoch(status)
+            self._apply_epoch(status)
             self._processes.name(status.processes)
             self._parts = status.parts
         host = self._read_host(status)
@@ -219,7 +219,7 @@ class Sampler:
             self._engine_signal = Signal(False, reason, str(error)[:MAX_MESSAGE_CHARS])
             return None
 
-    def _follow_epoch(self, status: Status) -> None:
+    def _apply_epoch(self, status: Status) -> None:
         """If the epoch's text has changed, count a new epoch and reset what was known."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch

@@ -26,7 +26,7 @@ from plimsoll_sidecar.govern.auto_budget import (
     Hour,
     LearnedBudgets,
     LearnedHistory,
-    level,
+    compute_quantile,
     list_gains_within,
     propose_budget,
     select_healthy_hours,
@@ -188,7 +188,7 @@ def test_what_was_learned_is_the_same_after_a_restart_of_the_supervisor() -> Non
 
 @given(st.lists(st.integers(0, 1 << 50), min_size=1), st.floats(0.01, 1.0))
 def test_a_level_is_a_gain_that_was_seen(gains: list[int], share: float) -> None:
-    found = level(gains, share)
+    found = compute_quantile(gains, share)
     assert found in gains
     assert sum(gain <= found for gain in gains) >= share * len(gains) - 1e-6
 

@@ -78,8 +78,8 @@ def test_what_another_pod_holds_needs_a_restart_of_the_group(action: Action) -> 
             name="i", kind=kind, epoch="boot:1", opened_at=0.0, phase=phase, attribution=held
         )
 
-    assert ladder.reason_to_skip(action, leak(None), policy, view) is None
-    reason = ladder.reason_to_skip(action, leak(POD), policy, view)
+    assert ladder.find_skip_reason(action, leak(None), policy, view) is None
+    reason = ladder.find_skip_reason(action, leak(POD), policy, view)
     assert reason is not None
     assert "only a restart of the group" in reason
     assert ladder.choose_next_rung(leak(POD), policy, view) is Action.ENGINE_RESTART

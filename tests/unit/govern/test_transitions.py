@@ -13,7 +13,7 @@ from plimsoll_sidecar.govern.incident import (
     ROUND_S,
     IllegalPhaseChange,
     Incident,
-    counted_s,
+    compute_counted_s,
     move_to_phase,
 )
 from plimsoll_sidecar.govern.phases import PHASE_HANDLERS
@@ -64,5 +64,5 @@ def test_a_round_takes_seconds_and_two_assessments_at_least(
 ) -> None:
     counted, count = 0.0, 0
     while counted < ROUND_S:
-        counted, count = counted + counted_s(interval_s), count + 1
+        counted, count = counted + compute_counted_s(interval_s), count + 1
     assert count == assessments

@@ -107,7 +107,7 @@ def test_a_damaged_file_is_set_aside(
     first.write(GovernorState(restarts=[Restart(at=5.0, epoch="ab:0")], exhausted=True))
     first.close()
     path.write_bytes(damage)
-    journal = Journal(path, damaged=lost.append)
+    journal = Journal(path, on_damage=lost.append)
     state, _ = journal.load()
     assert [restart.epoch for restart in state.restarts] == ["ab:0"], "a spent budget stays spent"
     assert state.exhausted
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_set_aside(
         assert (tmp_path / "set-aside" / kept[0]).read_bytes() == damage
     journal.write(state, [incident()])
     journal.close()
-    assert Journal(path, damaged=lost.append).recent(5) == [incident()]
+    assert Journal(path, on_damage=lost.append).recent(5) == [incident()]
     assert lost == ["file"]
 
 
@@ -138,7 +138,7 @@ def test_a_state_of_another_shape_is_set_aside_alone(tmp_path: Path, body: objec
     with sqlite3.connect(path) as db:
         db.execute("UPDATE state SET body = IFNULL(?, X''), checksum = NULL", (body,))
     db.close()
-    journal = Journal(path, damaged=lost.append)
+    journal = Journal(path, on_damage=lost.append)
     state, _ = journal.load()
     assert [restart.epoch for restart in state.restarts] == ["ab:0"]
     assert lost == ["row"]
@@ -146,7 +146,7 @@ def test_a_state_of_another_shape_is_set_aside_alone(tmp_path: Path, body: objec
     assert journal.recent(5) == [incident()], "the rest is there"
     journal.write(GovernorState(epoch="ab:9"))
     journal.close()
-    assert Journal(path, damaged=lost.append).load()[0].epoch == "ab:9"
+    assert Journal(path, on_damage=lost.append).load()[0].epoch == "ab:9"
     assert lost == ["row"]
 
 
@@ -160,7 +160,7 @@ def test_an_undecodable_incident_is_set_aside_and_the_others_go_on(
     with sqlite3.connect(path) as db:
         db.execute("UPDATE incidents SET body = replace(body, 'Stall', 'Stal1') WHERE opened_at=2")
     db.close()
-    journal = Journal(path, publishes=True, damaged=lost.append)
+    journal = Journal(path, publishes=True, on_damage=lost.append)
     for _ in range(3):
         assert journal.recent(5) == [incident(3), incident(1)]
         assert [found.name for _, found in journal.read_unpublished()] == [
@@ -175,7 +175,7 @@ def test_an_undecodable_incident_is_set_aside_and_the_others_go_on(
 
 def test_a_row_that_cannot_be_set_aside_stops_nothing(tmp_path: Path) -> None:
     path, lost = tmp_path / "journal.sqlite", list[str]()
-    journal = Journal(path, damaged=lost.append)
+    journal = Journal(path, on_damage=lost.append)
     journal.write(GovernorState(), [incident(1), incident(2)])
     journal._db.execute("UPDATE incidents SET body = X'00' WHERE opened_at = 1")
     (tmp_path / "set-aside").write_text("no folder")
@@ -187,7 +187,7 @@ def test_a_row_that_cannot_be_set_aside_stops_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["emptied", "removed", "overwritten"])
 def test_a_file_damaged_while_it_is_in_use_is_replaced(tmp_path: Path, how: str) -> None:
     path, lost = tmp_path / "journal.sqlite", list[str]()
-    journal = Journal(path, damaged=lost.append)
+    journal = Journal(path, on_damage=lost.append)
     state = GovernorState(incidents=[incident(1)], restarts=[Restart(at=5.0, epoch="ab:0")])
     journal.write(state, state.incidents)
     journal._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -199,7 +199,7 @@ def test_a_file_damaged_while_it_is_in_use_is_replaced(tmp_path: Path, how: str)
     journal.write(state, [incident(2)])
     assert journal.recent(5) == [incident(2), incident(1)], "what is open is written again"
     journal.close()
-    again = Journal(path, damaged=lost.append)
+    again = Journal(path, on_damage=lost.append)
     assert again.load()[0].restarts == state.restarts
     assert lost == ["file"]
 

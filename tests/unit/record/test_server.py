@@ -18,7 +18,7 @@ HOSTS = AllowedHosts("qwen-5d-x", "qwen", "team-a", ["cluster.local"], ["plimsol
     ],
 )  # fmt: skip
 def test_own_names_and_addresses_are_answered(host: str | None) -> None:
-    assert HOSTS.refusal(host) is None
+    assert HOSTS.explain_refusal(host) is None
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_own_names_and_addresses_are_answered(host: str | None) -> None:
     ],
 )  # fmt: skip
 def test_others_are_refused_with_what_to_do(host: str) -> None:
-    reason = HOSTS.refusal(host)
+    reason = HOSTS.explain_refusal(host)
     assert reason is not None
     assert repr(host) in reason
     assert "qwen.team-a.svc" in reason
@@ -38,7 +38,7 @@ def test_others_are_refused_with_what_to_do(host: str) -> None:
 
 
 def test_a_long_name_makes_no_long_message() -> None:
-    reason = HOSTS.refusal("a" * 10_000)
+    reason = HOSTS.explain_refusal("a" * 10_000)
     assert reason is not None
     assert len(reason) < 600
 
