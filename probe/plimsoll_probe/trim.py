@@ -29,7 +29,7 @@ def trim_memory(idle: bool) -> Dict[str, Any]:
         result["collected"] = gc.collect(1)
         steps.append("gc.collect(1): too many objects for all generations")
     else:
-        steps.append("no gc.collect: too many objects")
+        steps.append("gc.collect skipped: too many objects")
     module = get_torch_cuda() if idle else None
     if module is not None:
         result["device_before"] = _sum_reserved_bytes(module)

@@ -60,7 +60,10 @@ def create_parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.main", description=__doc__)
     parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
     parse.add_argument(
-        "--run-dir", type=Path, required=True, help="directory shared with the engine"
+        "--run-dir",
+        type=Path,
+        required=True,
+        help="directory that the supervisor shares with the engine",
     )
     parse.add_argument(
         "--state-dir", type=Path, required=True, help="directory of the journal and diagnostics"

@@ -63,7 +63,7 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument("--state-dir", type=Path, default=Path("/var/lib/plimsoll"))
     parse.add_argument(
         "--expected-epoch",
-        help="epoch that you decided the action on; current: the engine's present epoch",
+        help="epoch of the engine for which you chose the action; current: its present epoch",
     )
     parse.add_argument(
         "--deadline",

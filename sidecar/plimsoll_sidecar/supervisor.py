@@ -310,7 +310,7 @@ class Supervisor:
             return own
         opened = self._governor.state.incidents
         origins = {one.kind: one.attribution.pod or LEADER for one in opened}
-        return join_group(own, self._group.assessments(), origins)
+        return join_group(own, self._group.read_assessments(), origins)
 
     def _is_published_by_leader(self, incident: Incident) -> bool:
         """Report whether the leader of this worker's group publishes the incident."""

@@ -71,9 +71,9 @@ class Request:
 
 
 def parse_request(head: bytes) -> Request | None:
-    """Return the request with this head.
+    """Parse the head of a request.
 
-    None if it is not HTTP/1.x, or does not have exactly one Host header.
+    Return None if it is not HTTP/1.x, or does not have exactly one Host header.
     """
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")

@@ -130,10 +130,11 @@ def test_the_page_names_everyone_who_has_a_device() -> None:
     two = line("USED", "GPU-a", "1", owned("qwen-0")) + line("USED", "GPU-a", "1", owned("qwen-1"))
     with exporter([(200, two.replace(',pod=""', ""))]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        assert dcgm.owners("GPU-a") == {MINE, PodContainer("models", "qwen-1", "engine")}
-        assert dcgm.owners("GPU-b") == set()
+        assert dcgm.find_owners("GPU-a") == {MINE, PodContainer("models", "qwen-1", "engine")}
+        assert dcgm.find_owners("GPU-b") == set()
         assert (
-            "dcgm reports that" in SharingDetector({"dcgm": dcgm}).reasons(["GPU-a"], list)["GPU-a"]
+            "dcgm reports that"
+            in SharingDetector({"dcgm": dcgm}).find_reasons(["GPU-a"], list)["GPU-a"]
         )
 
 

@@ -121,7 +121,7 @@ class EngineStartGate:
 
     def _finish_hold(self, asked: str, outcome: GateOutcome, held_s: float, now: float) -> None:
         log.info(
-            "permitted the engine to start after %.1f s: the use of its devices is %s",
+            "permitted the engine to start after holding it for %.1f s; outcome: %s",
             held_s,
             outcome,
         )

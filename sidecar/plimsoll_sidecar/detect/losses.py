@@ -79,7 +79,7 @@ class CapacityWatch:
         self._held_since = sample.t if self._held_since is None else self._held_since
         if sample.t - self._held_since >= IDLE_S + (load.kv_lease_s or 0.0):
             self._standing = _make_loss_suspicion(
-                usage, "of the KV cache is in use although there is no request"
+                usage, "of the KV cache is in use although the engine has no request"
             )
         return self._standing
 

@@ -58,29 +58,31 @@ class UsualPauses:
         self._squares += off * (math.log(seconds) - self._mean)
         self._resolution_s = max(self._resolution_s, resolution_s)
         if self.is_known:
-            self.bound_s = self._bound()
+            self.bound_s = self._compute_bound()
 
-    def _bound(self) -> float:
-        count, freedom = self._count, self._count - 1
+    def _compute_bound(self) -> float:
+        count, degrees_of_freedom = self._count, self._count - 1
         quantile = student_t_quantile(
-            MAX_ERROR_CHANCE / (count * (count + 1)), min(freedom, MAX_DEGREES_OF_FREEDOM)
+            MAX_ERROR_CHANCE / (count * (count + 1)),
+            min(degrees_of_freedom, MAX_DEGREES_OF_FREEDOM),
         )
         # Sampling adds variance: a few measured lengths may agree by chance.
         measured = _SAMPLED * self._resolution_s / math.exp(self._mean)
-        deviation = max(measured, math.sqrt(self._squares / freedom))
+        deviation = max(measured, math.sqrt(self._squares / degrees_of_freedom))
         return math.exp(min(self._mean + quantile * deviation * math.sqrt(1 + 1 / count), 700.0))
 
 
-def student_t_tail(t: float, freedom: int) -> float:
-    """Return the probability that Student's t exceeds ``t``, for whole degrees of freedom.
+def student_t_tail(t: float, degrees_of_freedom: int) -> float:
+    """Return the probability that Student's t exceeds ``t``.
 
-    It is a finite sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    The number of degrees of freedom is whole, so it is a finite sum (Abramowitz and Stegun 26.7.3
+    and 26.7.4).
     """
-    angle = math.atan2(t, math.sqrt(freedom))
-    cosine, odd = math.cos(angle), freedom % 2
+    angle = math.atan2(t, math.sqrt(degrees_of_freedom))
+    cosine, odd = math.cos(angle), degrees_of_freedom % 2
     term = cosine if odd else 1.0
     total = 0.0
-    for k in range(1 + odd, freedom, 2):
+    for k in range(1 + odd, degrees_of_freedom, 2):
         total += term
         term *= cosine**2 * k / (k + 1)
     inside = math.sin(angle) * total
@@ -89,14 +91,16 @@ def student_t_tail(t: float, freedom: int) -> float:
     return (1 - inside) / 2
 
 
-def student_t_quantile(chance: float, freedom: int) -> float:
+def student_t_quantile(chance: float, degrees_of_freedom: int) -> float:
     """Return the value that Student's t exceeds with probability ``chance``, at most 1/2."""
     low, high = 0.0, 1.0
-    while student_t_tail(high, freedom) > chance:
+    while student_t_tail(high, degrees_of_freedom) > chance:
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_t_tail(middle, freedom) > chance else (low, middle)
+        low, high = (
+            (middle, high) if student_t_tail(middle, degrees_of_freedom) > chance else (low, middle)
+        )
     return high
 
 
@@ -240,7 +244,7 @@ def find_pause_limit(silence: Pause, gaps: PauseHistory, timeout_s: float) -> tu
 def _find_limit_from_history(silence: Pause, gaps: PauseHistory) -> tuple[float, str]:
     if not gaps.has_seen(silence.demand):
         return math.inf, ""
-    return max(gaps.usual.bound_s, gaps.longest + MARGIN_S), _longest(gaps)
+    return max(gaps.usual.bound_s, gaps.longest + MARGIN_S), _describe_longest(gaps)
 
 
 def _find_limit_from_cpu_time(silence: Pause, gaps: PauseHistory) -> tuple[float, str]:
@@ -251,7 +255,7 @@ def _find_limit_from_cpu_time(silence: Pause, gaps: PauseHistory) -> tuple[float
     served_s = max(SERVED_PATIENCE_S, longest)
     served = gaps.has_seen(silence.demand) and gaps.served_s >= SERVED_S
     if served and gaps.compute_chance(served_s) <= MAX_CHANCE:
-        return served_s, _longest(gaps)
+        return served_s, _describe_longest(gaps)
     begun_s = max(FIRST_PATIENCE_S, longest)
     begun = gaps.served_s >= FIRST_SERVED_S or silence.is_idle
     if begun and gaps.compute_chance(begun_s, FIRST_SERVED_S) <= MAX_CHANCE:
@@ -259,6 +263,6 @@ def _find_limit_from_cpu_time(silence: Pause, gaps: PauseHistory) -> tuple[float
     return math.inf, ""
 
 
-def _longest(gaps: PauseHistory) -> str:
+def _describe_longest(gaps: PauseHistory) -> str:
     seconds = "less than 1 s" if gaps.longest < 1 else f"{gaps.longest:.0f} s"
     return f"; the longest pause at comparable load was {seconds}"

@@ -66,7 +66,7 @@ class HostMemoryFields:
             and _check_size(host.shm_orphan_earlier) is not None,
             tuple(
                 segment
-                for segment, size in _other_segments(host).items()
+                for segment, size in _read_other_segments(host).items()
                 if size is not None and (group or segment is Segment.HUGETLB)
             ),
         )
@@ -76,7 +76,7 @@ class HostMemoryFields:
         resident = _check_size(getattr(host, self.anon))
         return resident if self.swap is None else _sum_sizes((resident, getattr(host, self.swap)))
 
-    def shared_bytes(self, host: Host) -> int | None:
+    def sum_shared_bytes(self, host: Host) -> int | None:
         """Return the memory that living processes share, in bytes."""
         if self.shared is None:
             return None
@@ -87,7 +87,7 @@ class HostMemoryFields:
         inside = (host.shm_orphan or 0) - (host.shm_orphan_earlier or 0)
         return max(0, shared - max(0, inside))
 
-    def orphan_bytes(self, host: Host) -> int | None:
+    def read_orphan_bytes(self, host: Host) -> int | None:
         """Return the shared memory that no living process holds, in bytes."""
         return _check_size(host.shm_orphan) if self.orphan else None
 
@@ -95,18 +95,18 @@ class HostMemoryFields:
         """Return all memory of these fields in bytes; None if a part is missing."""
         parts = [self.anonymous(host)]
         if self.shared is not None:
-            parts.append(self.shared_bytes(host))
+            parts.append(self.sum_shared_bytes(host))
         if self.orphan:
-            parts.append(self.orphan_bytes(host))
+            parts.append(self.read_orphan_bytes(host))
         return _sum_sizes([*parts, *self.other_segments(host).values()])
 
     def other_segments(self, host: Host) -> dict[Segment, int | None]:
         """Return the segments that are neither anonymous nor shared memory, in bytes."""
-        sizes = _other_segments(host)
+        sizes = _read_other_segments(host)
         return {segment: sizes[segment] for segment in self.beside}
 
 
-def _other_segments(host: Host) -> dict[Segment, int | None]:
+def _read_other_segments(host: Host) -> dict[Segment, int | None]:
     other = _check_size(host.cgroup_other)
     if host.cgroup_other is None and host.cgroup_reclaimable is None:
         # A recording of an earlier release has the group's size and its main parts only.
@@ -142,10 +142,10 @@ def compute_host_segments(
         sizes[Segment.MALLOC_RETAINED] = malloc.retained
     anonymous = source.anonymous(host)
     if anonymous is not None and sample.scrape_ok and (malloc is not None or not had_account):
-        sizes[Segment.ANONYMOUS_OTHER] = anonymous - sum(_valid_sizes(sizes).values())
-    sizes[Segment.SHARED] = source.shared_bytes(host)
-    sizes[Segment.SHARED_ORPHAN] = source.orphan_bytes(host)
-    return _valid_sizes(sizes | source.other_segments(host))
+        sizes[Segment.ANONYMOUS_OTHER] = anonymous - sum(_drop_unknown_sizes(sizes).values())
+    sizes[Segment.SHARED] = source.sum_shared_bytes(host)
+    sizes[Segment.SHARED_ORPHAN] = source.read_orphan_bytes(host)
+    return _drop_unknown_sizes(sizes | source.other_segments(host))
 
 
 def sum_device_bytes(sample: Sample) -> int | None:
@@ -155,7 +155,7 @@ def sum_device_bytes(sample: Sample) -> int | None:
 
 def sum_allocated_device_bytes(sample: Sample) -> int | None:
     """Return the memory that the engine's own allocator holds on all devices, in bytes."""
-    return _torch(sample, "reserved")
+    return _sum_torch_bytes(sample, "reserved")
 
 
 def sum_unused_device_bytes(sample: Sample) -> int | None:
@@ -163,11 +163,14 @@ def sum_unused_device_bytes(sample: Sample) -> int | None:
 
     None if it is unknown for any device.
     """
-    allocated, reserved = _torch(sample, "allocated"), _torch(sample, "reserved")
+    allocated, reserved = (
+        _sum_torch_bytes(sample, "allocated"),
+        _sum_torch_bytes(sample, "reserved"),
+    )
     return None if allocated is None or reserved is None else _check_size(reserved - allocated)
 
 
-def _torch(sample: Sample, field: str) -> int | None:
+def _sum_torch_bytes(sample: Sample, field: str) -> int | None:
     devices = [device.torch for device in sample.device]
     return _sum_sizes(getattr(t, field) if t else None for t in devices) if devices else None
 
@@ -175,14 +178,14 @@ def _torch(sample: Sample, field: str) -> int | None:
 def compute_device_segments(sample: Sample) -> dict[Segment, int]:
     """Return the size of each known device segment, in bytes. ``NON_TORCH`` is the rest."""
     reserved, used = sum_allocated_device_bytes(sample), sum_device_bytes(sample)
-    return _valid_sizes({
-        Segment.TORCH_ALLOCATED: _torch(sample, "allocated"),
+    return _drop_unknown_sizes({
+        Segment.TORCH_ALLOCATED: _sum_torch_bytes(sample, "allocated"),
         Segment.TORCH_RESERVED_UNUSED: sum_unused_device_bytes(sample),
         Segment.NON_TORCH: None if used is None or reserved is None else used - reserved,
     })  # fmt: skip
 
 
-def _valid_sizes(sizes: Mapping[Segment, int | None]) -> dict[Segment, int]:
+def _drop_unknown_sizes(sizes: Mapping[Segment, int | None]) -> dict[Segment, int]:
     return {name: size for name, size in sizes.items() if size is not None and size >= 0}
 
 
@@ -289,16 +292,20 @@ class DemandWatch:
                 self._pages.popleft()
             if t - self._pages[0][0] >= DEMAND_MEAN_S:
                 self._raise_maximum(
-                    "requests", self._mean(count_inflight), t, DEMAND_FACTOR, DEMAND_MORE_REQUESTS
-                )
-                self._raise_maximum(
-                    "waiting",
-                    self._mean(lambda page: page.waiting),
+                    "requests",
+                    self._compute_mean(count_inflight),
                     t,
                     DEMAND_FACTOR,
                     DEMAND_MORE_REQUESTS,
                 )
-                self._raise_maximum("prompt", self._prompt_tokens(), t, DEMAND_TOKEN_FACTOR)
+                self._raise_maximum(
+                    "waiting",
+                    self._compute_mean(lambda page: page.waiting),
+                    t,
+                    DEMAND_FACTOR,
+                    DEMAND_MORE_REQUESTS,
+                )
+                self._raise_maximum("prompt", self._compute_prompt_tokens(), t, DEMAND_TOKEN_FACTOR)
             self._raise_maximum("images", page.images_total and 1, t)
         new = t < self._new_until and self._new_s < MAX_NEW_DEMAND_S
         elapsed = t - (t if self._updated_at is None else self._updated_at)
@@ -317,22 +324,22 @@ class DemandWatch:
         if value > max(factor * most, most + more):
             self._most[name], self._new_until = value, t + NEW_DEMAND_S
 
-    def _mean(self, gauge: Callable[[SampleLoad], float | None]) -> float | None:
+    def _compute_mean(self, gauge: Callable[[SampleLoad], float | None]) -> float | None:
         values = [value for _, page in self._pages if (value := gauge(page)) is not None]
         return fmean(values) if values else None
 
-    def _prompt_tokens(self) -> float | None:
+    def _compute_prompt_tokens(self) -> float | None:
         """Return the mean prompt tokens of the requests that arrived since the oldest page."""
         first, last = self._pages[0][1], self._pages[-1][1]
-        tokens = _difference(first.prompt_tokens_total, last.prompt_tokens_total)
-        completed = _difference(first.requests_total, last.requests_total)
+        tokens = _subtract(first.prompt_tokens_total, last.prompt_tokens_total)
+        completed = _subtract(first.requests_total, last.requests_total)
         if tokens is None or completed is None:
             return None
         arrived = completed + (count_inflight(last) or 0) - (count_inflight(first) or 0)
         return tokens / arrived if arrived >= MIN_ARRIVED else None
 
 
-def _difference(earlier: float | None, later: float | None) -> float | None:
+def _subtract(earlier: float | None, later: float | None) -> float | None:
     return None if earlier is None or later is None else later - earlier
 
 

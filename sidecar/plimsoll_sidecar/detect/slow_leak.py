@@ -305,7 +305,7 @@ def make_slow_growth(
     slowest, fastest = max(0.0, seen.lower_bound(CLEAR_T)), seen.upper_bound(CLEAR_T)
     room = max(0, limit - peak) if limit is not None and peak is not None else None
 
-    def time_left(pace: float) -> float | None:
+    def compute_time_left(pace: float) -> float | None:
         return None if room is None or pace <= 0 else round(room / pace, 1)
 
     return SlowGrowth(
@@ -316,8 +316,8 @@ def make_slow_growth(
         fastest=round(fastest, 3),
         span_s=round(seen.span_s, 1),
         limit=limit,
-        limit_s=time_left(seen.bytes_per_s),
-        limit_earliest_s=time_left(fastest),
-        limit_latest_s=time_left(slowest),
+        limit_s=compute_time_left(seen.bytes_per_s),
+        limit_earliest_s=compute_time_left(fastest),
+        limit_latest_s=compute_time_left(slowest),
         no_time=why if room is None else None,
     )

@@ -95,7 +95,7 @@ class Cgroup:
     def of_process(cls, pid: int) -> Cgroup | None:
         """Return the cgroup of ``pid``.
 
-        None if it is not visible or also contains other processes.
+        None if it is not visible, or if it also contains processes of other programs.
         """
         theirs, ours = find_memory_group(pid), find_memory_group(os.getpid())
         if theirs is None:
@@ -108,7 +108,7 @@ class Cgroup:
         if version == 1:
             root = root / "memory"
         folder = root if in_container else root / path.lstrip("/")
-        if not in_container and _has_others(folder, pid):
+        if not in_container and _has_other_processes(folder, pid):
             return None
         group = cls(folder, version, root)
         return group if group.read().current is not None else None
@@ -122,10 +122,10 @@ class Cgroup:
         return msgspec.structs.replace(found, limit=_min_known(limits))
 
 
-def _has_others(folder: Path, pid: int) -> bool:
-    """Report whether the cgroup has processes that ``pid`` did not start, except shells around it.
+def _has_other_processes(folder: Path, pid: int) -> bool:
+    """Report whether the cgroup has processes that are not part of ``pid``'s process tree.
 
-    True if the list cannot be read.
+    Shells around it are ignored. True if the list cannot be read.
     """
     members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
     tree = parents()

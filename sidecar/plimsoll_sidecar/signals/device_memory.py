@@ -171,7 +171,7 @@ class Nvml:
         return DeviceUsers(sizes, elsewhere if len(known) == len(sizes) else None, len(clients))
 
     def describe(self) -> str:
-        """Return the driver version and the number of devices, or why NVML is not available."""
+        """Return the driver version and the number of devices, or why NVML is unavailable."""
         if not self._initialize():
             return str(self.error)
         library = self._library
@@ -233,7 +233,7 @@ class Nvml:
 
 
 class PodContainer(NamedTuple):
-    """A pod and optionally one of its containers. An empty container stands for all of them."""
+    """A pod and optionally one of its containers. An empty name stands for all containers."""
 
     namespace: str
     name: str
@@ -309,7 +309,7 @@ class Exporter(ABC):
         url = make_node_url(os.environ.get(cls.PORT))
         return cls(url, pod=pod) if url is not None else None
 
-    def rows(self) -> list[ExporterSample]:
+    def read_samples(self) -> list[ExporterSample]:
         """Return the newest samples, scraped at most once every :data:`SCRAPE_S`."""
         now = self._clock()
         if now >= self._next:
@@ -337,14 +337,14 @@ class Exporter(ABC):
                     metric, dict(LABEL_PATTERN.findall(labels.decode(errors="replace"))), value
                 )
 
-    def values(self, uuid: str) -> dict[str, float]:
+    def find_values(self, uuid: str) -> dict[str, float]:
         """Return the metrics of the device by metric name.
 
         A device that several pods share has one sample for each pod, all with the values of the
         whole device.
         """
         found: dict[str, float] = {}
-        for row in self.rows():
+        for row in self.read_samples():
             if self.get_device_name(row.labels) == uuid:
                 found[row.metric] = max(row.value, found.get(row.metric, 0.0))
         return found
@@ -353,16 +353,18 @@ class Exporter(ABC):
         """Return the devices that are assigned to the pod; empty if the page names no pods."""
         if self._pod is None:
             return []
-        rows = [row.labels for row in self.rows()]
+        rows = [row.labels for row in self.read_samples()]
         mine = [labels for labels in rows if self._pod.is_same(PodContainer.from_labels(labels))]
         return sorted({name for labels in mine if (name := self.get_device_name(labels))})
 
-    def owners(self, uuid: str) -> set[PodContainer]:
+    def find_owners(self, uuid: str) -> set[PodContainer]:
         """Return the containers to which the device is assigned; empty if the page names none.
 
         Some exporters name only one of several containers that share a device.
         """
-        labels = [row.labels for row in self.rows() if self.get_device_name(row.labels) == uuid]
+        labels = [
+            row.labels for row in self.read_samples() if self.get_device_name(row.labels) == uuid
+        ]
         return {PodContainer.from_labels(one) for one in labels if one.get("pod")}
 
     def is_own_container(self, owner: PodContainer) -> bool:
@@ -390,7 +392,7 @@ class Dcgm(Exporter):
     def memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes; None unless the page has both for the device."""
         # Memory belongs to the GPU instance, not to the compute instance.
-        found = self.values("/".join(uuid.split("/")[:2]))
+        found = self.find_values("/".join(uuid.split("/")[:2]))
         used, free = found.get(self.USED), found.get(self.FREE)
         if used is None or free is None:
             return None
@@ -418,7 +420,7 @@ class AmdExporter(Exporter):
 
     def memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes; None unless the page has both for the device."""
-        found = {n.removeprefix(self.PREFIX): value for n, value in self.values(uuid).items()}
+        found = {n.removeprefix(self.PREFIX): value for n, value in self.find_values(uuid).items()}
         used, total = found.get(self.USED), found.get(self.TOTAL)
         if used is None or total is None:
             return None

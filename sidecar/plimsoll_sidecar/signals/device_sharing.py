@@ -43,7 +43,7 @@ An empty variable counts as not set.
 
 
 class SharingDetector:
-    """Detector of shared devices. A detected device stays shared until :meth:`reset`."""
+    """Detect shared devices. A device that was detected stays shared until :meth:`reset`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SharingDetector:
         self._least_other_bytes: dict[str, int] = {}
         self._growing: set[str] = set()
 
-    def reasons(self, uuids: Iterable[str], pids: Callable[[], list[int]]) -> dict[str, str]:
+    def find_reasons(self, uuids: Iterable[str], pids: Callable[[], list[int]]) -> dict[str, str]:
         """Return the reason why each shared device counts as shared, by UUID.
 
         Checks at most every :data:`CHECK_S`. ``pids`` returns the engine's processes, the main one
@@ -73,10 +73,10 @@ class SharingDetector:
             unknown = [uuid for uuid in uuids if uuid not in self._found]
             processes = pids() if unknown else []
             for uuid in unknown:
-                reason = self._reason_from_environment(processes) or self._reason_from_exporters(
-                    uuid, now
-                )
-                reason = reason or self._reason_from_driver(uuid, processes)
+                reason = self._find_reason_in_environment(
+                    processes
+                ) or self._find_reason_in_exporters(uuid, now)
+                reason = reason or self._find_reason_in_driver(uuid, processes)
                 if reason is not None:
                     self._found[uuid] = reason
                     log.info(
@@ -87,16 +87,16 @@ class SharingDetector:
         return self._found
 
     @staticmethod
-    def _reason_from_environment(pids: list[int]) -> str | None:
+    def _find_reason_in_environment(pids: list[int]) -> str | None:
         names = (name for pid in pids[:1] for name in SHARING_VARIABLES if environment(pid, name))
         name = next(names, None)
         return f"{name} is set in the engine's container" if name else None
 
-    def _reason_from_exporters(self, uuid: str, now: float) -> str | None:
+    def _find_reason_in_exporters(self, uuid: str, now: float) -> str | None:
         for name, source in self._sources.items():
             if not isinstance(source, Exporter):
                 continue
-            owners = source.owners(uuid)
+            owners = source.find_owners(uuid)
             others = sorted(str(one) for one in owners if not source.is_own_container(one))
             if not others:
                 continue
@@ -107,7 +107,7 @@ class SharingDetector:
         self._other_owner_since.pop(uuid, None)
         return None
 
-    def _reason_from_driver(self, uuid: str, pids: list[int]) -> str | None:
+    def _find_reason_in_driver(self, uuid: str, pids: list[int]) -> str | None:
         nvml = self._sources.get("nvml")
         users = nvml.read_users(uuid) if isinstance(nvml, Nvml) else None
         if users is None:
@@ -119,13 +119,13 @@ class SharingDetector:
         others = users.processes.keys() - set(pids)
         if others:
             return f"process {min(others)} uses the device and is not part of the engine"
-        return self._reason_from_growth(uuid, users.other_bytes)
+        return self._find_reason_in_growth(uuid, users.other_bytes)
 
-    def _reason_from_growth(self, uuid: str, elsewhere: int | None) -> str | None:
-        """Return the reason if other processes' memory on the device grows, or else None.
+    def _find_reason_in_growth(self, uuid: str, elsewhere: int | None) -> str | None:
+        """Return the reason if the memory of other processes on the device grows, or else None.
 
-        Memory that an earlier engine left on the device does not grow, and the driver's own part
-        hardly does.
+        Memory that an earlier engine left on the device does not grow, and the memory of the driver
+        itself hardly does.
         """
         if elsewhere is None:
             return None

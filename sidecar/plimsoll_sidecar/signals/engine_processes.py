@@ -155,7 +155,7 @@ def has_helper_title(line: Sequence[str], kind: EngineType) -> bool:
 
 
 def find_helper_name(line: Sequence[str], kind: EngineType) -> str | None:
-    """Return the engine's name for the helper with this command line; None without a name."""
+    """Return the engine's name for the helper with this command line; None if it has none."""
     program = PROGRAMS.get(kind)
     _, separator, title = (line[0] if line else "").partition("::")
     if program is None or not separator:
@@ -182,7 +182,7 @@ def assign_roles(
 
 
 def find_parts(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
-    """Return which processes serve, run the steps and run the model."""
+    """Return the names of the processes that serve, run the steps and run the model."""
     program = PROGRAMS.get(kind)
     names = {process.name: process.role for process in processes if process.name is not None}
     if program is None:
@@ -194,15 +194,15 @@ def find_parts(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
     )
 
 
-def may_listen_on(line: Sequence[str], port: int, otherwise: int | None) -> bool:
+def may_listen_on(line: Sequence[str], port: int, default_port: int | None) -> bool:
     """Report whether a process with this command line may listen on ``port``.
 
-    ``otherwise`` is its port if the command line names none. A port that is not a number, such as a
-    variable's name, may be any port.
+    ``default_port`` is its port if the command line names none. A port that is not a number, such
+    as a variable's name, may be any port.
     """
     value = find_port_option(line)
     if value is None:
-        return otherwise == port
+        return default_port == port
     number = whole_number(value)
     return number is None or number == port
 
@@ -224,14 +224,14 @@ def find_default_port(kind: EngineType) -> int | None:
 
 
 class EngineNotFoundError(Exception):
-    """Error if the engine's process was not found. The message says why and what to do."""
+    """The engine's process was not found. The message says why and what to do."""
 
 
 class EngineProcesses(msgspec.Struct, frozen=True):
-    """The processes of one engine.
+    """Processes of one engine.
 
-    When ``main`` ends, the others end, too. ``main`` is None if it has ended and left them behind.
-    ``helpers`` are its descendants. ``container`` is None outside containers.
+    When ``main`` ends, the others end, too. ``main`` is None if it has ended and other processes
+    still run. ``helpers`` are its descendants. ``container`` is None outside containers.
     """
 
     main: ProcessId | None
@@ -241,16 +241,16 @@ class EngineProcesses(msgspec.Struct, frozen=True):
 
 
 class EngineFinder:
-    """Finder of the engine's processes.
+    """Find the engine's processes.
 
-    It remembers them, so that processes that outlive their engine are not taken for the next
-    engine.
+    The finder remembers them, so that processes that outlive their engine are not taken for those
+    of the next one.
     """
 
     def __init__(
         self, port: int, kind: EngineType, container: str = "", given: ProcessId | None = None
     ) -> None:
-        """``given`` is the main process if that is known."""
+        """Search by port, type and container, unless the main process is ``given``."""
         self._port, self._kind, self._name = port, kind, container
         self._given = given
         self._known: dict[ProcessId, bool] = {}
@@ -298,7 +298,7 @@ class EngineFinder:
     def _find_identifying_processes(
         self, candidates: set[int], mine: Container, listening: ListeningSockets
     ) -> set[int]:
-        """Return the processes that identify the engine, by the most reliable rule that matches."""
+        """Return the processes that identify the engine, by the most reliable rule that applies."""
         if self._given is not None:
             return {self._given.pid} & candidates if is_running(self._given) else set()
         if self._name:
@@ -390,6 +390,6 @@ class EngineFinder:
 
 
 def is_in_container(pid: int, container: Container) -> bool:
-    """Report whether the process is in ``container`` now, which is checked before every signal."""
+    """Report whether the process is now in ``container``. Call this before every signal."""
     found = find_container(pid)
     return found is not None and container.is_same_as(found)

@@ -79,7 +79,7 @@ def make_sample_reader(names: Iterable[str]) -> Samples:
 
 
 class Kind(StrEnum):
-    """Kind of a metric, which determines how several lines combine."""
+    """Kind of a metric, which determines how several lines are combined."""
 
     GAUGE = "gauge"
     """A current value. Values of parts with their own requests add up."""
@@ -137,8 +137,8 @@ def make_created_name(name: str) -> str:
 class PoolRatio(float):
     """A ratio over all pools.
 
-    If the pools' sizes are unknown and their ratios differ, the value is the largest ratio and
-    ``least`` the smallest: the mean lies between them.
+    If the sizes of the pools are unknown and their ratios differ, the mean lies between the value,
+    the largest ratio, and ``least``, the smallest one.
     """
 
     least: float
@@ -173,14 +173,14 @@ class Page:
         """
         found = self._find_lines(series)
         if series.only_label is not None:
-            every = len(found)
+            series_list = len(found)
             found = {
                 labels: value
                 for labels, value in found.items()
                 if series.only_label in labels or labels == MALFORMED_LABELS
             }
-            if series.kind is Kind.COUNTER and len(found) == every:
-                # With Ray, vLLM 0.11 counts every request under its last known outcome.
+            if series.kind is Kind.COUNTER and len(found) == series_list:
+                # With Ray, vLLM 0.11 counts series_list request under its last known outcome.
                 return None
         if not found or len(found) > MAX_LINES:
             return None
@@ -196,20 +196,23 @@ class Page:
         """Report whether the page has a line with this name, with any value."""
         return bool(self._find_lines(series))
 
-    def counters(self, every: Iterable[Series]) -> dict[tuple[str, Labels], float]:
-        """Return each line of the counters in ``every``; NaN for a value that no counter has."""
+    def counters(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
+        """Return each line of the counters in ``series_list``.
+
+        A value that no counter can have is NaN.
+        """
         return {
             (name, labels): value if 0.0 <= value < MAX_VALUE else math.nan
-            for series in every
+            for series in series_list
             if series.kind is Kind.COUNTER and (name := self._name(series)) is not None
             for labels, value in self.lines[name].items()
         }
 
-    def read_start_times(self, every: Iterable[Series]) -> dict[tuple[str, Labels], float]:
+    def read_start_times(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
         """Return the start times of the process and of each counter, in Unix seconds."""
         names = [
             PROCESS_START_METRIC,
-            *(make_created_name(name) for one in every for name in one.names()),
+            *(make_created_name(name) for one in series_list for name in one.names()),
         ]
         return {
             (name, labels): value
@@ -219,10 +222,7 @@ class Page:
         }
 
     def add_absent_counters(self, counters: Mapping[tuple[str, Labels], float]) -> None:
-        """Add the last values of counters whose part is absent from the page.
-
-        Its work still counts.
-        """
+        """Add the last values of counters that are absent from the page."""
         for (name, labels), value in counters.items():
             if name in self.lines and len(self.lines[name]) < MAX_LINES:
                 self.lines[name].setdefault(labels, value)
@@ -260,9 +260,9 @@ class Page:
         return {place: size for place, size in sizes.items() if 0.0 < size < MAX_VALUE}
 
 
-def make_page_reader(every: Iterable[Series]) -> Callable[[bytes], Page]:
-    """Return a function that reads the lines of ``every`` series from a page."""
-    wanted = tuple(every)
+def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Page]:
+    """Return a function that reads the lines of ``series_list`` series from a page."""
+    wanted = tuple(series_list)
     names = {name for series in wanted for name in series.names()}
     names |= {name for series in wanted if series.pool for name in iterate_spellings(series.pool)}
     names |= {PROCESS_START_METRIC, *(make_created_name(name) for name in names)}

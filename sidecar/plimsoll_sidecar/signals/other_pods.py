@@ -104,7 +104,7 @@ def make_leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
 
 
 class GroupPages:
-    """Client of the ``/state`` pages of the selected pods of a group."""
+    """Read the ``/state`` pages of the selected pods of a group."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class GroupPages:
         self._trouble: dict[str, str] = {}
         self._queried: set[str] = set()
 
-    def pods(self) -> dict[str, str] | None:
+    def list_pods(self) -> dict[str, str] | None:
         """Return name and address of each pod, at most :data:`MAX_PODS`.
 
         None if the API server does not answer, which is logged.
@@ -134,7 +134,7 @@ class GroupPages:
         self.log_trouble_once("endpoints", "")
         return found
 
-    def pages(self, pods: Mapping[str, str], kind: type[Page]) -> dict[str, Page]:
+    def read_pages(self, pods: Mapping[str, str], kind: type[Page]) -> dict[str, Page]:
         """Return the pages of the pods that answer, and log why the others failed."""
         self._trouble = {
             what: one
@@ -163,7 +163,7 @@ class GroupPages:
         return found
 
     def log_trouble_once(self, what: str, trouble: str) -> None:
-        """Log ``trouble`` once when it starts, and once when it is over (an empty text)."""
+        """Log ``trouble`` once when it starts, and once when it is empty again."""
         before = self._trouble.get(what, "")
         self._trouble[what] = trouble
         if trouble and not before:
@@ -194,7 +194,7 @@ class _MemberState(msgspec.Struct):
 
 
 class GroupMembers:
-    """Poller of all pods of a group except its leader, in a thread."""
+    """Poll all pods of a group except its leader, in a thread."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -210,7 +210,7 @@ class GroupMembers:
         """Stop polling."""
         self._part.stop()
 
-    def assessments(self) -> dict[str, Assessment | None]:
+    def read_assessments(self) -> dict[str, Assessment | None]:
         """Return the newest assessment of each known pod; None if it is too old."""
         now = self._clock()
         with self._lock:
@@ -225,10 +225,10 @@ class GroupMembers:
 
     def poll(self) -> None:
         """Poll all pods once, and log errors of the API server and of pods."""
-        members = self._pages.pods()
+        members = self._pages.list_pods()
         if members is None:
             return
-        found = self._pages.pages(members, _MemberState)
+        found = self._pages.read_pages(members, _MemberState)
         now = self._clock()
         with self._lock:
             for pod, state in found.items():
@@ -240,7 +240,7 @@ class GroupMembers:
 
 
 def truncate_assessment(theirs: Assessment) -> Assessment:
-    """Return the assessment, cut to the size that a supervisor's own may have."""
+    """Return ``theirs``, cut to the maximum size of a supervisor's own assessment."""
     kept = [_truncate_suspicion(one) for one in theirs.suspicions[:MAX_EVIDENCE_LINES]]
     return msgspec.structs.replace(theirs, suspicions=kept, segments={})
 
@@ -270,7 +270,7 @@ class _LeaderState(msgspec.Struct):
 
 
 class GroupLeader:
-    """Poller of the leader of a worker's group. It runs while :meth:`is_serving` is called."""
+    """Poll the leader of a worker's group while :meth:`is_serving` is called."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -306,12 +306,12 @@ class GroupLeader:
 
     def poll(self) -> None:
         """Poll the leader once. A leader that does not answer counts as not ready."""
-        leaders = self._pages.pods()
+        leaders = self._pages.list_pods()
         if leaders is not None:
             self._pages.log_trouble_once(
                 "leader", "" if leaders else "the Service has no endpoint for the leader"
             )
-        pages = self._pages.pages(leaders or {}, _LeaderState)
+        pages = self._pages.read_pages(leaders or {}, _LeaderState)
         if not any(page.engine_state in WORKING_STATES for page in pages.values()):
             self._ready_since = None
         elif self._ready_since is None:

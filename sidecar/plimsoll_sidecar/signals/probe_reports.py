@@ -71,22 +71,23 @@ class ProbeRequests:
     def send(self, folder: Path, pid: int, request: bytes) -> bool:
         """Send a request to ``pid``, and drop its pending one. Return False if it has no probe."""
         self.drop(pid)
-        peer = _connect_to_probe(folder / f"{pid}.sock", pid)
-        if peer is None or not _send_request(peer, request):
+        connection = _connect_to_probe(folder / f"{pid}.sock", pid)
+        if connection is None or not _send_request(connection, request):
             return False
-        self._peers[pid], self._data[pid] = peer, bytearray()
+        self._peers[pid], self._data[pid] = connection, bytearray()
         return True
 
     def collect(self, waited: Iterable[int], timeout_s: float) -> dict[int, bytes]:
-        """Return the complete answers by PID; empty for a request that failed.
+        """Return the complete answers by PID; empty bytes for a request that failed.
 
-        Waits up to ``timeout_s`` for the answers of ``waited``.
+        Wait up to ``timeout_s`` for the answers of the PIDs in ``waited``; take others if they have
+        arrived.
         """
         deadline = time.monotonic() + timeout_s
         found: dict[int, bytes] = {}
         with selectors.DefaultSelector() as selector:
-            for pid, peer in self._peers.items():
-                selector.register(peer, selectors.EVENT_READ, pid)
+            for pid, connection in self._peers.items():
+                selector.register(connection, selectors.EVENT_READ, pid)
             left = {pid for pid in waited if pid in self._peers}
             while self._peers:
                 wait_s = max(0.0, deadline - time.monotonic()) if left else 0.0
@@ -105,10 +106,10 @@ class ProbeRequests:
 
     def drop(self, pid: int) -> None:
         """Drop the pending request of ``pid``, if there is one."""
-        peer = self._peers.pop(pid, None)
-        if peer is not None:
+        connection = self._peers.pop(pid, None)
+        if connection is not None:
             del self._data[pid]
-            peer.close()
+            connection.close()
 
     def close(self) -> None:
         """Drop all pending requests."""
@@ -136,40 +137,42 @@ def query_all(
 
 
 def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
-    """Return a connection to the socket of ``pid``; None if it has no socket of its own."""
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Return a connection to the probe of ``pid``; None if the process has no socket of its own."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Not blocking: a full queue raises EAGAIN at once.
-        peer.setblocking(False)
-        peer.connect(str(path))
+        connection.setblocking(False)
+        connection.connect(str(path))
         size = struct.calcsize("3i")
-        owner = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        owner = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
         if owner[0] == pid:
-            return peer
+            return connection
     except OSError:
         pass
-    peer.close()
+    connection.close()
     return None
 
 
-def _send_request(peer: socket.socket, request: bytes) -> bool:
+def _send_request(connection: socket.socket, request: bytes) -> bool:
     """Send a request of a few bytes. Return False if the socket does not accept it at once."""
     try:
-        if peer.send(request) == len(request):
+        if connection.send(request) == len(request):
             return True
     except OSError:
         pass
-    peer.close()
+    connection.close()
     return False
 
 
-def _read_once(peer: socket.socket, data: bytearray, limit: int) -> bool | None:
+def _read_once(connection: socket.socket, data: bytearray, limit: int) -> bool | None:
     """Read from the socket once.
 
     Return True when the answer is complete, False if it failed, None if more follows.
     """
     try:
-        piece = peer.recv(READ_CHUNK_BYTES)
+        piece = connection.recv(READ_CHUNK_BYTES)
     except BlockingIOError:
         return None
     except OSError:

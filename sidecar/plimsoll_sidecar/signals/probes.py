@@ -210,7 +210,7 @@ class Probes:
         """Folder of the probes' sockets and files; None without probes."""
         return self._folder
 
-    def texts(self, kind: Diagnostic) -> dict[int, bytes]:
+    def read_texts(self, kind: Diagnostic) -> dict[int, bytes]:
         """Return the text of this diagnostic from each process that answers, by PID."""
         if kind is Diagnostic.TRACEMALLOC:
             return self._trace_allocations()
@@ -219,9 +219,9 @@ class Probes:
         )
 
     def _trace_allocations(self) -> dict[int, bytes]:
-        """Return the growth by source line during :data:`TRACE_DURATION_S`.
+        """Return the allocations by source line during :data:`TRACE_DURATION_S`, by PID.
 
-        A probe ends the trace itself if the supervisor cannot.
+        A probe ends its trace itself if the supervisor no longer can.
         """
         if not self._query_texts({"do": "tracemalloc", "step": "start"}):
             return {}

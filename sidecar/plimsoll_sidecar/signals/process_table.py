@@ -1,8 +1,9 @@
-"""Read the processes in this PID namespace with psutil, or from /proc for what psutil lacks.
+"""Read the processes of this PID namespace, with psutil or from /proc where psutil lacks a value.
 
-All of it can be outdated at once, so a signal is sent only to the process with the known start time
-(:class:`ProcessId`). A process can write its own arguments and environment, so only a bounded part
-of them is read. psutil would read and split all of it (docs/decisions/0002-libraries.md).
+Any of this may be outdated at once. A signal is therefore sent only to a process with the known
+start time (:class:`ProcessId`). A process can write its own arguments and environment, so only a
+bounded part of them is read. psutil would read and split all of it
+(docs/decisions/0002-libraries.md).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def list_names(folder: str | Path, limit: int) -> list[str]:
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """Identity of one process: PID and start time, so that a reused PID is never mistaken for it.
+    """Identity of one process: PID and start time, because PIDs are reused.
 
     ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat). Changes of the system
     time do not affect it.
@@ -255,7 +256,7 @@ def read_cpu_s(pid: int) -> float | None:
 
 
 def read_command_line(pid: int) -> list[str]:
-    """Return the words of the command line, which the process may have changed.
+    """Return the words of the command line. The process itself may have changed them.
 
     Empty if unknown; at most :data:`MAX_WORDS` words.
     """
@@ -285,7 +286,7 @@ def read_command_name(pid: int) -> str:
 
 
 class OpenFilesReader:
-    """Counter of open files, with a cache of :data:`OPEN_FILES_PERIOD_S`."""
+    """Count open files, at most once every :data:`OPEN_FILES_PERIOD_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

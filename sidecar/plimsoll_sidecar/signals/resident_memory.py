@@ -48,10 +48,10 @@ class ResidentMemory(msgspec.Struct, frozen=True):
 
 
 class EngineProcessTable:
-    """The processes of one engine: those that it reports, and their descendants.
+    """Processes of one engine: those that it reports, and their descendants.
 
-    The last reported processes are remembered with their start times. They can therefore be read
-    while the engine does not answer, and a reused PID is not taken for one of them.
+    The last reported processes are kept with their start times. They can therefore be read while
+    the engine does not answer, and a reused PID is not taken for one of them.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class EngineProcessTable:
         return any(is_running(p) for p in frontends) if frontends else None
 
     def read(self) -> Host:
-        """Return the sums over all processes. All are unknown if one process could not be read."""
+        """Return the sums over all processes; all unknown if one process could not be read."""
         living = self._find_running()
         if living is None:
             return Host()

@@ -81,7 +81,7 @@ class StatusSource(Protocol):
 
 
 class _ServingCheck:
-    """Request to the serving port, in a thread that starts at once."""
+    """Request to the serving port that runs in a thread from its creation on."""
 
     def __init__(self, engine: StatusSource) -> None:
         self._engine, self._serving = engine, False
@@ -103,7 +103,7 @@ class _ServingCheck:
 
 
 class Sampler:
-    """Sampler of an engine.
+    """Take samples of one engine.
 
     ``status`` is its answer in the newest sample; None if it did not answer. ``signals`` shows
     which signals the newest sample has. ``page`` returns whether the engine's metrics page is
@@ -160,7 +160,7 @@ class Sampler:
             self._processes.name(status.processes)
             self._parts = status.parts
         host = self._read_host(status)
-        serving = self._serving(status, host, begin)
+        serving = self._check_serving(status, host, begin)
         sample = Sample(
             t=round(begin - self._started_at, 3),
             epoch=self._epoch,
@@ -184,7 +184,7 @@ class Sampler:
         """Report whether to query the serving port although the status answers."""
         return self._engine.has_status_port and self.status is not None and now >= self._ask_at
 
-    def _serving(self, status: Status | None, host: Host, now: float) -> bool | None:
+    def _check_serving(self, status: Status | None, host: Host, now: float) -> bool | None:
         """Return whether the serving port answered; None if it was not queried or is still silent.
 
         A sample waits for it only if the status is silent.
@@ -220,7 +220,7 @@ class Sampler:
             return None
 
     def _apply_epoch(self, status: Status) -> None:
-        """If the epoch's text has changed, count a new epoch and reset what was known."""
+        """Count a new epoch and forget the previous engine if the epoch's text has changed."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1
@@ -293,7 +293,7 @@ class Sampler:
         for device in reported.values():
             if device.uuid is not None:
                 self._uuids[device.index] = device.uuid
-        shared = self._sharing.reasons(self._uuids.values(), self._list_pids) if status else {}
+        shared = self._sharing.find_reasons(self._uuids.values(), self._list_pids) if status else {}
         if self.device_source is None and reported:
             known = all(device.used is not None for device in reported.values())
             self.device_source = "engine" if known else self._choose_source()
@@ -329,7 +329,7 @@ class Sampler:
         return found or None
 
     def device_reasons(self) -> list[str]:
-        """Return the reason why each device memory source that is not in use provides no data."""
+        """Return why each device memory source that is not in use provides no data."""
         return explain_unused(self._sources, self.device_source, list(self._uuids.values()))
 
     def _choose_source(self) -> str | None:
@@ -436,7 +436,7 @@ def _make_signal(ok: bool, reason: SignalReason, message: str) -> Signal:
 
 
 class SignalLog:
-    """Logger of signals that have been missing for :data:`LOG_AFTER_S`, and of their return."""
+    """Log signals that have been missing for :data:`LOG_AFTER_S`, and when they return."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

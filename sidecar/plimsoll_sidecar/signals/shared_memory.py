@@ -50,7 +50,7 @@ FileId = tuple[int, int]
 
 
 class UnknownUsersError(Exception):
-    """Error if the users of shared memory cannot be determined. The message gives the reason."""
+    """The users of shared memory cannot be determined. The message gives the reason."""
 
 
 class SharedFile(msgspec.Struct, frozen=True):
@@ -289,7 +289,7 @@ UNKNOWN_BYTES = OrphanedBytes()
 
 
 class OrphanedMemory:
-    """Scanner of ``root``, the pod's tmpfs, for files that no process in ``proc`` uses.
+    """Scan ``root``, the pod's tmpfs, for files that no process in ``proc`` uses.
 
     ``error`` is the reason why the last scan failed; None if it succeeded.
     """

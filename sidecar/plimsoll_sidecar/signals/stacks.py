@@ -114,9 +114,9 @@ def _read_file_size(path: Path) -> int | None:
 
 
 def _read_from(path: Path, begin: int) -> bytes:
-    """Return what was appended to the file after ``begin``.
+    """Return what was appended to the file after the offset ``begin``.
 
-    The engine can write to the folder: the path may have become a link or a pipe.
+    The engine can write to the folder, so the path may have become a link or a pipe.
     """
     try:
         file = open_regular(path)

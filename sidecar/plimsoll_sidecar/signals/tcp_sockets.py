@@ -63,16 +63,18 @@ def query_tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[Tcp
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         extensions = 1 << (attribute - 1) if attribute else 0
-        ask = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, extensions, 1 << state) + bytes(48)
-        yield from _query_kernel(ask, port)
+        request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, extensions, 1 << state) + bytes(
+            48
+        )
+        yield from _query_kernel(request, port)
 
 
-def _query_kernel(ask: bytes, port: int) -> Iterator[TcpSocket]:
+def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
     link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
     with contextlib.closing(link):
         link.settimeout(READ_TIMEOUT_S)
-        size = MAX_HEADER_BYTES + len(ask)
-        link.send(struct.pack("=IHHII", size, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0) + ask)
+        size = MAX_HEADER_BYTES + len(request)
+        link.send(struct.pack("=IHHII", size, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0) + request)
         total = 0
         while total < MAX_LIST_BYTES:
             data = link.recv(1 << 16)

@@ -65,5 +65,5 @@ def test_nested_brackets_of_a_probe_are_no_text_and_no_trim(
 ) -> None:
     found = Probes(tmp_path)
     monkeypatch.setattr(found, "_query", lambda *_: {1: NESTED})
-    assert found.texts(Diagnostic.STACKS) == {}
+    assert found.read_texts(Diagnostic.STACKS) == {}
     assert found.trim(idle=True) is None

@@ -54,7 +54,7 @@ def seen_after(waited_s: float, page: Page) -> str | None:
     sharing = SharingDetector({"dcgm": page}, clock=lambda: now[0])
     found: dict[str, str] = {}
     while now[0] <= waited_s:
-        found = sharing.reasons(["GPU-1"], list)
+        found = sharing.find_reasons(["GPU-1"], list)
         now[0] += CHECK_S
     return found.get("GPU-1")
 
@@ -83,11 +83,11 @@ def test_a_page_that_names_the_pod_before_us_is_only_old() -> None:
 def test_once_seen_it_stands_until_another_engine_starts() -> None:
     now, page = [0.0], Page(MINE, OTHER)
     sharing = SharingDetector({"dcgm": page}, clock=lambda: now[0])
-    assert sharing.reasons(["GPU-1"], list)
+    assert sharing.find_reasons(["GPU-1"], list)
     page.named, now[0] = (MINE,), 100.0
-    assert sharing.reasons(["GPU-1"], list)
+    assert sharing.find_reasons(["GPU-1"], list)
     sharing.reset()
-    assert not sharing.reasons(["GPU-1"], list)
+    assert not sharing.find_reasons(["GPU-1"], list)
 
 
 OWN, GIB = [41, 42], 1 << 30
@@ -104,7 +104,7 @@ def driven(*found: DeviceUsers | None) -> str | None:
     sharing = SharingDetector({"nvml": driver}, clock=lambda: now[0])
     reasons: dict[str, str] = {}
     for driver.found in found:
-        reasons = sharing.reasons(["GPU-1"], lambda: OWN)
+        reasons = sharing.find_reasons(["GPU-1"], lambda: OWN)
         now[0] += CHECK_S
     return reasons.get("GPU-1")
 
@@ -153,6 +153,6 @@ def test_the_engines_variables_say_it(variable: str, shared: bool) -> None:
     with subprocess.Popen(program, stdin=pipe, stdout=pipe, env={name: value}) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = SharingDetector({}).reasons(["GPU-1"], lambda: [process.pid])
+        found = SharingDetector({}).find_reasons(["GPU-1"], lambda: [process.pid])
         process.communicate(b"\n", timeout=10)
     assert bool(found) is shared

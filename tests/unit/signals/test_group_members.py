@@ -63,7 +63,7 @@ def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(api: ApiServer,
         group.poll()
     (query,) = api.queries
     assert query == {"labelSelector": "kubernetes.io/service-name in (llm)", "limit": "64"}
-    found = group.assessments()
+    found = group.read_assessments()
     assert list(found) == ["llm-0-1"]
     assert found["llm-0-1"] is not None
     assert found["llm-0-1"].suspicions[0].bytes == 7
@@ -79,7 +79,7 @@ def test_the_workers_of_a_ray_cluster_are_all_other_pods_of_its_service(
     group = GroupMembers(GroupPages(api.endpoint_slices, service, rule, port), Clock())
     with serving(WORKER, port, state(bytes=7)):
         group.poll()
-    assert sorted(group.assessments()) == ["llm-gpu-worker-b2f9q", "llm-head-x7k2p-1"]
+    assert sorted(group.read_assessments()) == ["llm-gpu-worker-b2f9q", "llm-head-x7k2p-1"]
 
 
 def test_a_ray_cluster_has_no_more_members_than_another_group(api: ApiServer, port: int) -> None:
@@ -88,7 +88,7 @@ def test_a_ray_cluster_has_no_more_members_than_another_group(api: ApiServer, po
     group = GroupMembers(GroupPages(api.endpoint_slices, "llm", rule, port), Clock())
     with serving(WORKER, port, state()):
         group.poll()
-    assert len(group.assessments()) == MAX_PODS
+    assert len(group.read_assessments()) == MAX_PODS
 
 
 def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(api: ApiServer, port: int) -> None:
@@ -97,15 +97,15 @@ def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(api: ApiServer, port: 
     group = members(api, port, clock)
     with serving(WORKER, port, state()), serving(OTHER, port, state()):
         group.poll()
-        assert None not in group.assessments().values()
+        assert None not in group.read_assessments().values()
         del api.slices[0]["endpoints"][0]
         group.poll()
-    assert group.assessments()["llm-0-1"] is None
-    assert group.assessments()["llm-0-2"] is not None
+    assert group.read_assessments()["llm-0-1"] is None
+    assert group.read_assessments()["llm-0-2"] is not None
     clock.now += STALE_S
     api.answer = 503, {}, b"{}"
     group.poll()
-    assert set(group.assessments().values()) == {None}
+    assert set(group.read_assessments().values()) == {None}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_page_that_no_supervisor_writes_is_no_answer(
     group = members(api, port)
     with serving(WORKER, port, body):
         group.poll()
-    assert group.assessments() == {}
+    assert group.read_assessments() == {}
 
 
 def test_an_error_page_is_no_answer(api: ApiServer, port: int) -> None:
@@ -135,7 +135,7 @@ def test_an_error_page_is_no_answer(api: ApiServer, port: int) -> None:
     group = members(api, port)
     with serving(WORKER, port, state(), status=500):
         group.poll()
-    assert group.assessments() == {}
+    assert group.read_assessments() == {}
 
 
 def test_more_members_than_a_group_has_are_not_asked(api: ApiServer, port: int) -> None:
@@ -143,7 +143,7 @@ def test_more_members_than_a_group_has_are_not_asked(api: ApiServer, port: int) 
     group = members(api, port)
     with serving(WORKER, port, state()):
         group.poll()
-    assert len(group.assessments()) == MAX_PODS
+    assert len(group.read_assessments()) == MAX_PODS
 
 
 def test_texts_are_cut() -> None:
@@ -173,7 +173,7 @@ def test_silent_pods_do_not_make_the_answers_of_others_old(
         found.poll()
         took = time.monotonic() - begin
     assert took < MAX_PODS * 0.5 / 3
-    assert found.assessments()["llm-0-1"] is not None
+    assert found.read_assessments()["llm-0-1"] is not None
 
 
 def test_the_longest_round_is_shorter_than_an_answer_stands_for() -> None:

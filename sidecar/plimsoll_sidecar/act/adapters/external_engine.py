@@ -427,7 +427,7 @@ def collect_diagnostics(
     Without a probe, only stacks are available, if py-spy can read them. A hanging process gets a
     signal only right before it is ended.
     """
-    texts: dict[int, bytes] = dict(probes.texts(kind))
+    texts: dict[int, bytes] = dict(probes.read_texts(kind))
     if kind is Diagnostic.STACKS:
         silent = [p for p in processes if p.pid not in texts]
         known = [identity for p in silent if (identity := identify(p.pid)) is not None]

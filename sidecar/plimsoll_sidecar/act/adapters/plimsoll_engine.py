@@ -138,7 +138,9 @@ class PlimsollEngine(OwnedEngine):
 
     def finish(self, command: Command) -> Result:
         """Succeed at once, because this engine finishes its requests itself when its pod ends."""
-        return _make_result(command, Outcome.SUCCEEDED, "the engine finishes its requests itself")
+        return _make_result(
+            command, Outcome.SUCCEEDED, "the engine itself finishes its requests when its pod ends"
+        )
 
     def restart_worker(self, command: Command) -> Result:
         """Start a worker restart, and wait until the new worker serves or a timeout passes."""
