@@ -51,7 +51,7 @@ class AllocationTracer:
         ``start`` starts a trace, ``diff`` ends it and lists its allocations by line, and ``stop``
         discards it.
         """
-        steps = {"start": self._start, "diff": self._diff, "stop": self._stop}
+        steps = {"start": self._start, "diff": self._list_allocations, "stop": self._stop}
         return (
             steps[step]()
             if step in steps
@@ -84,7 +84,7 @@ class AllocationTracer:
                 return
             time.sleep(CHECK_INTERVAL_S)
 
-    def _diff(self) -> str:
+    def _list_allocations(self) -> str:
         if self.is_running:
             self._finish(keep=True)
         if not self._duration_s:

@@ -57,7 +57,9 @@ class AskServer:
             self._listener.listen(MAX_CONCURRENT_ACTIONS)
         except OSError as error:
             log.warning(
-                "%s: %s: manual actions will take longer", self._path, error.strerror or error
+                "cannot listen on %s: %s; manual actions will take longer",
+                self._path,
+                error.strerror or error,
             )
             self._listener.close()
             return

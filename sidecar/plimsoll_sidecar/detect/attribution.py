@@ -343,8 +343,10 @@ def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
     if not growing:
         return None
     best = min(growing, key=lambda name: growing[name].squares)
-    effective = growing[best].count_independent_points()
-    odds = sum(_likelihood_ratio(growing[best], other, effective) for other in growing.values())
+    independent_points = growing[best].count_independent_points()
+    odds = sum(
+        _likelihood_ratio(growing[best], other, independent_points) for other in growing.values()
+    )
     return Trigger(best, growing[best].each, round(1.0 / odds, 3))
 
 
@@ -353,11 +355,11 @@ def _has_increased(points: Sequence[MeanSample], number: int) -> bool:
     return not any(map(math.isnan, values)) and values[-1] > values[0]
 
 
-def _likelihood_ratio(best: _Fit, other: _Fit, effective: float) -> float:
+def _likelihood_ratio(best: _Fit, other: _Fit, independent_points: float) -> float:
     """Return the ratio of the maximum likelihoods of ``other`` and ``best``."""
     if other.squares <= best.squares:
         return 1.0
-    return float((best.squares / other.squares) ** (effective / 2.0))
+    return float((best.squares / other.squares) ** (independent_points / 2.0))
 
 
 @dataclass(frozen=True, slots=True)

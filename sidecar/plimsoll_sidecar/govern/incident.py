@@ -152,9 +152,10 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
 
 def compute_counted_s(elapsed_s: float) -> float:
-    """Return the seconds that an assessment counts for, ``elapsed_s`` after the previous one.
+    """Return ``elapsed_s``, the seconds since the previous assessment, within bounds.
 
-    A round consists of at least two assessments, however far apart, and of at most five.
+    The bounds make a round consist of at least two assessments, however far apart, and at most
+    five.
     """
     return min(max(ROUND_S / 5, elapsed_s), ROUND_S / 2)
 

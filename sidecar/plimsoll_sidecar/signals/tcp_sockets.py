@@ -30,7 +30,7 @@ READ_TIMEOUT_S = 0.5
 """Timeout in seconds of one read."""
 MAX_LIST_BYTES = 4 << 20
 """Maximum number of bytes of one list."""
-MAX_HEADER_BYTES, MESSAGE_BYTES = 16, 72
+HEADER_BYTES, MESSAGE_BYTES = 16, 72
 """Sizes of ``struct nlmsghdr`` and ``struct inet_diag_msg`` (include/uapi/linux)."""
 PORT_OFFSET, INODE_OFFSET = 4, 68
 """Offsets in ``struct inet_diag_msg``: the local port in network byte order, and the inode."""
@@ -73,7 +73,7 @@ def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
     link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
     with contextlib.closing(link):
         link.settimeout(READ_TIMEOUT_S)
-        size = MAX_HEADER_BYTES + len(request)
+        size = HEADER_BYTES + len(request)
         link.send(struct.pack("=IHHII", size, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0) + request)
         total = 0
         while total < MAX_LIST_BYTES:
@@ -93,9 +93,9 @@ def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
     """
     found: list[TcpSocket] = []
     at = 0
-    while at + MAX_HEADER_BYTES <= len(data):
+    while at + HEADER_BYTES <= len(data):
         size, kind = struct.unpack_from("=IH", data, at)
-        body = data[at + MAX_HEADER_BYTES : at + size]
+        body = data[at + HEADER_BYTES : at + size]
         if kind in (NLMSG_ERROR, NLMSG_DONE):
             # An error also ends a list, for example if the kernel does not support it.
             if (error := struct.unpack_from("=i", body)[0]) < 0:
@@ -104,7 +104,7 @@ def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
         if struct.unpack_from("!H", body, PORT_OFFSET)[0] == port:
             (inode,) = struct.unpack_from("=I", body, INODE_OFFSET)
             found.append(TcpSocket(inode, _parse_attributes(body[MESSAGE_BYTES:])))
-        at += max(MAX_HEADER_BYTES, (size + 3) & ~3)
+        at += max(HEADER_BYTES, (size + 3) & ~3)
     return False, found
 
 

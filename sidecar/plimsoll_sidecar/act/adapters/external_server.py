@@ -152,9 +152,9 @@ class _Version(msgspec.Struct):
 
 
 def identify_engine_type(server: HttpClient) -> EngineType | None:
-    """Return the known engine type that the server identifies as.
+    """Return the engine type of a server, by its list of models or its metrics.
 
-    None if it cannot be identified, for example behind an API key and without metrics.
+    None if neither names a known type, for example because the server needs an API key.
     """
     page = _get(server, "/metrics") or b""
     for kind, profile in PROFILES.items():
