@@ -110,7 +110,7 @@ async def what_is_not_there_is_none_or_said(api: Api, namespace: str) -> None:
     first = await api.apply(MAP, made("ConfigMap", namespace))
     assert await api.delete(MAP, first)
     assert await api.delete(MAP, first), "it is gone, which was wanted"
-    assert await api.evict(namespace, "nobody")
+    assert await api.evict(namespace, "nobody", "1")
     with pytest.raises(ApiError) as refused:
         await api.apply(SERVICE, service(namespace) | {"status": {}}, "status")
     assert (refused.value.status, refused.value.is_lasting) == (404, True)
@@ -122,6 +122,27 @@ async def what_changed_since_is_not_deleted(api: Api, namespace: str) -> None:
     assert not await api.delete(MAP, first)
     assert await api.delete(MAP, second)
     assert await api.get(MAP, namespace, "one") is None
+
+
+async def a_later_pod_of_the_same_name_is_not_evicted(api: Api, namespace: str) -> None:
+    wanted = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "one", "namespace": namespace},
+    }
+    wanted |= {"spec": {"containers": [{"name": "engine", "image": "x"}]}}
+    for _ in range(100):
+        try:
+            pod = await api.create(POD, wanted)
+            break
+        except ApiError as error:
+            if "serviceaccount" not in error.message:  # a controller makes that of a new namespace
+                raise
+            await asyncio.sleep(0.1)
+    assert await api.evict(namespace, "one", "00000000-0000-0000-0000-000000000000")
+    assert await api.get(POD, namespace, "one") is not None
+    assert await api.evict(namespace, "one", pod["metadata"]["uid"])
+    assert await api.get(POD, namespace, "one") is None
 
 
 async def a_bad_object_is_refused_with_its_field(api: Api, namespace: str) -> None:
@@ -216,6 +237,7 @@ CASES: list[Callable[[Api, str], Awaitable[None]]] = [
     what_is_new_takes_nothing_over,
     what_is_not_there_is_none_or_said,
     what_changed_since_is_not_deleted,
+    a_later_pod_of_the_same_name_is_not_evicted,
     a_bad_object_is_refused_with_its_field,
     a_spec_has_defaults_and_a_generation_that_a_status_leaves,
     a_list_comes_in_pages_of_one_version,

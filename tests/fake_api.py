@@ -132,7 +132,7 @@ class FakeApi(Api):
             case "GET":
                 return self._list(kind, namespace, query)
             case "POST" if subresource == "eviction":
-                self._remove(at)
+                self._delete(at, body["deleteOptions"]["preconditions"])
                 return {"kind": "Status", "status": "Success"}
             case "POST":
                 return self._create(kind, namespace, body)

@@ -58,9 +58,9 @@ async def reconcile_pods(
     for incident in found.updates:
         await _apply_incident(api, store, incident, "status")
     requeue_s = [found.requeue_s + 1.0] if found.requeue_s is not None else []
-    for pod in filter(lambda name: name not in kept, found.evict):
-        log.info("%s: evicting %s at its supervisor's request", key, pod)
-        if not await api.evict(key.namespace, pod):
+    for pod in filter(lambda one: one.name not in kept, found.evict):
+        log.info("%s: evicting %s at its supervisor's request", key, pod.name)
+        if not await api.evict(key.namespace, pod.name, pod.uid):
             requeue_s.append(config.clocks.evict_again)
     return min(requeue_s, default=None)
 

@@ -57,7 +57,7 @@ class IncidentChanges:
 
     new: list[Object] = field(default_factory=list)
     updates: list[Object] = field(default_factory=list)
-    evict: list[str] = field(default_factory=list)
+    evict: list[PodView] = field(default_factory=list)
     requeue_s: float | None = None
 
 
@@ -81,7 +81,7 @@ def plan_incidents(
                 _add_oom_kills(found, service, pod, container, incidents, now)
                 _add_crash_loops(found, service, pod, container, incidents, now)
     present = {pod.name: pod for pod in pods}
-    wanted = set()
+    wanted: dict[str, PodView] = {}
     for one in filter(_is_open, incidents):
         if _is_of_group(one):
             continue
@@ -96,8 +96,8 @@ def plan_incidents(
             )
             _end_incident(found, one, "Unresolved", "WritesExhausted", text, now)
         elif _requests_replacement(one) and not present[pod_name].terminating:
-            wanted.add(pod_name)
-    found.evict = sorted(wanted)
+            wanted[pod_name] = present[pod_name]
+    found.evict = [wanted[name] for name in sorted(wanted)]
     return found
 
 

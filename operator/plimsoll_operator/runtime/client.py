@@ -269,18 +269,23 @@ class Api:
         path = kind.path(meta["namespace"], meta["name"])
         return await self._call("PUT", path, body=_for_server(item))
 
-    async def evict(self, namespace: str, pod: str) -> bool:
-        """Evict the pod; return False if a disruption budget currently prevents it."""
+    async def evict(self, namespace: str, pod: str, uid: str) -> bool:
+        """Evict the pod; return False if a disruption budget currently prevents it.
+
+        A later pod of the same name is not evicted: the UID of a pod of a StatefulSet is the only
+        difference to its predecessor.
+        """
         self.writes["evict", "Pod"] += 1
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
         }
         try:
             await self._call("POST", POD.path(namespace, pod, "eviction"), body=body, patient=False)
         except ApiError as error:
-            if error.status == 404:
+            if error.status in (404, 409):
                 return True
             if error.status == 429:
                 return False

@@ -436,7 +436,7 @@ def test_the_names_of_incidents_are_valid_however_long_a_pods_is() -> None:
 def test_a_requested_replacement_is_done_and_recorded() -> None:
     steps = [{"step": "PodReplace", "outcome": "Requested"}]
     asks = incident("qwen-aaa-0", at(1), "AwaitingSlot", timeline=steps)
-    assert plan_incidents(item(), PODS, [asks], NOW).evict == ["qwen-aaa-0"]
+    assert [one.name for one in plan_incidents(item(), PODS, [asks], NOW).evict] == ["qwen-aaa-0"]
     gone = plan_incidents(item(), PODS[1:], [asks], NOW)
     assert gone.evict == []
     assert gone.updates[0]["status"]["outcome"] == "PodReplaced"
@@ -454,7 +454,7 @@ def test_the_next_pod_of_a_stateful_set_is_another_pod() -> None:
     here, successor = pod("qwen-0"), pod("qwen-0")
     here["metadata"]["creationTimestamp"] = at(1)
     successor["metadata"]["creationTimestamp"] = at(3)
-    assert plan_incidents(item(), [here], [asks], NOW).evict == ["qwen-0"]
+    assert [one.name for one in plan_incidents(item(), [here], [asks], NOW).evict] == ["qwen-0"]
     assert plan_incidents(item(), [here], [asks, other], NOW).updates == []
     found = plan_incidents(item(), [successor], [asks, other], NOW)
     assert found.evict == [], "it would be evicted for ever"
