@@ -18,12 +18,16 @@ from typing import Any
 import pytest
 import urllib3
 
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.roles import PodRole
 from plimsoll_sidecar.act.partner import Partners
+from plimsoll_sidecar.act.readiness import is_ready
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
+from plimsoll_sidecar.signals.process_table import identify
 from tests.conformance import table
 from tests.conformance.peers import NIXL, PEERS
 from tests.conformance.rig import START_S, Rig, free_port, until
+from tests.conformance.watching import until_confirmed
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(3000)]
 
@@ -40,6 +44,11 @@ HEALTHY_S = float(os.environ.get("PLIMSOLL_PAIR_S", "120"))
 CLIENTS = 2
 STOPPED_S = 60.0
 """Longer than a stall takes to be confirmed."""
+LEARNING_S = 100.0
+"""Service under load before a leak: the warm-up of the memory policy, and a horizon of growth."""
+LEAK_BYTES_S = 2 << 20
+CONFIRMED_S, CURED_S = 300.0, 600.0
+"""Longest waits; an idle machine takes 50 and 150 s."""
 ASKS_FOR_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -48,10 +57,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Rig]]:
     """The prefill engine and the decode engine."""
     if not PEER.ready:
         pytest.skip(f"{PEER.name} is not installed: make engines")
-    rigs = [started(tmp_path_factory.mktemp(role), role) for role in ("kv_producer", "kv_consumer")]
+    rigs: list[Rig] = []
     try:
-        for rig in rigs:
-            until(rig.serving, START_S, f"an engine that serves: {rig.log('engine')}")
+        # One after another: a start takes all that two cores have.
+        for role in ("kv_producer", "kv_consumer"):
+            rigs.append(rig := started(tmp_path_factory.mktemp(role), role))
+            try:
+                until(rig.serving, START_S, "an engine that serves")
+            except AssertionError as error:
+                error.add_note(rig.log("engine"))
+                raise
         yield rigs[0], rigs[1]
     finally:
         for rig in rigs:
@@ -131,40 +146,148 @@ def test_a_drain_waits_for_blocks_that_the_decode_engine_has_yet_to_read(
     record("pair: blocks held for a decode engine", round(seconds, 1), told)
 
 
-def test_a_healthy_pair_under_load_is_not_suspected(pair: tuple[Rig, Rig]) -> None:
-    """Each client is a small proxy: it asks the prefill engine, then the decode engine."""
-    source, sink = pair
-    ending, answers, failures = threading.Event(), [], []
+class Traffic:
+    """Clients of both engines, each with a small proxy; :meth:`end` waits for their requests.
 
-    def client(number: int) -> None:
-        while not ending.is_set():
+    The proxy sends to pods that are ready alone, as a Service does. Without a prefill engine, the
+    decode engine computes the prompt itself; without a decode engine, the request waits.
+    """
+
+    def __init__(self, pair: tuple[Rig, Rig]) -> None:
+        self.pair = pair
+        self.through_both, self.by_decode, self.longest_s = 0, 0, 0.0
+        self.failures: list[Exception] = []
+        self._ending = threading.Event()
+        self._clients = [
+            threading.Thread(target=self._client, args=(number,)) for number in range(CLIENTS)
+        ]
+        for client in self._clients:
+            client.start()
+
+    def __enter__(self) -> Traffic:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        for client in self._clients:
+            client.join(START_S + 120)
+
+    @property
+    def answers(self) -> int:
+        return self.through_both + self.by_decode
+
+    def _client(self, number: int) -> None:
+        while not self._ending.is_set():
+            begin = time.monotonic()
             try:
-                params = prefill(source, number)
-                ending.wait(1.0)  # the blocks are held meanwhile
-                answers.append(complete(sink, number, 8, params))
+                self._ask(number)
             except (AssertionError, urllib3.exceptions.HTTPError) as error:
-                failures.append(error)
+                self.failures.append(error)
+            self.longest_s = max(self.longest_s, time.monotonic() - begin)
 
-    clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    def _ask(self, number: int) -> None:
+        source, sink = self.pair
+        while True:
+            until(lambda: in_service(sink), START_S, "a decode engine")
+            params = prefill(source, number) if in_service(source) else None
+            time.sleep(1.0)  # the blocks are held meanwhile
+            if in_service(sink):
+                break
+        complete(sink, number, 8, params)
+        if params is None:
+            self.by_decode += 1
+        else:
+            self.through_both += 1
+
+
+def in_service(rig: Rig) -> bool:
+    """Whether a Service would send requests to this engine."""
+    if not is_ready(str(rig.folder / "state")):
+        return False
+    with urllib3.PoolManager(retries=False) as http:
+        try:
+            return bool(http.request("GET", f"{rig.url}/health", timeout=10).status == 200)
+        except urllib3.exceptions.HTTPError:
+            return False
+
+
+def test_a_healthy_pair_under_load_is_not_suspected(pair: tuple[Rig, Rig]) -> None:
+    source, sink = pair
     most, suspected = 0.0, []
-    for one in clients:
-        one.start()
-    begin = time.monotonic()
-    while time.monotonic() - begin < HEALTHY_S:
-        most = max(most, held(source))
-        suspected += [*source.incidents(), *sink.incidents()]
-        time.sleep(1.0)
-    ending.set()
-    for one in clients:
-        one.join(120)
-    assert (failures, suspected) == ([], []), source.log() + sink.log()
+    with Traffic(pair) as traffic:
+        begin = time.monotonic()
+        while time.monotonic() - begin < HEALTHY_S:
+            most = max(most, held(source))
+            suspected += [*source.incidents(), *sink.incidents()]
+            time.sleep(1.0)
+    assert (traffic.failures, suspected) == ([], []), source.log() + sink.log()
     assert most > 0, "leases were in flight"
-    assert len(answers) > 2 * CLIENTS
+    assert traffic.through_both > 2 * CLIENTS
     told = (
-        f"{len(answers)} requests through both in {HEALTHY_S:.0f} s, 0 failed; at most"
+        f"{traffic.through_both} requests through both in {HEALTHY_S:.0f} s, 0 failed; at most"
         f" {most:.2%} of the pool held: 0 suspicions"
     )
     record("pair: healthy under load", None, told)
+
+
+@pytest.mark.parametrize("role", [PodRole.PREFILL, PodRole.DECODE])
+def test_a_leak_on_one_side_is_cured_and_no_request_fails(
+    pair: tuple[Rig, Rig], role: PodRole
+) -> None:
+    rig, other = pair if role is PodRole.PREFILL else pair[::-1]
+    part = rig.peer.runner
+    switch = rig.folder / f"leak-{rig.peer.role(part)}"
+    before, kept = time.time(), other.part("core")
+    with Traffic(pair) as traffic:
+        time.sleep(LEARNING_S)
+        leaking, since = rig.part(part), time.time()
+        switch.write_text(str(LEAK_BYTES_S))
+        try:
+            seconds, incident = until_confirmed(rig, IncidentKind.HOST_GROWTH, since, CONFIRMED_S)
+            until(lambda: identify(leaking.pid) != leaking, CURED_S, f"an end: {rig.log()}")
+        finally:
+            switch.unlink()
+        begin = time.monotonic()
+        until(lambda: in_service(rig), START_S, "a new engine")
+        started_s = time.monotonic() - begin
+        served = traffic.through_both
+        until(lambda: traffic.through_both > served + CLIENTS, CURED_S, "requests through both")
+        until(
+            lambda: any(
+                one.name == incident.name and one.phase is IncidentPhase.RESOLVED
+                for one in rig.incidents()
+            ),
+            CURED_S, f"a cure: {rig.log()}",
+        )  # fmt: skip
+    assert traffic.failures == [], rig.log() + other.log()
+    assert other.part("core") == kept, "the other engine runs on"
+    assert [one for one in other.incidents() if one.opened_at >= before] == [], other.log()
+    told = (
+        f"to Confirmed, then ready {started_s:.0f} s after the end of the engine;"
+        f" {traffic.through_both} requests through both and {traffic.by_decode} by decode alone,"
+        f" 0 failed, the longest took {traffic.longest_s:.0f} s"
+    )
+    record(f"pair: leak of 2 MiB/s in {role.lower()}, cured", round(seconds, 1), told)
+
+
+@pytest.mark.parametrize("role", [PodRole.PREFILL, PodRole.DECODE])
+def test_a_stall_is_named_on_its_side(pair: tuple[Rig, Rig], role: PodRole) -> None:
+    rig, other = pair if role is PodRole.PREFILL else pair[::-1]
+    for one in pair:
+        until(lambda one=one: in_service(one), START_S, "an engine that serves")  # type: ignore[misc]
+    assert complete(pair[1], 0, 4, prefill(pair[0], 0))["usage"]["completion_tokens"] == 4
+    kept, since = other.part("core"), time.time()
+    os.kill(rig.part("core").pid, signal.SIGSTOP)
+    rig.load()
+    try:
+        seconds, _ = until_confirmed(rig, IncidentKind.STALL, since, CONFIRMED_S)
+    finally:
+        rig.rest()
+    until(lambda: in_service(rig), START_S, "a new engine")
+    assert [one for one in other.incidents() if one.opened_at >= since] == [], other.log()
+    assert other.part("core") == kept, "the other engine runs on"
+    told = f"named on the {role.lower()} engine; 0 incidents of the other one, which ran on"
+    record(f"pair: {role.lower()} stalls", round(seconds, 1), told)
 
 
 @pytest.mark.parametrize("role", [PodRole.PREFILL, PodRole.DECODE])
