@@ -23,7 +23,7 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
         )
     if await asyncio.to_thread(_is_missing, path):
         raise ApiError(
-            404, f"lora_path {body.lora_path!r} is not a folder on this server",
+            404, f"lora_path {body.lora_path!r} does not exist on this server: use a local folder",
             param="lora_path", code="adapter_not_found",
         )  # fmt: skip
     try:
@@ -32,7 +32,7 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
         raise invalid(str(error), error.param) from None
     except NoAnswer as error:
         raise ApiError(
-            503, f"the adapter is not loaded: {error}", code="unavailable", retry=True
+            503, f"the adapter was not loaded: {error}", code="unavailable", retry=True
         ) from None
     return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 

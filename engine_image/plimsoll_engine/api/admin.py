@@ -1,4 +1,4 @@
-"""Application of the admin port (:mod:`plimsoll_api.admin`), on the pod's loopback with a token."""
+"""ASGI application of the admin API (:mod:`plimsoll_api.admin`), which requires a token."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def encode_error_body(status: int, message: str, code: str) -> bytes:
 
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 503 on a connection beyond the limit."""
-    body = ErrorBody("TooManyConnections", "the admin port has too many connections: try again")
+    body = ErrorBody("TooManyConnections", "the admin port has too many connections: retry later")
     response = _make_json_response(body, 503)
     response.headers["connection"] = "close"
     await response(scope, receive, send)
@@ -61,7 +61,7 @@ def _convert_to_camel_case(code: str) -> str:
 
 
 def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
-    """Return the application. ``token`` is the supervisor's bearer token."""
+    """Return the application of the admin API. ``token`` is the bearer token that it requires."""
     api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
     statuses = StatusReader(engine)
 
@@ -128,7 +128,11 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             return _make_json_response(statuses.read())
         current = engine.operations.current
         if current is not None and current.kind != "drain":
-            raise AdminError(409, "Busy", f"operation {current.id} ({current.kind}) is in progress")
+            raise AdminError(
+                409,
+                "Busy",
+                f"operation {current.id} ({current.kind}) is running: wait for its end to resume",
+            )
         await engine.operations.cancel()
         drain.resume(engine)
         return _make_json_response(statuses.read())
@@ -141,8 +145,8 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             raise AdminError(
                 409,
                 "NotPossible",
-                f"the engine was started with --standby-worker {engine.settings.standby_worker}:"
-                f" leases require {StandbyPolicy.ON_SUSPICION}",
+                f"standby leases require --standby-worker {StandbyPolicy.ON_SUSPICION}, but the"
+                f" engine was started with {engine.settings.standby_worker}",
             )
         if engine.lifecycle.has_ended or engine.lifecycle.state is EngineState.STOPPING:
             raise _make_not_possible_error(engine, "prepare a standby worker")
@@ -238,10 +242,9 @@ def _start_operation(
     state: EngineState | None,
     work: Callable[[Recorder], Awaitable[None]],
 ) -> Response:
-    """Start an operation. Return it with status 202.
+    """Start an operation, and return it in a response with status 202. Raises AdminError.
 
-    ``state`` is the lifecycle state that the operation enters first; None means that it enters
-    none. Raises AdminError.
+    ``state`` is the first lifecycle state that the operation enters, or None.
     """
     operations = engine.operations
     known = operations.get(body.operation_id)

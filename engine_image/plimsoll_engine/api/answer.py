@@ -1,4 +1,4 @@
-"""Response to a generation request: admission, whole answer or stream, and release.
+"""Response to a generation request, as a whole or as a stream.
 
 The request is admitted within the response, so it is always released: after an answer, an error, a
 disconnect or a cancelled task.
@@ -44,7 +44,7 @@ def encode_error_body(status: int, message: str, code: str) -> bytes:
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 503 on a connection beyond the limit."""
     error = ApiError(
-        503, "the engine has too many connections (--max-connections): try again",
+        503, "the engine has too many connections (--max-connections): retry later",
         code="too_many_connections", retry=True,
     )  # fmt: skip
     response = make_error_response(error)
@@ -103,7 +103,10 @@ class GenerationResponse(Response):
         except Exception:
             if not self._started:
                 raise  # the application answers it with a 500
-            log.exception("cannot continue the stream", extra={"request": self._batch.request_id})
+            log.exception(
+                "the stream failed with an internal error",
+                extra={"request": self._batch.request_id},
+            )
             message = "internal error: see the engine's log"
             bug = ApiError(500, message, code="internal_error")
             await self._fail(bug, scope, receive, send)
@@ -282,11 +285,11 @@ class GenerationResponse(Response):
 def _make_no_memory_error(is_client_share: bool) -> ApiError:
     if is_client_share:
         return ApiError(
-            429, "too many answers to your other requests are unread: read them first",
+            429, "unread answers to your other requests use your share of memory: read them first",
             code="too_many_bytes", retry=True,
         )  # fmt: skip
     return ApiError(
-        503, "unread answers of other clients use all memory for answers: try again",
+        503, "unread answers of other clients use all memory for answers: retry later",
         code="overloaded", retry=True,
     )  # fmt: skip
 

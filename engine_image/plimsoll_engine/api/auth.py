@@ -24,7 +24,7 @@ TENANT = "plimsoll.tenant"
 
 
 class ApiKeys:
-    """API keys in ``file``. Raises UsageError if the file has no key at startup."""
+    """API keys in ``file``. Raises UsageError at startup if the file has no key."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -40,8 +40,7 @@ class ApiKeys:
     def get_tenant(self, authorization: bytes) -> str | None:
         """Return the tenant of an API key; None for an invalid key, "" if only one key exists.
 
-        The duration depends neither on the position of a wrong character nor on the length of the
-        key.
+        The comparison takes constant time, so the duration reveals nothing about a key.
         """
         self._refresh()
         scheme, _, token = authorization.partition(b" ")
@@ -57,7 +56,10 @@ class ApiKeys:
         try:
             self._read()
         except (OSError, ValueError) as error:
-            log.warning("cannot reload the API keys", extra={"reason": str(error)})
+            log.warning(
+                "cannot reload --api-key-file; the previous API keys stay valid",
+                extra={"file": str(self._file), "reason": str(error)},
+            )
 
     def _read(self) -> None:
         status = self._file.stat()
@@ -78,7 +80,7 @@ class ApiKeyMiddleware:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on requests with a valid key or an open path. Add their tenant to the scope."""
+        """Call the application if the key is valid or not required. Add the tenant to the scope."""
         # Browsers send CORS preflight requests (OPTIONS) without a key.
         needs_key = scope["type"] == "http" and scope["method"] != "OPTIONS"
         if needs_key and scope["path"] not in OPEN_PATHS:

@@ -27,7 +27,7 @@ from plimsoll_engine.frontend.requests.request_log import Admission, Generation,
 from plimsoll_engine.messages.worker_ipc import Media
 
 PARAMS = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
-"""Request field with the prompt, by the prefix of the request ID."""
+"""Name of the request field with the prompt, for each prefix of request IDs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
         return adapter
     raise ApiError(
         404,
-        f"the model {model!r} does not exist: use {served!r}",
+        f"the model {model!r} does not exist: use {served!r} or a name in /v1/models",
         param="model",
         code="model_not_found",
     )
@@ -195,7 +195,7 @@ def compute_output_limit(
 ) -> int:
     """Return the maximum number of output tokens. Raises ApiError if the prompt is too long."""
     if not ids:
-        raise invalid(f"{param} has no tokens", param, "empty_prompt")
+        raise invalid(f"{param} has no tokens: send text or token IDs", param, "empty_prompt")
     check_ids(engine, ids, param)
     default = int(engine.tokenizer.checkpoint.sampling_defaults.get("max_new_tokens", 1 << 31))
     limit = engine.max_model_len

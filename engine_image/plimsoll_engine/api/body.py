@@ -80,9 +80,9 @@ class BodyReader:
                 raise BodyRefused(
                     408,
                     "body_timeout",
-                    "the body did not arrive within"
+                    "the body was not received within"
                     f" {self._limits.compute_body_timeout_s(len(body)):.0f} s:"
-                    f" only {len(body)} bytes arrived",
+                    f" only {len(body)} bytes were received; send it faster",
                 ) from None
             if chunk is None:
                 return body
@@ -115,4 +115,6 @@ def _parse_content_length(request: Request) -> int | None:
 
 
 def _make_too_large_error(max_bytes: int) -> BodyRefused:
-    return BodyRefused(413, "body_too_large", f"the body exceeds the limit of {max_bytes} bytes")
+    return BodyRefused(
+        413, "body_too_large", f"the body exceeds the limit of {max_bytes} bytes: send less"
+    )

@@ -198,7 +198,7 @@ class OutputParser:
         return self._calls is not None and self._calls.has_unparsed_call
 
     def parse(self, delta: Delta) -> Parsed:
-        """Return the parts of the output that are certain after ``delta``."""
+        """Parse ``delta``, and return the parts of the output that no later text can change."""
         last = delta.finish_reason is not None
         closed = self.reasoning_ended
         found = Split(content=delta.text)

@@ -146,7 +146,10 @@ class ChatPrompt:
             raise failure
         if dropped:
             roles = ", ".join(sorted({one["role"] for one in dropped}))
-            warnings.append(f"the chat template drops text of messages of role {roles}")
+            warnings.append(
+                f"the chat template does not render all text of messages of role {roles}: the "
+                "model does not see it"
+            )
         return text
 
     def _make_template_message(self, message: Message, number: int) -> TemplateMessage:
@@ -315,7 +318,7 @@ def _list_texts(message: TemplateMessage) -> list[str]:
 def _make_plain_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid("a tool call lacks function.name", "tool_calls")
+        raise invalid("a tool call has no function.name: add it", "tool_calls")
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # our answers have a string, templates need an object
         try:
@@ -332,7 +335,9 @@ def _replace_lone_surrogates(value: Any) -> Any:
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        raise invalid("the arguments of a tool call are nested too deeply", "tool_calls") from None
+        raise invalid(
+            "the arguments of a tool call are nested too deeply: use fewer levels", "tool_calls"
+        ) from None
     try:
         written.encode()
     except UnicodeEncodeError:

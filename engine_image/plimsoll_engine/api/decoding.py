@@ -62,7 +62,9 @@ def decode(
             return decode(whole, kind, strict, warnings)
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
-        raise invalid("the body is nested too deeply", code="invalid_json") from None
+        raise invalid(
+            "the body is nested too deeply: use fewer levels", code="invalid_json"
+        ) from None
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
     if unknown and strict:
@@ -256,7 +258,9 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
             "prompt_logprobs is not supported with stream: set it to false", "prompt_logprobs"
         )
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:
-        raise invalid("truncation_side requires truncate_prompt_tokens", "truncation_side")
+        raise invalid(
+            "truncation_side requires truncate_prompt_tokens: set both or none", "truncation_side"
+        )
     if isinstance(request, CompletionRequest):
         _check_completion(request)
         return
@@ -271,7 +275,9 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
     _check_contents(request.messages, "messages")
     _check_tools(request)
     if request.echo and request.messages[-1].role != "assistant":
-        raise invalid("echo requires that the last message is the assistant's", "echo")
+        raise invalid(
+            "echo requires that the last message has the role assistant: omit echo", "echo"
+        )
 
 
 def check_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
@@ -310,12 +316,14 @@ def _check_tools(request: ChatRequest) -> None:
     names = [tool.function.name for tool in request.tools or []]
     for name in names:
         if names.count(name) > 1:
-            raise invalid(f"two tools have the name {name!r}", "tools")
+            raise invalid(f"two tools have the name {name!r}: rename one", "tools")
     choice = request.tool_choice
     if choice not in (None, "none", "auto") and not names:
-        raise invalid("tool_choice requires tools", "tool_choice")
+        raise invalid("tool_choice requires tools: add them or omit tool_choice", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")
+        raise invalid(
+            f"no tool has the name {choice.function.name!r}: use a name in tools", "tool_choice"
+        )
     if isinstance(choice, AllowedToolsChoice):
         _check_allowed(choice.allowed_tools, names)
 
@@ -325,6 +333,8 @@ def _check_allowed(choice: AllowedTools, names: list[str]) -> None:
     for number, tool in enumerate(choice.tools):
         if tool.function.name not in names:
             place = f"{field}[{number}].function.name"
-            raise invalid(f"no tool has the name {tool.function.name!r}", place)
+            raise invalid(
+                f"no tool has the name {tool.function.name!r}: use a name in tools", place
+            )
     if choice.mode == "required" and not choice.tools:
-        raise invalid("mode required needs an allowed tool: name one", field)
+        raise invalid("mode required requires an allowed tool: add one", field)

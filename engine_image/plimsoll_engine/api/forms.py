@@ -23,7 +23,10 @@ class Form(msgspec.Struct):
 async def parse(raw: bytes | bytearray, content_type: str) -> Form:
     """Return the file and the other fields of a form. Raises ApiError."""
     if not content_type.lower().startswith("multipart/form-data"):
-        raise invalid("send multipart/form-data with the fields file and model")
+        raise invalid(
+            f"content-type {content_type[:64]!r} is not supported: send multipart/form-data with "
+            "the fields file and model"
+        )
 
     async def whole() -> AsyncGenerator[bytes, None]:
         yield bytes(raw)

@@ -50,7 +50,7 @@ def build_grammar(
         return None
     if len(given) > 1:
         fields = " and ".join(one.field.partition(".")[0] for one in given)
-        raise invalid(f"{fields} cannot be combined", given[1].field)
+        raise invalid(f"{fields} cannot be combined: omit one", given[1].field)
     (grammar,) = given
     if len(grammar.text) > (limit := MAX_GRAMMAR_CHARACTERS[grammar.kind]):
         raise invalid(f"more than {limit} characters: shorten it", grammar.field)

@@ -227,7 +227,9 @@ class RequestPreparer:
         if urls and len(conversations) > 1:
             raise invalid("images are not supported in a batch: send one chat per request", param)
         if urls and body.truncate_prompt_tokens is not None:
-            raise invalid("a prompt with images cannot be truncated", "truncate_prompt_tokens")
+            raise invalid(
+                "a prompt with images cannot be truncated: omit the field", "truncate_prompt_tokens"
+            )
         rest = msgspec.structs.replace(
             body, messages=[Message(role="user")], tools=None, tool_choice=None,
             chat_template_kwargs=None, response_format=None, structured_outputs=None, metadata=None,
@@ -303,7 +305,7 @@ class RequestPreparer:
         for word in body.bad_words or []:
             bare = word.lstrip()
             if not bare:
-                raise invalid("a bad word is blank", "bad_words")
+                raise invalid("a bad word is blank: remove it", "bad_words")
             for text in (bare, f" {bare}"):
                 try:
                     ids = self._tokenizer.encode_rendered(text)
@@ -372,7 +374,7 @@ def _list_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
     if len(ids) == len(prompt):
         return [ids]
     if ids:
-        raise invalid("prompt mixes token IDs with other prompts", "prompt")
+        raise invalid("prompt mixes token IDs with other prompts: send only one kind", "prompt")
     return [one for one in prompt if not isinstance(one, int)]
 
 

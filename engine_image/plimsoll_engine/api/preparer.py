@@ -51,11 +51,11 @@ _Result = TypeVar("_Result")
 
 
 class PreparerLost(Exception):
-    """The process exited during a job, or could not be started."""
+    """The preparer process exited during a job, or could not be started."""
 
 
 class PreparerStarved(Exception):
-    """The process got too little CPU time, so the job is not to blame for the timeout."""
+    """The job timed out, because the preparer process got too little CPU time."""
 
 
 class Preparer:
@@ -81,7 +81,7 @@ class Preparer:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process before the first request, so its memory is part of the baseline."""
+        """Start the preparer process, so that its memory is part of the baseline."""
         self._thread.submit(self._start_process)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Preparer:
                     extra={"bytes": len(raw), "kind": kind},
                 )
                 raise ApiError(
-                    503, "the process that prepared the request exited: send the request again",
+                    503, "the process that prepares requests exited: send the request again",
                     code="unavailable", retry=True,
                 ) from None  # fmt: skip
         if isinstance(outcome, PreparationRefused):

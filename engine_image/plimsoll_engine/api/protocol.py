@@ -197,7 +197,7 @@ class NamedTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """Functions that may be called, or with ``required`` must be; the other tools are not used."""
+    """Subset of the tools. With the mode ``required``, the model must call one of them."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], msgspec.Meta(max_length=128)]
@@ -290,7 +290,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def get_thought_text(part: dict[str, Any]) -> str:
-    """Return the text of a part that has thoughts, as some clients send them; else nothing."""
+    """Return the reasoning in a content part; empty if the part has none."""
     kind = part.get("type")
     text = part.get(kind) if kind in ("thinking", "reasoning") else None
     if isinstance(text, list):

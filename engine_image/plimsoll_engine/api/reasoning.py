@@ -38,7 +38,7 @@ class ReasoningParser:
         return self._matcher is None
 
     def push(self, piece: str) -> Split:
-        """Return the parts that are certain, of ``piece`` and of the text held back before it."""
+        """Add a piece of text, and return the parts that no later text can change."""
         if not self._started:
             self._start += piece
             rest = self._start.lstrip()

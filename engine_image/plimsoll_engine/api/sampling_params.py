@@ -75,7 +75,9 @@ def _check_allowed_tokens(
     _check_ids(ids, vocab_size, "allowed_token_ids")
     if grammar is not None:  # together they may allow no token
         field = grammar.field.partition(".")[0]
-        raise invalid(f"allowed_token_ids and {field} cannot be combined", "allowed_token_ids")
+        raise invalid(
+            f"allowed_token_ids and {field} cannot be combined: omit one", "allowed_token_ids"
+        )
     return ids
 
 

@@ -152,7 +152,8 @@ def test_what_the_template_leaves_out_is_told(written: Any) -> None:
     found, warnings = written(template, SAY | {"role": "system"}, USER_SAYS, tools=[tool])
     assert found == "hi"
     assert warnings == [
-        "the chat template drops text of messages of role system",
+        "the chat template does not render all text of messages of role system: the "
+        "model does not see it",
         "the chat template does not render tools: the model does not see them",
     ]
 
@@ -160,7 +161,10 @@ def test_what_the_template_leaves_out_is_told(written: Any) -> None:
 def test_a_result_that_the_template_leaves_out_is_told(written: Any) -> None:
     result = {"role": "tool", "content": '{"port": "\u00c5rhus"}', "tool_call_id": "c"}
     users = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    warned = ["the chat template drops text of messages of role tool"]
+    warned = [
+        "the chat template does not render all text of messages of role tool: the "
+        "model does not see it"
+    ]
     assert written(users, USER_SAYS, result) == ("hi", warned)
     for escaped in ("tojson", "tojson(ensure_ascii=True)", "upper | lower | trim"):
         template = "{% for m in messages %}{{ m.content | " + escaped + " }}{% endfor %}"
@@ -225,7 +229,8 @@ def test_what_is_left_out_is_looked_for_in_linear_time(written: Any) -> None:
     _, warnings = written(users, USER_SAYS, *given)
     assert time.process_time() - begin < 1
     assert warnings == [
-        "the chat template drops text of messages of role r0, r1, r2, r3, r4, r5, r6, r7"
+        "the chat template does not render all text of messages of role"
+        " r0, r1, r2, r3, r4, r5, r6, r7: the model does not see it"
     ]
 
 
