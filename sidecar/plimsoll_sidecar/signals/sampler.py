@@ -103,7 +103,7 @@ class _ServingCheck:
 
 
 class Sampler:
-    """Take samples of one engine.
+    """Sample one engine.
 
     ``status`` is its answer in the newest sample; None if it did not answer. ``signals`` shows
     which signals the newest sample has. ``page`` returns whether the engine's metrics page is
