@@ -24,7 +24,6 @@ LEFT_OUT = {
     "openai/chat_completion/test_completion_with_function_calling.py": "it waits for the tool calls"
     " of a trained model",
     "openai/chat_completion/test_serving_chat.py": "for gpt-oss models",
-    "openai/completion/test_tensorizer_entrypoint.py": "it loads weights with a library of its own",
     "openai/responses/test_harmony.py": "for gpt-oss models",
     "openai/responses/test_harmony_utils.py": "it asks no server",
     "openai/responses/test_mcp_tools.py": "for gpt-oss models",
