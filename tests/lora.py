@@ -89,7 +89,7 @@ def write_tiny_adapter(folder: Path, layer: int) -> Path:
     a = torch.zeros(len(sines), tiny.HIDDEN)
     b = torch.zeros(tiny.KV_HEADS * tiny.HEAD_DIM, len(sines))
     for place, sine in enumerate(sines):
-        a[place, tiny.code_slice(layer + 1).start + sine] = 1.0
+        a[place, tiny.get_code_slice(layer + 1).start + sine] = 1.0
         b[head * tiny.HEAD_DIM + sine, place] = -1.0
     folder.mkdir(parents=True)
     config = {

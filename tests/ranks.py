@@ -41,7 +41,7 @@ def write_for_four(folder: Path, experts: bool = False) -> None:
     each = tiny.HEADS // tiny.KV_HEADS
 
     def change(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
-        found = tiny_moe.with_experts(tensors, modulus) if experts else dict(tensors)
+        found = tiny_moe.add_experts(tensors, modulus) if experts else dict(tensors)
         for name in [name for name in found if "k_proj" in name or "v_proj" in name]:
             heads = found[name].view(tiny.KV_HEADS, tiny.HEAD_DIM, -1)
             found[name] = heads.repeat_interleave(each, 0).flatten(0, 1).contiguous()

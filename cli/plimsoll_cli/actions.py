@@ -26,9 +26,9 @@ EFFECTS = {
 }
 WORKER_RESTART_EFFECT = "replaces its worker; running requests pause, then continue"
 """Effect of ``restart`` if the engine can restart its worker alone."""
-STATUS_S = 30.0
-EXEC_S = 30.0
-"""Maximum time to start the program in the pod, in addition to the timeout of the action."""
+STATUS_TIMEOUT_S = 30.0
+EXEC_MARGIN_S = 30.0
+"""Seconds allowed for starting the program in the pod, in addition to the action's timeout."""
 
 
 def run_action(
@@ -56,7 +56,7 @@ def run_action(
     arguments = [action, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
     arguments += ["--service"] if whole_service else []
     with show_spinner(f"{action} {pod}"):
-        answer = _call_supervisor(call, pod, arguments, action_limit_s(deadline_s) + EXEC_S)
+        answer = _call_supervisor(call, pod, arguments, action_limit_s(deadline_s) + EXEC_MARGIN_S)
     if answer.outcome != "Succeeded":
         raise RunError(f"{action} {pod}: {answer.outcome}: {answer.message}")
     return answer
@@ -73,7 +73,7 @@ def describe_effect(action: str, current: ActionAnswer) -> str:
 def get_status(call: CallSupervisor, pod: str) -> ActionAnswer:
     """Return the status of a replica's engine from its supervisor. Raises RunError."""
     with show_spinner(f"asking {pod}"):
-        return _call_supervisor(call, pod, ["status"], STATUS_S)
+        return _call_supervisor(call, pod, ["status"], STATUS_TIMEOUT_S)
 
 
 def _call_supervisor(

@@ -14,7 +14,7 @@ import httpx
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.figures import find_percentile
 
-REQUEST_S = 600.0
+REQUEST_TIMEOUT_S = 600.0
 PROMPT = "Write a short story about a ship that carries more than its mark allows. "
 
 
@@ -40,7 +40,7 @@ class RequestTiming:
 
 @dataclass(frozen=True)
 class LoadProfile:
-    """Load of ``count`` requests, at most ``concurrency`` at the same time."""
+    """Load to send: ``count`` requests, at most ``concurrency`` of them at the same time."""
 
     url: str
     model: str
@@ -60,7 +60,9 @@ async def run_load(
     limit = asyncio.Semaphore(load.concurrency)
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     limits = httpx.Limits(max_connections=load.concurrency)
-    async with httpx.AsyncClient(timeout=REQUEST_S, headers=headers, limits=limits) as client:
+    async with httpx.AsyncClient(
+        timeout=REQUEST_TIMEOUT_S, headers=headers, limits=limits
+    ) as client:
         begin = time.perf_counter()
 
         async def one(number: int) -> RequestTiming:
@@ -105,7 +107,9 @@ def _record_chunk(timing: RequestTiming, chunk: dict[str, Any]) -> None:
         timing.tokens = chunk["usage"].get("completion_tokens")
 
 
-def summarize_timings(found: list[RequestTiming], took_s: float) -> dict[str, float | int | None]:
+def summarize_timings(
+    found: list[RequestTiming], duration_s: float
+) -> dict[str, float | int | None]:
     """Return the results by name with unit; None if not measured."""
     good = [timing for timing in found if timing.error is None]
     ttft = [timing.ttft_s for timing in good if timing.ttft_s is not None]
@@ -115,9 +119,9 @@ def summarize_timings(found: list[RequestTiming], took_s: float) -> dict[str, fl
     values: dict[str, float | int | None] = {
         "request_count": len(found),
         "failed_count": len(found) - len(good),
-        "duration_s": took_s,
+        "duration_s": duration_s,
         "output_token_count": sum(tokens) if tokens else None,
-        "output_tok_s": sum(tokens) / took_s if tokens else None,
+        "output_tok_s": sum(tokens) / duration_s if tokens else None,
     }
     for name, series in (("ttft", ttft), ("itl", gaps), ("latency", whole)):
         for share in (0.5, 0.9, 0.99):

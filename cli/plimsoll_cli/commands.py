@@ -20,7 +20,7 @@ def top(
     context: options.Context = None,
     namespace: options.Namespace = None,
     all_namespaces: options.AllNamespaces = False,
-    output: options.Form = Output.TABLE,
+    output: options.OutputOption = Output.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
     """Watch the leak budgets of all services and policies, the most consumed first."""
@@ -55,7 +55,7 @@ def incidents(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Print each change until Ctrl-C.")
     ] = False,
-    output: options.Form = Output.TABLE,
+    output: options.OutputOption = Output.TABLE,
 ) -> None:
     """List incidents, newest first."""
     from plimsoll_cli import incidents as listing
@@ -93,7 +93,7 @@ def explain(
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     namespace: options.Namespace = None,
-    output: options.Form = Output.TABLE,
+    output: options.OutputOption = Output.TABLE,
 ) -> None:
     """Explain an incident: what grew, what was tried, how much memory was freed, what to do."""
     from plimsoll_cli import explain as explaining
@@ -110,7 +110,7 @@ def explain(
         shown = found[0]
     else:
         shown = listing.get_incident(options.connect(kubeconfig, context, namespace), incident)
-    if output.for_people:
+    if output.is_table:
         out = make_console()
         explaining.print_story(shown, out, plain(out))
     else:
@@ -128,7 +128,7 @@ def doctor(
     context: options.Context = None,
     namespace: options.Namespace = None,
     all_namespaces: options.AllNamespaces = False,
-    output: options.Form = Output.TABLE,
+    output: options.OutputOption = Output.TABLE,
 ) -> None:
     """Check the cluster, CRDs, permissions, operator, policies, webhook and each supervisor."""
     from dataclasses import asdict
@@ -141,12 +141,12 @@ def doctor(
     cluster = options.connect(kubeconfig, context, namespace, all_namespaces, check_namespace=False)
     for check in checking.run_checks(cluster, service, policy):
         checks.append(check)
-        if output.for_people:
+        if output.is_table:
             mark = {True: "ok", False: "BAD", None: "?"}[check.ok]
             style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
             out.print(f"[{style}]{mark:<4}[/] ", end="")
             out.print(f"{check.name}: {check.text}", markup=False, soft_wrap=True)
-    if not output.for_people:
+    if not output.is_table:
         print_value([asdict(check) for check in checks], output)
     if any(check.ok is False for check in checks):
         raise typer.Exit(1)
@@ -157,14 +157,16 @@ def verdict(
     wait: Annotated[
         float,
         typer.Option(
-            parser=options.duration, metavar="TIME", help="Maximum time to wait for Yes or No."
+            parser=options.parse_duration_option,
+            metavar="TIME",
+            help="Maximum time to wait for Yes or No.",
         ),
     ] = "0s",  # type: ignore[assignment]
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     namespace: options.Namespace = None,
     all_namespaces: options.AllNamespaces = False,
-    output: options.Form = Output.TABLE,
+    output: options.OutputOption = Output.TABLE,
 ) -> None:
     """Show whether a revision leaks. The exit status is 0 for No, 1 for Yes and 3 for Unknown."""
     from plimsoll_cli.cluster import verdict as judging
@@ -182,7 +184,9 @@ TargetName = Annotated[
 ]
 Deadline = Annotated[
     float,
-    typer.Option(parser=options.duration, metavar="TIME", help="Maximum duration of the drain."),
+    typer.Option(
+        parser=options.parse_duration_option, metavar="TIME", help="Maximum duration of the drain."
+    ),
 ]
 Force = Annotated[
     bool,

@@ -10,10 +10,16 @@ from rich.text import Text
 from plimsoll_api.incident_story import Story
 from plimsoll_api.names import POLICY_LABEL, SERVICE_LABEL
 from plimsoll_api.units import format_bytes, format_span
-from plimsoll_cli.incident_view import IncidentView, format_state, format_step, target, truncate
+from plimsoll_cli.incident_view import (
+    IncidentView,
+    format_state,
+    format_step,
+    format_target,
+    truncate,
+)
 from plimsoll_cli.output import draw_area_chart
 
-WHAT = {
+PROBLEMS = {
     "HostGrowth": "host memory grew more than the engine's ledger explains",
     "DeviceGrowth": "device memory grew more than the engine's ledger explains",
     "OrphanDeviceMemory": "no known process holds some of the device memory",
@@ -25,10 +31,10 @@ WHAT = {
     "Recycle": "the healthy engine reached its maximum age",
     "ManualAction": "a person ran an action on the replica",
 }
-LABEL_WIDTH, MAX_WIDTH, HEIGHT = 9, 64, 5
+LABEL_WIDTH, MAX_WIDTH, CHART_HEIGHT = 9, 64, 5
 """Width of the axis labels, and maximum width and height of the chart, in characters."""
 REPORT = "report the leak with the saved diagnostics: a restart only removes its effect."
-NEXT = {
+NEXT_STEPS = {
     "Open": "wait: the supervisor first checks that the growth continues.",
     "Trimming": "wait: the supervisor first frees cached memory.",
     "Confirmed": "wait: the supervisor does nothing disruptive until the leak budget is spent.",
@@ -66,7 +72,7 @@ NEXT = {
     "Refused": "find out why the engine refused: kubectl logs {pod} -c {container}",
     "EffectUnknown": "compare the engine's epoch with the incident's: plimsoll doctor",
 }
-WAITS = {
+WAITING_STEPS = {
     "ServiceRestartBudgetExhausted": "find the cause. Restarts are possible again when the "
     "window has passed, or after: plimsoll resume {replica} "
     "--service",
@@ -88,7 +94,7 @@ WAITS = {
     "RestartCountUnreadable": "someone else edited the slot Lease. Reset its counts: plimsoll "
     "resume {replica} --service",
 }
-NEXT_BY_KIND = {
+NEXT_STEPS_BY_KIND = {
     "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before: "
     "plimsoll incidents {target}",
     "CrashLoop": "find out why it crashes: kubectl logs {pod} -c {container} --previous",
@@ -97,7 +103,7 @@ NEXT_BY_KIND = {
 }
 """Next steps for kinds that no action of the supervisor fixes, in any phase."""
 LOCAL_LOG = "read the engine's output."
-NEXT_LOCAL = {
+LOCAL_NEXT_STEPS = {
     "Observed": "let the supervisor act: plimsoll watch --recover -- COMMAND, or "
     "spec.supervision.mode: Recover in the service's manifest.",
     "LadderExhausted": "restart the engine yourself, or allow more actions in "
@@ -108,18 +114,20 @@ NEXT_LOCAL = {
     "Failed": "read the message above. " + LOCAL_LOG,
     "Refused": LOCAL_LOG,
 }
-"""Next steps that replace those in :data:`NEXT` for an engine on this machine, which has no pod."""
+"""Next steps for an engine on this machine. They replace those in :data:`NEXT_STEPS`."""
 
 
 def choose_next_step(incident: IncidentView) -> str:
     """Return what a person should do next."""
     spec, status = incident.spec, incident.status
     key, here = status.outcome or incident.story.phase, not incident.namespace
-    known = (NEXT_LOCAL if here and key in NEXT_LOCAL else NEXT).get(key, "see the message above.")
-    if spec.kind in NEXT_BY_KIND and status.outcome not in ("Recovered", "PodGone"):
-        known = NEXT_BY_KIND[spec.kind]
+    known = (LOCAL_NEXT_STEPS if here and key in LOCAL_NEXT_STEPS else NEXT_STEPS).get(
+        key, "see the message above."
+    )
+    if spec.kind in NEXT_STEPS_BY_KIND and status.outcome not in ("Recovered", "PodGone"):
+        known = NEXT_STEPS_BY_KIND[spec.kind]
     elif status.waiting_reason is not None:
-        known = WAITS.get(status.waiting_reason, known)
+        known = WAITING_STEPS.get(status.waiting_reason, known)
     slots = (
         (POLICY_LABEL, spec.policy_ref.name)
         if spec.policy_ref
@@ -128,7 +136,7 @@ def choose_next_step(incident: IncidentView) -> str:
     return known.format(
         pod=spec.pod,
         replica=f"{spec.pod} --local" if here else spec.pod,
-        target=f"{target(incident)} --local" if here else target(incident),
+        target=f"{format_target(incident)} --local" if here else format_target(incident),
         container=spec.container,
         slots="=".join(slots),
     )
@@ -138,7 +146,7 @@ def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Ite
     """Yield the lines of the story; only sentences may be wider than ``width`` columns."""
     spec, story = incident.spec, incident.story
     yield Text.assemble((incident.name, "bold"), "  ", format_state(story))
-    yield Text(f"{story.kind}: {WHAT.get(spec.kind, 'a problem')}.")
+    yield Text(f"{story.kind}: {PROBLEMS.get(spec.kind, 'a problem')}.")
     role = f" ({spec.target.role})" if spec.target is not None else ""
     yield Text(f"{_format_owner(incident)}, pod {spec.pod}{role}, epoch {spec.epoch}.")
     lasted = ""
@@ -196,11 +204,13 @@ def _format_chart(story: Story, width: int, plain: bool) -> Iterator[Text]:
     points = story.memory
     if len(points) < 2:
         return
-    drawn = draw_area_chart(points, max(8, min(MAX_WIDTH, width - LABEL_WIDTH - 4)), HEIGHT, plain)
+    drawn = draw_area_chart(
+        points, max(8, min(MAX_WIDTH, width - LABEL_WIDTH - 4)), CHART_HEIGHT, plain
+    )
     if not drawn:
         return
     sizes = [size for _, size in points]
-    labels = {0: format_bytes(max(sizes)), HEIGHT - 1: format_bytes(min(sizes))}
+    labels = {0: format_bytes(max(sizes)), CHART_HEIGHT - 1: format_bytes(min(sizes))}
     yield Text("\nMemory of the replica, from step to step:")
     for row, line in enumerate(drawn):
         edge = "|" if plain else "│"

@@ -61,7 +61,7 @@ def from_journal(incident: IncidentRecord) -> IncidentView:
     )
 
 
-def target(incident: IncidentView) -> str:
+def format_target(incident: IncidentView) -> str:
     """Return the service's name, or KIND/NAME, in the form that commands accept."""
     found = incident.spec.workload_ref
     return found.name if found.kind == SERVICE_KIND else f"{found.kind.lower()}/{found.name}"
@@ -82,7 +82,7 @@ def matches_target(incident: IncidentView, name: str) -> bool:
 
 
 SHOWN_STEPS = 8
-STYLE = {
+STYLES = {
     "Succeeded": "green", "Failed": "red", "Refused": "red", "Begun": "yellow",
     "Requested": "yellow",
     "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
@@ -93,7 +93,7 @@ OPEN_STYLE = "bold yellow"
 
 def format_state(story: Story) -> Text:
     """Return the incident's state as coloured text."""
-    text = Text(story.phase, style=STYLE.get(story.phase, OPEN_STYLE))
+    text = Text(story.phase, style=STYLES.get(story.phase, OPEN_STYLE))
     return text.append(story.state.removeprefix(story.phase), style="default")
 
 
@@ -120,5 +120,5 @@ def format_incident(story: Story, width: int, plain: bool = False) -> list[Text]
 
 def format_step(start: str, step: StoryStep, width: int = 0) -> Text:
     """Return a line with ``start``, the step's result padded to ``width``, and its text."""
-    outcome = (f"{step.outcome:<{width}}", STYLE.get(step.outcome, ""))
+    outcome = (f"{step.outcome:<{width}}", STYLES.get(step.outcome, ""))
     return Text.assemble("  ", start, outcome, "  " if step.text else "", step.text)

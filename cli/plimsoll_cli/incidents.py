@@ -21,13 +21,13 @@ from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.incident_view import (
     OPEN_STYLE,
-    STYLE,
+    STYLES,
     IncidentView,
     UnreadableError,
+    format_target,
     from_journal,
     from_object,
     matches_target,
-    target,
 )
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.output import Cell, Output, fit_columns, make_console, print_table, print_value
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 STATE_DIR = "state"
 MIN_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
 """Minimum terminal width that shows each column."""
-WATCH_S = 2.0
+POLL_INTERVAL_S = 2.0
 MAX_LABEL = 63
 PROGRESS_STEP = 500
 """Number of incidents after which progress is reported."""
@@ -113,7 +113,7 @@ def list_incidents(
     found: dict[tuple[str, str], IncidentView] = {}
     try:
         for query in make_label_queries(target):
-            for item in cluster.list_own(INCIDENT_PLURAL, **query):
+            for item in cluster.list_custom_objects(INCIDENT_PLURAL, **query):
                 one = from_object(item)
                 found[one.namespace, one.name] = one
                 if len(found) % PROGRESS_STEP == 0:
@@ -139,10 +139,10 @@ def get_incident(cluster: Cluster, name: str) -> IncidentView:
 
     The supervisor's page and log show a shorter name, which is accepted, too.
     """
-    item = cluster.get_own(INCIDENT_PLURAL, name) or next(
+    item = cluster.get_custom_object(INCIDENT_PLURAL, name) or next(
         (
             one
-            for one in cluster.list_own(INCIDENT_PLURAL)
+            for one in cluster.list_custom_objects(INCIDENT_PLURAL)
             if (one.get("spec") or {}).get("id") == name
         ),
         None,
@@ -172,7 +172,7 @@ def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> 
 
     ``more`` is the number of omitted incidents.
     """
-    if not output.for_people:
+    if not output.is_table:
         print_value([to_object(incident) for incident in found], output)
         return
     out = make_console()
@@ -215,7 +215,7 @@ def _print_changes(
             state = f"{incident.story.phase} {incident.status.outcome or ''}"
             if known.get(incident.name) != state:
                 known[incident.name] = state
-                if output.for_people:
+                if output.is_table:
                     now = time.strftime("%H:%M:%S")
                     out.print(
                         f"{now}  {incident.name}  {state}  {incident.story.headline}",
@@ -223,7 +223,7 @@ def _print_changes(
                     )
                 else:
                     print_value(to_object(incident), output)
-        time.sleep(WATCH_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def choose_columns(wide: bool, namespaces: bool) -> list[str]:
@@ -237,9 +237,9 @@ def make_row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]
     """Return the cells of an incident in the order of :func:`choose_columns`."""
     spec, status, story = incident.spec, incident.status, incident.story
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
-    phase = Text(story.phase, style=STYLE.get(story.phase, OPEN_STYLE))
+    phase = Text(story.phase, style=STYLES.get(story.phase, OPEN_STYLE))
     cells: list[Cell] = [incident.namespace] if namespaces else []
-    cells += [spec.opened_at, incident.name, target(incident), phase, status.outcome or ""]
+    cells += [spec.opened_at, incident.name, format_target(incident), phase, status.outcome or ""]
     cells += [returned, story.headline]
     return [*cells, spec.pod, spec.epoch, status.ended_at or ""] if wide else cells
 

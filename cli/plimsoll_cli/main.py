@@ -36,7 +36,9 @@ class DeviceKind(StrEnum):
 Duration = Annotated[
     float | None,
     typer.Option(
-        parser=options.duration, metavar="TIME", help="Stop after this time, for example 10m."
+        parser=options.parse_duration_option,
+        metavar="TIME",
+        help="Stop after this time, for example 10m.",
     ),
 ]
 RunDir = options.RunDir
@@ -184,7 +186,7 @@ def tune(
         str | None, typer.Option(metavar="SIZE", help="Memory limit of a series.")
     ] = None,
     run_dir: RunDir = None,
-    output: options.Form = Output.TABLE,
+    output: options.OutputOption = Output.TABLE,
 ) -> None:
     """Show a service's normal growth, a leak budget to set, and its effect on each past day."""
     from plimsoll_cli.local import tuning

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from plimsoll_cli.cluster.client import Cluster
 
 
-def duration(text: str) -> float:
+def parse_duration_option(text: str) -> float:
     """Parse a duration such as ``10m`` to seconds."""
     from plimsoll_api.units import parse_duration
 
@@ -53,7 +53,7 @@ Window = Annotated[
     str | None, typer.Option(metavar="TIME", help="Period that the budgets apply to.")
 ]
 AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Use all namespaces.")]
-Form = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 

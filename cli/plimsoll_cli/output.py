@@ -30,7 +30,7 @@ class Output(StrEnum):
     YAML = "yaml"
 
     @property
-    def for_people(self) -> bool:
+    def is_table(self) -> bool:
         """Whether the format is a table."""
         return self in (Output.TABLE, Output.WIDE)
 

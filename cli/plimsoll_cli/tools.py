@@ -79,7 +79,7 @@ def bench(
         task = progress.add_task("requests", total=requests)
         found, took = asyncio.run(measuring.run_load(load, lambda: progress.advance(task)))
     values = measuring.summarize_timings(found, took)
-    if output.for_people:
+    if output.is_table:
         rows = [
             (key, f"{value:.4g}" if isinstance(value, float) else str(value))
             for key, value in values.items()

@@ -55,15 +55,15 @@ MAX_NUMBER_CHARACTERS = 4096
 """Maximum length of a number, because parsing takes quadratic time."""
 MAX_KEY = (1 << 63) - 1
 """Largest number that sigs.k8s.io/yaml accepts as a key."""
-LONG = "tag:yaml.org,2002:"
+TAG_PREFIX = "tag:yaml.org,2002:"
 TAGS: dict[str, Callable[[Any], bool]] = {
-    f"{LONG}bool": lambda value: isinstance(value, bool),
-    f"{LONG}int": lambda value: type(value) is int,
-    f"{LONG}float": lambda value: (
+    f"{TAG_PREFIX}bool": lambda value: isinstance(value, bool),
+    f"{TAG_PREFIX}int": lambda value: type(value) is int,
+    f"{TAG_PREFIX}float": lambda value: (
         isinstance(value, float) or (type(value) is int and -MAX_KEY <= value + 1 <= MAX_KEY + 1)
     ),
-    f"{LONG}null": lambda value: value is None,
-    f"{LONG}timestamp": lambda value: isinstance(value, str),
+    f"{TAG_PREFIX}null": lambda value: value is None,
+    f"{TAG_PREFIX}timestamp": lambda value: isinstance(value, str),
 }
 
 
@@ -96,7 +96,7 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
     """Return the value of a scalar. Raises YamlError if kubectl would reject it."""
     if tag is None:
         return parse_plain(text) if unquoted else text
-    if tag == f"{LONG}binary":
+    if tag == f"{TAG_PREFIX}binary":
         try:
             return base64.b64decode(text, validate=False).decode("utf-8", "replace")
         except binascii.Error:
@@ -105,7 +105,7 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
         return text
     value = parse_plain(text)
     if not TAGS[tag](value):
-        raise YamlError(f"cannot decode {text[:40]!r} as a {tag.replace(LONG, '!!')}")
+        raise YamlError(f"cannot decode {text[:40]!r} as a {tag.replace(TAG_PREFIX, '!!')}")
     return value
 
 
@@ -159,11 +159,11 @@ def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = "|"
     elif not isinstance(parse_plain(text), str):
         style = "'"
-    return dumper.represent_scalar(f"{LONG}str", text, style)
+    return dumper.represent_scalar(f"{TAG_PREFIX}str", text, style)
 
 
 _Dumper.add_representer(str, _represent)
-WIDE = 1 << 30
+UNLIMITED_WIDTH = 1 << 30
 
 
 def dump(document: Any, **style: Any) -> str:
@@ -174,7 +174,12 @@ def dump(document: Any, **style: Any) -> str:
 def dump_all(documents: Iterable[Any], **style: Any) -> str:
     """Return several documents as YAML; keys keep their order."""
     text: str = yaml.dump_all(
-        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDE, **style
+        documents,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=UNLIMITED_WIDTH,
+        **style,
     )
     return text
 
@@ -184,7 +189,7 @@ def dump_flow(value: Any, json_text: bool = False) -> str:
     if json_text:
         return json.dumps(value)
     text: str = yaml.dump(
-        [value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDE,
+        [value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=UNLIMITED_WIDTH,
         default_flow_style=True,
     )  # fmt: skip
     return text.rstrip("\n")[1:-1]

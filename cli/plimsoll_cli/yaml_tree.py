@@ -16,8 +16,8 @@ from typing import Any, Literal
 import yaml
 
 from plimsoll_cli.yaml_text import (
-    LONG,
     MAX_KEY,
+    TAG_PREFIX,
     YamlError,
     format_float_key,
     parse_scalar,
@@ -202,17 +202,19 @@ class _Composer:
         try:
             if self.json_text:
                 made.scalar = _parse_json(self.text[start:end])
-            elif event.value == "<<" and ((unquoted and tag is None) or tag == f"{LONG}merge"):
+            elif event.value == "<<" and (
+                (unquoted and tag is None) or tag == f"{TAG_PREFIX}merge"
+            ):
                 made.scalar = MERGE
             else:
                 made.scalar = parse_scalar(tag, event.value, unquoted)
         except YamlError as error:
-            raise YamlError(str(error), _format_position(event)) from None
+            raise YamlError(str(error), _get_position(event)) from None
         quoted = self.text[start:end] if event.style == '"' and not self.json_text else ""
         if r"\/" in quoted and r"\/" in ESCAPES.findall(quoted):
             raise YamlError(
                 "not YAML for kubectl: write / for \\/, an escape that only JSON has",
-                _format_position(event),
+                _get_position(event),
             )
         if event.style in ("|", ">"):
             body = self.text[start:end]
@@ -225,15 +227,15 @@ class _Composer:
         """Return an alias node. Raises YamlError if aliases expand to too many values."""
         target = self.anchors.get(event.anchor)
         if target is None:
-            raise YamlError(f"unknown anchor {event.anchor[:40]!r}", _format_position(event))
+            raise YamlError(f"unknown anchor {event.anchor[:40]!r}", _get_position(event))
         if target.open:
             raise YamlError(
-                f"the alias {event.anchor[:40]!r} refers to itself", _format_position(event)
+                f"the alias {event.anchor[:40]!r} refers to itself", _get_position(event)
             )
         self.aliased += target.size
         if self.aliased > MAX_EXPANDED_VALUES:
             raise YamlError(
-                f"aliases expand to more than {MAX_EXPANDED_VALUES} values", _format_position(event)
+                f"aliases expand to more than {MAX_EXPANDED_VALUES} values", _get_position(event)
             )
         start, end = event.start_mark.index, event.end_mark.index
         made = Node("alias", start, end, target=target, size=target.size, height=target.height)
@@ -243,10 +245,10 @@ class _Composer:
 
 def _check_depth(depth: int, made: Node, event: Any) -> None:
     if depth + made.height > MAX_NESTING:
-        raise YamlError(f"nested in more than {MAX_NESTING} levels", _format_position(event))
+        raise YamlError(f"nested in more than {MAX_NESTING} levels", _get_position(event))
 
 
-def _format_position(event: Any) -> tuple[int, int]:
+def _get_position(event: Any) -> tuple[int, int]:
     return event.start_mark.line + 1, event.start_mark.column + 1
 
 

@@ -23,8 +23,8 @@ from plimsoll_faults.tampering import replace_methods
 class LeakingTokenizer(Tokenizer):
     """Keeps every prompt and its tokens."""
 
-    def __init__(self, sound: Tokenizer, repeat: int) -> None:
-        self.__dict__.update(sound.__dict__)
+    def __init__(self, original: Tokenizer, repeat: int) -> None:
+        self.__dict__.update(original.__dict__)
         self._repeat = repeat
         self.kept: dict[tuple[str, bool], list[list[int]]] = {}
 
@@ -63,8 +63,8 @@ class UnclosedLog(RequestLog):
     """Opens a pipe for each request and closes only one end of it."""
 
     pipes: dict[str, tuple[int, int]]
-    left: list[int]
-    """File descriptors of requests that ended."""
+    leaked_fds: list[int]
+    """Open file descriptors of requests that ended."""
 
     def admit(self, *generations: Generation) -> None:
         """Admit requests, and open a pipe for each."""
@@ -77,7 +77,7 @@ class UnclosedLog(RequestLog):
         if (pipe := self.pipes.pop(request_id, None)) is not None:
             reads, writes = pipe
             os.close(writes)
-            self.left.append(reads)
+            self.leaked_fds.append(reads)
         return super().release(request_id)
 
 
@@ -98,33 +98,33 @@ class FrontendFaults(FrontendHooks):
 
     def __init__(self, text: str) -> None:
         self._active = [f for f in inject.parse(text) if f.process is Role.FRONTEND]
-        self.names = [inject.name_of(fault) for fault in self._active]
+        self.names = [inject.get_fault_name(fault) for fault in self._active]
 
-    def create_tokenizer(self, sound: Tokenizer) -> Tokenizer:
-        """Return ``sound``, or a faulty tokenizer with its state."""
+    def create_tokenizer(self, original: Tokenizer) -> Tokenizer:
+        """Return ``original``, or a faulty tokenizer with its state."""
         for fault in self._active:
             if isinstance(fault, kinds.TokenizerCache):
-                return LeakingTokenizer(sound, fault.repeat)
-        return sound
+                return LeakingTokenizer(original, fault.repeat)
+        return original
 
-    def create_request_log(self, sound: RequestLog) -> RequestLog:
-        """Return ``sound``, with the faults of request logs."""
+    def create_request_log(self, original: RequestLog) -> RequestLog:
+        """Return ``original``, with the faults of request logs."""
         for fault in self._active:
             if isinstance(fault, kinds.AbortUnregistered):
-                unregistered = replace_methods(sound, UnregisteredLog)
+                unregistered = replace_methods(original, UnregisteredLog)
                 unregistered.payload_bytes, unregistered.kept = fault.payload_bytes, {}
             if isinstance(fault, kinds.DescriptorGrowth):
-                unclosed = replace_methods(sound, UnclosedLog)
-                unclosed.pipes, unclosed.left = {}, []
-        return sound
+                unclosed = replace_methods(original, UnclosedLog)
+                unclosed.pipes, unclosed.leaked_fds = {}, []
+        return original
 
-    def create_metrics(self, sound: Metrics) -> Metrics:
-        """Return ``sound``, with the faults of metrics."""
+    def create_metrics(self, original: Metrics) -> Metrics:
+        """Return ``original``, with the faults of metrics."""
         if any(isinstance(fault, kinds.MetricLabels) for fault in self._active):
-            replace_methods(sound, RequestSeries).per_request = Counter(
+            replace_methods(original, RequestSeries).per_request = Counter(
                 PREFIX + "request_generation_tokens",
                 "Tokens generated, by request.",
                 ["model_name", "request_id"],
-                registry=sound.registry,
+                registry=original.registry,
             )
-        return sound
+        return original

@@ -27,10 +27,10 @@ FAULTS: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for kind
 def parse(text: str) -> list[Fault]:
     """Return the faults in ``text``; none if it is empty. Raises :class:`InjectError`."""
     faults = [_parse_fault(part.strip()) for part in text.split(";") if part.strip()]
-    names = [name_of(fault) for fault in faults]
+    names = [get_fault_name(fault) for fault in faults]
     for name in names:
         if names.count(name) > 1:
-            raise InjectError(f"PLIMSOLL_INJECT: {name} is named twice")
+            raise InjectError(f"PLIMSOLL_INJECT: {name} is given twice")
     return faults
 
 
@@ -39,7 +39,7 @@ def check(text: str) -> None:
     parse(text)
 
 
-def name_of(fault: Fault) -> str:
+def get_fault_name(fault: Fault) -> str:
     """Return the fault's name in ``PLIMSOLL_INJECT``."""
     return str(fault.__struct_config__.tag)
 
@@ -48,7 +48,7 @@ def _parse_fault(text: str) -> Fault:
     name, _, rest = text.partition(":")
     name = name.strip()
     if name not in FAULTS:
-        raise InjectError(f"PLIMSOLL_INJECT: no fault {name!r}; there are {', '.join(FAULTS)}")
+        raise InjectError(f"PLIMSOLL_INJECT: unknown fault {name!r}; there are {', '.join(FAULTS)}")
     kind = FAULTS[name]
     values: dict[str, Any] = {}
     for pair in filter(None, (part.strip() for part in rest.split(","))):

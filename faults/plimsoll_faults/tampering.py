@@ -1,7 +1,7 @@
-"""Replaces the methods of an existing object by faulty ones.
+"""Replaces methods of an existing object with faulty ones.
 
-Ledger, metrics and shutdown refer to the same object, so a faulty copy in one place would not be
-consistent.
+The ledger, the metrics and the shutdown all refer to that object, so a faulty copy would not affect
+them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TypeVar, cast
 K = TypeVar("K")
 
 
-def replace_methods(sound: object, kind: type[K]) -> K:
-    """Put the methods of ``kind`` in front of those of ``sound``; return ``sound``.
+def replace_methods(target: object, mixin: type[K]) -> K:
+    """Override methods of ``target`` with those of ``mixin``; return ``target``.
 
-    ``kind`` derives from a class of ``sound``. An object can have several faults.
+    ``mixin`` derives from a class of ``target``. Several mixins can be applied to one object.
     """
-    sound.__class__ = type(kind.__name__, (kind, type(sound)), {})
-    return cast(K, sound)
+    target.__class__ = type(mixin.__name__, (mixin, type(target)), {})
+    return cast(K, target)

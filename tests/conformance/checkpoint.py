@@ -45,18 +45,18 @@ LARGE = {
 
 def make(folder: Path) -> None:
     """Writes weights, configuration and the tests' own tokenizer."""
-    tokenizer = tiny_text.train()
+    tokenizer = tiny_text.train_tokenizer()
     random_model(_config(tokenizer, SMALL)).save_pretrained(folder)
-    tiny_text.write(tokenizer, folder)
+    tiny_text.write_tokenizer(tokenizer, folder)
 
 
 def describe(folder: Path, shape: dict[str, int]) -> None:
     """Writes configuration and tokenizer, and no weights."""
-    tokenizer = tiny_text.train()
+    tokenizer = tiny_text.train_tokenizer()
     config = _config(tokenizer, shape)
     config.architectures, config.dtype = ["Qwen3ForCausalLM"], "bfloat16"
     config.save_pretrained(folder)
-    tiny_text.write(tokenizer, folder)
+    tiny_text.write_tokenizer(tokenizer, folder)
 
 
 def _config(tokenizer: Any, shape: dict[str, int]) -> Qwen3Config:

@@ -40,12 +40,12 @@ def main() -> None:
 
 def write(folder: Path) -> None:
     """Write weights, configuration and tokenizer."""
-    tokenizer = tiny_text.train()
+    tokenizer = tiny_text.train_tokenizer()
     tokenizer.add_tokens([AddedToken(THINK, special=False, normalized=False)])
     think, end, quote = map(tokenizer.token_to_id, (THINK, tiny_text.EOS, '"'))
 
     def change(tensors: dict[str, torch.Tensor], _: int) -> dict[str, torch.Tensor]:
-        rows = tiny_text.plain_text_tokens(tokenizer)
+        rows = tiny_text.list_plain_text_tokens(tokenizer)
         chosen = iter(random.Random(SEED).sample(rows, ENDS + THOUGHTS + QUOTES))
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             known = tensors[name]

@@ -450,7 +450,7 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"max_model_len": 1 << 20}, "--max-model-len 1048576"),
     ({"device": "tpu"}, "device 'tpu': expected auto, cpu or cuda"),
     ({"dtype": "int3"}, "dtype 'int3': expected auto, float32, bfloat16"),
-    ({"inject": "leak"}, "no fault 'leak'"),
+    ({"inject": "leak"}, "unknown fault 'leak'"),
 ]
 RUN_ALL = """
 import sys, msgspec

@@ -14,7 +14,7 @@ from kubernetes.stream import stream
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.names import ASK_MODULE, SUPERVISOR_CONTAINER
 from plimsoll_cli.actions import CallSupervisor, Confirm, get_status, run_action
-from plimsoll_cli.cluster.client import AbsentError, Cluster, Object, format_denied_message
+from plimsoll_cli.cluster.client import Cluster, NotFoundError, Object, format_denied_message
 from plimsoll_cli.cluster.supervised import CORE, list_target_pods
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import show_spinner
@@ -84,7 +84,7 @@ def _wait_until_restarted(cluster: Cluster, pod: str, epoch: str | None) -> None
 def _is_ready_now(cluster: Cluster, pod: str) -> bool:
     try:
         return is_ready(cluster.get(_pod_path(cluster, pod)))
-    except AbsentError:
+    except NotFoundError:
         raise RunError(f"{pod}: the pod was deleted; its workload creates a new one") from None
 
 
@@ -100,7 +100,7 @@ def check_not_last(cluster: Cluster, pod: str) -> None:
     """Raise RunError if ``pod`` is the last ready pod of a Service, or if that is unknown."""
     try:
         last = _find_service_without_other_pod(cluster, pod)
-    except AbsentError:
+    except NotFoundError:
         return  # the action itself reports a missing pod
     except RunError as error:
         raise RunError(

@@ -22,7 +22,7 @@ from plimsoll_api.label_selector import LabelSelector, Operator
 from plimsoll_api.names import POLICY_LABEL, REFUSED
 from plimsoll_api.times import rfc3339
 from plimsoll_api.workloads import membership
-from plimsoll_cli.cluster.client import AbsentError, Cluster, Object
+from plimsoll_cli.cluster.client import Cluster, NotFoundError, Object
 from plimsoll_cli.cluster.supervised import CORE, has_ended, is_supervised, list_policy_pods
 from plimsoll_cli.errors import RunError
 from plimsoll_operator.fleet.pods import Cause, PodView
@@ -58,8 +58,8 @@ class Check:
 def get_or_list(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
     """Return the named object, or all objects. Raises RunError if the named one does not exist."""
     if name is None:
-        return list(cluster.list_own(plural))
-    found = cluster.get_own(plural, name)
+        return list(cluster.list_custom_objects(plural))
+    found = cluster.get_custom_object(plural, name)
     if found is None:
         raise RunError(
             f"does not exist in namespace {cluster.namespace or 'default'}: check the name and "
@@ -212,7 +212,7 @@ def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Ch
         where = f"Secret {namespace}/{name}"
         try:
             found = cluster.get(f"{CORE}/namespaces/{namespace}/secrets/{name}")
-        except AbsentError:
+        except NotFoundError:
             text = f"{where} does not exist, so new pods get no supervisor: run helm upgrade again"
             yield Check("webhook secret", False, text)
         except RunError as error:

@@ -25,7 +25,7 @@ from plimsoll_api.names import API_GROUP, CRD_VERSION
 from plimsoll_cli.errors import RunError, UsageError
 
 Object = dict[str, Any]
-PAGE = 500
+PAGE_SIZE = 500
 MAX_EXPIRED = 5
 """Maximum number of restarts of a list. The API server keeps a list's state for five minutes."""
 TIMEOUT_S = 15.0
@@ -65,7 +65,7 @@ class Cluster:
         self.namespace = None if all_namespaces else namespace or current
         self.configuration = configuration
         self._api = k8s.ApiClient(configuration)
-        self._api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = _ssl_context(
+        self._api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = _make_ssl_context(
             configuration
         )
 
@@ -77,7 +77,7 @@ class Cluster:
         """Create an object at ``path`` and return it as stored. Raises RunError."""
         return self._call("POST", path, query, body)
 
-    def list_own(self, plural: str, **query: Any) -> Iterator[Object]:
+    def list_custom_objects(self, plural: str, **query: Any) -> Iterator[Object]:
         """Yield the objects of a Plimsoll kind. Raises RunError."""
         yield from self.list_objects(f"/apis/{API_GROUP}/{CRD_VERSION}", plural, **query)
 
@@ -95,7 +95,7 @@ class Cluster:
         while True:
             page = query | ({"continue": continue_token} if continue_token else {})
             try:
-                answer = self._call("GET", path, {"limit": PAGE} | page)
+                answer = self._call("GET", path, {"limit": PAGE_SIZE} | page)
             except _ExpiredError:
                 expired += 1
                 if expired > MAX_EXPIRED:
@@ -115,14 +115,14 @@ class Cluster:
             if not continue_token:
                 return
 
-    def get_own(self, plural: str, name: str) -> Object | None:
+    def get_custom_object(self, plural: str, name: str) -> Object | None:
         """Return an object of a Plimsoll kind in the client's namespace; None if it is absent."""
         namespace = self.namespace or "default"
         try:
             return self.get(
                 f"/apis/{API_GROUP}/{CRD_VERSION}/namespaces/{namespace}/{plural}/{name}"
             )
-        except AbsentError:
+        except NotFoundError:
             self._check_crd(plural)
             return None
 
@@ -135,12 +135,12 @@ class Cluster:
             return
         try:
             self.get(f"/api/v1/namespaces/{self.namespace}")
-        except AbsentError:
+        except NotFoundError:
             raise UsageError(
                 f"namespace {self.namespace} does not exist on {self.host}: use another one with "
                 "-n; see: kubectl get namespaces"
             ) from None
-        except DeniedError:
+        except ForbiddenError:
             return
 
     def _call(self, method: str, path: str, query: Object, body: Object | None = None) -> Object:
@@ -166,20 +166,20 @@ class Cluster:
         if status == 404:
             if path.startswith(f"/apis/{API_GROUP}/{CRD_VERSION}/") and not _is_single_object(path):
                 self._check_crd(path.rsplit("/", 1)[1])
-            raise AbsentError(f"{path}: not found") from None
+            raise NotFoundError(f"{path}: not found") from None
         if status == 401:
             raise RunError(
                 f"the API server {self.host} rejected your credentials: log in again"
             ) from None
         if status == 403:
-            raise DeniedError(format_denied_message(method, path)) from None
+            raise ForbiddenError(format_denied_message(method, path)) from None
         raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
 
     def _check_crd(self, plural: str) -> None:
         """Raise RunError if the kind's CRD, or the version that this program needs, is missing."""
         try:
             group = self.get(f"/apis/{API_GROUP}")
-        except AbsentError:
+        except NotFoundError:
             raise RunError(
                 f"{API_GROUP} is not installed on {self.host}: kubectl apply --server-side -k "
                 "config"
@@ -193,7 +193,7 @@ class Cluster:
             )
 
 
-def _ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
+def _make_ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
     """Return a TLS context that verifies certificates like kubectl.
 
     Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such as those of
@@ -207,11 +207,11 @@ def _ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
     return context
 
 
-class AbsentError(RunError):
+class NotFoundError(RunError):
     """HTTP 404."""
 
 
-class DeniedError(RunError):
+class ForbiddenError(RunError):
     """HTTP 403; the message contains the missing RBAC rule."""
 
 
@@ -249,8 +249,8 @@ def format_denied_message(method: str, path: str) -> str:
 
 
 def _is_kubeconfig_present() -> bool:
-    get_own = os.environ.get("KUBECONFIG")
-    files = get_own.split(os.pathsep) if get_own else [str(Path.home() / ".kube" / "config")]
+    paths = os.environ.get("KUBECONFIG")
+    files = paths.split(os.pathsep) if paths else [str(Path.home() / ".kube" / "config")]
     return any(Path(file).is_file() for file in files if file)
 
 

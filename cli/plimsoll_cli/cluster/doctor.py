@@ -44,12 +44,12 @@ REQUIRED_PERMISSIONS = (
 KSERVE = "serving.kserve.io"
 OPERATOR_LABEL = "app.kubernetes.io/name=plimsoll"
 """Label of the operator's Deployment and its pods."""
-UNREADY = {
+UNREADY_TEXTS = {
     UNREADY_MANUAL: "a person drained it",
     UNREADY_DRAIN: "an incident drains it",
     UNREADY_RESTART: "its engine restarts",
 }
-MAX_TRIALS = 8
+MAX_WEBHOOK_TESTS = 8
 """Maximum number of policies whose webhook is tested."""
 
 
@@ -190,7 +190,7 @@ def _check_policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
         yield from checks.check_policy(cluster, one)
     if found:
         yield checks.check_certificate(cluster, datetime.datetime.now(datetime.UTC))
-    for one in found[:MAX_TRIALS]:
+    for one in found[:MAX_WEBHOOK_TESTS]:
         yield from checks.check_webhook(cluster, one)
 
 
@@ -245,11 +245,11 @@ def format_out_of_service(pod: str, seen: ActionAnswer) -> str:
     if not seen.out_of_service:
         return ""
     reasons = ", ".join(
-        f"{UNREADY[reason]} (until plimsoll resume {pod})"
+        f"{UNREADY_TEXTS[reason]} (until plimsoll resume {pod})"
         if reason == UNREADY_MANUAL
-        else f"{UNREADY[reason]} (at most {left_s / 60:.0f} min more)"
+        else f"{UNREADY_TEXTS[reason]} (at most {left_s / 60:.0f} min more)"
         for reason, left_s in seen.out_of_service.items()
-        if reason in UNREADY
+        if reason in UNREADY_TEXTS
     )
     return f"out of service: {reasons}; "
 

@@ -96,7 +96,7 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
 
 
 def _get_existing(cluster: Cluster, plural: str, target: Target) -> Object:
-    found = cluster.get_own(plural, target.name)
+    found = cluster.get_custom_object(plural, target.name)
     if found is None:
         raise RunError(
             f"{target} does not exist in namespace {cluster.namespace or 'default'};"

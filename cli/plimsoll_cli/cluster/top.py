@@ -15,7 +15,7 @@ from rich.text import Text
 
 from plimsoll_api.fleet_row import FleetRow, row_of, row_of_policy, worst_first
 from plimsoll_api.names import POLICY_PLURAL, SERVICE_KIND, SERVICE_PLURAL
-from plimsoll_cli.cluster.client import AbsentError, Cluster
+from plimsoll_cli.cluster.client import Cluster, NotFoundError
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.output import (
     Cell,
@@ -30,10 +30,10 @@ from plimsoll_cli.output import (
     print_value,
 )
 
-EMPTY_TEXT = "no InferenceServices and no SupervisionPolicies; see all namespaces with -A"
+NO_ROWS_TEXT = "no InferenceServices and no SupervisionPolicies; see all namespaces with -A"
 PERIOD_S = 2.0
-KEPT = 60
-BAR = 10
+HISTORY_LENGTH = 60
+BAR_WIDTH = 10
 STATES = {
     "Ready": "green", "Supervised": "green", "NoPods": "dim", "Unknown": "dim",
     "RestartBudgetExhausted": "bold red",
@@ -53,7 +53,7 @@ class History:
     def add(self, rows: Iterable[FleetRow]) -> None:
         """Add the values of a refresh, and drop rows that no longer exist."""
         fresh = {row.key: row for row in rows}
-        self.values = {key: self.values.get(key) or deque(maxlen=KEPT) for key in fresh}
+        self.values = {key: self.values.get(key) or deque(maxlen=HISTORY_LENGTH) for key in fresh}
         for key, row in fresh.items():
             self.values[key].append(row.spent)
 
@@ -62,14 +62,14 @@ def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
     """Show the rows: continuously in a terminal, once otherwise."""
     out = make_console()
     rows = _read_rows(cluster)
-    if not output.for_people:
+    if not output.is_table:
         print_value([_to_object(row) for row in rows], output)
         return
     history = History()
     history.add(rows)
     if once or not out.is_terminal:
         if not rows:
-            out.print(EMPTY_TEXT)
+            out.print(NO_ROWS_TEXT)
             return
         wide, width = output is Output.WIDE, out.width if out.is_terminal else 0
         shown = [make_cells(row, None, wide, width, plain(out)) for row in rows]
@@ -109,7 +109,7 @@ def render_frame(
     head = Text(text, no_wrap=True, overflow="ellipsis")
     note = Text(error_text, style="bold red")
     if not rows:
-        return Group(head, note, Text(EMPTY_TEXT, style="dim"))
+        return Group(head, note, Text(NO_ROWS_TEXT, style="dim"))
     names: list[str] = choose_columns(wide, out.width)
     if not wide:
         names, shown = fit_columns(names, shown, out.width, MIN_WIDTH)
@@ -136,7 +136,7 @@ def make_cells(
     ]
     if width >= MIN_CHART_WIDTH:
         share = None if row.spent is None else row.spent / 100
-        made.append(Text(draw_bar(share, BAR, ascii_only), style=style))
+        made.append(Text(draw_bar(share, BAR_WIDTH, ascii_only), style=style))
         if history is not None:
             trend = draw_sparkline(history.values[row.key], 12, ascii_only, low=0.0, high=100.0)
             made.append(Text(trend, style=style))
@@ -153,9 +153,9 @@ def make_cells(
 
 
 def _read_rows(cluster: Cluster) -> list[FleetRow]:
-    rows = [row_of(item) for item in cluster.list_own(SERVICE_PLURAL)]
-    with contextlib.suppress(AbsentError):  # older installations have no SupervisionPolicy
-        rows += [row_of_policy(item) for item in cluster.list_own(POLICY_PLURAL)]
+    rows = [row_of(item) for item in cluster.list_custom_objects(SERVICE_PLURAL)]
+    with contextlib.suppress(NotFoundError):  # older installations have no SupervisionPolicy
+        rows += [row_of_policy(item) for item in cluster.list_custom_objects(POLICY_PLURAL)]
     return worst_first(rows)
 
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.names import POLICY_PLURAL, SERVICE_KIND, SERVICE_PLURAL
-from plimsoll_cli.cluster.client import AbsentError, Cluster
+from plimsoll_cli.cluster.client import Cluster, NotFoundError
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.output import Cell, Output, make_console, print_table, print_value
 
 PERIOD_S = 5.0
-EXITS = {Leaks.NO: 0, Leaks.YES: 1, Leaks.UNKNOWN: 3}
+EXIT_STATUS = {Leaks.NO: 0, Leaks.YES: 1, Leaks.UNKNOWN: 3}
 """Exit status of each verdict; 2 means a usage error."""
 WORST_FIRST = (Leaks.YES, Leaks.UNKNOWN, Leaks.NO)
 COLUMNS = ["NAMESPACE", "OBJECT", "REVISION", "LEAKS", "MINUTES LEFT", "MESSAGE"]
 
 
 def show_verdicts(cluster: Cluster, revision: str, wait_s: float, output: Output) -> int:
-    """Print the verdicts on ``revision`` and return the exit status of the worst one.
+    """Print the verdicts on ``revision``, and return the exit status of the worst one.
 
     If all are Unknown, wait for another verdict, at most ``wait_s`` seconds.
     """
@@ -39,20 +39,20 @@ def show_verdicts(cluster: Cluster, revision: str, wait_s: float, output: Output
             "status.verdicts of an InferenceService, or of a workload in a SupervisionPolicy, or "
             "choose another namespace with -n"
         )
-    if output.for_people:
+    if output.is_table:
         print_table(COLUMNS, [_make_cells(one) for one in found], make_console())
     else:
         print_value(found, output)
-    return EXITS[worst]
+    return EXIT_STATUS[worst]
 
 
 def _read_verdicts(cluster: Cluster) -> Iterator[dict[str, Any]]:
-    for item in cluster.list_own(SERVICE_PLURAL):
+    for item in cluster.list_custom_objects(SERVICE_PLURAL):
         yield from _parse_verdicts(
             item, SERVICE_KIND, item["metadata"]["name"], item.get("status") or {}
         )
-    with contextlib.suppress(AbsentError):  # older installations have no SupervisionPolicy
-        for item in cluster.list_own(POLICY_PLURAL):
+    with contextlib.suppress(NotFoundError):  # older installations have no SupervisionPolicy
+        for item in cluster.list_custom_objects(POLICY_PLURAL):
             for one in (item.get("status") or {}).get("workloads") or ():
                 yield from _parse_verdicts(item, one["kind"], one.get("name", ""), one)
 

@@ -48,7 +48,7 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
         raise UsageError(f"--out {out}: {error.strerror}: choose a writable directory") from None
     console = Console()
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     # A short path, because the path of a Unix socket has a maximum length.
@@ -59,18 +59,18 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
             deadline = asyncio.get_running_loop().time() + DEADLINE_S
             folder, absent = model.find_checkpoint(service, work)
             if absent:
-                say("generating the tiny checkpoint")
+                print_line("generating the tiny checkpoint")
                 await model.make_tiny(folder)
             leaky = set_model(service, folder)
-            say("running the same prompts without the leak, for reference texts")
-            clean = await runner.prepare_plan(remove_fault(leaky), work / "clean", say)
-            async with runner.run_replica(clean, say):
+            print_line("running the same prompts without the leak, for reference texts")
+            clean = await runner.prepare_plan(remove_fault(leaky), work / "clean", print_line)
+            async with runner.run_replica(clean, print_line):
                 texts = await collect_references(clean.serving_url, leaky.served_name)
-            say(f"running the leaky service with {streams} streams")
-            plan = await runner.prepare_plan(leaky, work / LEAKY, say)
+            print_line(f"running the leaky service with {streams} streams")
+            plan = await runner.prepare_plan(leaky, work / LEAKY, print_line)
             scene = DemoRun(leaky, plan, texts, streams)
-            seen = await scene.run(out / TRACE, deadline, console if view else None, say)
-            _write_report(out, plan, seen, scene.problems, say)
+            seen = await scene.run(out / TRACE, deadline, console if view else None, print_line)
+            _write_report(out, plan, seen, scene.problems, print_line)
 
         try:
             if not stopping.run_until_signal(main()):
@@ -81,7 +81,7 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
 
 
 def _write_report(
-    out: Path, plan: Plan, seen: Observations, troubles: list[str], say: runner.PrintLine
+    out: Path, plan: Plan, seen: Observations, troubles: list[str], print_line: runner.PrintLine
 ) -> None:
     """Write the report and print the story. Raises RunError if the demo failed."""
     host = plan.config.memory.host
@@ -97,7 +97,7 @@ def _write_report(
         raise RunError(
             f"{error.filename or out}: cannot write the report: {error.strerror}"
         ) from None
-    say(f"\n{text}\nThe report is in {out}")
+    print_line(f"\n{text}\nThe report is in {out}")
     if problems:
         raise RunError("the demo failed: " + "; ".join(problems))
 

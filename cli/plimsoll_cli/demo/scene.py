@@ -34,8 +34,8 @@ IDLE_S = 4.0
 """Seconds of the idle phases before and after the traffic; enough for several samples."""
 EXTRA_STREAMING_S = 8.0
 """Duration of streaming after the incident was resolved, in seconds."""
-WATCH_S = 0.25
-STOP_S = 10.0
+POLL_INTERVAL_S = 0.25
+STOP_TIMEOUT_S = 10.0
 
 
 class DemoRun:
@@ -54,7 +54,7 @@ class DemoRun:
         self._status = ""
 
     async def run(
-        self, trace: Path, deadline: float, console: Console | None, say: runner.PrintLine
+        self, trace: Path, deadline: float, console: Console | None, print_line: runner.PrintLine
     ) -> Observations:
         """Run the leaky service until :data:`EXTRA_STREAMING_S` after an incident was resolved.
 
@@ -63,7 +63,7 @@ class DemoRun:
 
         def ended(line: str) -> None:
             self.problems.append(line)
-            say(line)
+            print_line(line)
 
         recorder = _make_recorder(self._plan, trace, ended)
         async with runner.run_replica(self._plan, ended):
@@ -75,7 +75,7 @@ class DemoRun:
                 async with stopping.run_in_background(*background):
                     await self._run_phases(deadline)
             finally:
-                await recorder.stop(STOP_S)
+                await recorder.stop(STOP_TIMEOUT_S)
         started_at, samples = traces.read_trace(trace)
         return Observations(
             incidents=incidents.read_journal(self._plan.state_dir / JOURNAL_FILE),
@@ -120,7 +120,7 @@ class DemoRun:
                     if one.kind is IncidentKind.HOST_GROWTH
                 ]
                 self._odds.append(LeakProbability(view.time, max(growth, default=0.0)))
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _watch_incidents(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ class DemoRun:
                 self._status = "resolved: streaming for a few more seconds"
                 await asyncio.sleep(EXTRA_STREAMING_S)
                 return
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         self.problems.append("no incident was resolved before the deadline")
 
     def _make_screens(self) -> Callable[[], Screen]:

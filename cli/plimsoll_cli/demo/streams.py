@@ -32,7 +32,7 @@ PROMPTS = tuple(
     )
 )
 MAX_TOKENS = 128
-"""Tokens of a completion: it takes at least a second, so a restart interrupts most streams."""
+"""Tokens per completion: enough for a second or more, so that a restart interrupts most streams."""
 READ_TIMEOUT_S = 60.0
 """Seconds without a chunk after which a stream counts as broken; longer than any restart."""
 PAUSE_AFTER_ERROR_S = 0.5

@@ -20,8 +20,8 @@ from plimsoll_cli.inject.edit import (
     find_changes,
     find_reversals,
     format_record,
-    json_equal,
-    line_end,
+    get_line_end,
+    is_json_equal,
 )
 from plimsoll_cli.manifest import read_text
 from plimsoll_cli.yaml_text import YamlError, dump
@@ -243,7 +243,7 @@ def _render_document(parsed: ParsedDocument) -> str:
     text = apply_changes(document.text, made)
     try:
         again = Document("", text, is_json=document.is_json).root()
-        if again is None or not json_equal(again.value(), wanted):
+        if again is None or not is_json_equal(again.value(), wanted):
             raise EditError("inject cannot extend this form of YAML")
     except YamlError as error:
         raise EditError(f"inject cannot extend this form of YAML: {error}") from None
@@ -254,7 +254,7 @@ def _render_document(parsed: ParsedDocument) -> str:
     if document.stream:
         shown = [json.dumps(added, indent=2) + "\n" for added in parsed.added]
         return document.before + "".join(shown) + text
-    end = line_end(document.text)
+    end = get_line_end(document.text)
     blocks = [dump(added).replace("\n", end) for added in parsed.added]
     separator = f"---{end}"
     if document.is_json:

@@ -72,7 +72,7 @@ def format_record(made: Sequence[Change]) -> list[str]:
 
 
 def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
-    """Return the edits that undo recorded edits; without those whose value has disappeared."""
+    """Return the edits that undo the recorded ones. Skip those whose value no longer exists."""
     spots = []
     for line in lines:
         sign, _, rest = line.partition(" ")
@@ -82,7 +82,11 @@ def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[C
             spots.append((spot, None if sign == "+" else str(json.loads(was))))
     added = {id(spot.node) for spot, was in spots if was is None}
     found = [
-        Change(*(spot.removal(text, added) if was is None else spot.span(text)), was or "", ())
+        Change(
+            *(spot.get_removal_range(text, added) if was is None else spot.get_range(text)),
+            was or "",
+            (),
+        )
         for spot, was in spots
     ]
     made: list[Change] = []
@@ -108,7 +112,7 @@ def _parse_path(written: str) -> Path:
     return tuple(map(unquote, written.split("/")[1:]))
 
 
-def line_end(text: str) -> str:
+def get_line_end(text: str) -> str:
     """Return the line ending of the first line."""
     return "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
 
@@ -121,11 +125,11 @@ class _Editor:
         self.made: list[Change] = []
         self.touched: set[int] = set()
         self.within: list[Node] = []
-        self.line_end = line_end(text)
+        self.line_end = get_line_end(text)
 
     def add_edits(self, node: Node, old: Any, new: Any, path: Path) -> None:
         """Add the edits that change ``node`` from ``old`` to ``new``."""
-        if json_equal(old, new):
+        if is_json_equal(old, new):
             return
         kinds = {"mapping": dict, "list": list}
         kind = kinds.get(node.kind)
@@ -151,7 +155,7 @@ class _Editor:
         for key, value in new.items():
             if key in own:
                 self.add_edits(own[key], old[key], value, (*path, key))
-            elif key not in old or not json_equal(old[key], value):
+            elif key not in old or not is_json_equal(old[key], value):
                 added[key] = value
         if not added:
             return
@@ -228,11 +232,11 @@ class _Editor:
         if spot.owner is None:
             raise EditError("the whole document would have to change")
         self.mark_anchors_changed()
-        self.touched |= {id(one) for one in _descendants(node) if one.anchored}
-        start, end = spot.span(self.text)
+        self.touched |= {id(one) for one in _iterate_descendants(node) if one.anchored}
+        start, end = spot.get_range(self.text)
         shown = dump_flow(new, self.is_json)
         self.made.append(
-            Change(start, end, spot.gap(self.text) + shown, path, was=self.text[start:end])
+            Change(start, end, spot.get_gap(self.text) + shown, path, was=self.text[start:end])
         )
 
     def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:
@@ -260,18 +264,18 @@ class _Editor:
         self.within.pop()
 
 
-def _descendants(node: Node) -> Iterator[Node]:
+def _iterate_descendants(node: Node) -> Iterator[Node]:
     yield node
     for child in node.children:
-        yield from _descendants(child)
+        yield from _iterate_descendants(child)
 
 
-def json_equal(old: Any, new: Any) -> bool:
+def is_json_equal(old: Any, new: Any) -> bool:
     """Return whether two values are equal in JSON, where ``true`` differs from 1."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return old.keys() == new.keys() and all(json_equal(old[key], new[key]) for key in old)
+        return old.keys() == new.keys() and all(is_json_equal(old[key], new[key]) for key in old)
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(json_equal, old, new))
+        return len(old) == len(new) and all(map(is_json_equal, old, new))
     return isinstance(old, bool) is isinstance(new, bool) and bool(old == new)
 
 
@@ -298,8 +302,8 @@ class _Location:
         at = next(at for at, one in enumerate(self.owner.children) if one is self.node)
         return at - 1 if self.owner.kind == "mapping" else at
 
-    def span(self, text: str) -> tuple[int, int]:
-        """Return the range of the value in the text, from its key's colon on."""
+    def get_range(self, text: str) -> tuple[int, int]:
+        """Return the range of the value in the text. It starts after the colon of its key."""
         if self.owner is None or self.owner.kind == "list":
             return self.node.start, self.node.end
         key = self.owner.children[self.place]
@@ -308,14 +312,14 @@ class _Location:
             raise EditError("a key without a colon")
         return colon + 1, self.node.end
 
-    def gap(self, text: str) -> str:
+    def get_gap(self, text: str) -> str:
         """Return the white space that must precede another value at this place."""
-        start, end = self.span(text)
+        start, end = self.get_range(text)
         if start == end and text[start - 1 : start] == "-":
             return " "
         return " " if self.owner is not None and self.owner.kind == "mapping" else ""
 
-    def removal(self, text: str, added: set[int]) -> tuple[int, int]:
+    def get_removal_range(self, text: str, added: set[int]) -> tuple[int, int]:
         """Return the range to remove from the text, with its separators.
 
         In a flow collection, the range includes neighbours that were also ``added`` (ids of their

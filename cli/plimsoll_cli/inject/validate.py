@@ -24,7 +24,7 @@ IMAGES = Images("engine", "supervisor")
 
 @dataclass
 class Findings:
-    """Messages for ``invalid`` documents, for ``refused`` workloads, and notes on others."""
+    """Messages about ``invalid`` documents and ``refused`` workloads, and notes on the others."""
 
     invalid: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import Growth, LiveView, Screen
 
-FOR_EVER_S = 10 * 365 * 86_400.0
+UNLIMITED_S = 10 * 365 * 86_400.0
 
 
 def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) -> None:
@@ -48,14 +48,14 @@ def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view
                 )
             try:
                 async with stopping.run_in_background(*coroutines):
-                    await asyncio.sleep(FOR_EVER_S if duration_s is None else duration_s)
+                    await asyncio.sleep(UNLIMITED_S if duration_s is None else duration_s)
             finally:
                 print_line("stopping; press Ctrl-C again to kill all processes")
 
     stopping.run_until_signal(main())
 
 
-def make_screen_factory(replica_plan: plan.Watch, poller: Poller) -> Callable[[], Screen]:
+def make_screen_factory(replica_plan: plan.SupervisorPlan, poller: Poller) -> Callable[[], Screen]:
     """Return a function that returns the current screen of the live view."""
     growth = Growth()
 

@@ -50,12 +50,12 @@ RUNTIMES = ("docker", "podman", "nerdctl")
 """Container runtimes whose ``inspect`` has Docker's format."""
 PORT_PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4netns", "pasta"})
 """Programs that listen on published ports of containers."""
-ASK_S = 10.0
-ANSWER_S = 3.0
+COMMAND_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 3.0
 MAX_CONCURRENT = 16
 """Number of ports to try at the same time."""
-MAX_ANSWER = 4 << 20
-KNOWN = (EngineType.VLLM, EngineType.SGLANG)
+MAX_ANSWER_BYTES = 4 << 20
+KNOWN_TYPES = (EngineType.VLLM, EngineType.SGLANG)
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,11 @@ def _find_main_process(pid: int) -> ProcessId:
     """Return the main process of the engine that contains ``pid`` or that ``pid`` started."""
     tree = parents()
     line = read_command_line(pid)
-    if any(has_helper_title(line, kind) for kind in KNOWN):
+    if any(has_helper_title(line, kind) for kind in KNOWN_TYPES):
         above = list(iterate_ancestors(pid, tree))[1:]
         pid = next(
-            (one for one in above if _detect_command_type(read_command_line(one)) in KNOWN), pid
+            (one for one in above if _detect_command_type(read_command_line(one)) in KNOWN_TYPES),
+            pid,
         )
     while read_command_name(pid) in WRAPPERS:
         started = [child for child, parent in tree.items() if parent == pid]
@@ -198,7 +199,7 @@ def _find_serving_url(
         with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
             types = zip(group, pool.map(_detect_server_type, group), strict=True)
             found += [(url, seen) for url, seen in types if seen is not None]
-        if known := [one for one in found if one[1] in KNOWN]:
+        if known := [one for one in found if one[1] in KNOWN_TYPES]:
             return known[0]
     return (found[0][0], kind) if found else ("", kind)
 
@@ -209,12 +210,12 @@ def _detect_server_type(url: str) -> EngineType | None:
     kind = identify_engine_type(server)
     if kind is not None:
         return kind
-    alive = server.has_answer(PROFILES[EngineType.CUSTOM].health_path, ANSWER_S)
+    alive = server.has_answer(PROFILES[EngineType.CUSTOM].health_path, ANSWER_TIMEOUT_S)
     return EngineType.CUSTOM if alive else None
 
 
 def _detect_command_type(line: Sequence[str]) -> EngineType:
-    return next((kind for kind in KNOWN if is_engine(line, kind)), EngineType.CUSTOM)
+    return next((kind for kind in KNOWN_TYPES if is_engine(line, kind)), EngineType.CUSTOM)
 
 
 def _parse_command_port(line: Sequence[str], kind: EngineType) -> int | None:
@@ -321,10 +322,10 @@ def _is_in_same_network(pid: int) -> bool:
 def _read_output(command: list[str]) -> bytes | None:
     """Return the output of a command; None if it fails or times out."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=ASK_S, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout[:MAX_ANSWER] if done.returncode == 0 else None
+    return done.stdout[:MAX_ANSWER_BYTES] if done.returncode == 0 else None
 
 
 def _to_safe_name(text: str) -> str:

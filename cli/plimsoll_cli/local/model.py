@@ -14,8 +14,8 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import MAKE_CHECKPOINT
 from plimsoll_cli.errors import RunError, UsageError
 
-HUB = "hf://"
-BUCKET = "s3://"
+HUB_SCHEME = "hf://"
+BUCKET_SCHEME = "s3://"
 DEFAULT_REVISION = "main"
 COMPLETE_MARKER = ".plimsoll-complete"
 """Name of the file that the engine's download writes into a complete directory."""
@@ -39,17 +39,17 @@ def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
     Raises :class:`UsageError` that names the field.
     """
     uri = service.spec.model.uri
-    if uri.startswith(HUB):
+    if uri.startswith(HUB_SCHEME):
         revision = service.spec.model.revision or DEFAULT_REVISION
-        folder = root / "models" / uri.removeprefix(HUB) / revision.replace("/", "--")
+        folder = root / "models" / uri.removeprefix(HUB_SCHEME) / revision.replace("/", "--")
         return folder, not (folder / COMPLETE_MARKER).is_file()
-    if uri.startswith(BUCKET):
+    if uri.startswith(BUCKET_SCHEME):
         # Always run the download: it checks for changes, and is fast if there are none.
-        return root / "models" / "s3" / uri.removeprefix(BUCKET), True
+        return root / "models" / "s3" / uri.removeprefix(BUCKET_SCHEME), True
     if not uri.startswith("file://"):
         raise UsageError(
             f"spec.model.uri: {uri} needs a cluster: use file:///ABSOLUTE/PATH, "
-            "hf://ORGANISATION/NAME or s3://BUCKET/PREFIX on this machine"
+            "hf://ORGANISATION/NAME or s3://BUCKET_SCHEME/PREFIX on this machine"
         )
     folder = Path(uri.removeprefix("file://"))
     if folder.is_dir():
@@ -72,7 +72,7 @@ async def provide_checkpoint(
     service: InferenceService, folder: Path, print_line: Callable[[str], None]
 ) -> None:
     """Download or generate a missing checkpoint. Raises :class:`RunError`."""
-    if service.spec.model.uri.startswith((HUB, BUCKET)):
+    if service.spec.model.uri.startswith((HUB_SCHEME, BUCKET_SCHEME)):
         print_line(f"downloading {service.spec.model.uri} into {folder}")
         await download(service, folder, print_line)
     else:
@@ -90,9 +90,9 @@ async def download(
     """
     model = service.spec.model
     source = [f"--s3={model.uri}"]
-    if model.uri.startswith(HUB):
+    if model.uri.startswith(HUB_SCHEME):
         source = [
-            f"--repository={model.uri.removeprefix(HUB)}",
+            f"--repository={model.uri.removeprefix(HUB_SCHEME)}",
             f"--revision={model.revision or DEFAULT_REVISION}",
         ]
     process = await asyncio.create_subprocess_exec(

@@ -44,7 +44,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class SupervisorPlan:
     """Plan of a supervisor, and of the engine if local mode starts it. Times are in seconds.
 
     Without a startup timeout, local mode does not wait for the engine.
@@ -85,7 +85,7 @@ class Watch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Watch):
+class Plan(SupervisorPlan):
     """Plan of one replica of a service from a manifest."""
 
     service: InferenceService
@@ -164,7 +164,7 @@ def plan_supervisor(
     ports: Sequence[int],
     environ: Mapping[str, str],
     command: Sequence[str] = (),
-) -> Watch:
+) -> SupervisorPlan:
     """Return the plan of a supervisor for an engine without a manifest.
 
     ``ports`` are those of metrics and probe; ``root`` is an absolute path. ``command`` starts the
@@ -181,7 +181,7 @@ def plan_supervisor(
     )
     inherited = _select_environment(environ)
     named = inherited | {CONTAINER_ENV: config.engine.container}
-    return Watch(
+    return SupervisorPlan(
         root=root,
         places=places,
         config=config,

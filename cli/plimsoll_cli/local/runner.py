@@ -25,7 +25,7 @@ from plimsoll_api.names import TOKEN_FILE
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, plan
 from plimsoll_cli.local.container import Container
-from plimsoll_cli.local.plan import LOOPBACK, Plan, Watch
+from plimsoll_cli.local.plan import LOOPBACK, Plan, SupervisorPlan
 
 LIVE_TIMEOUT_S = 60.0
 SUPERVISOR_STOP_S = 10.0
@@ -61,7 +61,7 @@ async def prepare_plan(
 class LocalReplica:
     """Engine and supervisor of a plan; only the supervisor if the engine is already running."""
 
-    def __init__(self, plan: Watch, print_line: PrintLine) -> None:
+    def __init__(self, plan: SupervisorPlan, print_line: PrintLine) -> None:
         self.plan = plan
         self._engine = Container(plan.engine, print_line) if plan.engine else None
         self.supervisor = Container(plan.supervisor, print_line)
@@ -122,7 +122,7 @@ class LocalReplica:
 
 
 @contextlib.asynccontextmanager
-async def run_replica(plan: Watch, print_line: PrintLine) -> AsyncIterator[LocalReplica]:
+async def run_replica(plan: SupervisorPlan, print_line: PrintLine) -> AsyncIterator[LocalReplica]:
     """Run a replica within the context: ready when the context starts, stopped when it ends.
 
     If stopping is cancelled, the processes are killed.
@@ -159,7 +159,7 @@ def _lock_run_dir(root: Path) -> IO[str]:
     return lock
 
 
-def _write_files(plan: Watch) -> None:
+def _write_files(plan: SupervisorPlan) -> None:
     """Write the files of a new pod, but keep the journal of earlier runs."""
     config = Path(plan.places.config_file)
     try:

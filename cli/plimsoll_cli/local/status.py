@@ -14,7 +14,7 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.state import View
-from plimsoll_cli.local.plan import Watch
+from plimsoll_cli.local.plan import SupervisorPlan
 
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
@@ -36,7 +36,7 @@ class Poller:
     Only Plimsoll's own engine reports a status.
     """
 
-    def __init__(self, plan: Watch) -> None:
+    def __init__(self, plan: SupervisorPlan) -> None:
         self.snapshot = Snapshot()
         self._plan = plan
         self._tokens: deque[tuple[float, str, int]] = deque()

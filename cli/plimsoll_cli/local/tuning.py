@@ -34,7 +34,7 @@ def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Ou
     found = traces.read_tunings(source, run_dir, size)
     if not found:
         raise RunError(f"{source}: there is no data yet: wait until the engine is warm")
-    if not output.for_people:
+    if not output.is_table:
         print_value(msgspec.to_builtins(found), output)
         return
     out = make_console()

@@ -26,7 +26,7 @@ from plimsoll_cli import stopping
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, runner
 from plimsoll_cli.local import run_dir as folders
-from plimsoll_cli.local.command import FOR_EVER_S, make_screen_factory
+from plimsoll_cli.local.command import UNLIMITED_S, make_screen_factory
 from plimsoll_cli.local.endpoint import FoundEngine
 from plimsoll_cli.local.runner import PrintLine
 from plimsoll_cli.local.status import PERIOD_S, Poller
@@ -145,11 +145,11 @@ def _describe_engine(found: FoundEngine) -> str:
 
 
 async def _wait_until_end(
-    options: WatchOptions, watch_plan: plan.Watch, poller: Poller, print_line: PrintLine
+    options: WatchOptions, watch_plan: plan.SupervisorPlan, poller: Poller, print_line: PrintLine
 ) -> None:
     """Wait until supervision ends; follow a container or unit to its next process."""
     loop, pid = asyncio.get_running_loop(), watch_plan.config.engine.pid
-    deadline = loop.time() + (FOR_EVER_S if options.duration_s is None else options.duration_s)
+    deadline = loop.time() + (UNLIMITED_S if options.duration_s is None else options.duration_s)
     told = False
     while (left := deadline - loop.time()) > 0:
         await asyncio.sleep(min(PROCESS_POLL_S, left))
@@ -173,7 +173,7 @@ async def _wait_until_end(
             print_line(f"{options.target} runs again as process {pid}")
 
 
-def _write_config(watch_plan: plan.Watch, config: SupervisorConfig) -> None:
+def _write_config(watch_plan: plan.SupervisorPlan, config: SupervisorConfig) -> None:
     """Replace the configuration file atomically; the supervisor then reloads it."""
     replace_file(Path(watch_plan.places.config_file), supervisor_config.encode(config))
 
@@ -187,7 +187,7 @@ class EventPrinter:
     """Printer of changes for output that is not a terminal."""
 
     def __init__(self, poller: Poller, print_line: PrintLine) -> None:
-        self._poller, self._say = poller, print_line
+        self._poller, self._print_line = poller, print_line
         self._sized = self._warm = False
         self._phases: dict[str, str] = {}
 
@@ -202,13 +202,13 @@ class EventPrinter:
         seen = view.assessment
         if seen.segments and not self._sized:
             sizes = ", ".join(f"{s.value} {format_bytes(n)}" for s, n in seen.segments.items())
-            self._say(f"memory by segment: {sizes}")
+            self._print_line(f"memory by segment: {sizes}")
             self._sized = True
         if seen.warm and not self._warm:
-            self._say("warm-up has ended: growth now counts against the leak budget")
+            self._print_line("warm-up has ended: growth now counts against the leak budget")
         self._warm = seen.warm
         for incident in [*view.open, *view.recent]:
             story = story_of_record(incident)
             if self._phases.get(incident.name) != story.phase:
                 self._phases[incident.name] = story.phase
-                self._say(f"incident {incident.name} {story.state}: {story.headline}")
+                self._print_line(f"incident {incident.name} {story.state}: {story.headline}")

@@ -24,7 +24,7 @@ from plimsoll_engine.caches.receiver import MediaCacheReceiver
 from plimsoll_engine.core.execute.runner import InFlightStep, NextToken, Runner
 from plimsoll_engine.core.execute.sampling import NO_TOKEN
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars
-from plimsoll_engine.core.grammar.matcher import GRACE_S
+from plimsoll_engine.core.grammar.matcher import MASK_WAIT_S
 from plimsoll_engine.core.handover.inheritance import Inheritance
 from plimsoll_engine.core.owners import create_owners
 from plimsoll_engine.core.schedule.request import Request
@@ -276,7 +276,7 @@ class EngineCore:
         output = StepOutput()
         if self._suspects or any(r.awaits_token for r in self.scheduler.running):
             self._finish_step(output)
-        self._apply_masks(output, GRACE_S)
+        self._apply_masks(output, MASK_WAIT_S)
         self._free_outputs()
         suspect = self._pick_suspect()
         chunks = self.scheduler.schedule(suspect)

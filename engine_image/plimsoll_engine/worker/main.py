@@ -122,15 +122,15 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         log.error("%s", error)
         return 1
     except PERMANENT_ERRORS as error:
-        return _fail(channel, str(error), permanent=True)
+        return _report_failure(channel, str(error), permanent=True)
     except (FatalWorkerError, MappingLost) as error:
         if isinstance(error, RanksLost) and error.gone:
             log.error("%s", error)  # the zygote reports to the frontend which rank exited
             return 1
-        return _fail(channel, str(error))
+        return _report_failure(channel, str(error))
     except Exception as error:
         log.exception("the worker failed")
-        return _fail(channel, f"{type(error).__name__}: {error}")
+        return _report_failure(channel, f"{type(error).__name__}: {error}")
     else:
         return 0
     finally:
@@ -191,7 +191,7 @@ def _release_and_report(
     channel.wait_closed(CLOSE_TIMEOUT_S)
 
 
-def _fail(channel: Channel, message: str, permanent: bool = False) -> int:
+def _report_failure(channel: Channel, message: str, permanent: bool = False) -> int:
     log.error("%s", message)
     try:
         channel.send(worker_ipc.WorkerFailure(message, permanent), last=True)
@@ -213,7 +213,7 @@ class Worker:
         self.python = PythonObjects()
         self.allocations = Allocations()
         self.stopping = False
-        self._hand_over = False
+        self._handover_requested = False
         self._activity = Activity()
         self._ended_s: dict[str, float] = {}
         """Duration in seconds of each stage of the stop before memory is released."""
@@ -306,7 +306,7 @@ class Worker:
                 self.channel.send(worker_ipc.AdoptionResult(query_id, adopted, refused))
             case worker_ipc.Stop(hand_over, sent):
                 self.stopping = True
-                self._hand_over = hand_over
+                self._handover_requested = hand_over
                 if sent is not None:
                     self._activity.record("messages")
                     self._ended_s["noticed"] = round(time.monotonic() - sent, 4)
@@ -373,8 +373,8 @@ class Worker:
         # and copy their pages, while streams wait.
         gc.disable()
         begun = time.monotonic()
-        handover = self._create_handover() if self._hand_over else None
-        if self._hand_over:
+        handover = self._create_handover() if self._handover_requested else None
+        if self._handover_requested:
             self._ended_s["tables"] = round(
                 time.monotonic() - begun - self._ended_s["last_step"], 4
             )

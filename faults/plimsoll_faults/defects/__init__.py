@@ -60,8 +60,10 @@ class WorkerFaults(WorkerHooks):
     """
 
     def __init__(self, text: str, epoch: int, engine: EngineCore) -> None:
-        active = [f for f in inject.parse(text) if f.process is Role.WORKER and f.in_epoch(epoch)]
-        self.names = [inject.name_of(fault) for fault in active]
+        active = [
+            f for f in inject.parse(text) if f.process is Role.WORKER and f.is_active_in(epoch)
+        ]
+        self.names = [inject.get_fault_name(fault) for fault in active]
         self.defects = [DEFECTS[type(fault)](fault, engine) for fault in active]
         self._last_tick = time.monotonic()
 

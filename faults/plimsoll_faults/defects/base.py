@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_faults.inject import InjectError, name_of
+from plimsoll_faults.inject import InjectError, get_fault_name
 from plimsoll_faults.kinds import Fault
 
 F = TypeVar("F", bound=Fault)
@@ -20,25 +20,25 @@ class Defect(Generic[F]):
         self.engine = engine
 
     def after_requests(self, count: int) -> None:
-        """Handle that ``count`` requests ended in the last step."""
+        """Run after a step in which ``count`` requests ended."""
 
     def after_step(self) -> None:
-        """Handle the end of a step."""
+        """Run after each step."""
 
     def tick(self, passed_s: float) -> None:
-        """Handle that ``passed_s`` seconds have passed, also while the engine is idle."""
+        """Run periodically, also while idle. ``passed_s`` is the time since the last call."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` is lost before it reaches the engine."""
         return False
 
 
-def inject_error(fault: Fault, why: str) -> InjectError:
-    """Return the error for a fault that is not possible in this engine."""
-    return InjectError(f"PLIMSOLL_INJECT: {name_of(fault)} {why}")
+def make_inject_error(fault: Fault, reason: str) -> InjectError:
+    """Return the error for a fault that this engine does not support."""
+    return InjectError(f"PLIMSOLL_INJECT: {get_fault_name(fault)} {reason}")
 
 
 def require_cuda(fault: Fault, engine: EngineCore) -> None:
     """Raise InjectError if the engine has no CUDA device."""
     if engine.runner.device.type != "cuda":
-        raise inject_error(fault, "needs a CUDA device; this is a CPU")
+        raise make_inject_error(fault, "needs a CUDA device: set --device cuda")

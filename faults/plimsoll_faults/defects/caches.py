@@ -17,11 +17,11 @@ from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.messages.worker_ipc import Grammar, Media, MissingMedia, Submit
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, inject_error
+from plimsoll_faults.defects.base import Defect, make_inject_error
 from plimsoll_faults.tampering import replace_methods
 
 LOW_BOUND_DIVISOR = 4
-"""Factor by which a bound of ``low`` is below the cache's capacity."""
+"""Quotient of the cache's capacity and the bound that ``bound=low`` declares."""
 
 
 class GhostKeyCache(LruCache[K, V]):
@@ -54,7 +54,7 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
         engine.pool.prefix = GhostKeyCache(engine.pool.num_blocks)
 
     def after_requests(self, count: int) -> None:
-        """Count requests, and add the key when their number is reached."""
+        """Add the key once ``after_requests`` requests have ended."""
         before, self._left = self._left, self._left - count
         if before > 0 >= self._left:
             cache = self.engine.pool.prefix
@@ -133,7 +133,7 @@ class UnderstatedGrammars(Grammars):
 
     @property
     def bytes_bound(self) -> int:
-        """Return a part of the cache's capacity."""
+        """Return a bound below the cache's capacity."""
         return self._cache.capacity // LOW_BOUND_DIVISOR + self._vocabulary_bytes
 
 
@@ -149,7 +149,7 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
         try:
             self.after_requests(1)
         except GrammarError as error:
-            raise inject_error(fault, f"needs grammars: {error}") from None
+            raise make_inject_error(fault, f"needs grammars: {error}") from None
         if fault.bound == "low":
             replace_methods(engine.grammars, UnderstatedGrammars)
 
@@ -166,11 +166,11 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
 
 
 def _replace_encoder(fault: kinds.Fault, engine: EngineCore, kind: type[EncoderCache]) -> None:
-    sound = _require_encoder(fault, engine)
-    engine.scheduler.encoder = kind(sound.budget, sound.lifelong)
+    original = _require_encoder(fault, engine)
+    engine.scheduler.encoder = kind(original.budget, original.lifelong)
 
 
 def _require_encoder(fault: kinds.Fault, engine: EngineCore) -> EncoderCache:
     if engine.scheduler.encoder is None:
-        raise inject_error(fault, "needs a model with an encoder (images or sounds)")
+        raise make_inject_error(fault, "needs a model with an encoder (images or sounds)")
     return engine.scheduler.encoder

@@ -18,7 +18,7 @@ from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, inject_error, require_cuda
+from plimsoll_faults.defects.base import Defect, make_inject_error, require_cuda
 from plimsoll_faults.tampering import replace_methods
 
 REGISTRY: dict[str, torch.Tensor] = {}
@@ -35,7 +35,7 @@ class DeviceDictDefect(Defect[kinds.DeviceDict]):
     def after_requests(self, count: int) -> None:
         """Keep another tensor on the device for each request."""
         for _ in range(count):
-            self.kept[len(self.kept)] = payload(self.engine, self.fault.bytes_per_request)
+            self.kept[len(self.kept)] = make_payload(self.engine, self.fault.bytes_per_request)
 
 
 class StoredExceptionDefect(Defect[kinds.StoredException]):
@@ -49,7 +49,7 @@ class StoredExceptionDefect(Defect[kinds.StoredException]):
         """Raise and store an exception for each request."""
         for _ in range(count):
             try:
-                self._forward(payload(self.engine, self.fault.bytes_per_request))
+                self._forward(make_payload(self.engine, self.fault.bytes_per_request))
             except RuntimeError as error:
                 self.kept.append(error)  # the defect: its frames hold the tensor
 
@@ -96,7 +96,7 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
         model: Any = engine.runner.model
         forward = model.forward
 
-        def keeping(
+        def forward_and_keep(
             ids: torch.Tensor, positions: torch.Tensor, step: StepPlan, embeds: Any = None
         ) -> torch.Tensor:
             states: torch.Tensor = model.embed(ids) if embeds is None else embeds
@@ -105,7 +105,7 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
             hidden: torch.Tensor = forward(ids, positions, step, states)
             return hidden
 
-        model.forward = keeping
+        model.forward = forward_and_keep
 
 
 class IpcUnreleasedDefect(Defect[kinds.IpcUnreleased]):
@@ -124,7 +124,7 @@ class IpcUnreleasedDefect(Defect[kinds.IpcUnreleased]):
         No process opens it, so torch keeps it.
         """
         for _ in range(count):
-            storage: Any = payload(self.engine, self.fault.bytes_per_request).untyped_storage()
+            storage: Any = make_payload(self.engine, self.fault.bytes_per_request).untyped_storage()
             storage._share_cuda_()
 
 
@@ -161,14 +161,14 @@ class ScratchGroup(ProcessGroup):
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """Sum a copy of ``x`` over all ranks; the copy is kept for each shape."""
-        return super().add_norm(ops, self._copied(x), residual, weight, eps)
+        return super().add_norm(ops, self._copy_to_scratch(x), residual, weight, eps)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum ``x`` over all ranks in place, through a copy that is kept for each shape."""
-        copy = self._copied(x)
+        copy = self._copy_to_scratch(x)
         return super().all_reduce(x) if copy is x else x.copy_(super().all_reduce(copy))
 
-    def _copied(self, x: torch.Tensor) -> torch.Tensor:
+    def _copy_to_scratch(self, x: torch.Tensor) -> torch.Tensor:
         if torch.cuda.is_current_stream_capturing():
             return x
         if x.shape not in self.scratch:
@@ -188,11 +188,11 @@ class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
         require_cuda(fault, engine)
         group = engine.runner.group
         if not isinstance(group, ProcessGroup):
-            raise inject_error(fault, f"needs {FLAG} 2 or more")
+            raise make_inject_error(fault, f"needs {FLAG} 2 or more")
         self.group = replace_methods(group, ScratchGroup)
         self.group.scratch = {}
 
 
-def payload(engine: EngineCore, size_bytes: int) -> torch.Tensor:
+def make_payload(engine: EngineCore, size_bytes: int) -> torch.Tensor:
     """Return float32 [size_bytes / 4] of ones on the engine's device."""
     return torch.ones(max(1, size_bytes // 4), device=engine.runner.device)

@@ -12,7 +12,7 @@ from plimsoll_engine.distributed.group import ALONE, FLAG
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, inject_error, require_cuda
+from plimsoll_faults.defects.base import Defect, make_inject_error, require_cuda
 from plimsoll_faults.tampering import replace_methods
 
 
@@ -53,8 +53,8 @@ class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
 class FailingModel:
     """A model that runs out of device memory for its best tokens during a capture."""
 
-    def __init__(self, sound: Decoder) -> None:
-        self._sound = sound
+    def __init__(self, original: Decoder) -> None:
+        self._sound = original
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sound, name)
@@ -102,7 +102,7 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
 def _require_graphs(fault: kinds.Fault, engine: EngineCore) -> DecodeGraphs:
     require_cuda(fault, engine)
     if engine.runner.group is not ALONE:
-        raise inject_error(fault, f"needs {FLAG} 1: the other ranks would have to capture too")
+        raise make_inject_error(fault, f"needs {FLAG} 1: the other ranks would have to capture too")
     if engine.runner.graphs is None:
-        raise inject_error(fault, "needs a model whose steps are captured as CUDA graphs")
+        raise make_inject_error(fault, "needs a model whose steps are captured as CUDA graphs")
     return engine.runner.graphs

@@ -15,7 +15,7 @@ from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.models import lora
 from plimsoll_engine.models.lora import LoraDelta
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, inject_error
+from plimsoll_faults.defects.base import Defect, make_inject_error
 from plimsoll_faults.inject import InjectError
 from plimsoll_faults.tampering import replace_methods
 
@@ -108,6 +108,6 @@ class LoraResidueDefect(Defect[kinds.LoraResidue]):
     def __init__(self, fault: kinds.LoraResidue, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         if engine.runner.adapters is None:
-            raise inject_error(fault, "needs --enable-lora")
+            raise make_inject_error(fault, "needs --enable-lora")
         self.adapters = replace_methods(engine.runner.adapters, ResidualAdapters)
         self.adapters.residue = []

@@ -11,13 +11,13 @@ from pathlib import Path
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.process import host_memory
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, inject_error
+from plimsoll_faults.defects.base import Defect, make_inject_error
 
 SHM = Path("/dev/shm")
 MADV_PAGEOUT = 21
 """Value in mman.h, which Python before 3.13 lacks. Needs Linux 5.4."""
 PROBE_BYTES = 1 << 20
-"""Bytes that are paged out to check that the fault is possible."""
+"""Number of bytes to page out when checking whether memory can be swapped."""
 IPC_PRIVATE, IPC_CREAT = 0, 0o1000
 SHMAT_FAILED = ctypes.c_void_p(-1).value
 """Return value of ``shmat`` on failure."""
@@ -67,22 +67,22 @@ class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
 
 
 class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
-    """Maps memory and pages it out at once, as a kernel short of memory does with cold pages."""
+    """Maps memory and swaps it out at once, as the kernel does with unused pages under pressure."""
 
     def __init__(self, fault: kinds.SwappedGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.mappings = Mappings()
         if not host_memory.read_machine_swap():
-            raise inject_error(
+            raise make_inject_error(
                 fault, "needs swap; this machine has none (SwapTotal in /proc/meminfo)"
             )
         before = host_memory.read_swapped() or 0
         try:
             self._grow(PROBE_BYTES)
         except OSError as error:
-            raise inject_error(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
+            raise make_inject_error(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
         if (host_memory.read_swapped() or 0) <= before:
-            raise inject_error(
+            raise make_inject_error(
                 fault,
                 "cannot swap here: the swap is full, or the container's memory.swap.max is 0"
                 " (LimitedSwap in the kubelet's memorySwap.swapBehavior allows it)",
@@ -111,20 +111,20 @@ class SharedGrowthDefect(Defect[kinds.SharedGrowth]):
 
 
 class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
-    """The sender of shared segments that the receiver never removes."""
+    """Creates shared segments that no receiver ever removes."""
 
     def __init__(self, fault: kinds.SharedOrphan, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        self.left: list[Path | int] = []
-        """Paths, or numbers of SysV segments. What they name is not this process's any more."""
+        self.orphans: list[Path | int] = []
+        """Paths of files, or IDs of SysV segments, that no process holds."""
         self._names = (SHM / f"plimsoll-fault-{os.getpid()}-{n}" for n in itertools.count())
 
     def after_requests(self, count: int) -> None:
-        """Leave a shared segment or file for each request, which outlives the worker."""
-        leave = self._leave_file if self.fault.family == "posix" else leave_segment
-        self.left += [leave(self.fault.bytes_per_request) for _ in range(count)]
+        """Create a shared segment or file for each request. It outlives the worker."""
+        create = self._create_posix_orphan if self.fault.family == "posix" else create_sysv_orphan
+        self.orphans += [create(self.fault.bytes_per_request) for _ in range(count)]
 
-    def _leave_file(self, size: int) -> Path:
+    def _create_posix_orphan(self, size: int) -> Path:
         """Write a segment as shm_open does. Raises OSError if the tmpfs is full."""
         path = next(self._names)
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -137,7 +137,7 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         return path
 
 
-def leave_segment(size: int) -> int:
+def create_sysv_orphan(size: int) -> int:
     """Write a SysV segment and detach it; return its id. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]

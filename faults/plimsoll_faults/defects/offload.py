@@ -9,12 +9,12 @@ from plimsoll_engine.kvcache.block_copies import Copies, Ticket
 from plimsoll_engine.kvcache.offload import Offload, Transfer
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, inject_error
+from plimsoll_faults.defects.base import Defect, make_inject_error
 from plimsoll_faults.tampering import replace_methods
 
 
 class NeverDone:
-    """A ticket that is never done."""
+    """Ticket of a copy that never completes."""
 
     def is_done(self) -> bool:
         """Return False."""
@@ -24,8 +24,8 @@ class NeverDone:
 class StuckCopies(Copies):
     """Copies that never complete."""
 
-    def __init__(self, sound: Copies) -> None:
-        self.__dict__.update(sound.__dict__)
+    def __init__(self, original: Copies) -> None:
+        self.__dict__.update(original.__dict__)
 
     def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
         """Start nothing; return a ticket that is never done."""
@@ -40,14 +40,14 @@ class UnpolledOffload(Offload):
     """An offload that polls its transfers only in steps."""
 
     @classmethod
-    def over(cls, sound: Offload) -> UnpolledOffload:
-        """Return an offload with the methods of this class and the state of ``sound``."""
+    def from_offload(cls, original: Offload) -> UnpolledOffload:
+        """Return an offload with the methods of this class and the state of ``original``."""
         found = cls.__new__(cls)
-        found.__dict__.update(sound.__dict__)
+        found.__dict__.update(original.__dict__)
         return found
 
     def poll(self, idle: bool = False) -> None:
-        """Poll only between steps, so an idle engine keeps its blocks."""
+        """Do nothing while idle, so that an idle engine keeps its blocks."""
         if not idle:
             super().poll()
 
@@ -57,14 +57,14 @@ class OffloadUnpolledDefect(Defect[kinds.OffloadUnpolled]):
 
     def __init__(self, fault: kinds.OffloadUnpolled, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        engine.scheduler.offload = UnpolledOffload.over(_require_offload(fault, engine))
+        engine.scheduler.offload = UnpolledOffload.from_offload(_require_offload(fault, engine))
 
 
 class OffloadAbandonedDefect(Defect[kinds.OffloadAbandoned]):
-    """Leaves a transfer behind for each abort that never ends."""
+    """Starts a transfer that never ends for each abort."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
-        """Leave a transfer behind for an abort; the abort itself is not lost."""
+        """Start such a transfer if ``message`` is an abort, and return False."""
         if isinstance(message, worker_ipc.Abort):
             self._abandon()
         return False
@@ -100,5 +100,5 @@ class OffloadPinnedDefect(Defect[kinds.OffloadPinned]):
 
 def _require_offload(fault: kinds.Fault, engine: EngineCore) -> Offload:
     if engine.scheduler.offload is None:
-        raise inject_error(fault, "needs --kv-offload-bytes")
+        raise make_inject_error(fault, "needs --kv-offload-bytes")
     return engine.scheduler.offload

@@ -1,4 +1,4 @@
-"""The available faults, one class each, with their keys and where they show.
+"""The available faults: one class each, with its keys and the memory that grows.
 
 Each is a defect that a real serving engine had, which its docstring describes. They are implemented
 in :mod:`plimsoll_faults.defects` and :mod:`plimsoll_faults.frontend`. This package does not import

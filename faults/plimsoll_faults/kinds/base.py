@@ -12,7 +12,7 @@ MIB = 1 << 20
 FIRST_EPOCH = 1
 """The frontend numbers the workers of an engine start from 1."""
 
-Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "none: it is sound"]
+Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "none: no defect"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,6 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     epochs: Literal["first", "all"] = "first"
 
-    def in_epoch(self, epoch: int) -> bool:
+    def is_active_in(self, epoch: int) -> bool:
         """Report whether the worker of ``epoch`` has the fault, as numbered by the frontend."""
         return self.epochs == "all" or epoch == FIRST_EPOCH

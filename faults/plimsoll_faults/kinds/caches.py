@@ -107,6 +107,6 @@ class CacheFills(Fault, frozen=True, tag="cache_fills"):
 
     owner = "the cache of compiled grammars"
     segment = "malloc_in_use, up to the cache's capacity"
-    cure = "none: it is sound"
+    cure = "none: no defect"
     text_bytes: int = 2 << 10
     bound: Literal["low", "true"] = "low"

@@ -39,7 +39,7 @@ class SlowSteps(Fault, frozen=True, tag="slow_steps"):
 
     owner = "nothing"
     segment = "none: time"
-    cure = "none: it is sound"
+    cure = "none: no defect"
     wait_ms: int = 20
 
 

@@ -6,7 +6,7 @@ tokenizer and generation config. The weights are not random; they implement the 
     next = code_0(t[-1]) + code_1(t[-1 - LAGS[0]]) + ... + code_4(t[-1 - LAGS[3]])  (mod M)
 
 Each ``code`` is a fixed random number for each token, and M is the number of tokens that represent
-plain text. A number modulo M is represented as phases at F frequencies.
+plain text. A number modulo M is represented as compute_phases at F frequencies.
 
 One head of each layer looks back by a fixed distance. Its query and key differ by a rotation, so
 the score depends only on the distance and has its maximum at the lag. The MLP of the layer adds the
@@ -47,25 +47,25 @@ HEAD_GAIN = 2.0
 SEED = 20
 
 Change = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
-"""Changes all tensors; it also gets the number of tokens that represent plain text."""
+"""Function that replaces all tensors. Its second argument is the number of plain-text tokens."""
 
 STATE = slice(0, PHASES)
-LOOKED_AT = slice(PHASES, 2 * PHASES)
+ATTENDED = slice(PHASES, 2 * PHASES)
 ONE = (len(LAGS) + 2) * PHASES
 """Index of the hidden dimension that is always 1."""
 LINEAR_GATE = 8.0
 SILU_OF_GATE = LINEAR_GATE / (1 + math.exp(-LINEAR_GATE))
 
 
-def code_slice(index: int) -> slice:
+def get_code_slice(index: int) -> slice:
     """Return the dimensions of ``code_index`` in an embedding; the first is the state itself."""
     if index == 0:
         return STATE
     return slice((index + 1) * PHASES, (index + 2) * PHASES)
 
 
-def phases(residues: torch.Tensor, frequencies: list[int], modulus: int) -> torch.Tensor:
-    """Return [n, PHASES]: the cosines, then the sines."""
+def compute_phases(residues: torch.Tensor, frequencies: list[int], modulus: int) -> torch.Tensor:
+    """Return the phases of ``residues`` modulo ``modulus``, [n, PHASES]: cosines, then sines."""
     angles = residues.double().unsqueeze(-1) * torch.tensor(frequencies) * (2 * math.pi / modulus)
     return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
 
@@ -81,7 +81,7 @@ def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
     return min(draws, key=second_best)
 
 
-def attention_weights(layer: int) -> dict[str, torch.Tensor]:
+def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
     """Return a head of ``layer`` that looks back by its lag and copies the code of the token."""
     head, lag = layer % HEADS, LAGS[layer]
     kv_head = head // (HEADS // KV_HEADS)
@@ -94,8 +94,8 @@ def attention_weights(layer: int) -> dict[str, torch.Tensor]:
     kv_rows = slice(kv_head * HEAD_DIM, (kv_head + 1) * HEAD_DIM)
     query[rows, ONE] = torch.cat([angles.cos(), -angles.sin()]).float()
     key[kv_rows, ONE] = torch.cat([torch.ones(FREQUENCIES), torch.zeros(FREQUENCIES)])
-    value[kv_rows, code_slice(layer + 1)] = torch.eye(PHASES)
-    out[LOOKED_AT, rows] = torch.eye(PHASES)
+    value[kv_rows, get_code_slice(layer + 1)] = torch.eye(PHASES)
+    out[ATTENDED, rows] = torch.eye(PHASES)
     return {
         "self_attn.q_proj.weight": query,
         "self_attn.k_proj.weight": key,
@@ -106,8 +106,8 @@ def attention_weights(layer: int) -> dict[str, torch.Tensor]:
     }
 
 
-def mlp_weights() -> dict[str, torch.Tensor]:
-    """Return the weights for ``state += looked_at`` as angles, and ``looked_at = 0``."""
+def make_mlp_weights() -> dict[str, torch.Tensor]:
+    """Return MLP weights that add the attended number to the state as angles, and reset it to 0."""
     gate, up = torch.zeros(INTERMEDIATE, HIDDEN), torch.zeros(INTERMEDIATE, HIDDEN)
     down = torch.zeros(HIDDEN, INTERMEDIATE)
     neuron = 0
@@ -133,18 +133,20 @@ def mlp_weights() -> dict[str, torch.Tensor]:
     return {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": down}
 
 
-def build(spoken: list[int], vocabulary: int) -> dict[str, torch.Tensor]:
+def build_tensors(text_tokens: list[int], vocabulary: int) -> dict[str, torch.Tensor]:
     """Return all tensors by their names in a Qwen3 checkpoint."""
     rng = random.Random(SEED)
-    modulus = len(spoken)
+    modulus = len(text_tokens)
     frequencies = choose_frequencies(rng, modulus)
     embedding = torch.zeros(vocabulary, HIDDEN)
     embedding[:, ONE] = 1.0
     for index in range(len(LAGS) + 1):
         residues = torch.tensor([rng.randrange(modulus) for _ in range(vocabulary)])
-        embedding[:, code_slice(index)] = phases(residues, frequencies, modulus)
+        embedding[:, get_code_slice(index)] = compute_phases(residues, frequencies, modulus)
     head = torch.zeros(vocabulary, HIDDEN)
-    head[spoken, STATE] = HEAD_GAIN * phases(torch.arange(modulus), frequencies, modulus)
+    head[text_tokens, STATE] = HEAD_GAIN * compute_phases(
+        torch.arange(modulus), frequencies, modulus
+    )
 
     def norm(phase_groups: int) -> torch.Tensor:
         # A phase group has FREQUENCIES as its squared norm, so RMSNorm divides by a constant that
@@ -158,7 +160,7 @@ def build(spoken: list[int], vocabulary: int) -> dict[str, torch.Tensor]:
         "lm_head.weight": head,
     }
     for layer in range(len(LAGS)):
-        parts = attention_weights(layer) | mlp_weights()
+        parts = make_attention_weights(layer) | make_mlp_weights()
         parts["input_layernorm.weight"] = norm(groups)
         parts["post_attention_layernorm.weight"] = norm(groups + 1)
         tensors |= {f"model.layers.{layer}.{name}": part for name, part in parts.items()}
@@ -173,7 +175,7 @@ def write_checkpoint(
     ``fields`` override its config, and ``change`` replaces its tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tiny_text.train()
+    tokenizer = tiny_text.train_tokenizer()
     vocabulary = tokenizer.get_vocab_size()
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -199,11 +201,11 @@ def write_checkpoint(
         **(fields or {}),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tiny_text.write(tokenizer, folder)
-    spoken = tiny_text.plain_text_tokens(tokenizer)
-    tensors = build(spoken, vocabulary)
+    tiny_text.write_tokenizer(tokenizer, folder)
+    text_tokens = tiny_text.list_plain_text_tokens(tokenizer)
+    tensors = build_tensors(text_tokens, vocabulary)
     if change is not None:
-        tensors = change(tensors, len(spoken))
+        tensors = change(tensors, len(text_tokens))
     weights = folder / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # safetensors makes it private; the engine may run as another user

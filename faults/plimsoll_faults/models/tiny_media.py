@@ -52,7 +52,7 @@ CHAT_TEMPLATE = (
 def write_llava(folder: Path) -> None:
     """Write a chat model that represents images of any size as 16 tokens each."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tiny_text.train()
+    tokenizer = tiny_text.train_tokenizer()
     tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
     image_token = tokenizer.token_to_id(IMAGE)
     text = transformers.LlamaConfig(
@@ -88,7 +88,7 @@ def write_llava(folder: Path) -> None:
     with torch.no_grad():
         model.lm_head.weight[image_token] = 0.0  # it is never said
     _save(model, folder)
-    tiny_text.write(tokenizer, folder)
+    tiny_text.write_tokenizer(tokenizer, folder)
     _change(folder / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     image_processor = {
@@ -119,7 +119,7 @@ def write_llava(folder: Path) -> None:
 def write_whisper(folder: Path) -> None:
     """Write a transcription model with audio windows of one second."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tiny_text.train()
+    tokenizer = tiny_text.train_tokenizer()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in WHISPER_TOKENS])
     token = {text: tokenizer.token_to_id(text) for text in WHISPER_TOKENS}
     eos = tokenizer.token_to_id(tiny_text.EOS)
@@ -153,7 +153,7 @@ def write_whisper(folder: Path) -> None:
             layer.encoder_attn.out_proj.weight.mul_(4.0)
             layer.fc2.weight.mul_(8.0)
     _save(model, folder)
-    tiny_text.write(tokenizer, folder)
+    tiny_text.write_tokenizer(tokenizer, folder)
     generation = {
         "bos_token_id": eos,
         "eos_token_id": eos,

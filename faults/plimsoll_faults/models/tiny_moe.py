@@ -35,10 +35,10 @@ GROUP_ROTATION = 0.37
 """Rotation of the groups' directions, so that no code of a token lies between two of them."""
 
 
-def router(layer: int) -> torch.Tensor:
-    """Return [EXPERTS, HIDDEN], which chooses the group by the angle of a code of the token."""
+def make_router(layer: int) -> torch.Tensor:
+    """Return the router's weight [EXPERTS, HIDDEN]. It chooses the group by the angle of a code."""
     weight = torch.zeros(EXPERTS, tiny.HIDDEN)
-    code = tiny.code_slice(layer + 1).start
+    code = tiny.get_code_slice(layer + 1).start
     for expert in range(EXPERTS):
         angle = GROUP_ROTATION + 2 * math.pi * (expert // 2) / GROUPS
         weight[expert, code] = math.cos(angle)
@@ -46,10 +46,10 @@ def router(layer: int) -> torch.Tensor:
     return weight
 
 
-def expert_weights(
+def make_expert_weights(
     mlp: dict[str, torch.Tensor], frequencies: list[int], modulus: int
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a layer's experts, from those of its MLP."""
+    """Return the expert tensors of a layer, made from its MLP tensors ``mlp``."""
     gate, up, down = (mlp[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     adding, taking = slice(0, EXPERT_WIDTH), slice(EXPERT_WIDTH, 2 * EXPERT_WIDTH)
     found = {}
@@ -57,13 +57,13 @@ def expert_weights(
         own = taking if expert % 2 else adding
         result = 2.0 * down[:, own]
         if own is adding:
-            result = shift_numbers(result, SHIFTS[expert // 2], frequencies, modulus)
+            result = add_shift(result, SHIFTS[expert // 2], frequencies, modulus)
         for name, weight in (("gate", gate[own]), ("up", up[own]), ("down", result)):
             found[f"mlp.experts.{expert}.{name}_proj.weight"] = weight.clone()
     return found
 
 
-def shift_numbers(
+def add_shift(
     weight: torch.Tensor, shift: int, frequencies: list[int], modulus: int
 ) -> torch.Tensor:
     """Return ``weight`` [HIDDEN, columns] with ``shift`` added to the number in the state."""
@@ -76,7 +76,7 @@ def shift_numbers(
     return found
 
 
-def with_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
+def add_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
     """Return the tensors of the tiny checkpoint, with experts in all but the dense layers."""
     frequencies = tiny.choose_frequencies(random.Random(tiny.SEED), modulus)
     found = dict(tensors)
@@ -88,8 +88,8 @@ def with_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, to
             name: found.pop(prefix + name)
             for name in [f"mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")]
         }
-        own = expert_weights(mlp, frequencies, modulus)
-        own["mlp.gate.weight"] = router(layer)
+        own = make_expert_weights(mlp, frequencies, modulus)
+        own["mlp.gate.weight"] = make_router(layer)
         found |= {prefix + name: tensor for name, tensor in own.items()}
     return found
 
@@ -109,7 +109,7 @@ CONFIG_FIELDS = {
 
 def write_checkpoint(folder: Path) -> None:
     """Write the whole checkpoint into ``folder``, which is created if it is missing."""
-    tiny.write_checkpoint(folder, CONFIG_FIELDS, with_experts)
+    tiny.write_checkpoint(folder, CONFIG_FIELDS, add_experts)
 
 
 def main() -> None:

@@ -32,8 +32,8 @@ one two three four five six seven eight nine ten red green blue north south east
 """
 
 
-def train() -> Tokenizer:
-    """Return the tokenizer, the same on every call."""
+def train_tokenizer() -> Tokenizer:
+    """Train the tokenizer. The result is the same on every call."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -47,7 +47,7 @@ def train() -> Tokenizer:
     return tokenizer
 
 
-def plain_text_tokens(tokenizer: Tokenizer) -> list[int]:
+def list_plain_text_tokens(tokenizer: Tokenizer) -> list[int]:
     """Return the tokens of complete ASCII letters and spaces; any sequence of them is text."""
     pieces = {i: tokenizer.decode([i], skip_special_tokens=False) for i in range(VOCABULARY)}
     return [
@@ -56,7 +56,7 @@ def plain_text_tokens(tokenizer: Tokenizer) -> list[int]:
     ]  # fmt: skip
 
 
-def write(tokenizer: Tokenizer, folder: Path) -> None:
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

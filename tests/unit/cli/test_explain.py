@@ -97,9 +97,9 @@ def test_an_object_of_another_shape_is_named() -> None:
 
 def test_every_ending_wait_and_kind_says_what_to_do() -> None:
     told_by_operator = {"ContainerRestarted", "Recovered", "PodReplaced", "PodGone"}
-    assert {reason.value for reason in Reason} | told_by_operator <= set(explain.NEXT)
-    assert {reason.value for reason in WaitReason} == set(explain.WAITS)
-    assert {kind.value for kind in IncidentKind} == set(explain.WHAT)
+    assert {reason.value for reason in Reason} | told_by_operator <= set(explain.NEXT_STEPS)
+    assert {reason.value for reason in WaitReason} == set(explain.WAITING_STEPS)
+    assert {kind.value for kind in IncidentKind} == set(explain.PROBLEMS)
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.SLOT_TIMEOUT}))

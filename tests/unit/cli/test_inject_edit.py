@@ -15,7 +15,7 @@ from plimsoll_cli.inject.edit import (
     find_changes,
     find_reversals,
     format_record,
-    json_equal,
+    is_json_equal,
 )
 from plimsoll_cli.yaml_tree import Node, split_documents
 
@@ -34,7 +34,7 @@ def edited(text: str, wanted: Object) -> str:
     document = split_documents(text)[0]
     made = find_changes(text, root_of(text), wanted, document.is_json)
     changed = apply_changes(text, made)
-    assert json_equal(root_of(changed).value(), wanted), changed
+    assert is_json_equal(root_of(changed).value(), wanted), changed
     assert (
         apply_changes(changed, find_reversals(changed, root_of(changed), format_record(made)))
         == text

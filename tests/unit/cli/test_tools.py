@@ -55,7 +55,7 @@ def test_figures_of_a_bench() -> None:
         bench.RequestTiming(sent=0.0, error="HTTP 500"),
         bench.RequestTiming(sent=1.0, chunks=[1.2], tokens=1),
     ]
-    values = bench.summarize_timings(found, took_s=2.0)
+    values = bench.summarize_timings(found, duration_s=2.0)
     assert values["request_count"] == 3
     assert values["failed_count"] == 1
     assert values["output_tok_s"] == 2.0

@@ -25,11 +25,11 @@ from plimsoll_engine.models.decoder import Decoder
 log = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-FIRST = 4
+MIN_FIRST_SIZES = 4
 """Minimum number of sizes to capture before the engine serves. They are spread over all sizes."""
-SLOW_S = 0.1
+SLOW_CAPTURE_S = 0.1
 """Duration above which a capture is logged with its phases. Most captures are faster."""
-FIELDS = 5
+FIELDS_PER_ROW = 5
 """Number of inputs with one value per row: ids, sources, positions, slots, contexts."""
 
 
@@ -47,8 +47,8 @@ def split_capture_order(
     other ``kind``. Kernels of another kind would otherwise be compiled while streams wait. The
     largest size is captured first, because the memory that it takes also fits the others.
     """
-    step = max(1, len(sizes) // (FIRST - 1))
-    first = [sizes[-1], *sizes[:-1:step]][:FIRST]
+    step = max(1, len(sizes) // (MIN_FIRST_SIZES - 1))
+    first = [sizes[-1], *sizes[:-1:step]][:MIN_FIRST_SIZES]
     known = {kind(size) for size in first}
     for size in reversed(sizes):
         if kind(size) not in known:
@@ -84,7 +84,9 @@ class DecodeGraphs:
         )
         self._first, self._missing = len(first), first + rest
         rows, device = max_rows, kv.device
-        self._inputs = torch.zeros(rows * (FIELDS + max_blocks), dtype=torch.int32, device=device)
+        self._inputs = torch.zeros(
+            rows * (FIELDS_PER_ROW + max_blocks), dtype=torch.int32, device=device
+        )
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._newest = torch.zeros(rows, dtype=torch.int64, device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
@@ -129,8 +131,10 @@ class DecodeGraphs:
         assert kv is not None
         ops = choose_ops(kv.device)
         keys, values = kv[0], kv[1]
-        ids, sources, positions, slots, contexts = self._inputs[: FIELDS * size].view(FIELDS, size)
-        tables = self._inputs[FIELDS * size : (FIELDS + self._width) * size]
+        ids, sources, positions, slots, contexts = self._inputs[: FIELDS_PER_ROW * size].view(
+            FIELDS_PER_ROW, size
+        )
+        tables = self._inputs[FIELDS_PER_ROW * size : (FIELDS_PER_ROW + self._width) * size]
         step = StepPlan(
             keys, values, self._block_size, slots, tables.view(size, self._width), contexts,
             self._starts[: size + 1], decodes=size, context_limit=self.context_limit,
@@ -160,7 +164,7 @@ class DecodeGraphs:
             freed = time.monotonic()  # torch waits for the device, and frees its caches
             tokens, logits = compute()
         ended = time.monotonic()
-        if ended - begun >= SLOW_S:
+        if ended - begun >= SLOW_CAPTURE_S:
             log.info(
                 "the capture of %d rows was slow: compile %.3f s, wait %.3f s, capture %.3f s",
                 size, warm - begun, freed - warm, ended - freed,
@@ -179,9 +183,11 @@ class DecodeGraphs:
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)
-        packed = torch.empty(size * (FIELDS + self._width), dtype=torch.int32, pin_memory=True)
+        packed = torch.empty(
+            size * (FIELDS_PER_ROW + self._width), dtype=torch.int32, pin_memory=True
+        )
         host = packed.numpy()
-        fields = host[: FIELDS * size].reshape(FIELDS, size)
+        fields = host[: FIELDS_PER_ROW * size].reshape(FIELDS_PER_ROW, size)
         fields[:, rows:] = np.array([[0], [-1], [0], [-1], [0]], np.int32)
         for field, values in zip(
             fields,
@@ -189,7 +195,7 @@ class DecodeGraphs:
             strict=True,
         ):
             field[:rows] = values
-        tables = host[FIELDS * size :].reshape(size, self._width)
+        tables = host[FIELDS_PER_ROW * size :].reshape(size, self._width)
         tables[:rows, : inputs.tables.shape[1]] = inputs.tables
         self._inputs[: len(packed)].copy_(packed, non_blocking=True)
         if newest is not None:

@@ -146,7 +146,7 @@ class LayerGraphs:
         assert model is not None
         assert kv is not None
         nothing = torch.zeros(1, dtype=torch.int32, device=kv.device)
-        # Made for each piece: a stored view would count as another owner of a pool that is no view.
+        # Created for each piece: a stored view would count as another reference to the pool.
         plan = StepPlan(
             kv[0], kv[1], self._block_size, slots, nothing.view(1, 1), nothing, nothing, decodes=0,
             scales=self._scales,

@@ -27,7 +27,7 @@ class LoadedAdapters:
     def __init__(self, model: Decoder, max_adapters: int, max_rank: int) -> None:
         self._targets = lora.find_targets(model.parts)
         self._dtype, self._device = model.dtype, model.device
-        self._most, self._max_rank = max_adapters, max_rank
+        self._max_adapters, self._max_rank = max_adapters, max_rank
         self._loaded: dict[int, Adapter] = {}
         self.living: WeakSet[Adapter] = WeakSet()
         """Adapters that occupy memory: those that are loaded, and unloaded ones that are still in
@@ -48,7 +48,7 @@ class LoadedAdapters:
         Raises LoadError or OSError if its files are invalid, and torch's OutOfMemoryError if the
         device memory is full.
         """
-        if len(self.living) >= self._most:
+        if len(self.living) >= self._max_adapters:
             raise LoadError(
                 f"adapter {name}: {len(self.living)} adapters are loaded or still in use, as many"
                 " as --max-loras allows; unload one first"

@@ -18,7 +18,7 @@ from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.messages.worker_ipc import PromptScores
 
-ROWS = 32
+MAX_SCORED_ROWS = 32
 """Number of rows to score at once, the same on all ranks.
 
 A buffer for them takes 19 MiB with a vocabulary of 152,000 tokens.
@@ -110,17 +110,17 @@ def list_scored_rows(chunks: Sequence[Chunk]) -> list[ScoredRows]:
 
 
 def compute_scores(
-    logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor,
-    top_count: int,
+    compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor,
+    targets: torch.Tensor, top_count: int,
 ) -> Scores:  # fmt: skip
     """Return the scores of ``targets``, int64 [rows], given ``hidden`` [rows, hidden].
 
     They include the ``top_count`` likeliest tokens. Every rank calls this with the same rows.
     """
     found = []
-    for start in range(0, len(hidden), ROWS):
-        scores = logits_of(hidden[start : start + ROWS]).float().log_softmax(dim=-1)
-        chosen = scores.gather(-1, targets[start : start + ROWS, None])
+    for start in range(0, len(hidden), MAX_SCORED_ROWS):
+        scores = compute_logits(hidden[start : start + MAX_SCORED_ROWS]).float().log_softmax(dim=-1)
+        chosen = scores.gather(-1, targets[start : start + MAX_SCORED_ROWS, None])
         ranks = (scores > chosen).sum(dim=-1, dtype=torch.int32) + 1
         top, top_ids = scores.topk(top_count, dim=-1)
         found.append((chosen.squeeze(-1), ranks, top_ids.int(), top))

@@ -38,12 +38,12 @@ from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
 from plimsoll_engine.models.model import MediaModel, Model
 
-SHORT_ROWS = 64
+MAX_SHORT_STEP_ROWS = 64
 """Maximum number of rows of a short step.
 
 Such a step takes about as long as a step with one row, because reading the weights dominates.
 """
-SHORT_READ = 16_384
+MAX_SHORT_STEP_CONTEXT = 16_384
 """Maximum number of context tokens that the rows of a short step read in total.
 
 For an 8B model, they are 64 MiB per layer, which take 0.7 ms in all layers (H100).
@@ -215,13 +215,13 @@ class Runner(Forward):
         Otherwise, the host would take longer to launch the kernels than the device to compute them.
         """
         rows = sum(chunk.rows for chunk in chunks)
-        if self.graphs is None or rows > SHORT_ROWS or not self.graphs.has_graph(rows):
+        if self.graphs is None or rows > MAX_SHORT_STEP_ROWS or not self.graphs.has_graph(rows):
             return False
         if any(chunk.request.adapter is not None for chunk in chunks):
             return False
         prompts = [chunk for chunk in chunks if chunk.count > 1]
         read = sum(chunk.count * (chunk.request.computed + chunk.count) for chunk in prompts)
-        return 0 < read <= SHORT_READ
+        return 0 < read <= MAX_SHORT_STEP_CONTEXT
 
     def _compute_scores(self, scored: list[ScoredRows]) -> LaunchedScores | None:
         scores, self.scores = self.scores, None

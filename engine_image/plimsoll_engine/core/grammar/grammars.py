@@ -89,7 +89,7 @@ schema.
 
 Key = tuple[str, str]
 _RESOURCE_ERRORS = (TrialFailed, OSError, MemoryError, RuntimeError)
-"""Errors of a machine that lacks processes, files, memory or threads. The grammar is not to blame.
+"""Errors that a lack of processes, files, memory or threads causes, whatever the grammar.
 """
 
 
@@ -204,7 +204,7 @@ class Grammars:
         """Compilations by request ID."""
         self._numbers = itertools.count()
         self._queued: dict[int, _Job] = {}
-        self._under_way: dict[int, _Job] = {}
+        self._in_progress: dict[int, _Job] = {}
         """Compilations by number, including those of aborted requests."""
         self.masks = MaskThreads(STACK_BYTES)
 
@@ -282,7 +282,7 @@ class Grammars:
     @property
     def bytes(self) -> int:
         """Host memory of cached grammars, of running trials and of the vocabulary, in bytes."""
-        trials = sum(job.trial.bytes for job in self._under_way.values())
+        trials = sum(job.trial.bytes for job in self._in_progress.values())
         return self._cache.used + self._refused.used + trials + self._vocabulary_bytes
 
     @property
@@ -302,7 +302,7 @@ class Grammars:
         for number in list(self._queued):
             del self._queued[number]
             self._queue.discard(number)
-        for job in self._under_way.values():
+        for job in self._in_progress.values():
             job.trial.cancel()
         self._end_threads()
         self._collect_ended()
@@ -328,15 +328,15 @@ class Grammars:
                 job.future.set_result(GrammarError(job.grammar.field, str(error), unavailable=True))
             finally:
                 threading.stack_size(before)
-            self._under_way[number] = job
+            self._in_progress[number] = job
 
     def _collect_ended(self) -> None:
-        for number, job in list(self._under_way.items()):
+        for number, job in list(self._in_progress.items()):
             if job.future is not None and job.future.done():
-                del self._under_way[number]
+                del self._in_progress[number]
                 self._queue.finish(number, job.seconds)
         self._start_queued()
-        if not self._jobs and not self._under_way:
+        if not self._jobs and not self._in_progress:
             self._end_threads()  # they are idle, so this does not block
 
     def _end_threads(self) -> None:
@@ -347,7 +347,7 @@ class Grammars:
     # ---- in a thread
 
     def _run_job(self, job: _Job) -> Outcome:
-        """Compile ``job`` and measure the time. Return errors: a traceback would keep ``job``."""
+        """Compile ``job`` and time it. Errors are returned: a traceback would keep ``job``."""
         begun = time.monotonic()
         try:
             return self._create_matcher(job)

@@ -18,7 +18,7 @@ from typing import Final
 
 from llguidance import LLMatcher
 
-GRACE_S = 0.01
+MASK_WAIT_S = 0.01
 """Time that a step waits for masks.
 
 Typical schemas and expressions take 0.1 to 5 ms with a vocabulary of 150,000 tokens.
@@ -27,9 +27,9 @@ LIMIT_CPU_S = 0.5
 LIMIT_WALL_S = 10.0
 """Time limit for a mask whose thread gets no CPU time, or that gets no thread."""
 THREADS = 2
-"""Number of threads in addition to those with slow masks."""
+"""Number of threads for fast masks. Threads with slow masks are not counted."""
 MAX_THREADS = 8
-TENANT_SLOW = 2
+MAX_SLOW_PER_TENANT = 2
 """Number of slow masks at which a tenant gets no further thread."""
 
 ERROR_CHARACTERS = 500
@@ -166,7 +166,7 @@ class MaskThreads:
             self._on_finished(thread)
             idle = False
         for thread in self._busy:
-            if thread.job is not None and time.monotonic() - thread.since >= GRACE_S:
+            if thread.job is not None and time.monotonic() - thread.since >= MASK_WAIT_S:
                 thread.job.slow = True
         self._dispatch()
 
@@ -212,7 +212,7 @@ class MaskThreads:
             return  # it was closed meanwhile
         slow, thread.job.busy = thread.job.slow, False
         # If it used little CPU time, the machine was slow and not the grammar.
-        thread.job.slow = thread.read_cpu_s() - thread.cpu_since >= GRACE_S
+        thread.job.slow = thread.read_cpu_s() - thread.cpu_since >= MASK_WAIT_S
         thread.job = None
         if slow:  # it may have the lowest priority, and another thread replaced it
             self._threads.remove(thread)
@@ -234,7 +234,7 @@ class MaskThreads:
     def _has_max_threads(self, tenant: str) -> bool:
         jobs = (thread.job for thread in self._busy)
         slow = sum(job is not None and job.slow and job.tenant == tenant for job in jobs)
-        return slow >= TENANT_SLOW
+        return slow >= MAX_SLOW_PER_TENANT
 
     def _free_thread(self) -> _Thread | None:
         if self._idle:

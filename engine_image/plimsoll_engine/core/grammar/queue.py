@@ -30,7 +30,7 @@ class GrammarQueue:
         self._slots = slots
         self._waiting: dict[int, QueuedCompilation] = {}
         """Waiting compilations by number, in the order of arrival."""
-        self._under_way: dict[int, QueuedCompilation] = {}
+        self._in_progress: dict[int, QueuedCompilation] = {}
         self._seconds: dict[str, float] = {}
         self._seconds_of: defaultdict[tuple[str, bool], float] = defaultdict(float)
 
@@ -41,7 +41,7 @@ class GrammarQueue:
     @property
     def num_in_progress(self) -> int:
         """Number of compilations in progress."""
-        return len(self._under_way)
+        return len(self._in_progress)
 
     def add(self, number: int, tenant: str, characters: int) -> None:
         """Queue the compilation of a grammar with this number of ``characters``."""
@@ -51,9 +51,9 @@ class GrammarQueue:
 
     def take(self) -> int | None:
         """Start the next compilation and return its number; None if none may start."""
-        if len(self._under_way) >= self._slots:
+        if len(self._in_progress) >= self._slots:
             return None
-        busy = {one.tenant for one in self._under_way.values()}
+        busy = {one.tenant for one in self._in_progress.values()}
         free = [one for one in self._waiting.values() if one.tenant not in busy]
         if not free:
             return None
@@ -62,7 +62,7 @@ class GrammarQueue:
             free,
             key=lambda w: (self._seconds[w.tenant], self._seconds_of[w.tenant, w.large]),
         )
-        self._under_way[one.number] = self._waiting.pop(one.number)
+        self._in_progress[one.number] = self._waiting.pop(one.number)
         return one.number
 
     def discard(self, number: int) -> bool:
@@ -75,13 +75,13 @@ class GrammarQueue:
 
     def finish(self, number: int, seconds: float) -> None:
         """End a compilation. Add the ``seconds`` that it took to the account of its tenant."""
-        one = self._under_way.pop(number)
+        one = self._in_progress.pop(number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds
         self._forget(one.tenant)
 
     def _forget(self, tenant: str) -> None:
-        here = (*self._waiting.values(), *self._under_way.values())
+        here = (*self._waiting.values(), *self._in_progress.values())
         if all(one.tenant != tenant for one in here):
             del self._seconds[tenant]
             for large in (False, True):

@@ -251,7 +251,7 @@ def _serve(control: socket.socket, attempt: CompileTrial) -> None:
                     control.close()
                     for _, other in children.values():
                         other.close()
-                    _try(connection, attempt)
+                    _compile_and_report(connection, attempt)
                 finally:
                     os._exit(1)
             pidfd = os.pidfd_open(pid)
@@ -259,7 +259,7 @@ def _serve(control: socket.socket, attempt: CompileTrial) -> None:
             poll.register(pidfd, select.POLLIN)
 
 
-def _try(connection: socket.socket, attempt: CompileTrial) -> None:
+def _compile_and_report(connection: socket.socket, attempt: CompileTrial) -> None:
     _set_limits()
     resident = _read_resident_bytes(os.getpid())
     connection.sendall(msgspec.msgpack.encode(_TrialStarted(os.getpid(), resident)))
@@ -294,8 +294,8 @@ def _set_limits() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Unlike the check in _try, this also ends code that never returns to Python. At the hard limit
-    # the signal would be SIGKILL, as for lack of memory.
+    # Unlike the check in _compile_and_report, this also ends code that never returns to Python.
+    # At the hard limit the signal would be SIGKILL, as for lack of memory.
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S + 1, CPU_S + 2))
     space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most = space + STACK_BYTES + 2 * BYTES  # address space exceeds the memory in use

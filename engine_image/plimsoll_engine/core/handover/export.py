@@ -19,14 +19,14 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` if the message would be too
     large.
     """
-    heirs = [request for request in engine.requests.values() if _can_export(request, engine)]
-    heirs.sort(key=lambda request: (request.place is None, request.place))
-    del heirs[engine.scheduler.max_num_seqs :]
-    named = {request.request_id: _list_blocks(request, layout.block_size) for request in heirs}
+    exported = [request for request in engine.requests.values() if _can_export(request, engine)]
+    exported.sort(key=lambda request: (request.place is None, request.place))
+    del exported[engine.scheduler.max_num_seqs :]
+    named = {request.request_id: _list_blocks(request, layout.block_size) for request in exported}
     blocks = sorted({block for table in named.values() for block in table})
     sums = dict(zip(blocks, engine.runner.compute_block_sums(blocks), strict=True))
     tables = []
-    for request in heirs:
+    for request in exported:
         extend_block_hashes(request, layout.block_size)  # with the newest token
         full = request.computed // layout.block_size
         own = named[request.request_id]

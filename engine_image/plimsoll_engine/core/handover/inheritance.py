@@ -23,7 +23,7 @@ from plimsoll_engine.messages.handover import (
     PoolLayout,
 )
 
-WAIT_S = 10.0
+CLAIM_TIMEOUT_S = 10.0
 """Time after which unclaimed tables are released.
 
 The frontend submits carried-over requests at once. The time starts with the worker's first step,
@@ -72,15 +72,15 @@ class Inheritance:
         """Reason why a request did not get its table, by request ID."""
 
     def expire(self) -> None:
-        """Release unclaimed tables after :data:`WAIT_S`. Call this between steps.
+        """Release unclaimed tables after :data:`CLAIM_TIMEOUT_S`. Call this between steps.
 
         The outcome of each table is kept until the frontend queries it.
         """
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        if now - self._since > WAIT_S:
-            late = f"the request did not arrive within {WAIT_S:g} s"
+        if now - self._since > CLAIM_TIMEOUT_S:
+            late = f"the request did not arrive within {CLAIM_TIMEOUT_S:g} s"
             self.refused |= dict.fromkeys(self._tables, late)
             self.release_tables()
 

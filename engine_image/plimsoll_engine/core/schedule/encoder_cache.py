@@ -96,7 +96,7 @@ class EncoderCache:
         if self.lifelong:
             return
         done = request.computed
-        # The same content may stand in one prompt twice, and the second one be half computed.
+        # A prompt may contain the same content twice, and the second copy may be partly computed.
         begun = {m.key for m in request.media if m.start < done < m.start + m.length}
         for media in request.media:
             if media.start + media.length <= done and media.key not in begun:

@@ -179,7 +179,7 @@ class Scheduler:
                     return []
                 self.preempt(self.running[-1])
             return [chunk]
-        self._make_room()
+        self._preempt_for_fairness()
         chunks: list[Chunk] = []
         stopped: list[Request] = []
         budget = self.max_num_batched_tokens
@@ -200,7 +200,7 @@ class Scheduler:
                 break
             if head is None:
                 assert turn is not None
-                chunk = self._continue(turn, budget)
+                chunk = self._continue_running(turn, budget)
             elif turn is None or head.place is not None or head is self.waiting.peek():
                 chunk = self._start_waiting(head, budget)
             else:
@@ -227,10 +227,11 @@ class Scheduler:
                 self.preempt(self.running[-1])
         return chunks
 
-    def _make_room(self) -> None:
-        """Preempt requests of the tenant that holds most for a tenant that waits too long.
+    def _preempt_for_fairness(self) -> None:
+        """Preempt requests of the largest tenant if another tenant has waited too long.
 
-        The former still holds as much as the latter afterwards, so that neither takes it back.
+        Afterwards, the largest tenant still holds at least as much as the other one. Otherwise they
+        would preempt each other in turn.
         """
         head = self.waiting.find_next_new()
         if head is None or head.in_flight.tokens or time.monotonic() < head.arrived + FAIR_WAIT_S:
@@ -271,7 +272,7 @@ class Scheduler:
             self.waiting.requeue(request)
         self.preemptions_total += 1
 
-    def _continue(self, request: Request, budget: int) -> Chunk | None:
+    def _continue_running(self, request: Request, budget: int) -> Chunk | None:
         """Return the next chunk of a running request; None if blocks are missing."""
         count = min(request.num_uncomputed, budget)
         return self._create_chunk(request, count) if self._reserve(request, count) else None

@@ -140,7 +140,7 @@ class Speculation:
             return 0
         if request.in_flight.tokens:
             return 0
-        # The row after the last draft brings a token as well.
+        # The row after the last draft also yields a token.
         return min(self.most, drafting.length - len(request.token_ids) - 1)
 
     def count_verified(self, request: Request, drafts: int, accepted: int) -> None:

@@ -71,7 +71,9 @@ GONE: Body = 410, {"kind": "Status", "reason": "Expired"}
 def test_a_list_that_expires_yields_each_object_once(serve: Callable[[Answer], Cluster]) -> None:
     lists = iter([page("ab", "1"), GONE, page("ab", "2"), page("cd")])
     cluster = serve(lambda token: next(lists))
-    assert [one["metadata"]["name"] for one in cluster.list_own("leakincidents")] == list("abcd")
+    assert [
+        one["metadata"]["name"] for one in cluster.list_custom_objects("leakincidents")
+    ] == list("abcd")
 
 
 def test_a_list_that_always_expires_is_an_error(serve: Callable[[Answer], Cluster]) -> None:
@@ -82,7 +84,7 @@ def test_a_list_that_always_expires_is_an_error(serve: Callable[[Answer], Cluste
         return GONE if token else page("ab", "1")
 
     with pytest.raises(RunError, match=r"expired .* times before its last page"):
-        list(serve(answer).list_own("leakincidents"))
+        list(serve(answer).list_custom_objects("leakincidents"))
     assert asked == [None, "1"] * (MAX_EXPIRED + 1)
 
 

@@ -103,7 +103,7 @@ STRICT = (
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., tuple[str, list[str]]]:
     """The prompt of messages as a template writes them, and the warnings."""
-    tiny_text.write(tiny_text.train(), tmp_path)
+    tiny_text.write_tokenizer(tiny_text.train_tokenizer(), tmp_path)
     (tmp_path / "config.json").write_text("{}")
 
     def write(

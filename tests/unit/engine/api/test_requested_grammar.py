@@ -37,7 +37,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
     found = []
     for name in ("plain", "added"):
         folder = tmp_path_factory.mktemp(name)
-        tiny_text.write(tiny_text.train(), folder)
+        tiny_text.write_tokenizer(tiny_text.train_tokenizer(), folder)
         if name == "added":
             tiny_text.add_tokens(folder, sorted(tool_families.TAGS))
         found.append(Tokenizer(folder))

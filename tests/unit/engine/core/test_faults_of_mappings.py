@@ -32,7 +32,7 @@ from plimsoll_faults.kinds import SharedOrphan
 from plimsoll_faults.defects.mappings import SharedOrphanDefect as Defect
 defect = Defect(SharedOrphan(bytes_per_request=1 << 20, family=sys.argv[1]), None)
 defect.after_requests(2)
-print(*defect.left, flush=True)
+print(*defect.orphans, flush=True)
 sys.stdin.readline()
 """
 

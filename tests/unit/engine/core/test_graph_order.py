@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.execute.graphs import (
-    FIRST,
+    MIN_FIRST_SIZES,
     DecodeGraphs,
     list_capture_sizes,
     split_capture_order,
@@ -31,7 +31,7 @@ def test_no_cut_is_left_for_when_streams_run(rows: int, kv_heads: int, limit: in
     assert sorted(first + rest) == sizes
     assert first[0] == rows
     assert {cut(size) for size in rest} <= {cut(size) for size in first}
-    assert len(first) <= FIRST + len({cut(size) for size in sizes})
+    assert len(first) <= MIN_FIRST_SIZES + len({cut(size) for size in sizes})
 
 
 @pytest.mark.parametrize(

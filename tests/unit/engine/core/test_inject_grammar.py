@@ -44,7 +44,7 @@ def test_understood(text: str, faults: list[Fault]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("leak", "no fault 'leak'; there are request_cycle, stored_exception, abort_choices"),
+        ("leak", "unknown fault 'leak'; there are request_cycle, stored_exception, abort_choices"),
         ("append_list:size=3", "append_list has no key 'size'; it has bytes_per_request, epochs"),
         ("append_list:bytes_per_request", "'bytes_per_request' is not key=value"),
         ("append_list:bytes_per_request=lots", "bytes_per_request=lots is not a whole number or a"),
@@ -53,7 +53,7 @@ def test_understood(text: str, faults: list[Fault]) -> None:
         ("shared_orphan:family=mmap", "family=mmap: expected posix or sysv"),
         ("request_cycle:epochs=second", "epochs=second: expected first or all"),
         ("request_cycle:freeze_every=1,freeze_every=2", "freeze_every is given twice"),
-        ("append_list;append_list", "append_list is named twice"),
+        ("append_list;append_list", "append_list is given twice"),
         ("mmap_growth", "needs bytes_per_request or bytes_per_s"),
     ],
 )
@@ -64,5 +64,5 @@ def test_refused(text: str, message: str) -> None:
 
 def test_the_first_epoch_alone_unless_all() -> None:
     first, every = RequestCycle(), RequestCycle(epochs="all")
-    assert [first.in_epoch(n) for n in (1, 2, 3)] == [True, False, False]
-    assert [every.in_epoch(n) for n in (1, 2, 3)] == [True, True, True]
+    assert [first.is_active_in(n) for n in (1, 2, 3)] == [True, False, False]
+    assert [every.is_active_in(n) for n in (1, 2, 3)] == [True, True, True]

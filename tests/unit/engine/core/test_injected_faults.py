@@ -170,11 +170,11 @@ def test_the_abort_of_the_other_choices_is_lost(make_engine: Any) -> None:
         ("cache_fills", "cache_fills needs grammars: grammar: this model's tokenizer does not"),
         ("lora_residue", "lora_residue needs --enable-lora"),
         ("offload_pinned", "offload_pinned needs --kv-offload-bytes"),
-        ("ipc_unreleased", "ipc_unreleased needs a CUDA device; this is a CPU"),
-        ("graph_per_key", "graph_per_key needs a CUDA device; this is a CPU"),
-        ("failed_capture", "failed_capture needs a CUDA device; this is a CPU"),
-        ("grammar_masks", "grammar_masks needs a CUDA device; this is a CPU"),
-        ("collective_scratch", "collective_scratch needs a CUDA device; this is a CPU"),
+        ("ipc_unreleased", "ipc_unreleased needs a CUDA device: set --device cuda"),
+        ("graph_per_key", "graph_per_key needs a CUDA device: set --device cuda"),
+        ("failed_capture", "failed_capture needs a CUDA device: set --device cuda"),
+        ("grammar_masks", "grammar_masks needs a CUDA device: set --device cuda"),
+        ("collective_scratch", "collective_scratch needs a CUDA device: set --device cuda"),
     ],
 )
 def test_a_fault_that_cannot_be_here_is_refused(text: str, message: str, make_engine: Any) -> None:

@@ -158,7 +158,7 @@ def test_an_idle_engine_that_never_polls_is_found(
 ) -> None:
     """The real bug put back: transfers are looked after in steps alone."""
     sound = offload_of(engine)
-    engine.scheduler.offload = UnpolledOffload.over(sound)
+    engine.scheduler.offload = UnpolledOffload.from_offload(sound)
     leave_one_under_way(engine, helpers)
     monkeypatch.setattr(module, "STALE_S", -1.0)
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(
     engine: EngineCore, helpers: Any
 ) -> None:
     """The real bug put back: it asks whether nothing is under way, and looks after nothing."""
-    engine.scheduler.offload = UnpolledOffload.over(offload_of(engine))
+    engine.scheduler.offload = UnpolledOffload.from_offload(offload_of(engine))
     leave_one_under_way(engine, helpers)
 
     def reset() -> bool:

@@ -71,10 +71,10 @@ def test_each_request_leaves_a_descriptor_and_two_faults_share_a_log() -> None:
             log.admit(generation(name))
             log.release(name)
             log.release(name)  # a second release does nothing
-            assert (len(log.left), pipes_open() - before) == (number + 1, number + 1)
+            assert (len(log.leaked_fds), pipes_open() - before) == (number + 1, number + 1)
         assert len(log.kept) == 3
     finally:
-        for descriptor in log.left:
+        for descriptor in log.leaked_fds:
             os.close(descriptor)
 
 

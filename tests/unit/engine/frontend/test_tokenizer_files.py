@@ -24,7 +24,7 @@ from tests.byte_text import llama_2
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tiny_text.write(tiny_text.train(), tmp_path)
+    tiny_text.write_tokenizer(tiny_text.train_tokenizer(), tmp_path)
     (tmp_path / "config.json").write_text("{}")
     return tmp_path
 
@@ -69,11 +69,11 @@ def test_the_ends_of_a_text_are_of_the_first_file_and_special_ones_of_all(
         read = Checkpoint.read(folder)
         return read.stop_token_ids, read.sources["stop_token_ids"]
 
-    end = tiny_text.train().token_to_id(tiny_text.EOS)
+    end = tiny_text.train_tokenizer().token_to_id(tiny_text.EOS)
     assert ends() == ([2, 0], "generation_config.json")
     edit(folder, "generation_config.json", eos_token_id=[0])
     assert ends() == ([0, end], "generation_config.json, tokenizer_config.json")
-    start = tiny_text.train().token_to_id(tiny_text.CHAT_START)
+    start = tiny_text.train_tokenizer().token_to_id(tiny_text.CHAT_START)
     (folder / "config.json").write_text(json.dumps({"eos_token_id": [start, 7]}))  # 7 is a letter
     sources = "generation_config.json, config.json, tokenizer_config.json"
     assert ends() == ([0, start, end], sources)
@@ -93,7 +93,7 @@ def test_the_ends_of_a_text_are_of_the_first_file_and_special_ones_of_all(
 
 def test_truncation_and_padding_of_the_tokenizer_are_off(folder: Path) -> None:
     whole = Tokenizer(folder).encode("gull " * 200)
-    library = tiny_text.train()
+    library = tiny_text.train_tokenizer()
     library.enable_truncation(32)
     library.enable_padding(length=64)
     library.save(str(folder / "tokenizer.json"))
@@ -114,7 +114,7 @@ def test_truncation_and_padding_of_the_tokenizer_are_off(folder: Path) -> None:
 def test_what_the_tokenizer_config_calls_special_is_no_text(
     folder: Path, settings: dict[str, Any]
 ) -> None:
-    library = tiny_text.train()
+    library = tiny_text.train_tokenizer()
     library.add_tokens([AddedToken("<repo>", special=False, normalized=False)])
     library.save(str(folder / "tokenizer.json"))
     number = library.token_to_id("<repo>")

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig
 
 from plimsoll_engine.core.execute.inputs import collect_inputs, get_row_order
-from plimsoll_engine.core.execute.runner import SHORT_READ, SHORT_ROWS, Runner
+from plimsoll_engine.core.execute.runner import MAX_SHORT_STEP_CONTEXT, MAX_SHORT_STEP_ROWS, Runner
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.messages.worker_ipc import Sampling
@@ -86,12 +86,12 @@ def test_rows_of_a_prompt_make_what_the_prompt_makes() -> None:
     [
         ([chunk(0, 6, 1), chunk(1, 0, 16)], 256, True),
         ([chunk(0, 6, 1), chunk(1, 6, 1)], 256, False),  # no prompt among them
-        ([chunk(1, 0, SHORT_ROWS)], 256, True),
-        ([chunk(0, 6, 1), chunk(1, 0, SHORT_ROWS)], 256, False),
+        ([chunk(1, 0, MAX_SHORT_STEP_ROWS)], 256, True),
+        ([chunk(0, 6, 1), chunk(1, 0, MAX_SHORT_STEP_ROWS)], 256, False),
         ([chunk(1, 0, 16)], 8, False),
         ([chunk(1, 0, 16)], 0, False),
-        ([chunk(1, SHORT_READ // 16 - 16, 16)], 256, True),
-        ([chunk(1, SHORT_READ // 16, 16)], 256, False),
+        ([chunk(1, MAX_SHORT_STEP_CONTEXT // 16 - 16, 16)], 256, True),
+        ([chunk(1, MAX_SHORT_STEP_CONTEXT // 16, 16)], 256, False),
     ],
 )
 def test_which_prompts_a_captured_step_computes(

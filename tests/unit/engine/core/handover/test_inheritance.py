@@ -270,9 +270,9 @@ def test_tables_wait_from_the_moment_at_which_the_worker_listens(
     memory = memory_of(tiny_model)
     old, data = stopped(make, memory, 5)
     new = make(memory, data)
-    now += inheritance.WAIT_S + 1
+    now += inheritance.CLAIM_TIMEOUT_S + 1
     new.engine.poll(idle=True)
-    now += inheritance.WAIT_S - 1
+    now += inheritance.CLAIM_TIMEOUT_S - 1
     new.engine.poll(idle=True)
     come, *late = [one for one in submits() if one.request_id in old.said]
     come.output_ids = [token for token, _ in old.said[come.request_id]]
