@@ -1,6 +1,6 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-They open and end in one turn. A crash is an unrequested end of the engine or its worker.
+They open and end in one turn. A crash is an end of the engine or its worker without a request.
 A new epoch shows it, and only a supervisor that saw the old epoch alive reports it. If no
 supervisor was running, the cause is unknown: the node may have restarted, or a person may have
 restarted the service.
