@@ -48,8 +48,10 @@ def test_the_same_leak_in_another_pod_joins_it() -> None:
     (suspicion,) = join_group(seen(leak(10)), members, {}).suspicions
     assert (suspicion.pod, suspicion.bytes) == ("g-2", 30 * MIB)
     assert suspicion.evidence == [
-        "grows", "the leader grows too: 10.0 MiB", "pod g-1 grows too: 20.0 MiB",
-    ]  # fmt: skip
+        "grows",
+        "the memory of the leader grows, too: 10.0 MiB",
+        "the memory of pod g-1 grows, too: 20.0 MiB",
+    ]
 
 
 def test_an_open_incident_follows_the_pod_that_it_began_in() -> None:

@@ -30,7 +30,7 @@ class Page(Dcgm):
         super().__init__("http://127.0.0.1:9", pod=MINE)
         self.named = owners
 
-    def rows(self) -> list[ExporterSample]:
+    def read_samples(self) -> list[ExporterSample]:
         return [
             ExporterSample(self.USED, {"UUID": "GPU-1", "pod": p.name, "namespace": p.namespace,
                             "container": p.container}, 1.0)
