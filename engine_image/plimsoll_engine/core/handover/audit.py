@@ -49,8 +49,10 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
         keys: list[str | bytes] = [*table.hashes, table.request_id]
         for block, meaning in zip(table.blocks, zip(keys, table.sums, strict=False), strict=False):
             if meanings.setdefault(block, meaning) != meaning:
-                yield f"two requests have different contents for block {block}; one of them is"
-            f" {table.request_id}"
+                yield (
+                    f"two requests have different contents for block {block}; one of them is"
+                    f" {table.request_id}"
+                )
     held = sum(len(table.blocks) for table in tables)
     if (handover.used_blocks, handover.block_references) != (len(meanings), held):
         yield (

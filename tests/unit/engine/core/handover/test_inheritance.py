@@ -592,6 +592,12 @@ def test_more_requests_than_places_are_refused() -> None:
         audit.check_handover(sealed(tables, LAYOUT), LAYOUT, SEQS)
 
 
+def test_a_block_with_two_contents_names_the_request() -> None:
+    tables = [BlockTable(name, 1, [0], [], bytes(16), [0]) for name in ("a", "b")]
+    with pytest.raises(HandoverRefused, match=r"contents for block 0; one of them is b$"):
+        audit.check_handover(sealed(tables, LAYOUT), LAYOUT, SEQS)
+
+
 def test_counts_that_disagree_are_refused() -> None:
     table = BlockTable("a", 1, [0], [], bytes(16), [0])
     for used, held in ((1, 2), (2, 1)):
