@@ -11,6 +11,8 @@ from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
 _PARTS = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
 """Type of a chat part for each part type of ``/v1/responses``."""
+_CHAT_FIELDS = {"tool_calls": "function_call", "tool_call_id": "function_call_output"}
+"""Fields of a chat's messages that would be lost here, and the items that replace them."""
 
 
 def to_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[Message]:
@@ -54,6 +56,8 @@ def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> N
         messages.append(Message(role="tool", tool_call_id=name, content=content))
     elif kind == "reasoning":
         if text := _join_reasoning_text(item):
+            if last is not None and _is_only_reasoning(last):
+                text = f"{messages.pop().extra['reasoning_content']}\n{text}"
             extra = {"reasoning_content": text}
             messages.append(Message(role="assistant", extra=extra))
     else:
@@ -81,6 +85,13 @@ def _join_reasoning_text(item: dict[str, Any]) -> str:
 
 def _make_message(item: dict[str, Any], field: str) -> Message:
     content = item.get("content")
+    for name, kind in _CHAT_FIELDS.items():
+        if item.get(name):
+            raise invalid(
+                f"{name} is a field of chat completions: send an item of type {kind} instead",
+                f"{field}.{name}",
+                "unsupported_value",
+            )
     if content is None and item.get("role") != "assistant":
         raise invalid("content is missing or null: send a text", f"{field}.content")
     try:

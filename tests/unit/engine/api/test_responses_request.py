@@ -170,6 +170,28 @@ def test_hosted_tools_leave_the_allowed_ones_too() -> None:
         assert (found.tools if isinstance(found, AllowedFunctions) else found) == wanted
 
 
+@pytest.mark.parametrize(
+    ("item", "field", "instead"),
+    [
+        ({"role": "assistant", "content": "", "tool_calls": [{"id": "c1"}]}, "tool_calls", "_call"),
+        ({"role": "tool", "content": None, "tool_call_id": "c1"}, "tool_call_id", "_call_output"),
+    ],
+)
+def test_a_message_of_a_chat_names_the_item_to_send(item: Any, field: str, instead: str) -> None:
+    with pytest.raises(ApiError, match=f"an item of type function{instead} instead") as refused:
+        chat(input=[item])
+    assert refused.value.param == f"input[0].{field}"
+
+
+def test_reasoning_items_in_a_row_are_one_message() -> None:
+    items = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
+        for text in ("Hm.", "So.")
+    ]
+    (message,) = chat(input=[*items, {"role": "assistant", "content": "No."}]).messages
+    assert (message.content, message.extra) == ("No.", {"reasoning_content": "Hm.\nSo."})
+
+
 def test_reasoning_belongs_to_the_answer_or_call_behind_it() -> None:
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]}
