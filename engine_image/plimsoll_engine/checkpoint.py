@@ -35,7 +35,7 @@ from plimsoll_engine.errors import UsageError
 # The library's threads do not help for one text at a time, and prevent forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
+MODEL_CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "default", "tool_use"
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -173,7 +173,7 @@ def _count_tokens(folder: Path, tokenizer: Tokenizer) -> int:
     On a GPU, a larger token ID would cause a fault that ends the worker.
     """
     numbers = tokenizer.get_vocab(with_added_tokens=True).values()
-    config = read_json(folder / CONFIG_FILE)
+    config = read_json(folder / MODEL_CONFIG_FILE)
     size = _get_text_config(config).get("vocab_size", config.get("vocab_size"))
     return min(max(numbers, default=-1) + 1, size if isinstance(size, int) else sys.maxsize)
 
@@ -184,14 +184,14 @@ def _get_text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int], str]:
-    config = read_json(folder / CONFIG_FILE)
+    config = read_json(folder / MODEL_CONFIG_FILE)
     added = tokenizer.get_added_tokens_decoder()
     ids: list[int] = []
     sources: list[str] = []
     for name, where, settings in (
         (GENERATION_CONFIG_FILE, "", read_json(folder / GENERATION_CONFIG_FILE)),
-        (CONFIG_FILE, "", config),
-        (CONFIG_FILE, "text_config.", _get_text_config(config)),
+        (MODEL_CONFIG_FILE, "", config),
+        (MODEL_CONFIG_FILE, "text_config.", _get_text_config(config)),
     ):
         if (value := settings.get("eos_token_id")) is None:
             continue

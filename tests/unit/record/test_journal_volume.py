@@ -70,7 +70,7 @@ class Stalled:
 class Hands:
     """What would act: it only takes note."""
 
-    meets_partner, tied = False, None
+    meets_partner, restart_blocker = False, None
 
     def __init__(self) -> None:
         self.sent: list[Command] = []
