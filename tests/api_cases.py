@@ -139,7 +139,7 @@ async def a_later_pod_of_the_same_name_is_not_evicted(api: Api, namespace: str) 
             if "serviceaccount" not in error.message:  # a controller makes that of a new namespace
                 raise
             await asyncio.sleep(0.1)
-    assert await api.evict(namespace, "one", "00000000-0000-0000-0000-000000000000")
+    assert not await api.evict(namespace, "one", "00000000-0000-0000-0000-000000000000")
     assert await api.get(POD, namespace, "one") is not None
     assert await api.evict(namespace, "one", pod["metadata"]["uid"])
     assert await api.get(POD, namespace, "one") is None

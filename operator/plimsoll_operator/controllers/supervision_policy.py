@@ -220,7 +220,7 @@ def _make_views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodVie
     """Return the supervised or terminating pods, without their containers."""
     return [
         PodView.make_without_containers(
-            one.name, one.created, one.state is SupervisionState.LEAVING
+            one.name, one.uid, one.created, one.state is SupervisionState.LEAVING
         )
         for one in pods
         if one.state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING)

@@ -220,9 +220,9 @@ class PodView:
         )
 
     @classmethod
-    def make_without_containers(cls, name: str, created: str, leaving: bool) -> PodView:
+    def make_without_containers(cls, name: str, uid: str, created: str, leaving: bool) -> PodView:
         """Return a pod whose containers are unknown."""
-        return cls(name, "", created, "", leaving, False, "", None, (), ())
+        return cls(name, uid, created, "", leaving, False, "", None, (), ())
 
     @property
     def containers(self) -> tuple[Container, ...]:

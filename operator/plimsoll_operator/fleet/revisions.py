@@ -48,6 +48,7 @@ class Suspect:
     since: str
     leaking: int
     replicas: int
+    """Replicas present, and leaking ones whose pods are deleted or not known yet."""
 
 
 class ReplicaPod(NamedTuple):
@@ -81,15 +82,21 @@ def find_suspect(
 
     ``least`` is the minimum number of leaking replicas.
     """
-    replicas = len({pod.replica for pod in pods if pod.revision == revision})
+    replicas = {pod.replica for pod in pods if pod.revision == revision}
     first: dict[str, dict[str, str]] = defaultdict(dict)
     for incident, replica in _leaks_of(revision, pods, incidents):
         if _is_confirmed(incident):
             seen, opened = first[_get_leak(incident)], incident["spec"]["openedAt"]
             seen[replica] = min(seen.get(replica, opened), opened)
-    needed = max(least, replicas // 2 + 1)
+    needed = max(least, len(replicas) // 2 + 1)
     found = [
-        Suspect(revision, leak, sorted(begun.values())[needed - 1], len(begun), replicas)
+        Suspect(
+            revision,
+            leak,
+            sorted(begun.values())[needed - 1],
+            len(begun),
+            len(replicas | begun.keys()),
+        )
         for leak, begun in first.items()
         if len(begun) >= needed
     ]

@@ -89,6 +89,7 @@ class SelectedPod:
     is_oldest_policy: bool = True
     member: Membership = field(default_factory=Membership)
     may_hold_slot: bool = False
+    uid: str = ""
     created: str = ""
     view: PodView | None = None
     start: StartState = StartState()
@@ -134,6 +135,7 @@ def summarize(
         is_oldest_policy=mine,
         member=membership(meta),
         may_hold_slot=holds and state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING),
+        uid=str(meta.get("uid") or ""),
         created=str(meta.get("creationTimestamp") or ""),
         view=None if view is None or view.is_ready else view,
         start=_find_start_state(pod, view, now) if view is not None and holds else StartState(),

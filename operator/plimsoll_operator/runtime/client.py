@@ -270,9 +270,10 @@ class Api:
         return await self._call("PUT", path, body=_for_server(item))
 
     async def evict(self, namespace: str, pod: str, uid: str) -> bool:
-        """Evict the pod; return False if a disruption budget currently prevents it.
+        """Evict the pod; return False if it must be tried again.
 
-        A later pod of the same name is not evicted: the UID of a pod of a StatefulSet is the only
+        That is so while a disruption budget prevents it, and if the pod has changed meanwhile. A
+        later pod of the same name is not evicted: the UID of a pod of a StatefulSet is the only
         difference to its predecessor.
         """
         self.writes["evict", "Pod"] += 1
@@ -285,9 +286,9 @@ class Api:
         try:
             await self._call("POST", POD.path(namespace, pod, "eviction"), body=body, patient=False)
         except ApiError as error:
-            if error.status in (404, 409):
+            if error.status == 404:
                 return True
-            if error.status == 429:
+            if error.status in (409, 429):
                 return False
             raise
         return True

@@ -185,6 +185,7 @@ def test_a_leak_in_most_replicas_of_a_revision_is_told(
     start()
     kubectl.apply(policy(), workload("vllm", 3))
     eventually(lambda: len(pods(kubectl, "vllm")) == 3)
+    eventually(lambda: of_workload(kubectl, "vllm")["selected"] == 3, LISTED_S)
     # Somebody's claim to be of another workload changes nothing.
     for number, pod in enumerate(pods(kubectl, "vllm")[:2]):
         leaking(kubectl, pod, "vllm" if number else "other")

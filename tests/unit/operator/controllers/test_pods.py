@@ -122,7 +122,7 @@ def test_an_incident_whose_writes_somebody_used_up_is_ended(definitions: Definit
     """A client with the token of the pod can write the highest revision: then the supervisor can
     write nothing more, not even the end."""
     api = FakeApi(definitions)
-    alive = PodView.make_without_containers("vllm-0", "2026-01-01T00:00:00Z", False)
+    alive = PodView.make_without_containers("vllm-0", "1", "2026-01-01T00:00:00Z", False)
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     items = [
         api.put(recorded("vllm-0-1", revision=100)),

@@ -34,7 +34,7 @@ def at(seconds: int) -> str:
 def leader(
     created: int, ready: bool = False, state: SupervisionState = SupervisionState.SUPERVISED
 ) -> SelectedPod:
-    view = None if ready else PodView.make_without_containers("big-0", at(created), False)
+    view = None if ready else PodView.make_without_containers("big-0", "1", at(created), False)
     member = Membership(BIG, "leaderworkerset.x-k8s.io", "4a")
     return SelectedPod(
         "big-0", "default", state, member=member, created=at(created), view=view,

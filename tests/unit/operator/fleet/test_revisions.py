@@ -90,6 +90,8 @@ def test_most_replicas_of_one_revision_of_one_workload_make_it_suspect() -> None
 
 def test_a_pod_that_is_gone_counts_with_its_replica_set_alone() -> None:
     pods = [pod(f"vllm-64d8-{n}") for n in range(2)]
+    suspect = found(pods[:1], [leak("vllm-64d8-0"), leak("vllm-64d8-gone")])[VLLM]
+    assert (suspect["leakingReplicas"], suspect["replicas"]) == (2, 2), "never 2 of 1"
     assert VLLM in found(pods, [leak("vllm-64d8-0"), leak("vllm-64d8-gone")])
     assert found(pods, [leak("vllm-64d8-0"), leak("vllm-beef-gone")]) == {}
     # A StatefulSet's next pod has the name of the one before, and maybe another revision.
