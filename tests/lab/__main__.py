@@ -30,8 +30,13 @@ from tests.lab.slot import Slot, held
 SYSTEM = "plimsoll-system"
 SILENT_S = 1.0
 """A step that takes less needs no line."""
-TOOLS = {"promtool": "prometheus", "prometheus": "prometheus", "chromium": "chromium"}
-"""What tests of dashboards, alerts and the supervisor's page run, and its Debian package."""
+TOOLS = {
+    "promtool": "prometheus",
+    "prometheus": "prometheus",
+    "chromium": "chromium",
+    "lua5.4": "lua5.4",
+}
+"""What tests of dashboards, alerts, pages and health checks run, and its Debian package."""
 
 
 def state_file() -> Path:

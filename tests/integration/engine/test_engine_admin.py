@@ -121,7 +121,7 @@ def test_a_drain_whose_deadline_passes_breaks_no_request(engine: Any) -> None:
         engine.begin("drain", "drain-2", deadline_s=0.1)
         operation = engine.finish("drain-2")
         assert operation["state"] == "failed"
-        assert "1 requests were still running" in operation["error"]
+        assert "1 requests are still running" in operation["error"]
         epoch = engine.status()["epoch"]
         assert engine.admin("POST", "/resume", {"expected_epoch": epoch})[0] == 200
         assert futures[0].result(60).usage.completion_tokens == 600

@@ -113,7 +113,7 @@ def test_sigterm_lets_requests_finish_and_exits_0(start_engine: Any) -> None:
     assert '"message": "worker stopped"' in engine.log_tail()
 
 
-@pytest.mark.parametrize("reached", ["state", "worker forked"])
+@pytest.mark.parametrize("reached", ["engine state changed", "worker forked"])
 def test_sigterm_ends_an_engine_that_is_still_loading(
     start_engine: Any, tiny: Path, tmp_path: Path, reached: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_sigterm_ends_an_engine_that_is_still_loading(
     shutil.copytree(tiny, stuck)
     (stuck / "model.safetensors").unlink()
     os.mkfifo(stuck / "model.safetensors")
-    engine = start_engine(model=stuck, warm=reached != "state")
+    engine = start_engine(model=stuck, warm=reached == "worker forked")
     engine.until(lambda: f'"message": "{reached}"' in engine.log_tail(), reached, 180)
     if reached == "worker forked":
         warming = (503, '{"status":"warming","doing":"weights"}')

@@ -43,7 +43,9 @@ def vocabulary(tiny_checkpoint: Path) -> Vocabulary:
 
 
 @pytest.fixture
-def trials(vocabulary: Vocabulary) -> Iterator[TrialServer]:
+def trials(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialServer]:
+    # Beside other tests a process with the niceness of trials gets no CPU time.
+    monkeypatch.setattr(trial, "NICENESS", 0)
     server = TrialServer.fork(vocabulary.attempt)
     yield server
     server.close()
