@@ -67,14 +67,19 @@ def decode(
         ) from None
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
+    report_unknown_fields(unknown, strict, warnings)
+    if isinstance(request, CompletionRequest | ChatRequest | BatchChatRequest):
+        check(request)
+    return request
+
+
+def report_unknown_fields(unknown: list[str], strict: bool, warnings: list[str] | None) -> None:
+    """Add the names of unknown fields to ``warnings``; raise ApiError 400 if ``strict``."""
     if unknown and strict:
         raise invalid(f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None)
     if unknown and warnings is not None:
         named = ", ".join(one.encode("ascii", "replace").decode()[:64] for one in unknown[:8])
         warnings.append(f"unknown fields are ignored: {named}")
-    if isinstance(request, CompletionRequest | ChatRequest | BatchChatRequest):
-        check(request)
-    return request
 
 
 _FIELDS = dict[str, msgspec.Raw]

@@ -170,7 +170,7 @@ class RequestPreparer:
         body = decode(raw, ResponsesRequest, limits.strict, warnings)
         responses_request.drop_hosted_tools(body, limits.skip_hosted_tools, warnings)
         try:
-            chat = responses_request.to_chat(body)
+            chat = responses_request.to_chat(body, limits.strict, warnings)
             prepared = self._prepare_chats(chat, [chat.messages], "messages", limits, warnings)
         except ApiError as error:
             param = (error.param or "").partition("[")[0]

@@ -6,34 +6,65 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
 _PARTS = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
 """Type of a chat part for each part type of ``/v1/responses``."""
-_CHAT_FIELDS = {"tool_calls": "function_call", "tool_call_id": "function_call_output"}
-"""Fields of a chat's messages that would be lost here, and the items that replace them."""
+_FIELDS = {
+    "message": ("role", "content", "phase"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": ("summary", "content"),
+}
+"""Fields of each type of item, without those of :data:`_COMMON_FIELDS`."""
+_COMMON_FIELDS = ("type", "id", "status")
+_PART_FIELDS = ("type", "text", "refusal", "image_url", "annotations", "logprobs")
+_CALL, _OUTPUT = "an item of type function_call", "an item of type function_call_output"
+_REASONING = "an item of type reasoning"
+_CHAT_FIELDS = {
+    "tool_calls": _CALL,
+    "function_call": _CALL,
+    "tool_call_id": _OUTPUT,
+    "reasoning": _REASONING,
+    "reasoning_content": _REASONING,
+    "refusal": "a part of type refusal in content",
+}
+"""Fields of a chat's messages that would be lost here, and what replaces them."""
 
 
-def to_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[Message]:
-    """Return the messages of a conversation. Raises ApiError for an invalid item."""
+def to_messages(
+    instructions: str | None, given: str | list[dict[str, Any]], unknown: list[str] | None = None
+) -> list[Message]:
+    """Return the messages of a conversation. Raises ApiError for an invalid item.
+
+    Names of fields that are ignored are added to ``unknown``.
+    """
     found: list[Message] = []
     if instructions is not None:
         found.append(Message(role="system", content=instructions))
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    ignored: list[str] = [] if unknown is None else unknown
     for number, item in enumerate(items):
-        _append_item(found, item, f"input[{number}]")
+        _append_item(found, item, f"input[{number}]", ignored)
     if not found:
         raise invalid("input has no message, tool call or tool output", "input")
     return found
 
 
-def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> None:
+def list_unknown_fields(given: dict[str, Any], known: tuple[str, ...], field: str) -> list[str]:
+    """Return the names of fields that are neither ``known`` nor null, below ``field``."""
+    return [f"{field}.{name}" for name in given if name not in known and given[name] is not None]
+
+
+def _append_item(
+    messages: list[Message], item: dict[str, Any], field: str, unknown: list[str]
+) -> None:
     """Append an item to ``messages``. A tool call joins the preceding assistant's message."""
-    kind = item.get("type", "message")
+    kind = "message" if item.get("type") is None else item["type"]
     last = messages[-1] if messages else None
     if kind == "message":
-        message = _make_message(item, field)
+        message = _make_message(item, field, unknown)
         if (
             last is not None
             and message.role == last.role == "assistant"
@@ -49,84 +80,100 @@ def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> N
         else:
             messages.append(Message(role="assistant", tool_calls=[call]))
     elif kind == "function_call_output":
-        name, output = item.get("call_id"), item.get("output")
-        if not isinstance(name, str) or not isinstance(output, str | list):
-            raise invalid("function_call_output requires call_id and output", field)
-        content = output if isinstance(output, str) else _make_parts(output, field)
+        name = _get_text(item, "call_id", field)
+        content = _make_content(item.get("output"), f"{field}.output", unknown)
         messages.append(Message(role="tool", tool_call_id=name, content=content))
     elif kind == "reasoning":
-        if text := _join_reasoning_text(item):
+        if text := _join_reasoning_text(item, field):
             if last is not None and _is_only_reasoning(last):
                 text = f"{messages.pop().extra['reasoning_content']}\n{text}"
             extra = {"reasoning_content": text}
             messages.append(Message(role="assistant", extra=extra))
     else:
-        raise invalid(
+        raise _unsupported(
             f"items of type {str(kind)[:64]!r} are not supported: use message, reasoning,"
             " function_call or function_call_output",
             f"{field}.type",
-            "unsupported_value",
         )
+    unknown += list_unknown_fields(item, _COMMON_FIELDS + _FIELDS[kind], field)
 
 
 def _is_only_reasoning(message: Message) -> bool:
     return bool(message.extra) and message.content is None and not message.tool_calls
 
 
-def _join_reasoning_text(item: dict[str, Any]) -> str:
+def _join_reasoning_text(item: dict[str, Any], field: str) -> str:
     for name in ("content", "summary"):
-        parts = item.get(name)
-        parts = parts if isinstance(parts, list) else []
+        parts = item.get(name) or []
+        if not isinstance(parts, list):
+            raise invalid(f"{name} is not a list: send a list of parts", f"{field}.{name}")
         texts = [one.get("text") for one in parts if isinstance(one, dict)]
         if found := "\n".join(text for text in texts if isinstance(text, str)):
             return found
     return ""
 
 
-def _make_message(item: dict[str, Any], field: str) -> Message:
-    content = item.get("content")
-    for name, kind in _CHAT_FIELDS.items():
+def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Message:
+    for name, instead in _CHAT_FIELDS.items():
         if item.get(name):
-            raise invalid(
-                f"{name} is a field of chat completions: send an item of type {kind} instead",
-                f"{field}.{name}",
-                "unsupported_value",
+            raise _unsupported(
+                f"{name} is a field of chat completions: send {instead} instead", f"{field}.{name}"
             )
-    if content is None and item.get("role") != "assistant":
-        raise invalid("content is missing or null: send a text", f"{field}.content")
-    try:
-        return msgspec.convert(
-            {
-                "role": item.get("role"),
-                "content": _make_parts(content, field) if isinstance(content, list) else content,
-            },
-            Message,
+    role = _get_text(item, "role", field)
+    if role in ("tool", "function"):
+        raise _unsupported(
+            f"messages of role {role} belong to chat completions: send {_OUTPUT} instead",
+            f"{field}.role",
         )
+    content = _make_content(item.get("content"), f"{field}.content", unknown)
+    try:
+        return msgspec.convert({"role": role, "content": content}, Message)
     except msgspec.ValidationError as error:
         raise invalid(f"{field}: {error}", field) from None
 
 
 def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
-    name, call, arguments = (item.get(key) for key in ("name", "call_id", "arguments"))
-    if not (isinstance(name, str) and isinstance(call, str) and isinstance(arguments, str)):
-        raise invalid("function_call requires name, call_id and arguments as strings", field)
+    names = ("call_id", "name", "arguments")
+    call, name, arguments = (_get_text(item, key, field) for key in names)
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _make_parts(given: list[Any], field: str) -> list[dict[str, Any]]:
-    found = []
-    for one in given:
-        part = one if isinstance(one, dict) else {}
-        kind = _PARTS.get(str(part.get("type")))
-        named = "refusal" if part.get("type") == "refusal" else "text"
-        value = part.get("image_url" if kind == "image_url" else named) if kind else None
-        if not isinstance(value, str):
-            raise invalid(
-                "content must be a string or a list of input_text, output_text and input_image"
-                " parts, each with text or image_url",
-                f"{field}.content",
-                "unsupported_value",
-            )
-        assert kind is not None
-        found.append({"type": kind, kind: {"url": value} if kind == "image_url" else value})
-    return found
+def _get_text(given: dict[str, Any], name: str, field: str) -> str:
+    """Return a required field of ``given``, which is named ``field``."""
+    value = given.get(name)
+    if not isinstance(value, str):
+        problem = "is missing or null" if value is None else "is not a string"
+        raise invalid(f"{name} {problem}: send a string", f"{field}.{name}")
+    return value
+
+
+def _make_content(given: Any, field: str, unknown: list[str]) -> str | list[dict[str, Any]]:
+    """Return the content of a message for the value of ``field``."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        problem = "is missing or null" if given is None else "has the wrong type"
+        raise invalid(f"{field} {problem}: send a string or a list of parts", field)
+    return [_make_part(part, f"{field}[{number}]", unknown) for number, part in enumerate(given)]
+
+
+def _make_part(part: Any, field: str, unknown: list[str]) -> dict[str, Any]:
+    if not isinstance(part, dict):
+        raise invalid(f"{field} is not an object: send a part with a type", field)
+    given = part.get("type")
+    kind = _PARTS.get(given) if isinstance(given, str) else None
+    if kind is None:
+        raise _unsupported(
+            f"parts of type {str(given)[:64]!r} are not supported: use input_text, output_text,"
+            " refusal or input_image",
+            f"{field}.type",
+        )
+    known = _PART_FIELDS + (("detail",) if part.get("detail") == "auto" else ())
+    unknown += list_unknown_fields(part, known, field)
+    if kind == "image_url":
+        return {"type": kind, kind: {"url": _get_text(part, "image_url", field)}}
+    return {"type": kind, kind: _get_text(part, "refusal" if given == "refusal" else "text", field)}
+
+
+def _unsupported(message: str, field: str) -> ApiError:
+    return invalid(message, field, "unsupported_value")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from plimsoll_engine.api.decoding import check
+from plimsoll_engine.api.decoding import check, report_unknown_fields
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     AllowedTools,
@@ -40,7 +40,7 @@ from plimsoll_engine.api.protocol import (
     TopLogprobs,
     TopP,
 )
-from plimsoll_engine.api.responses_input import to_messages
+from plimsoll_engine.api.responses_input import list_unknown_fields, to_messages
 from plimsoll_engine.api.sampling_params import get_value_or_default
 
 MAX_ITEMS = 4096
@@ -174,8 +174,13 @@ _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
-def to_chat(body: ResponsesRequest) -> ChatRequest:
-    """Return the equivalent chat request. Raises ApiError for an unsupported field."""
+def to_chat(
+    body: ResponsesRequest, strict: bool = False, warnings: list[str] | None = None
+) -> ChatRequest:
+    """Return the equivalent chat request. Raises ApiError for an unsupported field.
+
+    Unknown fields within items and tools are added to ``warnings``, or refused if ``strict``.
+    """
     for field, neutral in _NEUTRAL:
         if getattr(body, field) not in neutral:
             raise ApiError(
@@ -188,9 +193,10 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
     wants_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs is not None and not wants_logprobs:
         raise invalid(f"top_logprobs requires include: [{LOGPROBS!r}]", "top_logprobs")
+    unknown: list[str] = []
     chat = ChatRequest(
         model=body.model or "",
-        messages=to_messages(body.instructions, body.input),
+        messages=to_messages(body.instructions, body.input, unknown),
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -206,7 +212,11 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
         top_logprobs=body.top_logprobs,
         stream=body.stream,
         response_format=_make_response_format(body.text),
-        tools=[_convert_tool(tool, number) for number, tool in enumerate(body.tools or [])] or None,
+        tools=[
+            _convert_tool(tool, f"tools[{number}]", unknown)
+            for number, tool in enumerate(body.tools or [])
+        ]
+        or None,
         tool_choice=_convert_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         user=body.user,
@@ -215,6 +225,7 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
         deadline_s=body.deadline_s,
     )
     check(chat)
+    report_unknown_fields(unknown, strict, warnings)
     return chat
 
 
@@ -314,13 +325,18 @@ def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
     return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
 
 
-def _convert_tool(given: dict[str, Any], number: int) -> Tool:
+def _convert_tool(given: dict[str, Any], field: str, unknown: list[str]) -> Tool:
+    if "name" not in given and isinstance(given.get("function"), dict):
+        raise invalid(
+            "tools have no function object here: put its fields beside type", f"{field}.function"
+        )
     try:
         tool = msgspec.convert(
             {name: value for name, value in given.items() if value is not None}, FunctionTool
         )
     except msgspec.ValidationError as error:
-        raise invalid(f"tools[{number}]: {error}", f"tools[{number}]") from None
+        raise invalid(f"{field}: {error}", field) from None
+    unknown += list_unknown_fields(given, FunctionTool.__struct_fields__, field)
     function = Function(
         name=tool.name,
         description=tool.description,

@@ -28,7 +28,11 @@ def chat(**fields: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "hi"} | fields).encode()
     body = decode(raw, ResponsesRequest, strict=True)
     drop_hosted_tools(body, False, [])
-    return to_chat(body)
+    return to_chat(body, strict=True)
+
+
+def part(given: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": [given]}]}
 
 
 def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +90,8 @@ def test_options_become_those_of_a_chat() -> None:
     ("fields", "param"),
     [
         ({"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input"),
-        ({"input": [{"type": "reasoning", "summary": 5, "content": {}}] * 2}, "input"),
+        ({"input": [{"type": "reasoning", "summary": 5, "content": {}}] * 2}, "input[0].summary"),
+        ({"input": [{"type": "reasoning", "content": "Hm."}]}, "input[0].content"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"background": True}, "background"),
@@ -95,12 +100,23 @@ def test_options_become_those_of_a_chat() -> None:
         ({"wings": 2}, "wings"),
         ({"input": []}, "input"),
         ({"input": [{"role": "the captain", "content": "a"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": ["a"]}]}, "input[0].content"),
+        ({"input": [{"content": "a"}]}, "input[0].role"),
+        ({"input": [{"role": "assistant", "content": None}]}, "input[0].content"),
+        ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role"),
+        (part("a"), "input[0].content[0]"),
+        (part({"type": "input_file", "file_id": "f"}), "input[0].content[0].type"),
+        (part({"type": "input_image", "file_id": "f"}), "input[0].content[0].image_url"),
+        (part({"type": "input_text"}), "input[0].content[0].text"),
+        (part({"type": "input_text", "text": "a", "bold": True}), "input[0].content[0].bold"),
+        ({"input": [OUTPUT | {"output": [{"type": "text"}]}]}, "input[0].output[0].text"),
+        ({"input": [{"role": "user", "content": "a", "name": "b"}]}, "input[0].name"),
+        ({"input": [CALL | {"namespace": "n"}]}, "input[0].namespace"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": ["message"]}]}, "input[0].type"),
-        ({"input": [OUTPUT | {"output": 7}]}, "input[0]"),
-        ({"input": [CALL | {"arguments": {}}]}, "input[0]"),
+        ({"input": [OUTPUT | {"output": 7}]}, "input[0].output"),
+        ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments"),
         ({"input": [{"role": "user", "content": None}]}, "input[0].content"),
         ({"tools": [TOOL | {"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools"),
@@ -170,21 +186,36 @@ def test_hosted_tools_leave_the_allowed_ones_too() -> None:
         assert (found.tools if isinstance(found, AllowedFunctions) else found) == wanted
 
 
+def test_fields_that_are_lost_are_in_a_warning() -> None:
+    items: list[dict[str, Any]] = [
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"type": None, "role": "user", "content": "a", "name": "b", "id": None},
+    ]
+    warnings: list[str] = []
+    to_chat(ResponsesRequest(input=items, tools=[TOOL | {"cache": 1}]), warnings=warnings)
+    assert warnings == [
+        "unknown fields are ignored: input[0].encrypted_content, input[1].name, tools[0].cache"
+    ]
+
+
 @pytest.mark.parametrize(
     ("item", "field", "instead"),
     [
-        ({"role": "assistant", "content": "", "tool_calls": [{"id": "c1"}]}, "tool_calls", "_call"),
-        ({"role": "tool", "content": None, "tool_call_id": "c1"}, "tool_call_id", "_call_output"),
+        ({"role": "assistant", "tool_calls": [{"id": "c1"}]}, "tool_calls", "type function_call"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "function_call", "function_call"),
+        ({"role": "tool", "tool_call_id": "c1"}, "tool_call_id", "type function_call_output"),
+        ({"role": "assistant", "reasoning_content": "Hm."}, "reasoning_content", "type reasoning"),
+        ({"role": "assistant", "refusal": "No."}, "refusal", "type refusal in content"),
     ],
 )
 def test_a_message_of_a_chat_names_the_item_to_send(item: Any, field: str, instead: str) -> None:
-    with pytest.raises(ApiError, match=f"an item of type function{instead} instead") as refused:
+    with pytest.raises(ApiError, match=f"{instead} instead") as refused:
         chat(input=[item])
     assert refused.value.param == f"input[0].{field}"
 
 
 def test_reasoning_items_in_a_row_are_one_message() -> None:
-    items = [
+    items: list[dict[str, Any]] = [
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
         for text in ("Hm.", "So.")
     ]
