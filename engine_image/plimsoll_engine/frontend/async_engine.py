@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from plimsoll_engine.frontend.observability.frontend_ledger import FrontendLedge
 from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.operations import Operations
 from plimsoll_engine.frontend.requests import media_reader
-from plimsoll_engine.frontend.requests.adapter_registry import AdapterRegistry
+from plimsoll_engine.frontend.requests.adapter_registry import AdapterRegistry, RegisteredAdapter
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed, RequestLog
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.frontend.workers.failures import Failures
@@ -138,16 +138,19 @@ class AsyncEngine:
         deadline_s = min(
             (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
         )
-        self.requests.admit(*generations)
-        self.idle.clear()
-        for generation in generations:
-            self.adapters.use(generation.admission.adapter)
-        timer = None
-        try:
+        with ExitStack() as undo:  # owns all that follows the admission, and its undoing
+            self.requests.admit(*generations)
+            for generation in generations:
+                undo.callback(self._release, generation)
+            self.idle.clear()
+            for adapter in (generation.admission.adapter for generation in generations):
+                self.adapters.use(adapter)
+                undo.callback(self._release_adapter, adapter)
             if deadline_s is not None:
                 timer = asyncio.get_running_loop().call_later(
                     deadline_s + DEADLINE_GRACE_S, self._fail_overdue, generations
                 )
+                undo.callback(timer.cancel)
             for _, group in groupby(generations, lambda generation: id(generation.prompt_ids)):
                 # Hash each prompt only once, because a long one blocks the event loop.
                 choices = list(group)
@@ -158,11 +161,6 @@ class AsyncEngine:
                 for generation in generations:
                     self._submit(generation)
             yield
-        finally:
-            if timer is not None:
-                timer.cancel()
-            for generation in generations:
-                self._release(generation)
 
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
         """Fail requests whose deadline has passed, because the worker has not done so."""
@@ -184,7 +182,6 @@ class AsyncEngine:
         self.abort_in_worker(generation)
         self.failures.requests.release(generation)
         self._submit_next_suspect()
-        self.send_unload(self.adapters.release(generation.admission.adapter))
         if generation.failed:
             reason = "error"
             self._counts.errors += 1
@@ -198,6 +195,9 @@ class AsyncEngine:
             self.idle.set()
             if self.lifecycle.state is EngineState.DRAINING and self.operations.current is None:
                 self.lifecycle.move_to(EngineState.DRAINED)  # a drain whose deadline had passed
+
+    def _release_adapter(self, adapter: RegisteredAdapter | None) -> None:
+        self.send_unload(self.adapters.release(adapter))
 
     def send_unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
         """Send ``message`` to the serving worker, if there is one. None is ignored."""

@@ -15,7 +15,8 @@ from plimsoll_api.admin import EngineState, Operation, OperationState, RestartRe
 from plimsoll_engine.frontend.admin.restart import restart_worker
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.operations import Recorder
-from plimsoll_engine.frontend.requests.request_log import Generation
+from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
+from plimsoll_engine.frontend.requests.request_log import Admission, Generation
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.frontend.workers.failures import WorkerLost
 from plimsoll_engine.frontend.workers.worker_handle import StopOutcome, WorkerHandle
@@ -241,14 +242,26 @@ def test_an_error_within_the_admission_leaves_no_request_behind(
         engine, workers, first = await engine_of(settings)
         engine._release(first)
         given = len(workers.submitted())
-        second = Generation("b", [1, 2], Sampling(max_tokens=9), bytes_text())
-        for part, name in ((engine._counts, "count_admitted"), (engine.metrics, "count_admitted")):
+        adapter = RegisteredAdapter("x", Path("/x"), 1)
+        admission = Admission(adapter=adapter, deadline_s=9.0)
+        choices = [
+            Generation(name, [1, 2], Sampling(max_tokens=9), bytes_text(), admission=admission)
+            for name in "bc"
+        ]
+        for part, name in (
+            (engine.idle, "clear"),
+            (engine.adapters, "use"),
+            (asyncio.get_running_loop(), "call_later"),
+            (engine._counts, "count_admitted"),
+            (engine.metrics, "count_admitted"),
+        ):
             with monkeypatch.context() as broken:
                 broken.setattr(type(part), name, _fails)
-                with pytest.raises(ZeroDivisionError), engine.track_running(second):
+                with pytest.raises(ZeroDivisionError), engine.track_running(*choices):
                     raise AssertionError("it was not admitted")
-            assert len(engine.requests) == 0
-            assert engine.idle.is_set()
+            assert len(engine.requests) == 0, name
+            assert engine.idle.is_set(), name
+            assert adapter.users == 0, name
         assert len(workers.submitted()) == given
 
     asyncio.run(run())
