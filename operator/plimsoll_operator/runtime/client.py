@@ -272,9 +272,9 @@ class Api:
     async def evict(self, namespace: str, pod: str, uid: str) -> bool:
         """Evict the pod; return False if it must be tried again.
 
-        That is so while a disruption budget prevents it, and if the pod has changed meanwhile. A
-        later pod of the same name is not evicted: the UID of a pod of a StatefulSet is the only
-        difference to its predecessor.
+        A disruption budget may prevent it, or the pod has changed meanwhile. A later pod of the
+        same name is not evicted: the UID of a pod of a StatefulSet is the only difference to its
+        predecessor.
         """
         self.writes["evict", "Pod"] += 1
         body = {
