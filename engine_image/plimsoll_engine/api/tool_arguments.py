@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import json
+import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -26,6 +28,11 @@ StringArguments = Mapping[str, Collection[str]]
 """Names of string arguments by tool, according to its schema."""
 MAX_PYTHON_CHARACTERS = 64 << 10
 """Maximum length for Python's parser, which takes about 100 bytes of memory per character."""
+
+_PYTHON_STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_JSON_NAMES = ("true", "false", "null", "NaN", "nan", "Infinity", "inf")
+"""Names of JSON's constants, and of numbers that become null."""
 
 HERMES, END_HERMES = "<tool_call>", "</tool_call>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
@@ -206,7 +213,11 @@ def _parse_python_argument(given: str) -> tuple[str, Any]:
     if len(given) > MAX_PYTHON_CHARACTERS:
         raise NotACall
     try:
-        node = ast.parse(f"f({given}\n)", mode="eval").body
+        try:
+            node = ast.parse(f"f({given}\n)", mode="eval").body
+        except (SyntaxError, ValueError):  # raw line breaks and the like in a string
+            given = _PYTHON_STRING.sub(lambda found: _escape_controls(found[0]), given)
+            node = ast.parse(f"f({given}\n)", mode="eval").body
         if not isinstance(node, ast.Call) or node.args or len(node.keywords) != 1:
             raise NotACall
         (one,) = node.keywords
@@ -217,9 +228,13 @@ def _parse_python_argument(given: str) -> tuple[str, Any]:
         raise NotACall from None
 
 
+def _escape_controls(text: str) -> str:
+    return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
 def _evaluate_literal(node: ast.expr) -> Any:
     """Return the value of a Python literal, or of JSON's true, false and null."""
-    if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
         return {"true": True, "false": False}.get(node.id)
     if isinstance(node, ast.List | ast.Tuple):
         return [_evaluate_literal(one) for one in node.elts]
@@ -231,4 +246,4 @@ def _evaluate_literal(node: ast.expr) -> Any:
     value = ast.literal_eval(node)
     if value is not None and not isinstance(value, str | int | float):
         raise NotACall
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

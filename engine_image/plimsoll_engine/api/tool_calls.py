@@ -11,6 +11,7 @@ The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -32,6 +33,7 @@ _IN_STRING = re.compile(r'["\\]')
 _IN_TEXT = re.compile(r"['\\]")
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 _OUTSIDE_PYTHON = re.compile(r"[\"'(){}\[\]]")
+_NOT_IN_NAME = re.compile(r'["{}()\[\]<>\n]')
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 
@@ -84,7 +86,7 @@ class Reader:
         self._after_call = False
         """Whether a call has ended. White space is then held back until text follows."""
         self._retries_left = MAX_RETRIES
-        self._has_tag = False
+        self.has_tag = False
         """Whether the current call began with a tag."""
         self.has_unparsed_call = False
         """Whether text after a tag could not be parsed and is returned as text."""
@@ -98,7 +100,7 @@ class Reader:
                 at, mark = min(found)
                 emit(self.text[:at])
                 self.text = self.text[at:]
-                self._consumed, self._has_tag = [], True
+                self._consumed, self.has_tag = [], True
                 self.take(len(mark))
                 return mark
             keep = (
@@ -196,6 +198,17 @@ class Reader:
             taken.append(self.take(len(self.text) - keep))
             yield
 
+    def take_string(self) -> Steps[str]:
+        """Consume and return a JSON string with its quotes. Raises NotACall if it does not end."""
+        taken = [self.take(1)]
+        while True:
+            part, mark = yield from self.take_until('"', "\\")
+            taken += [part, mark]
+            if mark == '"':
+                return "".join(taken)
+            yield from self.peek(skipped="")
+            taken.append(self.take(1))
+
     def take_bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
         """Consume a JSON object or array, or a Python expression in brackets.
 
@@ -239,7 +252,7 @@ class Reader:
 
     def start_call(self, name: str, id_: str = "") -> None:
         """Emit the start of a call. :meth:`add_arguments` adds its arguments."""
-        self._consumed, self._has_tag = [], False
+        self._consumed = []
         self._blank, self._after_call = "", True
         self.result.calls.append(ToolCall(id_ or create_call_id(), name, "", more=True))
 
@@ -299,12 +312,14 @@ class Reader:
             if end is not None:
                 return "".join(taken), self.take(1)
             if self.ended:
+                if self.finished and not quote:  # the model left the brackets open
+                    return "".join([*taken, *reversed(closers[1:])]), ")"
                 raise IncompleteCall
             yield
 
     def emit_calls(self, calls: list[ToolCall]) -> None:
         """Emit complete calls."""
-        self._consumed, self._has_tag = [], False
+        self._consumed = []
         self._blank, self._after_call = "", True
         self.result.calls += calls
 
@@ -317,8 +332,8 @@ class Reader:
         try:
             yield from steps
         except NotACall as error:
-            self.has_unparsed_call |= self._has_tag
-            self._has_tag = False
+            self.has_unparsed_call |= self.has_tag
+            self.has_tag = False
             first, rest = (self._consumed or [""])[0], "".join(self._consumed[1:])
             if isinstance(error, IncompleteCall) and self._retries_left:
                 self._retries_left -= 1
@@ -326,7 +341,7 @@ class Reader:
             self._consumed = []
             self._emit_text(first + rest)
             return False
-        self._consumed, self._has_tag = [], False
+        self._consumed, self.has_tag = [], False
         return True
 
 
@@ -402,7 +417,7 @@ def dump_json(value: Any) -> str:
 
 def validate_name(name: str) -> str:
     """Return a tool's name without surrounding white space. Raises NotACall if it is invalid."""
-    if not name.strip() or not _is_encodable(name):
+    if not name.strip() or _NOT_IN_NAME.search(name.strip()) or not _is_encodable(name):
         raise NotACall
     return name.strip()
 
@@ -412,13 +427,18 @@ def create_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def parse_calls(value: Any) -> list[ToolCall]:
-    """Return the calls in a JSON value: an object with a name, or a list of objects."""
+def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
+    """Return the calls in a JSON value: an object with a name, or a list of objects.
+
+    Without a tag, an object without arguments is an answer in JSON. Raises NotACall.
+    """
     if isinstance(value, list) and value:
-        return [one for entry in value for one in parse_calls(entry)]
+        return [one for entry in value for one in parse_calls(entry, has_tag)]
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict):
+        raise NotACall
+    if not (has_tag or "arguments" in value or "parameters" in value):
         raise NotACall
     arguments = value.get("arguments", value.get("parameters"))
     return [make_call(value.get("name"), arguments)]
@@ -426,10 +446,18 @@ def parse_calls(value: Any) -> list[ToolCall]:
 
 def load_lenient_json(text: str) -> Any:
     """Return the value of JSON with typical errors of models. Raises NotACall."""
-    try:
-        return json.loads(text, strict=False, parse_float=_number, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        raise NotACall from None
+    with contextlib.suppress(ValueError, RecursionError):
+        return _load_json(text)
+    repairer = JsonRepairer()
+    repaired, rest = repairer.push(text.strip(), last=True)
+    if repairer.is_complete and not rest:
+        with contextlib.suppress(ValueError, RecursionError):
+            return _load_json(repaired)
+    raise NotACall
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, strict=False, parse_float=_number, parse_constant=lambda _: None)
 
 
 def _number(text: str) -> float | None:

@@ -34,6 +34,7 @@ from plimsoll_engine.api.tool_calls import (
     ToolCallParser,
     create_call_id,
     load_lenient_json,
+    make_call,
     parse_calls,
     validate_name,
 )
@@ -55,8 +56,14 @@ def hermes(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list between the tags."""
 
     def body() -> Steps[None]:
-        yield from _read_json_calls(text)
-        yield from text.peek(" \t\r\n}]")
+        more = True
+        while more:
+            yield from _read_json_calls(text)
+            yield from text.peek(" \t\r\n}]")
+            taken_before = text.num_taken
+            yield from text.take_mark(",", ";")
+            if not (more := (yield from text.peek()) == "{"):
+                text.put_back(text.num_taken - taken_before)
         yield from text.take_mark(END_HERMES)
 
     while (yield from text.read_content([HERMES])) is not None:
@@ -64,12 +71,11 @@ def hermes(text: Reader, texts: StringArguments) -> Steps[None]:
 
 
 def llama3_json(text: Reader, texts: StringArguments) -> Steps[None]:
-    """Read ``{"name": …, "parameters": {…}}``, alone or after its tag; ``;`` separates calls."""
+    """Read ``{"name": …, "parameters": {…}}``, alone or after its tag, once or several times."""
 
     def another() -> Steps[None]:
         yield from text.peek()
-        if not (yield from text.take_mark(";")):
-            raise NotACall
+        yield from text.take_mark(";", ",")
         yield from _read_json_calls(text)
 
     found = yield from text.try_calls(_read_json_or_python(text))
@@ -141,9 +147,12 @@ def glm45(text: Reader, texts: StringArguments) -> Steps[None]:
         if (yield from text.peek()) in ("{", "["):
             yield from _read_json_calls(text)  # as the family's other models write them
         else:
-            name, _ = yield from text.take_until(KEY, END_HERMES)
+            name, mark = yield from text.take_until(KEY, END_HERMES, "{")
             text.put_back()
-            yield from read_keyed_arguments(text, name, texts)
+            if mark == "{":
+                yield from _read_json_arguments(text, name)
+            else:
+                yield from read_keyed_arguments(text, name, texts)
         yield from text.peek()
         yield from text.take_mark(END_HERMES)
 
@@ -159,7 +168,7 @@ def deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
         if not (yield from text.take_mark(DEEPSEEK_CALL[0])):
             raise NotACall
         name, _ = yield from text.take_until(DEEPSEEK_SEPARATOR)
-        if (yield from text.peek()) != "{":
+        if (yield from text.peek()) not in ("{", '"'):
             name, _ = yield from text.take_until("\n")
             yield from text.peek()
             yield from text.take_mark("```json")
@@ -168,7 +177,9 @@ def deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
             yield from text.peek()
             yield from text.take_mark(mark)
 
-    while (yield from text.read_content([DEEPSEEK[0]])) is not None:
+    while (mark := (yield from text.read_content([DEEPSEEK[0], DEEPSEEK_CALL[0]]))) is not None:
+        if mark == DEEPSEEK_CALL[0]:  # some checkpoints leave out the outer tags
+            text.put_back()
         if (yield from text.try_calls(body())):
             while (yield from text.try_calls(body())):
                 pass
@@ -193,9 +204,9 @@ def pythonic(text: Reader, texts: StringArguments) -> Steps[None]:
 def openai(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read gpt-oss's channels: reasoning, calls (recipient ``functions.NAME``) and content."""
 
-    def message() -> Steps[None]:
+    def message(role: str) -> Steps[None]:
         header, _ = yield from text.take_until(MESSAGE)
-        name = re.search(r"to=functions\.([^\s<]+)", header)
+        name = re.search(r"to=functions\.([^\s<]+)", role + header)
         if name is None:
             is_reasoning = header.strip().startswith("analysis")
             yield from text.read_content(HARMONY_ENDS, is_reasoning=is_reasoning)
@@ -204,12 +215,31 @@ def openai(text: Reader, texts: StringArguments) -> Steps[None]:
         yield from text.peek()
         yield from text.take_mark(*HARMONY_ENDS)
 
+    role = yield from _read_recipient(text)  # the prompt ends with the first message's role
     while (mark := (yield from text.read_content([CHANNEL, START]))) is not None:
         if mark == START:
             yield from text.take_mark("assistant")
             text.drop_consumed()
+            role = yield from _read_recipient(text)
         else:
-            yield from text.try_calls(message())
+            yield from text.try_calls(message(role))
+            role = ""
+
+
+def _read_recipient(text: Reader) -> Steps[str]:
+    """Consume and return `` to=functions.NAME`` if it comes before a channel; else return ""."""
+    taken_before = text.num_taken
+    try:
+        yield from text.peek()
+        if (yield from text.take_mark("to=functions.")):
+            name, _ = yield from text.take_until(CHANNEL)
+            text.text = CHANNEL + text.text
+            text.drop_consumed()
+            return f"to=functions.{name} "
+    except NotACall:
+        pass
+    text.put_back(text.num_taken - taken_before)
+    return ""
 
 
 def _read_json_calls(text: Reader, create_id: Callable[[], str] = create_call_id) -> Steps[None]:
@@ -228,7 +258,7 @@ def _read_json_calls(text: Reader, create_id: Callable[[], str] = create_call_id
             text.emit_calls(
                 [
                     one._replace(id=create_id())
-                    for one in parse_calls(load_lenient_json(given + closers))
+                    for one in parse_calls(load_lenient_json(given + closers), text.has_tag)
                 ]
             )
         else:
@@ -285,9 +315,17 @@ def _drop_json_rest(text: Reader) -> Steps[None]:
 def _read_json_arguments(
     text: Reader, name: str, create_id: Callable[[], str] = create_call_id
 ) -> Steps[None]:
-    if (yield from text.peek()) != "{":
+    sign = yield from text.peek()
+    if sign == "{":
+        yield from text.read_json_call(validate_name(name), create_id())
+        return
+    if sign == '"':
+        arguments = load_lenient_json((yield from text.take_string()))
+    elif (yield from text.take_mark("null")):
+        arguments = None
+    else:
         raise NotACall
-    yield from text.read_json_call(validate_name(name), create_id())
+    text.emit_calls([make_call(name, arguments, create_id())])
 
 
 def create_short_id() -> str:

@@ -1,0 +1,109 @@
+"""Calls in the forms that models write beside their template's own are read, and answers stay text.
+
+Tests ``api/tool_calls.py``, ``api/tool_families.py`` and ``api/tool_arguments.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plimsoll_engine.api import tool_families
+from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES
+from plimsoll_engine.api.tool_calls import Parsed, ToolCall
+from plimsoll_engine.api.tool_families import DEEPSEEK, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR
+
+
+def parse(family: str, pieces: list[str]) -> tuple[str, list[ToolCall], bool]:
+    """Return the text, the calls, and whether text after a tag is no call."""
+    parser = tool_families.create_parser(family, {})
+    *most, last = pieces
+    found: list[Parsed] = [*map(parser.push, most), parser.push(last, last=True, finished=True)]
+    calls: list[ToolCall] = []
+    for part in (one for parsed in found for one in parsed.calls):
+        if part.id:
+            calls.append(part)
+        else:
+            whole = calls[-1].arguments + part.arguments
+            calls[-1] = calls[-1]._replace(arguments=whole, more=part.more)
+    return "".join(one.text for one in found), calls, parser.has_unparsed_call
+
+
+F = '{"name": "f", "arguments": {"a": 1}}'
+G = '{"name": "g", "parameters": {"a": 2}}'
+BOTH: list[tuple[str, dict[str, Any]]] = [("f", {"a": 1}), ("g", {"a": 2})]
+ONE = BOTH[:1]
+AS_TEXT = json.dumps('{"a": 1}')
+ROLE = " to=functions.f<|channel|>commentary json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "calls"),
+    [
+        *(("hermes", f"{HERMES}{F}{between}{G}{END_HERMES}", BOTH) for between in ("", "\n", ", ")),
+        ("hermes", HERMES + '{"arguments": {"a": True, "b": [1,],}, "name": "f"}' + END_HERMES,
+         [("f", {"a": True, "b": [1]})]),
+        ("hermes", HERMES + '{"name": "f", "arguments": "{\\"a\\": None,}"}' + END_HERMES,
+         [("f", {"a": None})]),
+        *(("llama3_json", f"{F}{between}{G}", BOTH) for between in ("\n", ", ", "; ")),
+        ("mistral", f"[TOOL_CALLS]f[ARGS]{AS_TEXT}", ONE),
+        ("mistral", "[TOOL_CALLS]f[ARGS]null", [("f", {})]),
+        ("glm45", HERMES + 'f{"a": 1}' + END_HERMES, ONE),
+        ("deepseek_v3", f'{DEEPSEEK_CALL[0]}f{DEEPSEEK_SEPARATOR}{{"a": 1}}{DEEPSEEK_CALL[1]}',
+         ONE),
+        ("deepseek_v3",
+         f"{DEEPSEEK[0]}{DEEPSEEK_CALL[0]}f{DEEPSEEK_SEPARATOR}{AS_TEXT}{DEEPSEEK_CALL[1]}", ONE),
+        ("pythonic", '[f(a="x\ny\t\x00")]', [("f", {"a": "x\ny\t\x00"})]),
+        ("pythonic", "[f(a=1e999, b=[NaN, -1e999])]", [("f", {"a": None, "b": [None, None]})]),
+        ("pythonic", '[f(a=[1, {"b": 2', [("f", {"a": [1, {"b": 2}]})]),
+        ("openai", f'{ROLE}{{"a": 1}}<|call|>', ONE),
+        ("openai", f"{ROLE}{AS_TEXT}<|call|>", ONE),
+        ("openai", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+         f'{ROLE}{{"a": 1}}<|call|>', ONE),
+    ],
+)  # fmt: skip
+def test_calls_in_other_forms_are_read(
+    family: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    for pieces in ([text], list(text)):
+        said, found, _ = parse(family, pieces)
+        assert [(one.name, json.loads(one.arguments), one.more) for one in found] == [
+            (*call, False) for call in calls
+        ]
+        assert said == ""
+
+
+@pytest.mark.parametrize("family", ["llama3_json", "pythonic"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Anna", "age": 3}',
+        '[{"name": "Anna"}, {"name": "Ben"}]',
+        '{"function": {"name": "sin"}}',
+    ],
+)
+def test_an_answer_in_json_that_has_a_name_is_no_call(family: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert parse(family, pieces) == (text, [], False)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "said"),
+    [
+        ("mistral", '[TOOL_CALLS]f({"a": 1})', None),
+        ("hermes", HERMES + '{"name": "f{", "arguments": {}}' + END_HERMES, None),
+        ("openai", " to=functions.f", None),
+        ("openai", "to=day: nine", None),
+        ("hermes", f'{HERMES}{F}, {{"b": 1}}{END_HERMES}', f', {{"b": 1}}{END_HERMES}'),
+        ("hermes", f'{HERMES}[{F}, {{"name": 7}}]{END_HERMES}', f', {{"name": 7}}]{END_HERMES}'),
+        ("hermes", f"{HERMES}{F}, and more", ", and more"),
+    ],
+)
+def test_what_is_no_call_stays_text(family: str, text: str, said: str | None) -> None:
+    for pieces in ([text], list(text)):
+        content, calls, noted = parse(family, pieces)
+        assert content == (text if said is None else said)
+        assert len(calls) == (said is not None)
+        assert noted == (family != "openai" and not text.endswith("more"))
