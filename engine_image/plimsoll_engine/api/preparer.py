@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -73,6 +74,7 @@ class Preparer:
             token = image.placeholder
             self._image = "<image>" if token is None else engine.tokenizer.decode([token])
         self._inline = RequestPreparer(engine.tokenizer, self._image)
+        self._turn = asyncio.Lock()
         self._slots = FairSemaphore(1)
         # The process dies with the thread that started it (PR_SET_PDEATHSIG), so keep one thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
@@ -96,37 +98,37 @@ class Preparer:
         Raises ApiError, and ClientDisconnect if the client disconnects while the job is queued.
         """
         if len(body.raw) <= INLINE_BYTES or _has_only_ids(body.raw):
-            return self._inline.completion(body.raw, self._get_limits())
+            return await self._run_inline(self._inline.completion, body)
         return await self._run_in_process(body, "completion", PreparedBody[CompletionRequest])
 
     async def chat(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a chat. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.chat(body.raw, self._get_limits())
+            return await self._run_inline(self._inline.chat, body)
         return await self._run_in_process(body, "chat", PreparedBody[ChatRequest])
 
     async def chats(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a batch of chats. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.chats(body.raw, self._get_limits())
+            return await self._run_inline(self._inline.chats, body)
         return await self._run_in_process(body, "chats", PreparedBody[ChatRequest])
 
     async def responses(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a ``/v1/responses`` request. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.responses(body.raw, self._get_limits())
+            return await self._run_inline(self._inline.responses, body)
         return await self._run_in_process(body, "responses", PreparedBody[ChatRequest])
 
     async def tokenize(self, body: Body) -> TextResult:
         """Tokenize the text of a body. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.tokenize(body.raw, self._get_limits())
+            return await self._run_inline(self._inline.tokenize, body)
         return await self._run_in_process(body, "tokenize", TextResult)
 
     async def detokenize(self, body: Body) -> TextResult:
         """Detokenize the tokens of a body. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._inline.detokenize(body.raw, self._get_limits())
+            return await self._run_inline(self._inline.detokenize, body)
         return await self._run_in_process(body, "detokenize", TextResult)
 
     async def form(self, body: Body, content_type: str) -> Form:
@@ -141,6 +143,14 @@ class Preparer:
             limit, settings.max_queued, compute_max_json_values(limit), api.tool_call_parser,
             api.strict_requests, api.skip_hosted_tools,
         )  # fmt: skip
+
+    async def _run_inline(
+        self, prepare: Callable[[bytearray, EngineLimits], _Result], body: Body
+    ) -> _Result:
+        """Prepare one small body in each turn of the event loop, so that many delay no stream."""
+        async with self._turn:
+            await asyncio.sleep(0)
+            return prepare(body.raw, self._get_limits())
 
     async def _run_in_process(
         self,

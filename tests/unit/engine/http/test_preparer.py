@@ -94,6 +94,22 @@ def test_a_process_that_hangs_or_dies_is_replaced(
     asyncio.run(scenario())
 
 
+def test_the_loop_turns_between_two_small_bodies(engine: Any) -> None:
+    """A client that sends many at once does not delay streams and probes by their sum."""
+    small = Body(bytearray(json.dumps({"model": "tiny", "prompt": "tide"}).encode()), "a", never)
+
+    async def scenario() -> int:
+        instance = Preparer(engine, timeout_s=60)
+        turns = 0
+        jobs = [asyncio.create_task(instance.completion(small)) for _ in range(30)]
+        while not all(job.done() for job in jobs):
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert asyncio.run(scenario()) >= 30
+
+
 def test_a_body_that_takes_too_much_cpu_time_is_too_complex(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
