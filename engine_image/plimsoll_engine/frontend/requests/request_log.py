@@ -122,6 +122,7 @@ class Generation:
         "_logprobs",
         "_pending",
         "_searched",
+        "_shown",
         "_stops",
         "_taken",
         "admission",
@@ -178,6 +179,7 @@ class Generation:
         self.started: StartStatistics | None = None
         self._detokenizer = detokenizer
         self._characters = 0  # of the text, including what a stop string may still cut
+        self._shown = 0  # characters of the text that are certain
         self._stops = StopMatcher(text.stops, text.include)
         self._include = text.include
         self._pending: list[str] = []
@@ -234,8 +236,13 @@ class Generation:
             rest, stopped = self._stops.push(self._detokenizer.finish())
             piece += rest if stopped else rest + self._stops.finish()
         self.finish_reason = "stop" if stopped else finish_reason
+        self._shown += len(piece)
         if stopped:
             self.stop_reason = self._stops.found
+            self._logprobs = [
+                one if one.offset < self._shown else one._replace(offset=self._shown, shown=False)
+                for one in self._logprobs
+            ]
         if piece:
             self._pending.append(piece)
             self.answer_bytes += PIECE_BYTES + len(piece)
@@ -268,11 +275,14 @@ class Generation:
         if not self._pending and not self.done:
             return None
         new = self.output_ids[self._taken :]
-        text = "".join(self._pending)
-        delta = Delta(text, self.finish_reason, self._logprobs, new, self.stop_reason)
+        text, logprobs, held = "".join(self._pending), self._logprobs, list[TokenLogprobs]()
+        if not self.done and self._stops.held:  # a stop string may still cut these tokens
+            certain = sum(one.offset < self._shown for one in logprobs)
+            logprobs, held = logprobs[:certain], logprobs[certain:]
+        delta = Delta(text, self.finish_reason, logprobs, new, self.stop_reason)
         self._taken += len(new)
         self._pending.clear()
-        self._logprobs = []
+        self._logprobs = held
         if streamed:
             self.answer_bytes = 0
         return delta

@@ -25,6 +25,7 @@ from plimsoll_engine.frontend.requests.request_log import (
     RequestFailed,
     RequestLog,
     TextRules,
+    TokenLogprobs,
 )
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
@@ -244,6 +245,43 @@ def test_log_probabilities_say_where_in_the_text_their_token_begins(
                 assert place < len(delta.text)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize(
+    ("said", "stop", "text"),
+    [
+        ("ab stop x", "stop", "ab "),
+        ("sssx", "ssx", "s"),
+        ("a😀éz", "é", "a😀"),
+        ("ab sto", "stop", None),
+    ],
+)
+def test_tokens_of_a_stop_string_are_no_part_of_the_text(
+    said: str, stop: str, text: str | None, include: bool
+) -> None:
+    """Their offsets point at its end, and a stream does not send their bytes either."""
+
+    async def run(streamed: bool) -> list[tuple[int, bool]]:
+        rules = TextRules([stop], include)
+        one = Generation("a", [1], Sampling(99), Detokenizer(byte_level()), rules)
+        found, shown = list[TokenLogprobs](), ""
+        for number, byte in enumerate(said.encode()):
+            ends = "length" if number == len(said.encode()) - 1 else None
+            one.push(byte, ends, worker_ipc.Logprobs(-0.5, [], []))
+            if (streamed or one.done) and (delta := one.take()) is not None:
+                found += delta.logprobs
+                shown += delta.text
+            if one.done:
+                break
+        wanted = said if text is None else text + (stop if include else "")
+        assert shown == wanted
+        assert bytes(entry.token_id for entry in found if entry.shown) == wanted.encode()
+        assert all(entry.offset <= len(wanted) for entry in found)
+        assert len(found) == len(one.output_ids)
+        return [(entry.offset, entry.shown) for entry in found]
+
+    assert asyncio.run(run(streamed=True)) == asyncio.run(run(streamed=False))
 
 
 def test_a_token_that_is_no_text_is_marked() -> None:
