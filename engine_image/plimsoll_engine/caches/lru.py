@@ -27,7 +27,7 @@ class LruCache(Generic[K, V]):
             raise ValueError(f"capacity {capacity} is too small: must be at least 1")
         self.capacity = capacity
         self.used = 0
-        """Sum of all sizes."""
+        """Sum of the sizes of all items."""
         self._data: dict[K, V] = {}
         self._sizes: dict[K, int] = {}
         self._order: OrderedDict[K, None] = OrderedDict()
@@ -89,10 +89,10 @@ class LruCache(Generic[K, V]):
         self._order.move_to_end(key)
 
     def unpin(self, key: K) -> None:
-        """Remove a pin of ``key``. Without pins, ``key`` becomes the most recently used key."""
-        left = self._pins[key] - 1
-        if left:
-            self._pins[key] = left
+        """Remove a pin from ``key``. The last removal makes it the most recently used key."""
+        remaining = self._pins[key] - 1
+        if remaining:
+            self._pins[key] = remaining
         else:
             del self._pins[key]
             self._order.move_to_end(key)
@@ -100,7 +100,7 @@ class LruCache(Generic[K, V]):
     def evict(self, size: int) -> list[tuple[K, V]]:
         """Remove unpinned items, least recently used first, until ``size`` is freed. Return them.
 
-        Less is freed if the other items are pinned. Pinned items move to the most recently used
+        Frees less if all remaining items are pinned. Pinned items move to the most recently used
         end, and each item is visited at most once.
         """
         evicted: list[tuple[K, V]] = []
@@ -134,7 +134,7 @@ class LruCache(Generic[K, V]):
         return self.used - kept - self._sizes.get(excluded_key, 0)
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency of this cache, for the audit."""
+        """Return a message for each inconsistency in this cache, for the audit."""
         found = []
         order, data = set(self._order), set(self._data)
         if order != data:

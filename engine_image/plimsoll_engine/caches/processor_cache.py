@@ -14,20 +14,20 @@ class ProcessorCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all cached tensors."""
+        """Total size of the cached tensors, in bytes."""
         return self._items.used
 
     @property
     def capacity(self) -> int:
-        """Maximum number of bytes."""
+        """Maximum total size of the tensors, in bytes."""
         return self._items.capacity
 
     def get(self, key: bytes) -> Processed | None:
-        """Return the item of ``key``, now the most recently used; None if ``key`` is missing."""
-        found = self._items.get(key)
-        if found is not None:
+        """Return the item for ``key`` and mark it as the most recently used; None if missing."""
+        cached = self._items.get(key)
+        if cached is not None:
             self._items.touch(key)
-        return found
+        return cached
 
     def put(self, item: Processed) -> None:
         """Cache ``item`` unless it is larger than the capacity."""
@@ -39,5 +39,5 @@ class ProcessorCache:
         return len(self._items.clear())
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency of this cache, for the audit."""
+        """Return a message for each inconsistency in this cache, for the audit."""
         return self._items.find_problems()

@@ -1,6 +1,6 @@
-"""Worker side of the media cache, which stores and removes items as the sender commands.
+"""Worker side of the media cache. It stores and removes items only as the sender directs.
 
-It has no order and evicts nothing itself, so it cannot diverge from the sender.
+It keeps no LRU order and evicts nothing by itself, so it cannot diverge from the sender.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from plimsoll_engine.messages.worker_ipc import Media, MissingMedia, Submit
 
 
 class MediaCacheReceiver:
-    """Cache of media tensors by key. The sender enforces the ``capacity`` in bytes."""
+    """Cache of media tensors by key. The sender enforces ``capacity``, in bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -25,7 +25,7 @@ class MediaCacheReceiver:
         return key in self._held
 
     def unpack(self, submit: Submit) -> Submit | MissingMedia:
-        """Return ``submit`` with the data of all its media, or the list of missing media."""
+        """Apply the changes in ``submit``. Return it with all media data, or the missing keys."""
         for key in submit.forget:
             self._drop(key)
         for media in submit.media:
@@ -55,7 +55,7 @@ class MediaCacheReceiver:
         return count
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency of this cache, for the audit."""
+        """Return a message for each inconsistency in this cache, for the audit."""
         total = sum(map(len, self._held.values()))
         if total != self.bytes:
             return [f"the items have {total} bytes, but {self.bytes} are recorded"]

@@ -1,10 +1,10 @@
 """Frontend side of the media cache. It always knows which items the worker holds.
 
-The worker keeps the tensors of images and audio, so that media of many requests are sent once. The
-sender alone decides what the worker keeps, when it writes a submission to the socket. The socket
-delivers messages completely and in order, so both sides have the same keys whenever no message is
-in flight. (If each side evicted items itself, one lost message would make them diverge.) A sender
-lives as long as its connection, and each worker starts with an empty cache.
+The worker keeps the tensors of images and audio, so that media used by many requests are sent only
+once. Only the sender decides what the worker keeps, each time it writes a submission to the socket.
+The socket delivers messages completely and in order, so both sides have the same keys whenever no
+message is in flight. (If each side evicted items itself, one lost message would make them diverge.)
+A sender lives as long as its connection, and each worker starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class MediaCacheSender:
     def __init__(self, capacity: int) -> None:
         self._held: LruCache[bytes, None] = LruCache(capacity)
         self.changes = 0
-        """Number of changes. Two equal values mean that nothing changed in between."""
+        """Number of changes so far. If two readings are equal, nothing changed in between."""
         self.sent_bytes_total = 0
         self.spared_bytes_total = 0
 
     def pack(self, message: ToWorker) -> ToWorker:
-        """Return ``message`` in the form to write. The caller must write it next.
+        """Return ``message`` in the form to send. The caller must send it next.
 
-        Data that the worker has is omitted. The message names the items that the worker must
-        remove.
+        The returned message omits data that the worker already has, and lists the items that the
+        worker must remove.
         """
         match message:
             case Submit(media=media) if media:
@@ -51,12 +51,12 @@ class MediaCacheSender:
         return set(self._held)
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency of this cache, for the audit."""
+        """Return a message for each inconsistency in this cache, for the audit."""
         return self._held.find_problems()
 
     def _pack(self, submit: Submit) -> Submit:
         forget: list[bytes] = []
-        # Pinned, so that no item of this submission is evicted for another one.
+        # Pin the submission's items so that one is not evicted to make room for another.
         pinned = [media.key for media in submit.media if self._pin(media.key)]
         media = [self._pack_media(item, forget, pinned) for item in submit.media]
         for key in pinned:

@@ -1,8 +1,8 @@
-"""Device memory from the CUDA driver: allocate, export, map and free it.
+"""Allocate, export, map and free device memory through the CUDA driver.
 
-torch's allocator is unsuitable: many tensors share its segments, and each of its exports expects
-exactly one consumer. Memory of ``cuMemAlloc`` may be opened by any number of processes, in turn or
-in parallel (CUDA Driver API, "Memory Management").
+torch's allocator is unsuitable: many tensors share a segment, and each exported handle expects
+exactly one consumer. Memory from ``cuMemAlloc`` can be opened by any number of processes, one after
+another or at the same time (CUDA Driver API, "Memory Management").
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ A process that opens an allocation through IPC maps it with the largest pages th
 
 
 class CudaError(RuntimeError):
-    """A call of the CUDA driver failed. The message has the call and the driver's reason."""
+    """A CUDA driver call failed. The message contains the call and the driver's reason."""
 
 
 class _Handle(ctypes.Structure):
@@ -38,10 +38,9 @@ class _Handle(ctypes.Structure):
 
 
 class DeviceBuffer:
-    """Device memory that this process allocated, or that another one did and this one mapped.
+    """Device memory that this process allocated, or mapped from another process.
 
-    torch reads ``__cuda_array_interface__`` (version 3) and keeps this object alive as long as the
-    tensor.
+    torch reads ``__cuda_array_interface__`` (version 3). The tensor keeps this object alive.
     """
 
     def __init__(self, pointer: int, nbytes: int, own: bool) -> None:
@@ -51,9 +50,9 @@ class DeviceBuffer:
 
     @classmethod
     def allocate(cls, nbytes: int) -> DeviceBuffer:
-        """Allocate at least ``nbytes`` bytes, rounded up to whole pages of the largest size.
+        """Allocate ``nbytes`` bytes, rounded up to a multiple of :data:`PAGE_BYTES`.
 
-        Raises torch.OutOfMemoryError, like torch's allocator.
+        Raises torch.OutOfMemoryError, as torch's allocator does, or CudaError.
         """
         _ensure_context()
         pointer = ctypes.c_uint64()
@@ -69,7 +68,7 @@ class DeviceBuffer:
 
     @classmethod
     def map(cls, handle: bytes, nbytes: int) -> DeviceBuffer:
-        """Map the memory that another process exported as ``handle``."""
+        """Map the ``nbytes`` bytes that another process exported as ``handle``."""
         _ensure_context()
         pointer = ctypes.c_uint64()
         opened = _load_driver().cuIpcOpenMemHandle_v2(
@@ -102,7 +101,7 @@ class DeviceBuffer:
         }
 
     def close(self) -> bool:
-        """Free or unmap the memory. No kernel may still use it. Idempotent."""
+        """Free or unmap the memory and return True. Idempotent. No kernel may still use it."""
         if not self.pointer:
             return True
         pointer, self.pointer = ctypes.c_uint64(self.pointer), 0
@@ -115,10 +114,10 @@ class DeviceBuffer:
 
 @contextlib.contextmanager
 def retain_primary_context(index: int) -> Iterator[None]:
-    """Retain the primary context of device ``index``, which torch uses, and create it if needed.
+    """Retain the primary context of device ``index``, and create it if needed.
 
-    Creating it takes 0.2 s on an H200. Unlike torch, this function releases the GIL meanwhile.
-    Raises CudaError.
+    torch uses this context. Creation takes 0.2 s on an H200. Unlike torch, this function releases
+    the GIL during that time. Raises CudaError.
     """
     driver, device, context = _load_driver(), ctypes.c_int(), ctypes.c_void_p()
     _check(driver.cuInit(0), "cuInit")
@@ -141,7 +140,7 @@ def _load_driver() -> ctypes.CDLL:
 
 
 def _ensure_context() -> None:
-    """Make torch's context of the current device current in this thread: driver calls need one."""
+    """Make torch's context of the current device current in this thread, for driver calls."""
     torch.cuda.synchronize()
 
 

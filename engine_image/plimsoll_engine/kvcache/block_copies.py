@@ -16,14 +16,14 @@ WAIT_STEP_S = 0.0005
 
 
 class Ticket(Protocol):
-    """Handle of a batch of copies."""
+    """Handle for a batch of copies."""
 
     def is_done(self) -> bool:
-        """Report whether all copies of the batch are complete. Never waits."""
+        """Report whether all copies in the batch are complete, without waiting."""
 
 
 class _Deferred:
-    """Ticket of a batch that is copied when first polled."""
+    """Ticket for a batch that is copied when the ticket is first polled."""
 
     def __init__(self, copy: Callable[[], None]) -> None:
         self._copy: Callable[[], None] | None = copy
@@ -46,9 +46,9 @@ class _Recorded:
 class Copies:
     """Copier of blocks between the pool on the device and a host buffer of ``slots`` blocks.
 
-    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]; ``scales`` are those of an FP8
-    pool, [2, layers, blocks * block_size, heads]. The buffer is [slots, 2, layers, block_size, ...]
-    in the same dtype, with a second one for scales.
+    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. ``scales`` are an FP8 pool's
+    scales, [2, layers, blocks * block_size, heads]. The buffer has the pool's dtype and the shape
+    [slots, 2, layers, block_size, ...]. Scales have a buffer of their own.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Copies:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the host buffers; 0 after :meth:`close`."""
+        """Total size of the host buffers, in bytes; 0 after :meth:`close`."""
         return sum(buffer.nbytes for buffer in self._host)
 
     def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Start copying each (block, slot) from the device to the host."""
+        """Start copying device blocks to host slots. ``pairs`` are (block, slot)."""
         return self._start(pairs, to_host=True)
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Start copying each (block, slot) from the host to the device."""
+        """Start copying host slots to device blocks. ``pairs`` are (block, slot)."""
         return self._start(pairs, to_host=False)
 
     def _start(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
@@ -108,7 +108,7 @@ class Copies:
 def _allocate_buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
     """Return a host buffer for ``slots`` blocks of ``pool``, [2, layers, tokens, ...].
 
-    Zeros are written now, so that its resident memory does not grow later.
+    The buffer is filled with zeros, so that its resident memory does not grow later.
     """
     two, layers, _, *rest = pool.shape
     shape = (slots, two, layers, block_size, *rest)
@@ -116,7 +116,7 @@ def _allocate_buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.T
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait up to ``timeout_s`` seconds until ``condition`` is true. Return whether it is."""
+    """Wait up to ``timeout_s`` seconds for ``condition``. Return whether it became true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:

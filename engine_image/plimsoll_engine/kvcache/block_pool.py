@@ -14,23 +14,23 @@ from itertools import islice
 from plimsoll_engine.caches.lru import LruCache
 
 INDEX_ENTRY_BYTES = 400
-"""Bytes of a cached block's hash and index entry (CPython 3.11, rounded up)."""
+"""Size of a cached block's hash and index entry, in bytes (CPython 3.11, rounded up)."""
 
 
 class BlockPool:
     """Pool of ``num_blocks`` blocks of ``block_size`` tokens each.
 
-    The prefix cache maps hashes to blocks and pins those that are used. When no block is free,
-    cached blocks are evicted in LRU order.
+    The prefix cache maps hashes to blocks and pins the blocks in use. When no block is free, cached
+    blocks are evicted in LRU order.
     """
 
     def __init__(
         self, num_blocks: int, block_size: int, tables: Iterable[Sequence[int]] = ()
     ) -> None:
-        """Create a pool in which each of ``tables`` references its blocks. All others are free.
+        """Create a pool in which the blocks in ``tables`` are used and all others are free.
 
-        A predecessor's tables are passed on. Block numbers must be below ``num_blocks`` and unique
-        within a table.
+        ``tables`` are block tables inherited from the previous worker. Block numbers must be below
+        ``num_blocks`` and unique within a table.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
@@ -41,10 +41,10 @@ class BlockPool:
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
         self.taken = array("Q", [0]) * num_blocks
-        """Number of allocations of each block.
+        """Number of times that each block has been allocated.
 
-        The contents of a full block change only when the block is allocated again. A list of large
-        integers would grow during the first million requests, so this is an array.
+        The contents of a full block change only when the block is allocated again. This is an array
+        because the memory of a list would grow during the first million requests.
         """
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.num_used = 0
@@ -78,7 +78,7 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Return ``count`` blocks with one reference each; None if too few are available."""
+        """Allocate ``count`` blocks with one reference each; None if too few are available."""
         if count > self.num_available:
             return None
         if count > len(self._free):
@@ -93,14 +93,14 @@ class BlockPool:
 
     def find_cached_prefix(self, hashes: Iterable[bytes]) -> list[int]:
         """Return the blocks of the longest cached prefix of ``hashes``. Adds no references."""
-        found = []
+        matched = []
         for key in hashes:
             block = self.prefix.get(key)
             if block is None:
                 break
             self.prefix.touch(key)
-            found.append(block)
-        return found
+            matched.append(block)
+        return matched
 
     def add_references(self, blocks: Sequence[int]) -> None:
         """Add a reference to each of ``blocks``, which :meth:`find_cached_prefix` returned."""
@@ -112,7 +112,7 @@ class BlockPool:
         self.held += len(blocks)
 
     def register(self, block: int, key: bytes) -> None:
-        """Add a full block to the prefix cache, unless a block with this hash is cached."""
+        """Add a full block to the prefix cache, unless a block with the hash ``key`` is cached."""
         if key in self.prefix or self._hashes[block] is not None:
             return
         # The cache has room for every block, so this never evicts.
@@ -121,7 +121,7 @@ class BlockPool:
         self._hashes[block] = key
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove one reference from each block. A prompt's last blocks will be evicted first."""
+        """Remove one reference from each block. The last blocks are evicted first."""
         for block in reversed(blocks):
             if self._references[block] < 1:
                 raise AssertionError(
@@ -139,9 +139,9 @@ class BlockPool:
                 self.prefix.unpin(key)
 
     def list_oldest(self, count: int) -> list[tuple[bytes, int]]:
-        """Return (hash, block) of the cached blocks among the ``count`` oldest LRU entries."""
-        found = ((key, self.prefix.get(key)) for key in islice(self.prefix, count))
-        return [(k, b) for k, b in found if b is not None and not self._references[b]]
+        """Return (hash, block) of each unreferenced block among the ``count`` LRU entries."""
+        oldest = ((key, self.prefix.get(key)) for key in islice(self.prefix, count))
+        return [(k, b) for k, b in oldest if b is not None and not self._references[b]]
 
     def reset_prefix_cache(self) -> int:
         """Evict all unreferenced blocks from the prefix cache. Return their number."""
@@ -150,33 +150,33 @@ class BlockPool:
         return len(evicted)
 
     def measure_index(self) -> int:
-        """Return the host memory of the prefix cache's index, in bytes."""
+        """Return the host memory that the prefix cache's index uses, in bytes."""
         return len(self.prefix) * INDEX_ENTRY_BYTES
 
     @property
     def max_index_bytes(self) -> int:
-        """Maximum host memory of the prefix cache's index, in bytes."""
+        """Maximum host memory that the prefix cache's index may use, in bytes."""
         return self.num_blocks * INDEX_ENTRY_BYTES
 
     def count_references(self) -> dict[int, int]:
-        """Return the number of references to each used block."""
+        """Return the number of references to each used block, by block number."""
         return {block: count for block, count in enumerate(self._references) if count}
 
     def find_problems(self) -> list[str]:
-        """Return the inconsistencies in this pool, for the audit."""
-        found = []
+        """Return a message for each inconsistency in this pool, for the audit."""
+        problems = []
         if (referenced := len(self.count_references())) != self.num_used:
-            found.append(
+            problems.append(
                 f"{referenced} blocks are referenced, but {self.num_used} are counted as used"
             )
         if self.num_free + self.num_used + self.num_cached != self.num_blocks:
-            found.append(
+            problems.append(
                 f"{self.num_free} free, {self.num_used} used and {self.num_cached} cached blocks "
                 f"do not add up to the pool's {self.num_blocks}"
             )
         if len(set(self._free)) != len(self._free):
-            found.append("the list of free blocks contains a block twice")
-        return found
+            problems.append("the list of free blocks contains a block twice")
+        return problems
 
     def _hash_of(self, block: int) -> bytes:
         key = self._hashes[block]

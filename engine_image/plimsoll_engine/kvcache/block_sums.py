@@ -1,4 +1,4 @@
-"""Checksums of KV blocks. They show whether blocks changed between two workers."""
+"""Checksums of KV blocks, which show whether a block changed between two workers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 CHUNK_BYTES = 64 << 20
-"""Number of bytes of the pool that are gathered at a time."""
+"""Bytes of the pool to gather at a time."""
 
 
 @torch.inference_mode()
 def compute_block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int]) -> list[int]:
-    """Return a checksum modulo 2**64 of the bytes of each of ``blocks``, in order.
+    """Return a signed 64-bit checksum of the contents of each block in ``blocks``, in order.
 
     ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. The checksums detect
     accidental but not deliberate writes. Waits for all pending work on the device.
@@ -21,21 +21,21 @@ def compute_block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int])
     words = kv.reshape(two * layers, slots // block_size, block_size * heads * dim)
     row_bytes = words.shape[-1] * words.element_size()
     words = words.view(torch.int64 if row_bytes % 8 == 0 else torch.uint8)
-    at_once = max(1, CHUNK_BYTES // (row_bytes * two * layers))
+    chunk_blocks = max(1, CHUNK_BYTES // (row_bytes * two * layers))
     weights = torch.arange(1, 2 * two * layers, 2, device=kv.device).view(-1, 1)
-    found: list[int] = []
-    for start in range(0, len(blocks), at_once):
-        chosen = torch.tensor(blocks[start : start + at_once], device=kv.device)
+    results: list[int] = []
+    for start in range(0, len(blocks), chunk_blocks):
+        chosen = torch.tensor(blocks[start : start + chunk_blocks], device=kv.device)
         sums = words.index_select(1, chosen).sum(dim=2, dtype=torch.int64)
         # With odd weights, swapping layers, or keys and values, changes the checksum.
-        found += (sums * weights).sum(dim=0).tolist()
-    return found
+        results += (sums * weights).sum(dim=0).tolist()
+    return results
 
 
 def combine_block_sums(ranks: Sequence[Sequence[int]]) -> list[int]:
-    """Combine all ranks' checksums into one per block, as a signed 64-bit integer."""
-    found = []
+    """Combine the checksums of all ranks into one signed 64-bit checksum for each block."""
+    combined = []
     for sums in zip(*ranks, strict=True):
         total = sum((2 * rank + 1) * value for rank, value in enumerate(sums))
-        found.append((total + (1 << 63)) % (1 << 64) - (1 << 63))
-    return found
+        combined.append((total + (1 << 63)) % (1 << 64) - (1 << 63))
+    return combined

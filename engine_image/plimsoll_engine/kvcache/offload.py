@@ -5,9 +5,9 @@ If such a block is reallocated during the copy, the copy is discarded. A prompt 
 the host waits until the prefix is copied back. Copies run in parallel with the model.
 :meth:`Offload.poll` completes them between steps, and while the engine is idle.
 
-A transfer belongs to the pool, not to a request. A transfer to the device references its blocks
-itself, and then leaves them as ordinary cached blocks. Aborts and preemptions therefore neither
-affect transfers nor leak their blocks.
+A transfer belongs to the pool, not to a request. A transfer to the device holds its own references
+to its blocks. When it completes, they become ordinary cached blocks. Aborts and preemptions
+therefore neither affect transfers nor leak their blocks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
 AHEAD, MAX_AHEAD = 4, 256
-"""Fraction (1/AHEAD) and maximum number of the oldest cached blocks that are copied ahead of time.
+"""The oldest 1/AHEAD of the pool's blocks, at most MAX_AHEAD, are copied ahead of time.
 The maximum limits the cost of scanning them in every step.
 """
 IN_FLIGHT = 8
-"""At most this fraction (1/IN_FLIGHT) of the pool's blocks is in transfer."""
+"""At most 1/IN_FLIGHT of the pool's blocks are in transfer at the same time."""
 STALE_S = 5.0
 """Age in seconds from which a transfer counts as stuck. A healthy one takes milliseconds."""
 RECLAIM_WAIT_S = 2.0
@@ -37,10 +37,10 @@ RECLAIM_WAIT_S = 2.0
 
 @dataclass(slots=True)
 class Transfer:
-    """Running copy of blocks. The lists have one item per block.
+    """Copy of blocks that is in progress. Each list has one item per block.
 
-    ``keys`` are the hashes, ``blocks`` the numbers on the device and ``slots`` those on the host.
-    ``taken`` is how often each block had been allocated when the copy started.
+    ``keys`` are hashes, ``blocks`` are block numbers on the device, and ``slots`` are slots on the
+    host. ``taken`` is how often each block had been allocated when the copy started.
     """
 
     keys: list[bytes]
@@ -53,14 +53,14 @@ class Transfer:
 
 
 class Offload:
-    """Prefix cache in host memory that extends one pool's, with at most ``slots`` blocks."""
+    """Prefix cache of up to ``slots`` blocks in host memory. It extends that of ``pool``."""
 
     def __init__(self, pool: BlockPool, copies: Copies, slots: int) -> None:
         self.pool = pool
         self.copies = copies
         self.slots = slots
         self.stored: LruCache[bytes, int] = LruCache(slots)
-        """Host slot by hash. A slot is pinned while a transfer reads or writes it."""
+        """Host slots by hash. A slot is pinned while a transfer reads or writes it."""
         self.transfers: list[Transfer] = []
         self.stored_total = 0
         self.loaded_total = 0
@@ -76,7 +76,7 @@ class Offload:
     ) -> Offload:
         """Return an offload cache for as many blocks of the pool ``kv`` as fit into ``size_bytes``.
 
-        ``kv`` is [2, layers, blocks * block_size, heads, dim]; ``scales`` are those of an FP8 pool.
+        ``kv`` is [2, layers, blocks * block_size, heads, dim]; ``scales`` are an FP8 pool's scales.
         Raises ValueError if no block fits.
         """
         block_bytes = PoolTensors(kv, scales).nbytes // pool.num_blocks
@@ -90,7 +90,7 @@ class Offload:
     def poll(self, idle: bool = False) -> None:
         """Complete finished transfers and start those that are due.
 
-        ``idle`` means that no step is running. Only an injected fault uses it.
+        ``idle`` says that no step is running; only fault injection uses it.
         """
         for transfer in [t for t in self.transfers if t.ticket.is_done()]:
             self.transfers.remove(transfer)
@@ -98,25 +98,25 @@ class Offload:
         self._start_offloading()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
-        """Start copying back the blocks of ``keys`` that follow those on the device.
+        """Start copying blocks of a prompt from the host that follow its prefix on the device.
 
-        Return whether the prompt with these blocks should wait for them.
+        ``keys`` are the prompt's block hashes. Return whether the prompt must wait for a copy.
         """
-        here = len(self.pool.find_cached_prefix(keys))
-        if self.is_fetching(keys[here:]):
+        num_on_device = len(self.pool.find_cached_prefix(keys))
+        if self.is_fetching(keys[num_on_device:]):
             return True
-        leaving = {key for t in self.transfers if t.to_host for key in t.keys}
+        offloading = {key for t in self.transfers if t.to_host for key in t.keys}
         wanted: list[bytes] = []
-        for key in keys[here:]:
-            if key not in self.stored or key in leaving:
+        for key in keys[num_on_device:]:
+            if key not in self.stored or key in offloading:
                 break
             wanted.append(key)
         wanted = wanted[: max(0, self._count_free_transfers())]
         # Do not evict the prompt's own blocks to make room for the others.
-        held = self.pool.find_cached_prefix(keys[:here])
-        self.pool.add_references(held)
+        prefix_blocks = self.pool.find_cached_prefix(keys[:num_on_device])
+        self.pool.add_references(prefix_blocks)
         blocks = self.pool.allocate(len(wanted)) if wanted else None
-        self.pool.release(held)
+        self.pool.release(prefix_blocks)
         if blocks is None:
             return False
         slots = []
@@ -130,14 +130,14 @@ class Offload:
         return True
 
     def is_fetching(self, keys: Sequence[bytes]) -> bool:
-        """Report whether a block of ``keys`` is being copied to the device.
+        """Report whether a block in ``keys`` is being copied to the device.
 
-        Ignores stuck transfers.
+        Stuck transfers are ignored.
         """
         wanted = set(keys)
-        late = time.monotonic() - STALE_S
+        stale_before = time.monotonic() - STALE_S
         return any(
-            not t.to_host and t.started > late and not wanted.isdisjoint(t.keys)
+            not t.to_host and t.started > stale_before and not wanted.isdisjoint(t.keys)
             for t in self.transfers
         )
 
@@ -180,13 +180,13 @@ class Offload:
     def count_lost_slots(self, started_after: float = -math.inf) -> int:
         """Return the number of pinned host blocks that belong to no live transfer.
 
-        Such blocks cannot be reused. A transfer is live if it started after ``started_after``.
+        They cannot be reused. A transfer is live if it started after ``started_after``, in seconds.
         """
-        moving = {key for t in self.transfers if t.started > started_after for key in t.keys}
-        return self.stored.pinned - len(moving)
+        in_transfer = {key for t in self.transfers if t.started > started_after for key in t.keys}
+        return self.stored.pinned - len(in_transfer)
 
     def find_stuck_transfers(self) -> list[str]:
-        """Return a problem for the audit if transfers have not been polled for a while."""
+        """Return a message for the audit if a transfer is older than :data:`STALE_S`."""
         now = time.monotonic()
         ages = [age for t in self.transfers if (age := now - t.started) > STALE_S]
         if not ages:
@@ -196,20 +196,20 @@ class Offload:
         ]
 
     def find_problems(self) -> list[str]:
-        """Return the inconsistencies in this cache, for the audit."""
-        found = [f"host cache: {problem}" for problem in self.stored.find_problems()]
+        """Return a message for each inconsistency in this cache, for the audit."""
+        problems = [f"host cache: {problem}" for problem in self.stored.find_problems()]
         slots = [slot for key in self.stored if (slot := self.stored.get(key)) is not None]
         if sorted(slots + self._free) != list(range(self.slots)):
-            found.append(
+            problems.append(
                 f"{len(slots)} stored and {len(self._free)} free host blocks do not add up to "
                 f"the buffer's {self.slots} distinct ones"
             )
         moving = {key for transfer in self.transfers for key in transfer.keys}
         if self.stored.pinned != len(moving):
-            found.append(
+            problems.append(
                 f"{self.stored.pinned} host blocks are pinned, but {len(moving)} are in transfer"
             )
-        return found
+        return problems
 
     def close(self) -> None:
         """Wait for running copies and release all blocks. Idempotent."""
@@ -222,9 +222,9 @@ class Offload:
         self.clear()
 
     def _count_free_transfers(self) -> int:
-        """Return the number of blocks that further transfers may hold."""
-        moving = sum(len(transfer.blocks) for transfer in self.transfers)
-        return max(1, self.pool.num_blocks // IN_FLIGHT) - moving
+        """Return the number of blocks that may be added to transfers now."""
+        in_transfer = sum(len(transfer.blocks) for transfer in self.transfers)
+        return max(1, self.pool.num_blocks // IN_FLIGHT) - in_transfer
 
     def _start_offloading(self) -> None:
         if (room := self._count_free_transfers()) < 1:
@@ -235,8 +235,8 @@ class Offload:
         due = due[: min(room, self.slots - self.stored.pinned)]
         if not due:
             return
-        if (short := len(due) - len(self._free)) > 0:
-            self._free += [slot for _, slot in self.stored.evict(short)]
+        if (shortage := len(due) - len(self._free)) > 0:
+            self._free += [slot for _, slot in self.stored.evict(shortage)]
         slots = []
         for key, _ in due:
             slot = self._free.pop()

@@ -1,7 +1,7 @@
 """Tensors of the KV pool, in new memory or in a mapped buffer.
 
-An FP8 pool also has scales for keys and for values, by token, head and layer. They follow all keys
-and values, so that these are aligned as in other pools.
+An FP8 pool also has scales for keys and for values, by token, head and layer. They are stored after
+all keys and values, so that those are aligned as in other pools.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PoolTensors(NamedTuple):
     """Tensors of a KV pool.
 
     ``pairs`` [2, layers, slots, heads, dim] are the keys and values. ``scales`` float32 [2, layers,
-    slots, heads] are those of an FP8 pool, or None. Each block's scales are contiguous, in the
-    order of :class:`plimsoll_engine.kernels.step_plan.Pages`.
+    slots, heads] are the scales of an FP8 pool; None for other pools. Each block's scales are
+    contiguous, in the order of :class:`plimsoll_engine.kernels.step_plan.Pages`.
     """
 
     pairs: torch.Tensor
@@ -29,7 +29,7 @@ class PoolTensors(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both tensors."""
+        """Total size of both tensors, in bytes."""
         return self.pairs.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
@@ -40,10 +40,10 @@ def make_pool_tensors(
     device: torch.device,
     memory: torch.Tensor | None = None,
 ) -> PoolTensors:
-    """Return a pool of ``slots`` tokens, in ``memory`` uint8 [bytes] if it is given.
+    """Return a pool for ``slots`` tokens, in ``memory`` (uint8 [bytes]) if it is given.
 
-    The contents of ``memory`` are kept. New memory is filled with zeros now, because a pool whose
-    pages become resident later would look like growth.
+    The contents of ``memory`` are kept. New memory is filled with zeros at once, because pages that
+    become resident later would count as growth.
     """
     layers, heads, dim = kv
     shape = (2, layers, slots, heads, dim)
@@ -60,7 +60,7 @@ def make_pool_tensors(
 
 
 def compute_pool_sums(pool: PoolTensors, block_size: int, blocks: Sequence[int]) -> list[int]:
-    """Return a checksum of each of ``blocks``, which covers the scales as well."""
+    """Return a checksum of each block in ``blocks``, including its scales."""
     sums = compute_block_sums(pool.pairs, block_size, blocks)
     if pool.scales is None:
         return sums

@@ -12,7 +12,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 HASH_BYTES = 16
 """Size of a hash: 128 bits, so that a collision is unlikely below 2**64 blocks.
 
-After a collision, a prompt would use another one's keys and values.
+After a collision, a prompt would use the keys and values of another prompt.
 """
 
 
@@ -25,11 +25,11 @@ class AdapterIdentity(Protocol):
 
     @property
     def number(self) -> int:
-        """Number of this loading, which is not reused."""
+        """Number of this load of the adapter. Numbers are never reused."""
 
     @property
     def name(self) -> str:
-        """Name that requests use."""
+        """Name by which requests select the adapter."""
 
     @property
     def digest(self) -> bytes:
@@ -90,7 +90,7 @@ def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
 
 
 def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes:
-    """Return the hash of the ``computed`` first tokens; empty if they end with a full block.
+    """Return the hash of the first ``computed`` tokens; empty if they fill their last block.
 
     The full blocks must have been hashed already.
     """
@@ -106,9 +106,9 @@ def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes
 
 
 def _encode_media(media: Sequence[Media], start: int, size: int) -> bytes:
-    """Return keys and offsets of the media within ``size`` tokens from ``start`` on.
+    """Return the keys and offsets of the media that overlap the ``size`` tokens from ``start``.
 
-    Media without placeholder tokens count at position 0.
+    Media without placeholder tokens are treated as one token at their start.
     """
     if not media:
         return b""

@@ -1,8 +1,8 @@
 """Consistency rules that must hold between two steps.
 
-Owners of memory have rules about themselves (:mod:`plimsoll_engine.core.owners`). The rules here
-compare owners with each other. An idle engine has stricter rules, because ended requests must leave
-nothing behind. Rules repair nothing.
+Each owner of memory has its own rules (:mod:`plimsoll_engine.core.owners`). The rules here compare
+owners with each other. Stricter rules apply to an idle engine, because ended requests must leave
+nothing behind. A rule returns a message for each violation, and repairs nothing.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Rule = Callable[[EngineCore, Ledger], list[str]]
 
 
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that the block tables and transfers account for all references to blocks."""
-    named = Counter(block for request in engine.requests.values() for block in request.block_ids)
+    """Check that block tables and transfers account for all references to blocks."""
+    owned = Counter(block for request in engine.requests.values() for block in request.block_ids)
     if engine.inheritance is not None:
-        named.update(engine.inheritance.list_held_blocks())
+        owned.update(engine.inheritance.list_held_blocks())
     if engine.scheduler.offload is not None:
-        named.update(engine.scheduler.offload.list_held_blocks())
+        owned.update(engine.scheduler.offload.list_held_blocks())
     counted = engine.pool.count_references()
     if engine.pool.held != sum(counted.values()):
         return [
             f"{sum(counted.values())} references to blocks exist, but the pool counts "
             f"{engine.pool.held}"
         ]
-    wrong = [block for block in named.keys() | counted if named[block] != counted.get(block, 0)]
+    wrong = [block for block in owned.keys() | counted if owned[block] != counted.get(block, 0)]
     if not wrong:
         return []
     block = min(wrong)
     return [
         f"{len(wrong)} blocks differ; block {block} has {counted.get(block, 0)} references and is"
-        f" in {named[block]} block tables and transfers"
+        f" in {owned[block]} block tables and transfers"
     ]
 
 
@@ -95,7 +95,7 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
     Another reference, such as one in a stored frame, would keep the pool in memory after shutdown.
     The draft model's pool is checked in the same way.
     """
-    found = []
+    problems = []
     draft = None if engine.speculation is None else engine.speculation.draft_model
     pools: list[tuple[str, Forward, Offload | None]] = [
         ("KV pool", engine.runner, engine.scheduler.offload)
@@ -106,13 +106,13 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
         parts = forward.graphs, forward.layers, offload
         owners = 1 + sum(part is not None for part in parts)
         kv, scales, unknown_to_others = forward.kv, forward.kv_scales, object()
-        # A local name references each of them; owners add to the pool's count.
+        # A local variable references each of them; owners add to the pool's count.
         known = owners + sys.getrefcount(unknown_to_others)
         others = 0 if kv is None else sys.getrefcount(kv) - known
         others += 0 if scales is None else sys.getrefcount(scales) - known
         if others:
-            found.append(f"{others} references to the {name} have no known owner")
-    return found
+            problems.append(f"{others} references to the {name} have no known owner")
+    return problems
 
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:

@@ -8,7 +8,7 @@ from plimsoll_api.admin import DeviceMemory
 
 
 def read_device_memory(device: torch.device) -> list[DeviceMemory]:
-    """Return the memory of the worker's device; empty on a CPU."""
+    """Return the memory usage of the worker's device, in bytes; empty on a CPU."""
     if device.type != "cuda":
         return []
     index = device.index or 0

@@ -1,4 +1,4 @@
-"""Collect diagnostics of the worker as text for a person."""
+"""Collect human-readable diagnostics of the worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll_engine.process.allocations import MAX_RANKED_LINES, Allocations
 
 
 def run_diagnostic(kind: str, allocations: Allocations) -> str:
-    """Return the text of one :class:`Diagnostic`. For an unknown kind, list the known kinds."""
+    """Return the text of the :class:`Diagnostic` ``kind``, or a message that it is unknown."""
     match kind:
         case Diagnostic.STACKS:
             return format_stacks()
@@ -41,7 +41,7 @@ def format_stacks() -> str:
 def format_collector() -> str:
     """Return the garbage collector's state and the most frequent types of tracked objects.
 
-    Frozen objects are not included.
+    The types of frozen objects are not counted.
     """
     types = Counter(type(item).__qualname__ for item in gc.get_objects())
     lines = [

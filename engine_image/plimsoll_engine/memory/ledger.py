@@ -19,12 +19,12 @@ class Ledger:
         owners = [owner for part in self._parts for owner in part.list_owners()]
         names = [owner.name for owner in owners]
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"the ledger owner {twice!r} is registered twice")
+            duplicate = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the ledger owner {duplicate!r} is registered twice")
         return owners
 
     def list_entries(self) -> list[LedgerEntry]:
-        """Return a ledger entry with the current bytes of each owner."""
+        """Return a ledger entry for each owner, with its current size in bytes."""
         return [
             LedgerEntry(owner.name, owner.kind, owner.nbytes(), owner.bound, owner.process)
             for owner in self.list_owners()

@@ -1,8 +1,8 @@
 """Lost capacity: memory that is in use, although nothing needs it or will release it.
 
-It is counted between steps, when all counts must agree, so that load, preemption and a full prefix
-cache are not mistaken for it. In a healthy engine this costs a sum over the running requests.
-Blocks are examined only if the sum differs from the pool's count.
+It is measured between steps, when all counts must agree, so that load, preemption and a full prefix
+cache are not mistaken for it. In a healthy engine, this takes only a sum over the running requests.
+Blocks are examined only if that sum differs from the pool's count.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from plimsoll_engine.kvcache.offload import STALE_S
 def count_lost_blocks(engine: EngineCore) -> int:
     """Return the number of lost KV blocks.
 
-    A lost block has a reference, but not from a request with a client or from a live transfer.
+    A lost block is referenced, but neither by a request with a client nor by a live transfer.
     """
     pool, offload = engine.pool, engine.scheduler.offload
-    fresh = [] if offload is None else offload.list_held_blocks(time.monotonic() - STALE_S)
+    live_blocks = [] if offload is None else offload.list_held_blocks(time.monotonic() - STALE_S)
     if engine.inheritance is not None:  # the inheritance releases them itself
-        fresh += engine.inheritance.list_held_blocks()
-    # Waiting requests hold none. If a defect leaves them some, the blocks are examined below.
+        live_blocks += engine.inheritance.list_held_blocks()
+    # Waiting requests hold no blocks. If they do because of a bug, blocks are examined below.
     running = _select_with_client(engine, engine.scheduler.running)
-    if pool.held == sum(len(request.block_ids) for request in running) + len(fresh):
+    if pool.held == sum(len(request.block_ids) for request in running) + len(live_blocks):
         return 0
     waited_for = _select_with_client(engine, engine.requests.values())
-    named = set(chain(fresh, *(request.block_ids for request in waited_for)))
-    return len(pool.count_references().keys() - named)
+    needed = set(chain(live_blocks, *(request.block_ids for request in waited_for)))
+    return len(pool.count_references().keys() - needed)
 
 
 def count_lost_host_blocks(engine: EngineCore) -> int | None:
@@ -46,8 +46,8 @@ def count_lost_host_blocks(engine: EngineCore) -> int | None:
 def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
     """Return the number of lost tokens in the encoder cache.
 
-    They belong to entries that no running request with a client needs, or to outputs in the runner
-    that have no entry. Return None if the model has no encoder.
+    A token is lost if no running request with a client needs its entry, or if the runner's output
+    has no entry. Return None if the model has no encoder.
     """
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:

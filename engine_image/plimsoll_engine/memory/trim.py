@@ -1,4 +1,4 @@
-"""Trim: free memory without disturbing requests, and report the result of each step."""
+"""Free memory without disturbing requests, and report the result of each step."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def trim(
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
-    Later steps return the memory that earlier steps freed. Each step reports the freed bytes of the
-    memory that ``detail`` names, summed over all ranks of ``leader``.
+    Later steps return the memory that earlier steps freed. Each step reports the size of the memory
+    that ``detail`` names, in bytes before and after, summed over all ranks of ``leader``.
     """
     steps = [
         _step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)
         for owner in engine.list_owners()
         if (flush := owner.flush) is not None
     ]
-    others = [] if leader is None else leader.request(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
+    reports = [] if leader is None else leader.request(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
     return steps + _combine_steps(
-        [trim_process(engine.runner.device, python), *(o.steps for o in others)]
+        [trim_process(engine.runner.device, python), *(o.steps for o in reports)]
     )
 
 
 def trim_process(device: torch.device, python: PythonObjects) -> list[OperationStep]:
-    """Free memory of one process that computes on ``device``. Return the steps."""
+    """Free memory of this process, which uses ``device``. Return a report of each step."""
 
     def read_host_in_use() -> int | None:
         in_use, _ = host_memory.read_malloc()
@@ -64,7 +64,7 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
 
 
 def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
-    """Combine the same step of all ranks: longest duration, and sum of bytes if known."""
+    """Combine each step's reports: the longest duration, and the sum of bytes if all are known."""
 
     def add_known(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]
@@ -86,7 +86,7 @@ def _step(
     name: str, detail: str, measure: Callable[[], int | None], act: Callable[[], object]
 ) -> OperationStep:
     before = measure()
-    begun = time.monotonic()
+    started = time.monotonic()
     act()
-    duration_s = time.monotonic() - begun
+    duration_s = time.monotonic() - started
     return OperationStep(name, duration_s, before, measure(), detail)
