@@ -164,6 +164,11 @@ def _insert_name(texts: Sequence[str], name: str) -> list[str]:
     return [one.replace('{"…"}', json.dumps(name)).replace("{}", name) for one in texts if one]
 
 
+def format_literal(text: str) -> str:
+    """Return a string of a grammar. Lark does not read the control character DEL as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _format_schema(schema: Any) -> str:
     return json.dumps(schema, ensure_ascii=False)
 
@@ -209,7 +214,7 @@ def _build_native_rules(
             lines.append(f"{part}_value{ended}: /(?s:.*)/")
             close = _build_sequence(after[1:] if ended else after, tag)
         elif isinstance(one.value, list):
-            lines.append(f"{part}_value: {' | '.join(map(_format_schema, one.value))}")
+            lines.append(f"{part}_value: {' | '.join(map(format_literal, one.value))}")
         else:
             lines.append(f"{part}_value: %json {_format_schema(one.value)}")
         lines.append(f"{part}: {_build_sequence(before, tag, one.key)} {part}_value {close}")

@@ -73,7 +73,9 @@ def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | Non
                 "json_schema", _format_canonically(schema), "response_format.json_schema.schema"
             )
         case {"type": "json_schema"}:
-            raise invalid("json_schema has no schema", "response_format.json_schema.schema")
+            raise invalid(
+                "json_schema has no schema: add an object", "response_format.json_schema.schema"
+            )
     raise invalid("type must be text, json_object or json_schema", "response_format.type")
 
 
@@ -103,7 +105,7 @@ def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
     if given.regex is not None:
         return Grammar("regex", given.regex, field)
     if given.choice is not None:
-        options = " | ".join(json.dumps(option, ensure_ascii=False) for option in given.choice)
+        options = " | ".join(map(forced_calls.format_literal, given.choice))
         return Grammar("lark", f"start: {options}", field)
     if given.grammar is not None:
         return Grammar("lark", _check_lark(given.grammar, field), field)
@@ -156,7 +158,7 @@ def _build_tool_call_grammar(
 
     def tag(text: str) -> str:
         number = tokenizer.find_added_token(text) if text in tool_families.TAGS else None
-        return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
+        return forced_calls.format_literal(text) if number is None else f"<[{number}]>"
 
     named = [(one.function.name, _get_parameters(body, one)) for one in tools]
     try:

@@ -29,7 +29,8 @@ def create_sampling(
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(
-            f"min_tokens {body.min_tokens} exceeds the limit of {max_tokens} output tokens",
+            f"min_tokens {body.min_tokens} exceeds the limit of {max_tokens} output tokens:"
+            " lower it or raise max_tokens",
             "min_tokens",
         )
     stop_ids = list(body.stop_token_ids or [])

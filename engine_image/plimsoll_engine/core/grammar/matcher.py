@@ -33,6 +33,8 @@ MAX_SLOW_PER_TENANT = 2
 """Number of slow masks at which a tenant gets no further thread."""
 
 ERROR_CHARACTERS = 500
+_ONE_OF_OPTION = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+"""Advice of llguidance for a field that clients of this engine do not have."""
 
 
 class Matcher:
@@ -93,6 +95,9 @@ def shorten_error(message: str) -> str:
     """Return an error of llguidance for a client: short and without internal details."""
     if message.startswith("panic"):
         return "the grammar is too large or too complex"
+    if message.startswith("NoExtensionBias"):
+        return "found no text that matches: simplify it"
+    message = message.replace(_ONE_OF_OPTION, "Use anyOf")
     return message.partition("\n<")[0][:ERROR_CHARACTERS]
 
 

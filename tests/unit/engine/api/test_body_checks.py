@@ -12,7 +12,12 @@ import pytest
 
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.protocol import BatchChatRequest, ChatRequest, CompletionRequest
+from plimsoll_engine.api.protocol import (
+    BatchChatRequest,
+    ChatRequest,
+    CompletionRequest,
+    get_part_text,
+)
 
 USER = {"role": "user", "content": "Ahoy"}
 SELF = {"role": "assistant", "content": "Aye"}
@@ -83,3 +88,8 @@ def test_an_error_names_the_field(kind: Any, fields: dict[str, Any], param: str)
 )
 def test_a_wish_that_can_be_fulfilled_is_no_error(fields: dict[str, Any]) -> None:
     decode(msgspec.json.encode({"model": "m"} | chat() | fields), ChatRequest)
+
+
+def test_a_part_without_its_text_is_told_of() -> None:
+    with pytest.raises(ApiError, match="a part of type text has no text: add a string"):
+        get_part_text({"type": "text"})

@@ -411,3 +411,10 @@ def test_parameters_that_are_nested_too_deeply_are_no_grammar(ask: Ask) -> None:
     found = ask(tools=tools, tool_choice="required")
     assert found is not None
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text)) != ""
+
+
+def test_a_choice_may_have_any_character(ask: Callable[..., Grammar | None]) -> None:
+    for text in ("\x7f", "\x00\x1f\x85\u2028\ufffe", '"\\/\n', "😀"):
+        grammar = ask(structured_outputs={"choice": [text, "b"]})
+        assert grammar is not None
+        assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar.text)) == ""

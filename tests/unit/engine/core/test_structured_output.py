@@ -257,9 +257,12 @@ def test_a_carried_request_goes_on_inside_its_grammar(
         (Grammar("lark", "start: nothing", "tools"), "unknown name"),
         (Grammar("json_schema", '{"type": "objct"}', "response_format"), "Invalid type: objct"),
         (Grammar("json_schema", "[", "structured_outputs.json"), "structured_outputs.json"),
+        (Grammar("regex", r"[^\s\S]", "structured_outputs.regex"), "found no text that matches"),
+        (Grammar("json_schema", '{"oneOf": [{"const": 1}, {"const": 2}]}', "response_format"),
+         "Use anyOf"),
         (Grammar("regex", "(a{1000}){1000}b{9999}", "structured_outputs.regex"), "regex"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_grammar_is_refused_by_its_field(
     grammar: Grammar, message: str, engine: EngineCore, helpers: Any
 ) -> None:
