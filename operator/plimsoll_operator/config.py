@@ -1,4 +1,4 @@
-"""Parse the operator's settings: flags, whose defaults come from the environment."""
+"""Parse the operator's settings from flags, whose defaults come from the environment."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class WebhookSettings:
     """Settings of the admission webhook.
 
     ``namespace`` and ``name`` identify the Service and the Secret with the certificate. The
-    MutatingWebhookConfiguration has the same name. ``url`` is used instead of the Service.
-    ``provided`` is whether another program writes the Secret.
+    MutatingWebhookConfiguration has the same name. If ``url`` is set, it replaces the Service.
+    ``provided`` is True if another program manages the Secret.
     """
 
     namespace: str
@@ -45,66 +45,65 @@ class WebhookSettings:
 class Intervals:
     """Intervals and timeouts of the operator's loops, in seconds.
 
-    ``--clock NAME=SECONDS`` sets one of them. Shorter intervals cost the API server more requests;
-    tests use them to save time.
+    ``--clock NAME=SECONDS`` sets one of them. Shorter intervals cause more requests to the API
+    server; tests use them to save time.
     """
 
     policy_pods: float = 1.0
-    """Time in which all changes of a policy's pods lead to one reconcile."""
+    """Period over which changes of a policy's pods are batched into one reconcile."""
     orphans: float = 604800.0
-    """Time for which an incident outlives its service or policy: a week."""
+    """Time for which an incident is kept after its service or policy was deleted: a week."""
     rollout_settle: float = 10.0
-    """Delay between a policy's new generation and the restart of its workloads. The webhook and the
-    API server must know the generation first."""
+    """Delay between a policy's new generation and the restart of its workloads, so that the webhook
+    and the API server know the generation first."""
     rollout_again: float = 60.0
-    """Interval between checks of a workload that could not be restarted, or whose restart was
-    requested."""
+    """Interval between checks of a workload that could not be restarted."""
     publish: float = 60.0
-    """Minimum time between changes of a value in a status, and of a peers file."""
+    """Minimum time between updates of a value in a status, and of a peers file."""
     event: float = 5.0
-    """Delay after a list from which a missing event counts as missed."""
+    """Delay after a list after which an event that has not arrived counts as missed."""
     suspicious: float = 60.0
-    """Interval between lists after a list that showed changes without an event."""
+    """Interval between lists after a list that showed changes without events."""
     quiet: float = 5.0
-    """Time without a restart of any watch before a list, because watches tend to restart
+    """Time without a watch restart that must pass before a list, because watches tend to restart
     together."""
     canary: float = 20.0
-    """Interval between reads that check whether the API server answers."""
+    """Interval between reads that check whether the API server responds."""
     definitions: float = 2.0
-    """Interval between checks for the CustomResourceDefinitions while one is missing."""
+    """Interval between checks for missing CustomResourceDefinitions."""
     breaker: float = 1.0
     """Interval between decisions of the circuit breaker."""
     slot_expiry: float = 90.0
-    """Time without a change of its Lease after which the holder of a slot counts as dead. A
-    supervisor renews every 15 s, and counts as dead for the other supervisors after 60 s."""
+    """Time without a change of the Lease after which the slot's holder counts as dead. A supervisor
+    renews every 15 s, and other supervisors consider it dead after 60 s."""
     slot_hold: float = 3600.0
-    """Time after which a held slot no longer counts, although its holder keeps it. A drain, a
-    restart and its start-up take minutes."""
+    """Time after which a held slot no longer counts towards the limit. A drain, a restart and its
+    start-up take minutes."""
     slot_turn: float = 30.0
-    """Time for a service to take the slot that is kept open for it, before the next service may. A
+    """Time for which a slot is reserved for one service before it is offered to the next. A
     supervisor tries every 5 s."""
     evict_again: float = 15.0
-    """Interval between attempts of an eviction that a disruption budget refused."""
+    """Interval between attempts of an eviction that a PodDisruptionBudget blocks."""
     creating_again: float = 30.0
-    """Interval between reads of the Events of a pod whose containers are not created."""
+    """Interval between reads of the Events of a pod whose containers have not been created."""
     incident_age: float = 600.0
-    """Minimum age at which an incident is deleted. A pod has few names for its incidents. Freeing a
-    name only after this time limits the pod's writes between two compactions of etcd (5
-    minutes)."""
+    """Minimum age at which an incident is deleted. The number of incident names per pod is limited,
+    so this also limits how much a pod writes between two compactions of etcd (5 minutes)."""
     webhook_policies: float = 2.0
-    """Interval between checks for changed policies. A pod created this long after its policy gets a
-    supervisor."""
+    """Interval between checks for changed policies. Pods created later than this after their policy
+    get a supervisor."""
     webhook_current: float = 10.0
-    """Time after a check for which the webhook's configuration counts as current."""
+    """Time for which the webhook's configuration counts as current after a check."""
     webhook_check: float = 30.0
-    """Interval between reads of the webhook's Secret and configuration, which anyone may change."""
+    """Interval between reads of the webhook's Secret and configuration, which others may change."""
     lease: float = 15.0
     """Duration of the leader's Lease, client-go's ``LeaseDuration``. A leader that has not renewed
-    it for this long counts as dead. It must exceed ``renew``, which must exceed ``retry``."""
+    it for this long counts as dead. Must be longer than ``renew``, which must be longer than
+    ``retry``."""
     renew: float = 10.0
     """Time without a renewal after which the leader exits (client-go's ``RenewDeadline``)."""
     retry: float = 2.0
-    """Interval between attempts to get or renew the Lease (client-go's ``RetryPeriod``)."""
+    """Interval between attempts to acquire or renew the Lease (client-go's ``RetryPeriod``)."""
 
     def problem(self) -> str | None:
         """Return why these values are invalid; None if they are valid."""
@@ -128,9 +127,9 @@ DEFAULT_INTERVALS = Intervals()
 class Config:
     """Settings of the operator; times are in seconds.
 
-    An empty list of namespaces means all of them. ``lease`` is the namespace and name of the
-    leader's Lease; None turns the election off. In ``unrestricted_namespaces``, a ``podTemplate``
-    need not meet the restricted Pod Security Standard.
+    An empty ``namespaces`` means all namespaces. ``lease`` is the namespace and name of the
+    leader's Lease; None disables leader election. In ``unrestricted_namespaces``, a ``podTemplate``
+    may violate the restricted Pod Security Standard.
     """
 
     kubeconfig: str | None = None
@@ -158,7 +157,7 @@ class Config:
 def parse_config(
     arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """Read the configuration from a command line. On an error, argparse exits the process."""
+    """Parse command-line arguments. On an error, argparse exits the process."""
     env = os.environ if environ is None else environ
     parser = _create_parser(env)
     flags = parser.parse_args(arguments)
@@ -177,7 +176,7 @@ def parse_config(
             _parse_resources(
                 parser, "--download-resources", flags.download_resources, DOWNLOAD_RESOURCES
             ),
-            # The API server's Service has an address of the primary IP family, as pods do.
+            # Pods have the IP family of the API server's Service: the cluster's primary one.
             EVERY_ADDRESS if ":" in env.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0",
         ),
         http_port=flags.http_port,
@@ -357,16 +356,16 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def _parse_clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Intervals:
     names = {_to_flag_name(one.name): one.name for one in fields(Intervals)}
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in names:
             parser.error(f"--clock: unknown interval {name!r}: use one of {', '.join(names)}")
         try:
-            found[names[name]] = float(value)
+            seconds[names[name]] = float(value)
         except ValueError:
             parser.error(f"--clock: {text!r} is not NAME=SECONDS")
-    clocks = Intervals(**found)
+    clocks = Intervals(**seconds)
     if problem := clocks.problem():
         parser.error(f"--clock: {problem}")
     return clocks
@@ -380,21 +379,21 @@ def _parse_resources(
     try:
         return Resources.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(map(str, first["loc"]))
-        parser.error(f"{flag}: {at}: {first['msg']}" if at else f"{flag}: {first['msg']}")
+        details = error.errors()[0]
+        path = ".".join(map(str, details["loc"]))
+        parser.error(f"{flag}: {path}: {details['msg']}" if path else f"{flag}: {details['msg']}")
 
 
 def _parse_webhook(
     parser: argparse.ArgumentParser, flags: argparse.Namespace
 ) -> WebhookSettings | None:
-    found = _parse_namespaced_name(parser, "--webhook", flags.webhook)
-    if found is None:
+    namespaced_name = _parse_namespaced_name(parser, "--webhook", flags.webhook)
+    if namespaced_name is None:
         return None
     if flags.webhook_url is not None and not flags.webhook_url.startswith("https://"):
         parser.error(f"--webhook-url: {flags.webhook_url!r} must begin with https://")
     return WebhookSettings(
-        *found, flags.webhook_port, flags.webhook_url, flags.webhook_certificate_provided
+        *namespaced_name, flags.webhook_port, flags.webhook_url, flags.webhook_certificate_provided
     )
 
 

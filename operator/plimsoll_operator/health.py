@@ -1,14 +1,14 @@
-"""Serve the operator's ``/healthz``, ``/readyz`` and ``/metrics``, and its page if it is enabled.
+"""Serve the operator's ``/healthz``, ``/readyz`` and ``/metrics``, and its page if enabled.
 
-The operator is healthy if the event loop answers and no watch is stale: these are the faults that a
-restart fixes. A restart does not fix a silent API server: a canary lists one InferenceService
-through the same client, and its age is a metric. The age of the last event is a metric, too,
-because a quiet cluster sends no events. A watch is stale after two full lists in a row showed
-changes that it had not reported.
+The operator is healthy if the event loop responds and no watch is stale: these are the faults that
+a restart fixes. A restart does not fix an unresponsive API server: a canary lists one
+InferenceService through the same client, and its age is a metric. The age of the last event is a
+metric, too, because a quiet cluster sends no events. A watch is stale after two consecutive full
+lists showed changes that it had not reported.
 
-The operator is ready if all objects were listed once, or if it is a standby. The webhook, if there
-is one, must be able to answer. Without the custom resource definitions, the operator waits for them
-and is not ready.
+The operator is ready if all objects have been listed once, or if it is a standby. The webhook, if
+there is one, must be able to respond. Without the CustomResourceDefinitions, the operator waits for
+them and is not ready.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class HealthServer:
         """Function that returns the webhook's problem; None if there is none."""
 
     def measure_canary_age_s(self) -> float:
-        """Return the seconds since the API server last answered the canary."""
+        """Return the seconds since the API server last responded to the canary."""
         return self._clock() - self._well
 
     async def definitions(self) -> None:
-        """Wait until the cluster serves Plimsoll's kinds, and log once which ones are missing.
+        """Wait until the cluster serves Plimsoll's kinds, and log once which are missing.
 
-        Raises :class:`ApiError`, OSError or TimeoutError if the API server does not answer.
+        Raises :class:`ApiError`, OSError or TimeoutError if the API server does not respond.
         """
         logged = ""
         while missing := [kind.crd for kind in DEFINED if not await self._api.serves(kind)]:
@@ -71,7 +71,7 @@ class HealthServer:
             log.info("the CRDs are installed")
 
     async def canary(self) -> None:
-        """Read from the API server until cancelled, without ever writing."""
+        """Read from the API server in a loop until cancelled. It never writes."""
         while True:
             try:
                 for namespace in self._config.namespaces or (None,):

@@ -37,12 +37,12 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}" + (" (policy)" if self.kind == POLICY_KIND else "")
 
     def slots(self, count: int) -> tuple[str, ...]:
-        """Return the names of the restart-slot Leases of a service."""
+        """Return the names of the service's restart-slot Leases."""
         return slots(self.name, count)
 
 
 class Ref(NamedTuple):
-    """Identity of an object within a service's namespace."""
+    """Identity of an object within the namespace of its service or policy."""
 
     kind: str
     name: str
@@ -50,12 +50,12 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of objects that the operator reads or writes.
+    """Kind of object that the operator reads or writes.
 
-    ``selector`` (labels) and ``fields`` limit lists and watches to the operator's objects. A kind
-    that is not ``watched`` belongs to an API that a cluster may lack; each resync lists it if it is
-    installed. Lists have pages of ``page`` objects. An object of this kind is only created if the
-    kinds in ``also`` are installed.
+    ``selector`` (labels) and ``fields`` restrict lists and watches to the operator's objects. A
+    kind that is not ``watched`` belongs to an API that a cluster may lack; each resync lists it if
+    it is installed. Lists have pages of ``page`` objects. An object of this kind is created only if
+    the kinds in ``also`` are installed.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class Kind:
         return f"{self.plural}.{self.group}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the URL path of an object, or of a list in one namespace or in all."""
+        """Return the URL path of an object, or of a list in one namespace or in all namespaces."""
         parts = [self.group_path]
         if namespace:
             parts += ["namespaces", namespace]
@@ -94,7 +94,8 @@ class Kind:
 
 SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
 INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "", page=20)
-"""Any supervised pod may write incidents; with the maximum size, a page of 20 is below 1 MiB."""
+"""Any supervised pod may write incidents; at the maximum size of each, a page of 20 is below 1
+MiB."""
 POLICY = Kind(POLICY_KIND, API_GROUP, CRD_VERSION, POLICY_PLURAL, "")
 DEFINED = (SERVICE, INCIDENT, POLICY)
 """Kinds of Plimsoll's own CustomResourceDefinitions."""
@@ -181,7 +182,7 @@ def key_of(item: Object) -> Key | None:
 
 
 class InvalidSpec(ValueError):
-    """A spec that cannot be rendered. The message names each field.
+    """Raised for a spec that cannot be rendered. The message names each field.
 
     ``reason`` is the reason of the conditions, in CamelCase.
     """
@@ -190,7 +191,7 @@ class InvalidSpec(ValueError):
 
 
 class MissingApi(InvalidSpec):
-    """A spec that needs a kind which the cluster does not have."""
+    """Raised for a spec that needs a kind which the cluster does not serve."""
 
     reason = "APINotInstalled"
 

@@ -1,4 +1,4 @@
-"""``plimsoll-operator run``: creates the operator's parts and runs them until SIGTERM or SIGINT."""
+"""``plimsoll-operator run``: create the operator's parts and run them until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECURSION_LIMIT = 12_000
-"""Recursion limit of Python. The API server accepts JSON with 10,000 levels in an open schema such
-as ``podTemplate``, and an object that cannot be decoded would end the operator. For this depth, a
+"""Python's recursion limit. The API server accepts JSON with 10,000 levels in an open schema such
+as ``podTemplate``, and an object that cannot be decoded would crash the operator. At this depth, a
 decoder needs less than 2 MiB of the main thread's 8 MiB stack."""
 EXIT_S = 5.0
-"""Seconds until a process that has lost its Lease exits, even if a part hangs. It writes nothing in
-this time."""
+"""Seconds within which a process that has lost its Lease exits, even if a part hangs. It writes
+nothing during this time."""
 UNBOUND = (
     "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
     "restart slots of every pod of its namespace without bounds; install them with the chart's "
@@ -63,7 +63,7 @@ UNBOUND = (
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Run the operator until ``stop`` is set.
 
-    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start,
+    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at startup,
     LeadershipLost if the Lease is lost, and an ExceptionGroup if a part failed permanently (see
     :mod:`background`).
     """
@@ -94,7 +94,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     health = HealthServer(api, watches, metrics, config)
     election = voting = None
     if config.lease:
-        # A separate client, so that other requests cannot delay renewals.
+        # Use a separate client, so that other requests cannot delay renewals.
         timeout_s = config.clocks.renew / 2
         voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), tries=1)
         election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
@@ -129,7 +129,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             return
         watching = asyncio.create_task(keep("policies", policy_watch.run, needed=False))
         if config.webhook:
-            # A late import: cryptography needs 9 MiB, and most operators have no webhook.
+            # Import it only now: cryptography needs 9 MiB, and most operators have no webhook.
             from plimsoll_operator.admission.server import AdmissionWebhook
 
             admission = AdmissionWebhook(
@@ -144,7 +144,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
                 return
         leading.set()
         metrics.leading.set(1)
-        # The first reconcile needs a complete cache: otherwise a restart would write objects again.
+        # Reconcile only with a complete cache: otherwise a restart would write all objects again.
         renewal = [partial(_keep_lease, election)] if election else []
         if not await _completes_before(
             stop, resync.list_all(), canary(), *(one() for one in renewal)
@@ -179,7 +179,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 def _freeze_heap() -> None:
     """Exclude all existing objects from later garbage collections.
 
-    A full collection blocks the event loop, and with it the webhook, for 50 ms or longer.
+    A full collection blocks the event loop, and with it the webhook, for 50 ms or more.
     """
     gc.collect()
     gc.freeze()
@@ -190,7 +190,7 @@ async def _completes_before(
 ) -> bool:
     """Report whether ``wanted`` completed before ``stop`` was set.
 
-    ``beside`` runs meanwhile; it is an error if it ends.
+    ``beside`` runs at the same time. If it fails, its exception is raised.
     """
     tasks = [asyncio.create_task(part) for part in (stop.wait(), wanted, *beside)]
     try:
@@ -206,7 +206,7 @@ async def _completes_before(
 
 
 async def _keep_lease(election: Election) -> None:
-    """Renew the leader's Lease; exit the process soon after losing it."""
+    """Renew the leader's Lease. Exit the process soon after it is lost."""
     try:
         await election.keep()
     except LeadershipLost as error:
@@ -218,9 +218,9 @@ async def _keep_lease(election: Election) -> None:
 
 
 async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> None:
-    """Run kopf, which handles the signals and ends after one; then all other parts end.
+    """Run kopf, which handles signals. When it ends after one, set ``stop``.
 
-    At its end, kopf waits 5 s for tasks that started after it, so it starts last.
+    On exit, kopf waits 5 s for tasks that started after it, so start it last.
     """
     await asyncio.sleep(0)
     kopf.on.login(registry=registry)(login_with_kubeconfig if config.kubeconfig else login_in_pod)
@@ -236,7 +236,7 @@ async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> No
 
 
 async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Run ``parts`` until ``stop`` is set; if one ends earlier, end all with an error."""
+    """Run ``parts`` until ``stop`` is set; if one ends earlier, cancel all and raise an error."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
         tasks = [group.create_task(part) for part in parts]
@@ -258,7 +258,7 @@ async def _serve(config: Config) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator; return 0 after a signal, or 1 after an error."""
+    """Run the operator. Return 0 after a signal, or 1 after an error."""
     config = parse_config(arguments)
     sys.setrecursionlimit(RECURSION_LIMIT)
     libraries = dict.fromkeys(("kopf", "aiohttp", "asyncio"), "WARNING")

@@ -23,7 +23,7 @@ BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 
 
 class Metrics:
-    """Metrics of one operator, in a registry of their own."""
+    """Metrics of one operator, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -89,28 +89,28 @@ class Metrics:
         self._admissions.labels(result).inc(count)
 
     def certificate(self, secret: str, expires_s: float) -> None:
-        """Record the expiry time of the webhook's certificate in Unix seconds."""
+        """Set the expiry time of the webhook's certificate, in Unix seconds."""
         self._certificate.labels(secret).set(expires_s)
 
     def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
-        """Record a reconcile with its waiting time and duration in seconds, and its error."""
+        """Record a reconcile: its wait and duration in seconds, and its error if it failed."""
         self.waiting.observe(waited_s)
         self.latency.observe(took_s)
         if error is not None:
             self.errors.labels(reason_of(error)).inc()
 
     def page(self) -> bytes:
-        """Return the metrics as text for a scrape."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the error's reason from the API server, or else its class; both have few values."""
+    """Return the API server's reason for an error, or its class; both have few values."""
     return error.reason if isinstance(error, ApiError) else type(error).__name__
 
 
 class OperatorCollector(Collector):
-    """Collector of metrics whose values are in other parts of the operator."""
+    """Collector of metrics whose values are stored in other parts of the operator."""
 
     def __init__(
         self,
@@ -166,18 +166,18 @@ class OperatorCollector(Collector):
         yield _gauge("slots_held", "Restart slots that supervisors hold.", slots.held)
         text = "Restart slots that the circuit breaker keeps closed."
         yield _gauge("slots_closed", text, len(slots.close))
-        found = GaugeMetricFamily(
+        suspect_revisions = GaugeMetricFamily(
             f"{METRIC_PREFIX}suspect_revisions",
             "InferenceServices whose current revision leaks in most replicas, and workloads of"
             " SupervisionPolicies of which a revision does.",
             labels=("inferenceservice", "supervisionpolicy", "workload"),
         )
         for key in sorted(self._suspects):
-            found.add_metric((str(key), "", ""), 1.0)
+            suspect_revisions.add_metric((str(key), "", ""), 1.0)
         for key, workloads in sorted(self._suspect_workloads.items()):
             for workload in sorted(workloads):
-                found.add_metric(("", f"{key.namespace}/{key.name}", workload), 1.0)
-        yield found
+                suspect_revisions.add_metric(("", f"{key.namespace}/{key.name}", workload), 1.0)
+        yield suspect_revisions
         yield from self._revisions()
         selected = GaugeMetricFamily(
             f"{METRIC_PREFIX}policy_pods",
@@ -251,7 +251,7 @@ class OperatorCollector(Collector):
             " others.",
             labels=(*labels, "leaks"),
         )
-        left = GaugeMetricFamily(
+        wait = GaugeMetricFamily(
             f"{METRIC_PREFIX}revision_verdict_wait_seconds",
             "Time for which a revision must still be observed. Absent if time alone decides"
             " nothing.",
@@ -260,14 +260,14 @@ class OperatorCollector(Collector):
         for key, found in sorted(item for part in self._verdicts for item in part.items()):
             name, policy = f"{key.namespace}/{key.name}", key.kind == POLICY.kind
             owner = ("", name) if policy else (name, "")
-            for workload, one in found:
-                values = (*owner, workload, one["revision"])
-                for answer in Leaks:
-                    verdict.add_metric((*values, answer.value), float(one["leaks"] == answer))
-                if "minutesLeft" in one:
-                    left.add_metric(values, one["minutesLeft"] * 60.0)
+            for workload, entry in found:
+                values = (*owner, workload, entry["revision"])
+                for leaks in Leaks:
+                    verdict.add_metric((*values, leaks.value), float(entry["leaks"] == leaks))
+                if "minutesLeft" in entry:
+                    wait.add_metric(values, entry["minutesLeft"] * 60.0)
         yield verdict
-        yield left
+        yield wait
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -1,8 +1,8 @@
 """Read-only web page of the fleet, without external content.
 
-The page shows names and texts of all watched namespaces, so it is off by default. Texts of
+The page shows names and texts from all watched namespaces, so it is off by default. The texts of
 incidents come from pods; every text is truncated and escaped. Tables have at most :data:`MAX_ROWS`
-rows, the worst first. The page is cached for :data:`CACHE_S` seconds.
+rows, worst first. The page is cached for :data:`CACHE_S` seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_CELL = 200
 """Maximum number of characters in a cell."""
 CACHE_S = 5.0
 AT_ONCE = 100
-"""Number of objects to decompress before other tasks of the event loop run."""
+"""Number of objects to decompress before yielding to other tasks of the event loop."""
 HEADERS = {
     "Content-Security-Policy": SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -71,7 +71,7 @@ font-size:.85rem}}tbody th{{min-width:7rem}}}}
 
 @dataclass(frozen=True)
 class Breaker:
-    """Restart slots of the cluster: those in use, their limit, and the names of blocked ones."""
+    """Restart slots of the cluster: the number in use, the limit, and the names of closed ones."""
 
     held: int
     limit: int
@@ -80,7 +80,7 @@ class Breaker:
 
 @dataclass
 class Fleet:
-    """Content of the page. ``budgets`` are host and device budgets by row key."""
+    """Content of the page. ``budgets`` are the host and device budgets by row key."""
 
     breaker: Breaker
     rows: list[FleetRow] = field(default_factory=list)
@@ -104,7 +104,7 @@ class FleetPage:
         namespaces: tuple[str, ...] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the page; ``slots`` returns the circuit breaker's last decision."""
+        """Create the page. ``slots`` returns the circuit breaker's last decision."""
         self._store, self._slots, self._limit = store, slots, limit
         self._leading, self._clock = leading, clock
         self._scope = f"Namespaces {', '.join(namespaces)}" if namespaces else "All namespaces"
@@ -112,7 +112,7 @@ class FleetPage:
         self._made, self._at = b"", float("-inf")
 
     async def get(self) -> bytes:
-        """Return the page as HTML in UTF-8, at most :data:`CACHE_S` seconds old."""
+        """Return the page as UTF-8 HTML, at most :data:`CACHE_S` seconds old."""
         async with self._lock:
             now = self._clock()
             if not self._made or not 0 <= now - self._at < CACHE_S:
@@ -130,7 +130,7 @@ class FleetPage:
 
 
 async def read(store: Store, breaker: Breaker) -> Fleet:
-    """Read the fleet from the cache in parts, so that other tasks can run in between."""
+    """Read the fleet from the cache in batches, so that other tasks can run in between."""
     fleet = Fleet(breaker)
     kept: list[FleetRow] = []
     for count, key in enumerate(store.known_keys()):
@@ -189,7 +189,7 @@ def _slot_owner(lease: Object) -> str:
 
 
 def render(body: str, scope: str, now: float) -> bytes:
-    """Return the page with ``body``, which is HTML; ``now`` is in Unix seconds."""
+    """Return the page with the HTML ``body``. ``now`` is in Unix seconds."""
     return PAGE.format(scope=_text(scope), at=rfc3339(now), body=body).encode()
 
 
@@ -221,8 +221,8 @@ def fleet_html(fleet: Fleet) -> str:
 
 
 _Heads = tuple[tuple[str, str], ...]
-"""Title and CSS classes of each column: ``n`` for numbers, ``w`` for columns that narrow windows
-hide."""
+"""Title and CSS classes of each column: ``n`` for numbers, ``w`` for columns that are hidden in
+narrow windows."""
 _ROWS: _Heads = (
     ("name", ""), ("mode", "w"), ("state", ""), ("pods", "n"), ("host budget", ""),
     ("device budget", ""), ("incidents", "n"), ("restarts", "n w"),
@@ -239,17 +239,17 @@ _WAITING: _Heads = (("restart slot that is kept closed while others are in use",
 
 
 def _section(title: str, head: _Heads, rows: Iterable[str], none: str, more: int) -> str:
-    """Return a scrollable table; ``more`` is the number of omitted rows."""
-    made = list(rows)
+    """Return a section with a scrollable table. ``more`` is the number of omitted rows."""
+    listed = list(rows)
     name = title.lower().replace(" ", "-")
-    if not made:
+    if not listed:
         return f"<section><h2>{title}</h2><p class=dim>{none}</p></section>"
     titles = "".join(f'<th scope=col class="{classes}">{text}</th>' for text, classes in head)
-    left = f"<p class=dim>{more} more are left out.</p>" if more > 0 else ""
+    omitted = f"<p class=dim>{more} more are left out.</p>" if more > 0 else ""
     return (
         f"<section><h2 id={name}>{title}</h2><div class=t tabindex=0 role=region"
         f" aria-labelledby={name}><table><thead><tr>{''.join(titles)}</tr></thead>"
-        f"<tbody>{''.join(made)}</tbody></table></div>{left}</section>"
+        f"<tbody>{''.join(listed)}</tbody></table></div>{omitted}</section>"
     )
 
 
@@ -272,7 +272,7 @@ def _row(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRow], str]:
 
 
 def _meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
-    """Return a meter of the worst pod's consumed budget, or text for unknown and for no budget."""
+    """Return a meter of a consumed budget, or text if its value or the budget is not known."""
     if not budget and percent is None:
         return "<small>none</small>"
     if percent is None:
@@ -286,15 +286,17 @@ def _meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
 
 def _incident(item: Object) -> str:
     spec, status = item["spec"], item.get("status") or {}
-    meta, grown = item["metadata"], status.get("attribution") or {}
+    meta, attribution = item["metadata"], status.get("attribution") or {}
     role = (spec.get("target") or {}).get("role")
-    held = " ".join(str(grown[one]) for one in ("segment", "process") if grown.get(one))
+    segment = " ".join(
+        str(attribution[one]) for one in ("segment", "process") if attribution.get(one)
+    )
     return (
         f"<tr><th scope=row>{_text(meta.get('namespace', ''))}/{_text(meta['name'])}</th>"
         f"<td>{_text(spec.get('kind'))}</td>"
         f"<td class=warn>{_text(status.get('phase', 'Unknown'))}</td>"
         f"<td class=w>{_text(spec.get('pod'))} <small>{_text(role)}</small></td>"
-        f"<td>{_text(held or 'unknown')}</td>"
+        f"<td>{_text(segment or 'unknown')}</td>"
         f"<td class=d>{_text(spec.get('openedAt'))}</td>"
         f"<td class=m>{_text(status.get('message'))}</td></tr>"
     )
@@ -325,9 +327,9 @@ def _count(value: Any) -> str:
 
 
 def refusal(host: str | None) -> str | None:
-    """Return the reason to refuse a request with this Host header; None to accept it.
+    """Return why a request with this Host header is rejected; None to accept it.
 
-    A web site cannot have an IP address or a name of the cluster
+    A public web site cannot have an IP address or a cluster-internal name as its host name
     (:mod:`plimsoll_api.page_security`).
     """
     name = host_name(host or "")

@@ -1,7 +1,8 @@
 """Issue the webhook's certificates: one long-lived CA, and a short-lived leaf for each replica.
 
-The CA is in a Secret. Every replica signs its own leaf, whose key never leaves the replica. The API
-server trusts the CA through ``caBundle``, so a new leaf every few weeks needs no change there.
+A Secret stores the CA. Each replica signs its own leaf, whose private key never leaves the replica.
+The API server trusts the CA through ``caBundle``, so the configuration does not change when a leaf
+is renewed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_LIFETIME = datetime.timedelta(days=3 * 365)
 LEAF_LIFETIME = datetime.timedelta(days=30)
-"""Lifetime of a leaf. A certificate is replaced when a third of its lifetime is left."""
+"""Lifetime of a leaf. A certificate is renewed when a third of its lifetime is left."""
 CLOCK_SKEW = datetime.timedelta(minutes=5)
 """Offset of ``notBefore`` into the past, for clients whose clocks are behind."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate as PEM texts, as in a Secret of type ``kubernetes.io/tls``.
+    """A PEM-encoded certificate and its key, as in a Secret of type ``kubernetes.io/tls``.
 
     ``bundle`` is the CA bundle that clients trust.
     """
@@ -35,14 +36,14 @@ class Certificate:
 
     @property
     def expires(self) -> datetime.datetime:
-        """End of the certificate's validity. Raises ValueError if the text is not a certificate."""
+        """End of the certificate's validity. Raises ValueError if its PEM text is malformed."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
     def is_valid_for(self, host: str) -> bool:
         """Report whether the certificate is valid for ``host``."""
         try:
-            found = x509.load_pem_x509_certificate(self.certificate)
-            names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            parsed = x509.load_pem_x509_certificate(self.certificate)
+            names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except (ValueError, x509.ExtensionNotFound):
             return False
         return _make_general_name(host) in names
@@ -51,7 +52,7 @@ class Certificate:
 def needs_renewal(
     current: Certificate | None, now: datetime.datetime, valid: datetime.timedelta
 ) -> bool:
-    """Report whether a certificate with the lifetime ``valid`` must be replaced."""
+    """Report whether to renew ``current``, which has the lifetime ``valid``. True if it is None."""
     try:
         return current is None or now >= current.expires - valid / 3
     except ValueError:
@@ -61,16 +62,16 @@ def needs_renewal(
 def create_authority(
     now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_LIFETIME
 ) -> Certificate:
-    """Create a CA, which is its own bundle."""
+    """Create a self-signed CA, whose bundle is its own certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _make_name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
     ends = x509.BasicConstraints(ca=True, path_length=0)
-    made = (
+    certificate = (
         _make_builder(name, name, key.public_key(), key.public_key(), now, now + valid)
         .add_extension(ends, critical=True)
         .sign(key, hashes.SHA256())
     )
-    text = made.public_bytes(serialization.Encoding.PEM)
+    text = certificate.public_bytes(serialization.Encoding.PEM)
     return Certificate(text, _encode_private_key(key), text)
 
 
@@ -80,9 +81,9 @@ def create_leaf(
     now: datetime.datetime,
     valid: datetime.timedelta = LEAF_LIFETIME,
 ) -> Certificate:
-    """Create a certificate for ``host`` that expires no later than its signer.
+    """Create a certificate for ``host`` that expires no later than its signer's.
 
-    Raises ValueError if ``signer`` is not a certificate with its key.
+    Raises ValueError if ``signer`` has no valid certificate or private key.
     """
     issuer = x509.load_pem_x509_certificate(signer.certificate)
     signing = serialization.load_pem_private_key(signer.key, None)
@@ -91,7 +92,7 @@ def create_leaf(
     key = ec.generate_private_key(ec.SECP256R1())
     ends = min(now + valid, issuer.not_valid_after_utc)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    made = (
+    certificate = (
         _make_builder(
             _make_name("plimsoll-webhook"), issuer.subject, key.public_key(), signing.public_key(),
             now, ends,
@@ -102,29 +103,33 @@ def create_leaf(
         .sign(signing, hashes.SHA256())
     )  # fmt: skip
     return Certificate(
-        made.public_bytes(serialization.Encoding.PEM), _encode_private_key(key), signer.bundle
+        certificate.public_bytes(serialization.Encoding.PEM),
+        _encode_private_key(key),
+        signer.bundle,
     )
 
 
 def is_authority(found: Certificate) -> bool:
-    """Report whether ``found`` is a CA with its key."""
+    """Report whether ``found`` is a CA certificate with the matching private key."""
     try:
-        made = x509.load_pem_x509_certificate(found.certificate)
+        certificate = x509.load_pem_x509_certificate(found.certificate)
         key = serialization.load_pem_private_key(found.key, None)
-        ends = made.extensions.get_extension_for_class(x509.BasicConstraints).value
+        ends = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
     except (ValueError, TypeError, x509.ExtensionNotFound):
         return False
-    mine = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == made.public_key()
-    return mine and ends.ca
+    matches = (
+        isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
+    )
+    return matches and ends.ca
 
 
 def split_bundle(bundle: bytes) -> list[bytes]:
-    """Return each certificate of a bundle as PEM text; empty if the bundle is malformed."""
+    """Return the certificates in a bundle, each as PEM; empty if the bundle is malformed."""
     try:
-        found = x509.load_pem_x509_certificates(bundle)
+        certificates = x509.load_pem_x509_certificates(bundle)
     except ValueError:
         return []
-    return [one.public_bytes(serialization.Encoding.PEM) for one in found]
+    return [certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates]
 
 
 def _make_builder(

@@ -1,8 +1,8 @@
-"""Build the MutatingWebhookConfiguration: for which pods the API server calls the webhook.
+"""Build the MutatingWebhookConfiguration, which selects the pods that are sent to the webhook.
 
-Each policy has a webhook with the policy's own selector, so that no other pod waits for an answer.
-The number of webhooks is limited and shared fairly between namespaces. The remaining policies share
-a few webhooks, which select whole namespaces.
+Each policy has its own webhook with its selector, so the creation of other pods is not delayed. The
+number of webhooks is limited and divided fairly between namespaces. The policies beyond the limit
+share a few webhooks, each of which selects whole namespaces.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from plimsoll_operator.kinds import Object
 WEBHOOK_TIMEOUT_S = 2
 MAX_WEBHOOKS = 64
 MAX_SELECTORS_CHARS = 1 << 19
-"""Maximum size of all selectors in characters. etcd accepts 1.5 MiB, and one selector may have up
-to 46 KiB."""
+"""Maximum total size of the selectors in characters. etcd accepts 1.5 MiB, and one selector may
+have up to 46 KiB."""
 MAX_NAMESPACES = 256
 """Maximum number of namespaces per webhook, for policies beyond :data:`MAX_WEBHOOKS`."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -47,12 +47,12 @@ class WebhookAddress:
         return f"{self.service}.{self.namespace}.svc"
 
     def client_config(self, bundle: bytes) -> Object:
-        """Return ``clientConfig``, which trusts only the certificates in ``bundle``."""
+        """Return the webhook's ``clientConfig``, which trusts only certificates in ``bundle``."""
         trusted = {"caBundle": base64.b64encode(bundle).decode()}
         if self.url is not None:
             return {"url": self.url} | trusted
-        at = {"namespace": self.namespace, "name": self.service, "path": "/pods", "port": 443}
-        return {"service": at} | trusted
+        service = {"namespace": self.namespace, "name": self.service, "path": "/pods", "port": 443}
+        return {"service": service} | trusted
 
 
 def build_configuration(
@@ -62,12 +62,12 @@ def build_configuration(
     client = address.client_config(bundle)
     own: list[SupervisionPolicy] = []
     shared: list[SupervisionPolicy] = []
-    left = MAX_SELECTORS_CHARS
-    for one in interleave_namespaces(policies):
-        size = len(json.dumps(one.spec.selector.manifest()))
-        fits = len(own) < MAX_WEBHOOKS and size <= left
-        (own if fits else shared).append(one)
-        left -= size if fits else 0
+    remaining_chars = MAX_SELECTORS_CHARS
+    for policy in interleave_namespaces(policies):
+        size = len(json.dumps(policy.spec.selector.manifest()))
+        fits = len(own) < MAX_WEBHOOKS and size <= remaining_chars
+        (own if fits else shared).append(policy)
+        remaining_chars -= size if fits else 0
     webhooks = [
         _make_webhook(
             f"{_make_webhook_name(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",
@@ -77,11 +77,11 @@ def build_configuration(
         )
         for one in own
     ]
-    namespaces = sorted({one.metadata.namespace for one in shared})
-    for at in range(0, len(namespaces), MAX_NAMESPACES):
-        part = namespaces[at : at + MAX_NAMESPACES]
-        label = f"shared-{at // MAX_NAMESPACES}.pods.plimsoll.dev"
-        webhooks.append(_make_webhook(label, client, part, {}))
+    namespaces = sorted({policy.metadata.namespace for policy in shared})
+    for start in range(0, len(namespaces), MAX_NAMESPACES):
+        chunk = namespaces[start : start + MAX_NAMESPACES]
+        label = f"shared-{start // MAX_NAMESPACES}.pods.plimsoll.dev"
+        webhooks.append(_make_webhook(label, client, chunk, {}))
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -91,27 +91,27 @@ def build_configuration(
 
 
 def interleave_namespaces(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
-    """Return the policies in an order where no namespace comes twice before all came once."""
-    seen: Counter[str] = Counter()
+    """Return the policies in turns: one of each namespace, then the second of each, and so on."""
+    counts: Counter[str] = Counter()
     ranked = []
-    for one in policies:
-        ranked.append((seen[one.metadata.namespace], one))
-        seen[one.metadata.namespace] += 1
-    return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
+    for policy in policies:
+        ranked.append((counts[policy.metadata.namespace], policy))
+        counts[policy.metadata.namespace] += 1
+    return [policy for _, policy in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def has_equal_webhooks(wanted: Object, found: Object) -> bool:
-    """Report whether the live object ``found`` has the same webhooks as ``wanted``."""
+    """Report whether the live configuration ``found`` has the webhooks of ``wanted``."""
     return _index_by_name(wanted.get("webhooks")) == _index_by_name(found.get("webhooks"))
 
 
 def _index_by_name(webhooks: Iterable[Any] | None) -> dict[str, Any]:
-    return {one["name"]: one for one in webhooks or ()}
+    return {webhook["name"]: webhook for webhook in webhooks or ()}
 
 
 def _make_webhook(name: str, client: Object, namespaces: list[str], selector: Object) -> Object:
     within = {"key": NAMESPACE_LABEL, "operator": "In", "values": namespaces}
-    # All fields are set, so that the server's defaults do not appear as changes.
+    # Set every field: a default that the server fills in would appear as a change.
     return {
         "name": name,
         "admissionReviewVersions": ["v1"],
@@ -121,7 +121,7 @@ def _make_webhook(name: str, client: Object, namespaces: list[str], selector: Ob
         "namespaceSelector": {"matchExpressions": [within]},
         "objectSelector": selector
         | {"matchExpressions": [*selector.get("matchExpressions", ()), NOT_MANAGED_EXPRESSION]},
-        # A later webhook may add a container, such as a service mesh's proxy.
+        # Another webhook may add a container afterwards, such as a service mesh's proxy.
         "reinvocationPolicy": "IfNeeded",
         "rules": [
             {
@@ -138,5 +138,5 @@ def _make_webhook(name: str, client: Object, namespaces: list[str], selector: Ob
 
 
 def _make_webhook_name(namespace: str, name: str) -> str:
-    """Return a digest, because namespace and name together may be too long."""
+    """Return a digest: the namespace and name together may exceed the length limit."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

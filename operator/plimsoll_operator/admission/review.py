@@ -1,6 +1,6 @@
-"""Answer AdmissionReviews from the policies in memory, without requests to the API server.
+"""Build responses to AdmissionReviews from cached policies, without requests to the API server.
 
-Every answer allows the pod: a pod without a supervisor is better than no pod.
+Every response allows the pod: a pod without a supervisor is better than no pod.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 
 
 class _CachedPolicy(NamedTuple):
-    """A policy and its age.
+    """A policy as the watch delivered it.
 
-    ``parsed`` is empty if the policy selects nothing. ``age`` is the sort key, oldest first.
+    ``parsed`` is empty if the policy selects nothing. ``age`` is the sort key: oldest first.
     """
 
     user_fields: tuple[object, ...]
@@ -45,51 +45,55 @@ class PolicyCache:
         self._ordered: dict[str, list[SupervisionPolicy]] = {}
 
     def update(self, item: Object, gone: bool) -> None:
-        """Store a policy, or remove it if ``gone``. A change of its status alone is not parsed."""
+        """Store a policy, or remove it if ``gone``.
+
+        Parse it only if more than its status changed.
+        """
         meta = item["metadata"]
         namespace, name = meta["namespace"], meta["name"]
-        held = self._known.setdefault(namespace, {})
-        before = held.pop(name, None)
-        # Only the operator writes the status; all other parts are what users write.
+        cached = self._known.setdefault(namespace, {})
+        before = cached.pop(name, None)
+        # Users write these parts; only the operator writes the status.
         parts = ("uid", "generation", "deletionTimestamp", "annotations", "creationTimestamp")
-        asked = tuple(meta.get(part) for part in parts)
-        same = before is not None and before.user_fields == asked and not gone
+        user_fields = tuple(meta.get(part) for part in parts)
+        unchanged = before is not None and before.user_fields == user_fields and not gone
         if not gone:
             age = (str(meta.get("creationTimestamp") or "~"), name)
-            parsed = before.parsed if same and before else parse_policies([item])
-            held[name] = _CachedPolicy(asked, age, parsed, item.get("status") or {})
-        if not same:
-            ages = sorted(held.values(), key=lambda one: one.age)
-            self._ordered[namespace] = [policy for one in ages for policy in one.parsed]
+            parsed = before.parsed if unchanged and before else parse_policies([item])
+            cached[name] = _CachedPolicy(user_fields, age, parsed, item.get("status") or {})
+        if not unchanged:
+            ages = sorted(cached.values(), key=lambda entry: entry.age)
+            self._ordered[namespace] = [policy for entry in ages for policy in entry.parsed]
 
     def all(self) -> list[SupervisionPolicy]:
         """Return all valid policies by namespace, oldest first."""
-        return [one for _, held in sorted(self._ordered.items()) for one in held]
+        return [policy for _, policies in sorted(self._ordered.items()) for policy in policies]
 
     def find(self, namespace: str, labels: Mapping[str, str]) -> SupervisionPolicy | None:
         """Return the oldest policy that selects a pod with ``labels``; None if no policy does."""
-        found = find_matching_policies(self._ordered.get(namespace, ()), labels)
-        return found[0] if found else None
+        matching = find_matching_policies(self._ordered.get(namespace, ()), labels)
+        return matching[0] if matching else None
 
     def status(self, policy: SupervisionPolicy) -> Object:
         """Return the last known status of ``policy``."""
-        found = self._known.get(policy.metadata.namespace, {}).get(policy.metadata.name)
-        return found.status if found else {}
+        cached = self._known.get(policy.metadata.namespace, {}).get(policy.metadata.name)
+        return cached.status if cached else {}
 
 
 log = logging.getLogger(__name__)
 
 REVIEW_RESULTS = ("injected", "held", "refused", "unselected", "failed")
 STARTUP_TRIAL_S = 30.0
-"""Age in seconds after which an injected pod that has not started counts in the policy's status."""
+"""Seconds after which the policy's status counts an injected pod that has not started."""
 MAX_WARNING_CHARS = 240
 """Maximum length of a warning, in characters: the API server truncates longer ones."""
 
 
 class Reviewer:
-    """Reviewer that uses the known policies, and calls ``count`` with each result.
+    """Builder of admission responses from the cached policies. It passes each result to ``count``.
 
-    Until a pod has run with the present images, only up to ``limit`` replicas of a policy get them.
+    Until a pod has started with the current images, only up to ``limit`` replicas of a policy get a
+    supervisor.
     """
 
     def __init__(
@@ -106,13 +110,13 @@ class Reviewer:
         self._lock = threading.Lock()
 
     def answer_bytes(self, body: bytes) -> bytes:
-        """Answer a review, from JSON to JSON. Raises ValueError if ``body`` is not JSON."""
+        """Return the JSON response to a JSON review. Raises ValueError if ``body`` is not JSON."""
         if is_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
         return json.dumps(self.answer(json.loads(body))).encode()
 
     def answer(self, review: Any) -> Object:
-        """Answer an AdmissionReview. On any error, the pod is created unchanged."""
+        """Return the response to an AdmissionReview. On any error, it allows the pod unchanged."""
         request = review.get("request") if isinstance(review, dict) else None
         uid = request.get("uid", "") if isinstance(request, dict) else ""
         response: Object = {"uid": uid if isinstance(uid, str) else "", "allowed": True}
@@ -163,28 +167,34 @@ class Reviewer:
     def _reason_to_skip(self, request: Object, policy: SupervisionPolicy) -> str:
         """Return why the pod gets no supervisor for now; empty if it gets one.
 
-        A pod that gets one counts towards ``limit``. The pods of a multi-node group are one
+        A pod that gets one counts towards ``limit``. The pods of a multi-node group count as one
         replica.
         """
         images, now = format_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
-        lately = {
-            one: at for one, at in self._tries.pop(key, {}).items() if now - at < STARTUP_TRIAL_S
+        recent = {
+            name: tried_at
+            for name, tried_at in self._tries.pop(key, {}).items()
+            if now - tried_at < STARTUP_TRIAL_S
         }
-        if lately:
-            self._tries[key] = lately
+        if recent:
+            self._tries[key] = recent
         replica = find_group(request["object"]["metadata"]) or str(request["uid"])
-        if replica in lately:
+        if replica in recent:
             return ""
-        found = parse_injection(self._policies.status(policy))
-        why = reason_to_skip(policy, found, images, len(lately), self._limit)
-        if not why and not (found is not None and found.proven) and not request.get("dryRun"):
-            self._tries[key] = lately | {replica: now}
+        injection = parse_injection(self._policies.status(policy))
+        why = reason_to_skip(policy, injection, images, len(recent), self._limit)
+        if (
+            not why
+            and not (injection is not None and injection.proven)
+            and not request.get("dryRun")
+        ):
+            self._tries[key] = recent | {replica: now}
         return why
 
 
 def make_json_patch(before: Object, after: Object) -> list[Object]:
-    """Return the JSON patch between two versions of a pod, by whole fields of metadata and spec."""
+    """Return the JSON patch from ``before`` to ``after``, by field of a pod's metadata and spec."""
     operations: list[Object] = []
     for part in ("metadata", "spec"):
         old, new = before[part], after[part]

@@ -1,9 +1,9 @@
 """Serve the webhook over HTTPS, in every replica, including standbys.
 
-Any client that reaches the port can send anything, and the event loop that serves it also renews
-the leader's Lease. Connections, their age, request bodies and waiting reviews are therefore
-limited, and a small pool of threads examines reviews. A review beyond these limits is rejected at
-once: the API server then creates the pod without a supervisor.
+Any client that can reach the port may send anything, and the same event loop renews the leader's
+Lease. Connections, their age, request bodies and queued reviews are therefore limited, and a small
+thread pool processes the reviews. A review beyond these limits is rejected at once: the API server
+then creates the pod without a supervisor.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ log = logging.getLogger(__name__)
 
 PATH = "/pods"
 ANSWER_TIMEOUT_S = WEBHOOK_TIMEOUT_S * 0.75
-"""Timeout in seconds of an answer. The API server waits for :data:`WEBHOOK_TIMEOUT_S`."""
+"""Timeout of a response in seconds. The API server waits for :data:`WEBHOOK_TIMEOUT_S`."""
 MAX_REVIEW_BYTES = 1 << 20
 """Maximum size of a review in bytes. A larger pod is created without a supervisor."""
 REVIEW_THREADS = 2
 SWITCH_INTERVAL_S = 0.0005
-"""Interpreter switch interval in seconds. The event loop releases the interpreter lock at each
-system call, and another thread may then keep it for this long."""
+"""Interpreter switch interval in seconds. The event loop releases the GIL at each system call, and
+another thread may then hold it for this long."""
 MAX_WAITING_REVIEWS = 64
-"""Maximum number of reviews that are being examined or wait for a thread. Each takes about 3 ms."""
+"""Maximum number of reviews that are processed or queued. Each takes about 3 ms."""
 MAX_CONNECTIONS = 512
 MAX_BODIES = 32
-"""Maximum number of bodies that are read at the same time, which limits their memory."""
+"""Maximum number of request bodies read at the same time, which limits their memory."""
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, IDLE_TIMEOUT_S = 2.0, 5.0, 100.0
-"""Timeouts in seconds of a connection: TLS handshake, head of a request, idle time. An API server
-keeps a connection for the next pod, and closes it after 90 s."""
+"""Timeouts of a connection in seconds: TLS handshake, request head, idle time. An API server reuses
+a connection for later pods, and closes it after 90 s."""
 LOG_INTERVAL_S = 10.0
-"""Minimum seconds between log lines about unanswered reviews. The metric counts all of them."""
+"""Minimum seconds between log lines about rejected reviews. The metric counts all of them."""
 
 
 class AdmissionServer:
-    """HTTPS server of ``review``, a function from bytes to bytes that runs in threads."""
+    """HTTPS server that calls ``review``, from request body to response body, in threads."""
 
     def __init__(self, review: Callable[[bytes], bytes], failed: Callable[[], None]) -> None:
-        """Prepare the server, which calls ``failed`` for each review that it does not answer."""
+        """Prepare the server. It calls ``failed`` for each review that it rejects."""
         self._review, self._failed = review, failed
         self._pool = ThreadPoolExecutor(REVIEW_THREADS, thread_name_prefix="review")
         self._waiting = 0
@@ -91,7 +91,10 @@ class AdmissionServer:
             await runner.cleanup()
 
     def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
-        """Create the protocol of a new connection. Beyond the limit, close the longest idle one."""
+        """Create the protocol of a new connection.
+
+        If there are too many, close the longest idle one.
+        """
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(next(iter(self._open)))
         handler = make()
@@ -117,7 +120,7 @@ class AdmissionServer:
             handler.transport.abort()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """Answer a review, or reject it after :data:`ANSWER_TIMEOUT_S`."""
+        """Respond to a review, or reject it after :data:`ANSWER_TIMEOUT_S`."""
         self._on_activity(request.protocol, IDLE_TIMEOUT_S)
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -127,7 +130,7 @@ class AdmissionServer:
                     return self._refuse("too many reviews are waiting", 429)
                 loop = asyncio.get_running_loop()
                 work = loop.run_in_executor(self._pool, self._review, body)
-                # A running thread cannot be cancelled, so its review counts until it has finished.
+                # A running thread cannot be cancelled, so count its review until it finishes.
                 self._waiting += 1
                 work.add_done_callback(self._on_finished)
                 text = await asyncio.shield(work)
@@ -153,7 +156,7 @@ class AdmissionServer:
         return web.Response(text=f"{why}\n", status=status)
 
     def stop(self) -> None:
-        """Cancel all waiting reviews."""
+        """Cancel all queued reviews."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -161,7 +164,7 @@ _REUSE = hasattr(socket, "SO_REUSEPORT")
 
 
 class AdmissionWebhook:
-    """The webhook as a whole. Call ``start`` before the election and ``stop`` at the end."""
+    """The complete webhook. Call ``start`` before the leader election and ``stop`` at exit."""
 
     def __init__(
         self,
@@ -187,14 +190,14 @@ class AdmissionWebhook:
         self._tasks: list[asyncio.Task[None]] = []
 
     def current(self) -> bool:
-        """Report whether pods created now get a supervisor under the present policies.
+        """Report whether pods created now get a supervisor under the current policies.
 
-        This replica can only report what it observes.
+        This covers only what this replica can observe.
         """
         return self._upkeep.current()
 
     def problem(self) -> str | None:
-        """Return why this replica cannot answer the API server; None if it can."""
+        """Return why this replica cannot serve the API server; None if it can."""
         if problem := self._upkeep.problem():
             return problem
         return (
@@ -204,21 +207,24 @@ class AdmissionWebhook:
         )
 
     def unready(self) -> str | None:
-        """Return the same as :meth:`problem`, but None for a standby that waits for its leader."""
+        """Return :meth:`problem`, but None for a standby that waits for the leader."""
         return None if self._upkeep.is_waiting_for_leader() else self.problem()
 
     def start(self, background: Background) -> None:
-        """Start serving. A failure never ends the operator: pods start without a supervisor."""
+        """Start serving.
+
+        A failure never stops the operator: pods then start without a supervisor.
+        """
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "admission": self._serve,
             "admission-upkeep": self._upkeep.run,
         }
         for name, part in parts.items():
-            kept = partial(background.keep, name, part, needed=False)
-            self._tasks.append(asyncio.create_task(kept()))
+            supervised = partial(background.keep, name, part, needed=False)
+            self._tasks.append(asyncio.create_task(supervised()))
 
     async def stop(self) -> None:
-        """Close the port."""
+        """Stop serving and delete the certificate files."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

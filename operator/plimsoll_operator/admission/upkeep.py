@@ -3,10 +3,10 @@
 Every replica reads the Secret. Only the leader writes the Secret and the
 MutatingWebhookConfiguration, and only after it has listed all policies.
 
-The Secret holds a CA, with which each replica signs its own certificate. If another program writes
-the Secret, the Secret holds the certificate itself. A replica serves a new certificate only after
-the configuration has trusted it for one check interval, because other API servers of the cluster
-may be slower.
+The Secret stores a CA, with which each replica signs its own certificate. If another program
+manages the Secret, it stores the server certificate itself. A replica serves a new certificate only
+after the configuration has trusted it for one check interval, because other API servers of the
+cluster may see the change later.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CONFIGURATION_KIND = Kind(
     "",
 )
 BUNDLE_OVERLAP = datetime.timedelta(days=1)
-"""Time for which the API server also trusts the previous bundle."""
+"""Time for which the API server also trusts the previous CA bundle."""
 SECRET_KEYS = ("tls.crt", "tls.key", "ca.crt")
 
 
@@ -61,17 +61,17 @@ class WebhookMetrics(Protocol):
     """Metrics of the webhook."""
 
     def admitted(self, result: str, count: int = 1) -> None:
-        """Count ``count`` reviews with ``result``."""
+        """Add ``count`` reviews with ``result``."""
 
     def certificate(self, secret: str, expires_s: float) -> None:
-        """Record the end of the validity of ``secret``'s certificate, in Unix seconds."""
+        """Set the expiry time of the certificate in ``secret``, in Unix seconds."""
 
     def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
         """Report the webhook as healthy while ``problem`` returns None."""
 
 
 class WebhookUpkeep:
-    """Maintenance loop of the webhook's objects. ``run`` it in every replica.
+    """Maintenance loop for the webhook's objects. ``run`` it in every replica.
 
     ``leading`` returns whether this replica may write.
     """
@@ -88,7 +88,7 @@ class WebhookUpkeep:
         known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """Prepare the upkeep. ``folder`` holds the files of the served certificate.
+        """Prepare the upkeep. ``folder`` stores the files of the served certificate.
 
         ``known`` returns whether ``policies`` is complete.
         """
@@ -99,28 +99,28 @@ class WebhookUpkeep:
         self._tally, self._now = tally, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
-        """Content of the Secret: a CA, or a certificate that another program provides."""
+        """Content of the Secret: a CA, or the server certificate that another program manages."""
         self._before: tuple[bytes, datetime.datetime] | None = None
         """Previous bundle, and the time until which the API server trusts it."""
         self._trusted: tuple[bytes, float] | None = None
-        """Bundle that the configuration trusts, and the time since which this replica has seen
-        it."""
+        """Bundle that the configuration trusts, and the monotonic time at which this replica first
+        observed it."""
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
         self._written: Object | None = None
         self._trouble = f"Secret {self._secret} has not been read yet"
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.serving = asyncio.Event()
-        """Event that is set once a certificate is served."""
+        """Event that is set once a certificate is loaded."""
 
     def current(self) -> bool:
-        """Report whether the API server calls this webhook for the pods of all present policies."""
+        """Report whether the API server calls this webhook for the pods of all current policies."""
         recent = time.monotonic() - self._turned < self._clocks.webhook_current
         written = self._written is not None and self._known()
         return recent and self.serving.is_set() and written
 
     def problem(self) -> str | None:
-        """Return why the API server gets no answer from this replica; None if it gets one."""
+        """Return why this replica cannot serve the API server; None if it can."""
         current = self._current
         if current is None:
             return self._trouble or "there is no certificate yet"
@@ -136,37 +136,40 @@ class WebhookUpkeep:
     def is_waiting_for_leader(self) -> bool:
         """Report whether this is a standby that waits for the leader's writes.
 
-        The leader may be a pod of the previous release, without the webhook. The update that turned
-        the webhook on replaces that pod once this one is ready.
+        During an upgrade, the leader may be a pod of the previous release, without the webhook. It
+        is replaced only once this pod is ready.
         """
         missing = self._trusted is None or (self._current is None and not self._webhook.provided)
         return missing and not self._leading()
 
     async def run(self) -> None:
-        """Check and repair in a loop until cancelled.
+        """Run :meth:`check` in a loop until cancelled.
 
-        Raises ApiError, OSError or TimeoutError if the API server refuses or does not answer. The
-        present certificate then stays in use.
+        Raises ApiError, OSError or TimeoutError if a request to the API server fails. The current
+        certificate then stays in use.
         """
         while True:
             await self.check()
             await asyncio.sleep(self._clocks.webhook_policies)
 
     async def check(self) -> None:
-        """Check everything once, and repair the differences."""
-        late = time.monotonic() - self._checked >= self._clocks.webhook_check
-        check = late or self.problem() is not None
-        if check:
+        """Compare the certificate and the configuration with the cluster once, and repair them."""
+        overdue = time.monotonic() - self._checked >= self._clocks.webhook_check
+        full = overdue or self.problem() is not None
+        if full:
             self._use_source(await self._read_source())
         if self._source is not None:
-            await self._configure(self._source, check)
+            await self._configure(self._source, full)
             self._serve(self._source)
         self._turned = time.monotonic()
-        if check:
+        if full:
             self._checked = self._turned
 
     async def _read_source(self) -> Certificate | None:
-        """Read the Secret. If it is the operator's own and incomplete, the leader writes it."""
+        """Read the Secret; the leader creates or renews the operator's own.
+
+        Return None if unusable.
+        """
         secret = await self._api.get(SECRET_KIND, self._address.namespace, self._webhook.name)
         found, trouble = _read_certificate(secret, self._secret)
         if found is not None and not self._webhook.provided and not is_authority(found):
@@ -182,8 +185,10 @@ class WebhookUpkeep:
         return found
 
     async def _create_authority(self) -> Certificate:
-        made = create_authority(self._now())
-        texts = zip(SECRET_KEYS, (made.certificate, made.key, made.bundle), strict=True)
+        authority = create_authority(self._now())
+        texts = zip(
+            SECRET_KEYS, (authority.certificate, authority.key, authority.bundle), strict=True
+        )
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -195,11 +200,11 @@ class WebhookUpkeep:
         except ApiError as error:
             self._trouble = f"cannot write Secret {self._secret}: {error}"
             raise
-        log.info("the webhook has a new CA, which expires at %s", made.expires.isoformat())
-        return made
+        log.info("the webhook has a new CA, which expires at %s", authority.expires.isoformat())
+        return authority
 
     def _use_source(self, found: Certificate | None) -> None:
-        """Use the Secret's present content. If there is no Secret, keep the last content."""
+        """Use the current content of the Secret; without one, keep the previous content."""
         if found is None:
             return
         if self._source is not None and self._source.bundle != found.bundle:
@@ -207,27 +212,27 @@ class WebhookUpkeep:
         self._source = found
 
     async def _configure(self, source: Certificate, check: bool) -> None:
-        """Read which bundle the API server trusts. The leader also writes the configuration."""
+        """Read which bundle the API server trusts. The leader first updates the configuration."""
         policies, bundle = self._policies.all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]
         wanted = build_configuration(self._webhook.name, policies, self._address, bundle)
-        writes = self._leading() and self._known()
-        if not (writes and wanted != self._written) and not check:
+        may_write = self._leading() and self._known()
+        if not (may_write and wanted != self._written) and not check:
             return
-        present = await self._api.get(CONFIGURATION_KIND, "", self._webhook.name)
-        if writes and (present is None or not has_equal_webhooks(wanted, present)):
-            present = await self._api.apply(CONFIGURATION_KIND, wanted)
+        live = await self._api.get(CONFIGURATION_KIND, "", self._webhook.name)
+        if may_write and (live is None or not has_equal_webhooks(wanted, live)):
+            live = await self._api.apply(CONFIGURATION_KIND, wanted)
             log.info("configured the webhook for %d policies", len(policies))
-        if writes:
+        if may_write:
             self._written = wanted
-        if present is None or not is_bundle_trusted(present, source.bundle):
+        if live is None or not is_bundle_trusted(live, source.bundle):
             self._trusted = None
         elif self._trusted is None or self._trusted[0] != source.bundle:
             self._trusted = (source.bundle, time.monotonic())
 
     def _serve(self, source: Certificate) -> None:
-        """Serve with a new certificate from ``source`` if one is due and trusted."""
+        """Load a new certificate from ``source`` if one is due and the API server trusts it."""
         current, now = self._current, self._now()
         if current is not None and current.expires > now:
             since = self._trusted[1] if self._trusted is not None else float("inf")
@@ -262,7 +267,7 @@ class WebhookUpkeep:
 
 
 def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
-    """Return the Secret's certificate, or a message about what is missing and what to do."""
+    """Return the Secret's certificate, or None and a message that says how to fix the Secret."""
     if secret is None:
         return None, (
             f"Secret {name} does not exist: create it, or restart the program that writes it"
@@ -275,18 +280,18 @@ def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | N
             "certificate"
         )
     try:
-        found = Certificate(*(base64.b64decode(data[key]) for key in SECRET_KEYS))
-        _ = found.expires
+        certificate = Certificate(*(base64.b64decode(data[key]) for key in SECRET_KEYS))
+        _ = certificate.expires
     except (ValueError, binascii.Error) as error:
         return None, f"Secret {name}: tls.crt is not a certificate: {error}"
-    if not split_bundle(found.bundle):
+    if not split_bundle(certificate.bundle):
         return None, f"Secret {name}: ca.crt is not a certificate"
-    return found, ""
+    return certificate, ""
 
 
 def is_bundle_trusted(present: Object, bundle: bytes) -> bool:
-    """Report whether every webhook of a configuration trusts all of ``bundle``."""
-    clients = [one.get("clientConfig") or {} for one in present.get("webhooks") or ()]
+    """Report whether every webhook of a configuration trusts every certificate in ``bundle``."""
+    clients = [webhook.get("clientConfig") or {} for webhook in present.get("webhooks") or ()]
     wanted = set(split_bundle(bundle))
-    bundles = {one.get("caBundle") or "" for one in clients}
-    return all(wanted <= set(split_bundle(base64.b64decode(one))) for one in bundles)
+    bundles = {client.get("caBundle") or "" for client in clients}
+    return all(wanted <= set(split_bundle(base64.b64decode(trusted))) for trusted in bundles)

@@ -1,8 +1,8 @@
-"""Take, renew and release slot Leases, as the circuit breaker decides.
+"""Acquire, renew and release slot Leases, as the circuit breaker decides.
 
-Leases are written by PUT with the version that was read, as supervisors write them, so only one of
-two concurrent writers succeeds. Times are measured by this process, because the times in a Lease
-are claims of its holder.
+Leases are updated by PUT with the resource version that was read, as supervisors do, so only one of
+two concurrent writers succeeds. Times are measured by this process, because the holder of a Lease
+may write any time into it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ MAX_LEASE_TRANSITIONS = 2**31
 
 
 class _LeaseState(NamedTuple):
-    """A Lease's spec and whether it has a holder, each with the time of the last change."""
+    """State of a Lease: its spec and whether it has a holder.
+
+    ``at`` is when the spec last changed, ``since`` when ``taken`` last changed.
+    """
 
     version: str
     at: float
@@ -50,7 +53,7 @@ class _LeaseState(NamedTuple):
 
 
 class CircuitBreaker:
-    """Limiter of the slots that supervisors hold in the whole cluster."""
+    """Limiter of the number of slots that supervisors hold in the whole cluster."""
 
     def __init__(
         self,
@@ -81,51 +84,51 @@ class CircuitBreaker:
                 log.warning("circuit breaker: a request failed: %s", str(error) or repr(error))
 
     async def run_once(self) -> None:
-        """Make one decision and carry it out. Do nothing if nothing changed and nothing is due."""
+        """Decide once and apply the decision. Do nothing if nothing changed and nothing is due."""
         changes, now = self._store.changes, self._clock()
-        seen = (changes[LEASE.kind], changes[INCIDENT.kind])
-        if seen == self._changes and not self.last.close and now < self._next:
+        versions = (changes[LEASE.kind], changes[INCIDENT.kind])
+        if versions == self._changes and not self.last.close and now < self._next:
             return
         leases = self._store.of_kind(LEASE.kind)
         dead, overlong = self._observe(leases, now)
         incidents = self._store.of_kind(INCIDENT.kind)
         self.last = allocate_slots(leases, incidents, self._limit, dead, overlong, self._last_turn)
         self._expire_grants(now)
-        due = [one for one in self.last.close if self._needs_renewal(one, now)]
+        due = [lease for lease in self.last.close if self._needs_renewal(lease, now)]
         if due:
             log.warning(
                 "circuit breaker: %d of %d slots are in use, %d services are waiting",
                 self.last.held, self._limit, len(self.last.close),
             )  # fmt: skip
-        closed = await asyncio.gather(*(self._close(one) for one in due))
+        closed = await asyncio.gather(*(self._close(lease) for lease in due))
         if not all(closed):
-            return  # a supervisor was faster: count again before further Leases are opened
-        await asyncio.gather(*(self._reopen(one) for one in self.last.reopen))
-        self._changes = seen
+            return  # a supervisor was faster: count again before opening other Leases
+        await asyncio.gather(*(self._reopen(lease) for lease in self.last.reopen))
+        self._changes = versions
 
     def _observe(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
-        """Return the UIDs of Leases whose holder is dead, and of those held for too long."""
+        """Return the UIDs of Leases with a dead holder, and of Leases held for too long."""
         dead: set[str] = set()
         overlong: set[str] = set()
         fresh, due = {}, math.inf
         for lease in leases:
             meta = lease["metadata"]
-            # Other clients write its metadata, so only the spec shows that a holder is alive.
+            # Other clients may change the metadata: only the spec shows that the holder is alive.
             uid, version = meta["uid"], repr(lease.get("spec"))
             taken = holder(lease) not in ("", OPERATOR_HOLDER)
-            known = self._leases.get(uid)
-            at = known.at if known and known.version == version else now
-            since = known.since if known and known.taken == taken else now
+            previous = self._leases.get(uid)
+            at = previous.at if previous and previous.version == version else now
+            since = previous.since if previous and previous.taken == taken else now
             fresh[uid] = _LeaseState(version, at, taken, since)
             if not taken:
                 continue
             self._last_turn[uid] = now
-            for end, passed in (
+            for end, exceeded in (
                 (at + self._clocks.slot_expiry, dead),
                 (since + self._clocks.slot_hold, overlong),
             ):
                 if now >= end:
-                    passed.add(uid)
+                    exceeded.add(uid)
                 else:
                     due = min(due, end)
         self._leases, self._next = fresh, due
@@ -135,8 +138,8 @@ class CircuitBreaker:
         return dead, overlong
 
     def _expire_grants(self, now: float) -> None:
-        """Revoke unused grants while other services wait for one."""
-        opened = {one["metadata"]["uid"] for one in self.last.granted}
+        """Revoke unused grants while other services are waiting for a slot."""
+        opened = {lease["metadata"]["uid"] for lease in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:
             return
@@ -152,20 +155,20 @@ class CircuitBreaker:
     async def _close(self, lease: Object) -> bool:
         """Close a Lease. Return False if a supervisor took it first.
 
-        After :data:`MAX_LOST_RACES`, return True: a client that writes a Lease constantly must not
+        Return True after :data:`MAX_LOST_RACES`: a client that writes a Lease constantly must not
         delay the others.
         """
         uid = lease["metadata"]["uid"]
         for _ in range(MAX_WRITE_ATTEMPTS):
-            found = await self._write(lease, OPERATOR_HOLDER)
-            if found is None:
+            newer = await self._write(lease, OPERATOR_HOLDER)
+            if newer is None:
                 self._renewed[uid] = self._clock()
                 self._lost.pop(uid, None)
                 return True
-            if holder(found) not in ("", OPERATOR_HOLDER):
+            if holder(newer) not in ("", OPERATOR_HOLDER):
                 self._lost[uid] += 1
                 return self._lost[uid] > MAX_LOST_RACES
-            lease = found
+            lease = newer
         return True
 
     async def _reopen(self, lease: Object) -> None:
@@ -173,21 +176,21 @@ class CircuitBreaker:
         self._renewed.pop(lease["metadata"]["uid"], None)
 
     async def _write(self, lease: Object, who: str) -> Object | None:
-        """Give a Lease to ``who``. Return None once that is done or is no longer possible.
+        """Set the holder of a Lease. Return None if it was written or can no longer be.
 
-        Return the newer version if ``lease`` was replaced meanwhile. A Lease that the API server
-        refuses does not block the others.
+        Return the newer version if ``lease`` was outdated. A Lease whose update the API server
+        rejects does not block the others.
         """
         spec = dict(lease.get("spec") or {})
-        at = rfc3339_micro(time.time())
+        timestamp = rfc3339_micro(time.time())
         if spec.get("holderIdentity") != who:
             spec["leaseTransitions"] = (
                 (spec.get("leaseTransitions") or 0) + 1
             ) % MAX_LEASE_TRANSITIONS
-            spec["acquireTime"] = at
+            spec["acquireTime"] = timestamp
         spec |= {
             "holderIdentity": who,
-            "renewTime": at,
+            "renewTime": timestamp,
             "leaseDurationSeconds": LEASE_DURATION_S if who else 1,
         }
         meta = lease["metadata"]
@@ -195,10 +198,10 @@ class CircuitBreaker:
         try:
             self._store.put(await self._api.replace(LEASE, lease | {"spec": spec}))
         except Conflict:
-            found = await self._api.get(LEASE, meta["namespace"], meta["name"])
-            if found is not None:
-                self._store.put(found)
-            return found
+            newer = await self._api.get(LEASE, meta["namespace"], meta["name"])
+            if newer is not None:
+                self._store.put(newer)
+            return newer
         except ApiError as error:
             if not error.is_lasting:
                 raise

@@ -1,4 +1,4 @@
-"""Reconcile an InferenceService: make the plan, write what differs, and update its status."""
+"""Reconcile an InferenceService: plan its objects, apply the differences, and update its status."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ NO_GROUPS = (
 
 @dataclass
 class _Observation:
-    """Objects that were read from the cluster. ``pods`` are those that are not terminating."""
+    """Objects read from the cluster.
+
+    ``pods`` are those that are neither terminating nor finished.
+    """
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None
@@ -56,7 +59,7 @@ class _Observation:
 
 
 class InferenceServiceController(Reconciler[_Observation]):
-    """Controller of InferenceServices. Each call reconciles one of them."""
+    """Controller of InferenceServices."""
 
     KIND, OBSERVATION = SERVICE, _Observation
 
@@ -72,32 +75,32 @@ class InferenceServiceController(Reconciler[_Observation]):
     ) -> None:
         """Prepare a controller for the services in ``store``.
 
-        ``served`` contains the optional kinds that the cluster serves now. ``later`` requests
-        another reconcile of a service after some seconds.
+        ``served`` contains the optional kinds that the cluster serves now. ``later`` requeues a
+        service after a number of seconds.
         """
         super().__init__(api, store, scraper, config, later, clock)
         self._served, self._claims = served, ClaimModeCache(api, time.monotonic)
         self.suspects: set[Key] = set()
-        """Services whose current revision leaks in most replicas."""
+        """Services whose current revision leaks memory in most replicas."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
-        """Verdicts on the revisions of each service, with an empty name of a workload."""
+        """Verdicts on the revisions of each service. The workload's name is always empty."""
 
     def forget(self, key: Key) -> None:
-        """Forget a service that was deleted."""
+        """Drop the state of a deleted service."""
         self.suspects.discard(key)
         self.verdicts.pop(key, None)
 
     async def apply_spec(
         self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
     ) -> None:
-        """Apply and remove objects, then handle the pods."""
-        every = [PodView.parse(one) for one in self._store.children(key, {"Pod"})]
-        observed.pods = [one for one in every if not (one.terminating or one.over)]
+        """Apply and delete the service's objects, then reconcile its pods."""
+        all_pods = [PodView.parse(pod) for pod in self._store.children(key, {"Pod"})]
+        observed.pods = [pod for pod in all_pods if not (pod.terminating or pod.over)]
         observed.service = parse(item)
         observed.plan = await self._apply(key, item, observed.service, observed.pods)
         incidents, now, config = self._list_incidents(key), self._clock(), self._config
         next_check_s = reconcile_pods(
-            self._api, self._store, key, item, every, incidents, now, config
+            self._api, self._store, key, item, all_pods, incidents, now, config
         )
         requeue_s += [await next_check_s, HOUR_S]
 
@@ -138,11 +141,11 @@ class InferenceServiceController(Reconciler[_Observation]):
         return replace(plan, absent=tuple(lacking))
 
     def _find_workload(self, key: Key, service: InferenceService | None) -> Object | None:
-        """Return the object that makes the service's pods; for an invalid spec, any that exists."""
+        """Return the object that creates the service's pods; for an invalid spec, any workload."""
         if service is not None:
             return self._store.get(key, Ref(*workload_of(service)))
-        found = self._store.children(key, set(WORKLOAD_KINDS))
-        return found[0] if found else None
+        workloads = self._store.children(key, set(WORKLOAD_KINDS))
+        return workloads[0] if workloads else None
 
     def _available(self, kind: str) -> bool:
         also = BY_KIND[kind].also
@@ -151,7 +154,7 @@ class InferenceServiceController(Reconciler[_Observation]):
     async def status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the service's status, and the seconds after which time alone may change it."""
+        """Return the status, and the seconds until time alone may change it; None if it cannot."""
         now, clocks = self._clock(), self._config.clocks
         events, next_s = await read_pod_events(self._api, key.namespace, observed.pods, now, clocks)
         wanted = status(
@@ -169,10 +172,10 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._scraper.latest(key),
         )
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
-        judged = wanted.get("verdicts") or []
-        self.verdicts[key] = [("", one) for one in judged]
-        return wanted, earliest_s(next_s, clocks.publish if needs_time(judged) else None)
+        verdicts = wanted.get("verdicts") or []
+        self.verdicts[key] = [("", one) for one in verdicts]
+        return wanted, earliest_s(next_s, clocks.publish if needs_time(verdicts) else None)
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
-        """Return the Events for a completed rollout or revision."""
+        """Return the Events for a completed rollout or a new revision."""
         return rollout_finished(before, wanted)

@@ -1,4 +1,4 @@
-"""Handle failures and requeues in the reconciles of services and policies."""
+"""Base class of the service and policy reconcilers, with failure handling and requeues."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def now() -> str:
 
 
 def earliest_s(*due_s: float | None) -> float | None:
-    """Return the least of the delays that are set; None if none is."""
-    return min((one for one in due_s if one is not None), default=None)
+    """Return the shortest of the delays that are not None; None if all are."""
+    return min((delay_s for delay_s in due_s if delay_s is not None), default=None)
 
 
 class Reconciler(ABC, Generic[Observation]):
-    """Idempotent reconciler of the objects of one kind.
+    """Idempotent reconciler of one kind.
 
-    A subclass collects its findings in an ``Observation``. The status is made from it, also after a
-    failure.
+    ``apply_spec`` stores its observations in an ``Observation``, from which ``status`` derives the
+    status, also after a failure.
     """
 
     KIND: ClassVar[Kind]
@@ -72,13 +72,13 @@ class Reconciler(ABC, Generic[Observation]):
         """Reconcile ``key`` and update its status."""
         item = self._find_item(key)
         if item is None:
-            for known in (self._scraper, self._refusals, self._peers, self._owned, self):
-                known.forget(key)
-            left = await retain_incidents(
+            for stateful in (self._scraper, self._refusals, self._peers, self._owned, self):
+                stateful.forget(key)
+            retention_s = await retain_incidents(
                 self._api, self._store, key, self._list_incidents(key), self._clock(), self._config
             )
-            if left is not None:
-                self._later(key, left)
+            if retention_s is not None:
+                self._later(key, retention_s)
             return
         if item["metadata"].get("deletionTimestamp"):
             return
@@ -110,8 +110,8 @@ class Reconciler(ABC, Generic[Observation]):
     ) -> Failure | None:
         """Apply the spec. Return why part of it cannot be applied; None if all of it was applied.
 
-        Append to ``requeue_s`` the seconds until the next check. Raises InvalidSpec, NameConflict
-        and ApiError.
+        Append to ``requeue_s`` the seconds until the next check. Raises InvalidSpec,
+        NameConflictError and ApiError.
         """
 
     @abstractmethod
@@ -126,22 +126,22 @@ class Reconciler(ABC, Generic[Observation]):
 
     @abstractmethod
     def forget(self, key: Key) -> None:
-        """Forget an object that was deleted."""
+        """Drop the state of a deleted object."""
 
     def _files(
         self, key: Key, replicas: Sequence[Peer], memory: MemoryPolicy, published: Object | None
     ) -> dict[str, str]:
-        """Return the files next to the supervisors' configuration, by name.
+        """Return the files that are mounted next to the supervisors' configuration, by name.
 
-        ``replicas`` are the pods, oldest first. ``published`` is the present ConfigMap.
+        ``replicas`` are the pods, oldest first. ``published`` is the current ConfigMap.
         """
         incidents, figures = self._list_incidents(key), self._scraper.latest(key)
-        found = {PEERS_FILE: self._peers.text(key, replicas, incidents, figures)}
+        files = {PEERS_FILE: self._peers.text(key, replicas, incidents, figures)}
         if memory.learns:
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
             now = unix_seconds(self._clock())
-            found[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)
-        return {name: text for name, text in found.items() if text}
+            files[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)
+        return {name: text for name, text in files.items() if text}
 
     def _find_item(self, key: Key) -> Object | None:
         return self._store.get(key, Ref(self.KIND.kind, key.name))

@@ -1,7 +1,7 @@
-"""Find pods of policies that the API server refuses to create, from their owners' Events.
+"""Detect pods of policies whose creation the API server rejects, from their owners' Events.
 
-The watches receive metadata, and only of Events that match. When an Event changes, it is read
-together with the owner that it is about.
+The watches receive only matching Events, and only their metadata. When an Event changes, the
+operator reads it and its owner in full.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 EVENT_KINDS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
 REFUSAL_VALID_S = 60.0
-"""Seconds for which a refusal counts. An owner that still fails tries again within this time."""
+"""Seconds for which a rejection counts. An owner that still fails tries again within this time."""
 MAX_EVENTS = 400
 """Maximum number of Events that are read from a namespace at once."""
 MAX_CACHED_OWNERS = 256
-"""Maximum number of owners in the cache, each at the version that an Event is about."""
+"""Maximum number of cached owners, each at the resource version that an Event names."""
 
 
 @dataclass
@@ -48,33 +48,33 @@ class _NamespaceEvents:
 
 
 class RefusedCreations:
-    """Watch for refused pods, which calls ``changed`` with each policy of their namespace."""
+    """Watches for rejected pods. They call ``changed`` for each policy in the pod's namespace."""
 
     def __init__(
         self, api: Api, images: Images, changed: Callable[[Key], None], clock: Callable[[], str]
     ) -> None:
-        """Prepare the watches. ``clock`` returns RFC 3339."""
+        """Prepare the watches. ``clock`` returns the time in RFC 3339."""
         self._api, self._images, self._changed, self._clock = api, images, changed, clock
         self._namespaces: dict[str, _NamespaceEvents] = {}
         self._owners: OrderedDict[str, Object] = OrderedDict()
 
     def forget(self, key: Key) -> None:
         """Stop watching for a deleted policy."""
-        found = self._namespaces.get(key.namespace)
-        if found is not None:
-            found.policies.discard(key)
-            if not found.policies:
-                for task in found.tasks:
+        known = self._namespaces.get(key.namespace)
+        if known is not None:
+            known.policies.discard(key)
+            if not known.policies:
+                for task in known.tasks:
                     task.cancel()
                 del self._namespaces[key.namespace]
 
     async def recent(
         self, key: Key, policy: SupervisionPolicy, created: str
     ) -> tuple[RefusedCreation, ...]:
-        """Return recent refusals of pods that the policy would give a supervisor, oldest first.
+        """Return recent rejections of pods that the policy would give a supervisor, oldest first.
 
         ``created`` is the policy's creation time in RFC 3339. Raises ApiError, OSError or
-        TimeoutError if the API server does not answer.
+        TimeoutError if a request to the API server fails.
         """
         known = self._watch(key)
         if known.changed:
@@ -84,16 +84,16 @@ class RefusedCreations:
             except BaseException:
                 known.changed = True
                 raise
-        found, now = [], self._clock()
+        rejections, now = [], self._clock()
         for refused, event in known.read:
             if refused.at < created or subtract_times(refused.at, now) > REFUSAL_VALID_S:
                 continue
             owner = await self._read_owner(key.namespace, event)
             if owner is not None and (
-                ours := find_supervisor_refusal(refused, owner, policy, self._images)
+                by_supervisor := find_supervisor_refusal(refused, owner, policy, self._images)
             ):
-                found.append(ours)
-        return tuple(sorted(found, key=lambda one: one.at))
+                rejections.append(by_supervisor)
+        return tuple(sorted(rejections, key=lambda rejection: rejection.at))
 
     def _watch(self, key: Key) -> _NamespaceEvents:
         known = self._namespaces.get(key.namespace)
@@ -121,27 +121,31 @@ class RefusedCreations:
                 self._changed(key)
 
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
-        """Read the refusals from a namespace's Events, each with its Event."""
-        found: list[tuple[RefusedCreation, Object]] = []
+        """Return the rejections in a namespace's Events, each with its Event."""
+        rejections: list[tuple[RefusedCreation, Object]] = []
         for events in EVENT_KINDS:
             count = 0
             async for page, _ in self._api.pages(events, namespace):
                 count += len(page)
-                found += [(one, event) for event in page if (one := read_event(event)) and one.at]
+                rejections += [
+                    (rejection, event)
+                    for event in page
+                    if (rejection := read_event(event)) and rejection.at
+                ]
                 if count >= MAX_EVENTS:
                     break
-        return found
+        return rejections
 
     async def _read_owner(self, namespace: str, event: Object) -> Object | None:
-        """Read the owner that the Event is about; None if it was deleted or cannot be read."""
-        about, kind = event["involvedObject"], find_owner_kind(event)
+        """Return the object that the Event is about; None if it was deleted or cannot be read."""
+        reference, kind = event["involvedObject"], find_owner_kind(event)
         if kind is None:
             return None
-        name, uid = str(about.get("name")), str(about.get("uid"))
-        version = f"{uid}/{about.get('resourceVersion')}"
-        if version in self._owners:
-            self._owners.move_to_end(version)
-            return self._owners[version]
+        name, uid = str(reference.get("name")), str(reference.get("uid"))
+        cache_key = f"{uid}/{reference.get('resourceVersion')}"
+        if cache_key in self._owners:
+            self._owners.move_to_end(cache_key)
+            return self._owners[cache_key]
         try:
             owner = await self._api.get(kind, namespace, name)
         except ApiError as error:
@@ -151,9 +155,9 @@ class RefusedCreations:
             return None
         if owner is None or owner["metadata"].get("uid") != uid:
             return None
-        self._owners[version] = {"apiVersion": about["apiVersion"], "kind": kind.kind} | {
+        self._owners[cache_key] = {"apiVersion": reference["apiVersion"], "kind": kind.kind} | {
             part: owner.get(part) for part in ("metadata", "spec")
         }
         if len(self._owners) > MAX_CACHED_OWNERS:
             self._owners.popitem(last=False)
-        return self._owners[version]
+        return self._owners[cache_key]

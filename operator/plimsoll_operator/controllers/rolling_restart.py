@@ -39,7 +39,10 @@ MAX_CHECKS_PER_RECONCILE = 10
 
 
 class _WorkloadCheck(NamedTuple):
-    """Result of checking a workload for one generation of a policy."""
+    """Result of checking a workload for one generation of a policy.
+
+    ``at`` is the monotonic time of the check, ``text`` the workload's status text.
+    """
 
     generation: tuple[str, int, bool]
     at: float
@@ -53,8 +56,8 @@ class _WorkloadCheck(NamedTuple):
 class RollingRestarts:
     """Requester of rolling restarts for workloads whose pods wait for a supervisor.
 
-    The requests are cached, so that an idle workload costs no API call. After a restart of the
-    operator, the workloads' annotations show the requests.
+    Requests are cached, so that an idle workload costs no API call. After a restart of the
+    operator, the workloads' annotations show which requests were made.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class RollingRestarts:
         clock: Callable[[], float] = time.monotonic,
         clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
-        """Prepare requests through ``api``.
+        """Prepare the state. Requests are sent through ``api``.
 
         ``webhook`` returns whether pods that are created now get a supervisor; None if there is no
         webhook.
@@ -75,7 +78,7 @@ class RollingRestarts:
         self._checks: dict[Key, dict[WorkloadRef, _WorkloadCheck]] = {}
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted policy."""
+        """Drop the state of a deleted policy."""
         self._seen.pop(key, None)
         self._checks.pop(key, None)
 
@@ -89,14 +92,12 @@ class RollingRestarts:
         injection: Injection | None = None,
         limit: int = 0,
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
-        """Request restarts of workloads with waiting pods.
+        """Request rolling restarts of workloads whose pods wait for a supervisor.
 
-        Checks at most :data:`MAX_CHECKS_PER_RECONCILE` workloads per call.
-
-        ``injection`` is the decision about the injection. Until a pod has run, at most ``limit``
-        pods get a supervisor; if more wait, one workload is restarted first. Return the status text
-        of each workload, and the workloads whose restart this call requested. Raises ApiError if
-        the API server may answer later.
+        Checks at most :data:`MAX_CHECKS_PER_RECONCILE` workloads per call. Until a pod has started
+        with a supervisor, at most ``limit`` pods get one, as ``injection`` decides; if more pods
+        wait, one workload is restarted first. Return the status text of each workload, and the
+        workloads whose restart this call requested. Raises ApiError if a request may succeed later.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
@@ -161,9 +162,9 @@ class RollingRestarts:
         now: str,
         trial: bool,
     ) -> tuple[str, bool]:
-        """Request one restart.
+        """Request the restart of one workload.
 
-        Return the status text, and whether this call requested the restart.
+        Return its status text, and whether this call requested the restart.
         """
         try:
             live = await self._api.get(kind, namespace, name)
@@ -172,8 +173,8 @@ class RollingRestarts:
             live |= {"apiVersion": kind.api_version, "kind": kind.kind}
             if is_requested(live, policy, trial):
                 return REQUESTED, False
-            if found := restart_obstacle(live, policy):
-                return found, False
+            if obstacle := restart_obstacle(live, policy):
+                return obstacle, False
             log.info(
                 "%s/%s: requesting a rolling restart of %s %s",
                 namespace,

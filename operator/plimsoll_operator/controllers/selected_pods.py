@@ -1,9 +1,8 @@
 """Find the pods that policies select, with one watch of pod metadata in each namespace.
 
-A policy may select the pods of any workload, and with a watch of all pods the operator would
-receive every change in the cluster. Metadata shows which pods a policy selects and which of them
-changed. Only those are read, and a summary of each is kept. Namespaces without a policy are not
-watched.
+A policy may select the pods of any workload, and a watch of full pods would receive every change in
+the cluster. Metadata shows which pods a policy selects and which of them changed. Only those are
+read, and a summary of each is cached. Namespaces without a policy are not watched.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from plimsoll_operator.runtime.reflector import Reflector
 from plimsoll_operator.scraper import address_of
 
 MAX_SINGLE_READS = 8
-"""Maximum number of changed pods that are read one by one; more are read with a list."""
+"""Maximum number of changed pods that are read one by one; if more changed, they are listed."""
 PAGE_PODS = 50
-"""Number of pods in one page, at most 75 MiB: a pod has up to 1.5 MiB, and anyone may create
-one."""
+"""Number of pods per page of a list. A page has at most 75 MiB: a pod may have 1.5 MiB, and any
+user may create one."""
 
 PolicyGenerations = tuple[tuple[str, str, int], ...]
 
 
 class _CachedPod(NamedTuple):
-    """A pod as last read: its version, its summary, its address, and when it was read."""
+    """A pod as last read: its resource version, summary and address, and the time of the read."""
 
     version: str
     pod: SelectedPod
@@ -48,7 +47,7 @@ class _CachedPod(NamedTuple):
     at: str
 
     def is_stale(self, version: str, now: str) -> bool:
-        """Report whether there is a newer version, or this one's summary depends on the time."""
+        """Report whether there is a newer version, or the summary is out of date at ``now``."""
         due = compute_next_stuck_s([self.pod], self.at)
         return _is_older(self.version, version) or (
             due is not None and subtract_times(self.at, now) >= due
@@ -57,18 +56,18 @@ class _CachedPod(NamedTuple):
 
 @dataclass
 class _NamespacePods:
-    """Known pods of a namespace, replaced when its policies change."""
+    """Known pods of a namespace. Replaced when its policies change."""
 
     generations: PolicyGenerations
     policies: list[SupervisionPolicy]
     present: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
-    """Version and selecting policies of each pod that a policy selects."""
+    """Resource version and selecting policies of each selected pod."""
     read: dict[Key, dict[str, _CachedPod]] = field(default_factory=dict)
     listed: bool = False
 
 
 class PolicyPods:
-    """Watch on the selected pods, which calls ``changed`` with each policy whose pods changed."""
+    """Watches of the selected pods. They call ``changed`` for each policy whose pods changed."""
 
     def __init__(
         self, api: Api, store: Store, images: Images, changed: Callable[[Key], None],
@@ -76,8 +75,8 @@ class PolicyPods:
     ) -> None:  # fmt: skip
         """Prepare the watches.
 
-        A list may take ``timeout_s``. Changes of a policy's pods within ``settle_s`` are reported
-        once. ``clock`` returns RFC 3339.
+        ``timeout_s`` limits the wait for the first list. Changes of a policy's pods within
+        ``settle_s`` are reported once. ``clock`` returns the time in RFC 3339.
         """
         self._api, self._store, self._images, self._changed = api, store, images, changed
         self._timeout_s, self._settle_s, self._clock = timeout_s, settle_s, clock
@@ -86,9 +85,9 @@ class PolicyPods:
         self._due: dict[Key, asyncio.TimerHandle] = {}
 
     def sync(self, key: Key) -> None:
-        """Watch the pods of the key's namespace for its present policies.
+        """Watch the pods of the key's namespace for its current policies.
 
-        If the policies have changed, all policies of the namespace are reconciled, because they may
+        If the policies have changed, reconcile all policies of the namespace, because they may
         select other pods now.
         """
         namespace = key.namespace
@@ -118,9 +117,9 @@ class PolicyPods:
     async def read(
         self, key: Key, policy: SupervisionPolicy
     ) -> tuple[tuple[SelectedPod, ...], dict[str, str]]:
-        """Return the selected pods, and the addresses of supervised ones by name.
+        """Return the selected pods, and the addresses of supervised ones by pod name.
 
-        Raises ApiError, OSError or TimeoutError if the API server does not answer.
+        Raises ApiError, OSError or TimeoutError if a request to the API server fails.
         """
         known, (reflector, _) = self._namespaces[key.namespace], self._watches[key.namespace]
         async with asyncio.timeout(self._timeout_s):
@@ -162,8 +161,8 @@ class PolicyPods:
         meta = pod["metadata"]
         names = _selecting_policies(known.policies, pod)
         if policy.metadata.name in names:
-            found = summarize(pod, policy, names, self._images, now := self._clock())
-            read[meta["name"]] = _CachedPod(meta["resourceVersion"], found, address_of(pod), now)
+            summary = summarize(pod, policy, names, self._images, now := self._clock())
+            read[meta["name"]] = _CachedPod(meta["resourceVersion"], summary, address_of(pod), now)
 
     def _start_watch(self, namespace: str, known: _NamespacePods) -> None:
         def listed(items: list[Object]) -> None:
@@ -187,7 +186,7 @@ class PolicyPods:
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
     def _notify_later(self, namespace: str, policies: Iterable[str]) -> None:
-        """Report a change after ``settle_s``, together with those that follow meanwhile."""
+        """Report a change after ``settle_s``, together with the changes until then."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:
@@ -212,7 +211,7 @@ def _get_generation(item: Object) -> tuple[str, str, int]:
 
 
 def _is_older(version: str, than: str) -> bool:
-    """Report whether ``version`` is older. Resource versions can be compared as numbers."""
+    """Report whether ``version`` is older than ``than``. Resource versions compare as numbers."""
     if not (version.isdigit() and than.isdigit()):
         return version != than
     return int(version) < int(than)

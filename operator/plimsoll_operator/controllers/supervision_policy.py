@@ -1,4 +1,4 @@
-"""Reconcile a SupervisionPolicy: make the plan, write what differs, and update its status."""
+"""Reconcile a SupervisionPolicy: plan its objects, apply the differences, and update its status."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 class _Observation:
     """Observations of one reconcile.
 
-    ``pods`` is None until they are known. ``wait_reasons`` maps each workload to the reason
-    why its pods wait.
+    ``pods`` is None until the pods have been read. ``wait_reasons`` maps each workload to the
+    reason why its pods wait.
     """
 
     pods: tuple[SelectedPod, ...] | None = None
@@ -61,7 +61,7 @@ class _Observation:
 
 
 class PolicyController(Reconciler[_Observation]):
-    """Controller of SupervisionPolicies. Each call reconciles one of them."""
+    """Controller of SupervisionPolicies."""
 
     KIND, OBSERVATION = POLICY, _Observation
 
@@ -78,26 +78,28 @@ class PolicyController(Reconciler[_Observation]):
     ) -> None:
         """Prepare a controller for the policies in ``store``.
 
-        ``add`` requests another reconcile of a policy, and ``later`` requests one after some
-        seconds. ``webhook`` returns whether pods that are created now get a supervisor.
+        ``add`` requeues a policy at once, and ``later`` after a number of seconds. ``webhook``
+        returns whether pods that are created now get a supervisor.
         """
         super().__init__(api, store, scraper, config, later, clock)
         clocks, images = config.clocks, config.images
-        asked = webhook if config.webhook is not None else None
-        self._restarts = RollingRestarts(api, asked, clocks=clocks)
+        is_webhook_current = webhook if config.webhook is not None else None
+        self._restarts = RollingRestarts(api, is_webhook_current, clocks=clocks)
         self._selected = PolicyPods(
             api, store, images, add, config.request_timeout_s, clocks.policy_pods, clock
         )
         self._refused = RefusedCreations(api, images, add, clock)
         self._groups = GroupHistory()
         self.suspects: dict[Key, tuple[str, ...]] = {}
-        """Workloads with a revision that leaks in most replicas."""
+        """Names of the workloads of each policy with a revision that leaks memory in most
+        replicas."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
         """Verdicts on the revisions of each policy's workloads, each with the workload's name."""
         self.pods: dict[Key, dict[SupervisionState, int]] = {}
-        """Number of each policy's pods by state, without terminating ones."""
+        """Number of each policy's pods by state, excluding terminating ones."""
         self.stopped: dict[Key, bool] = {}
-        """Policies whose injection has stopped because pods do not start with a supervisor."""
+        """Whether each policy's injection has stopped because pods do not start with a
+        supervisor."""
 
     async def handle(self, key: Key) -> None:
         """Reconcile ``key`` and update its status."""
@@ -105,7 +107,7 @@ class PolicyController(Reconciler[_Observation]):
         await super().handle(key)
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted policy."""
+        """Drop the state of a deleted policy."""
         self._restarts.forget(key)
         self._refused.forget(key)
         self._groups.forget(key)
@@ -115,16 +117,16 @@ class PolicyController(Reconciler[_Observation]):
     async def apply_spec(
         self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
     ) -> Failure | None:
-        """Read the pods, apply and remove objects, handle the pods, and request restarts."""
+        """Read the pods, apply and delete objects, reconcile the pods, and request restarts."""
         policy = read(SupervisionPolicy, item)
         observed.pods, addresses = pods, _ = await self._selected.read(key, policy)
         self._scraper.follow(key, addresses)
         if self._config.webhook is not None:
             created = item["metadata"].get("creationTimestamp") or ""
             observed.refused = await self._refused.recent(key, policy, created)
-        there = Counter(one.state for one in pods)
+        counts = Counter(one.state for one in pods)
         self.pods[key] = {
-            state: there[state]
+            state: counts[state]
             for state in SupervisionState
             if state is not SupervisionState.LEAVING
         }
@@ -158,8 +160,8 @@ class PolicyController(Reconciler[_Observation]):
     async def _request_restarts(
         self, key: Key, item: Object, policy: SupervisionPolicy, plan: PolicyPlan
     ) -> dict[WorkloadRef | None, str]:
-        """Request rolling restarts. Return why pods wait, by workload."""
-        wait_reasons, asked = await self._restarts.request(
+        """Request rolling restarts. Return the reason why pods wait, by workload."""
+        wait_reasons, requested = await self._restarts.request(
             key,
             policy,
             plan.workloads,
@@ -168,13 +170,13 @@ class PolicyController(Reconciler[_Observation]):
             parse_injection(item.get("status")),
             self._config.max_waiting_pods,
         )
-        await self._recorder.write(item, [restart_requested(str(ref)) for ref in asked])
+        await self._recorder.write(item, [restart_requested(str(ref)) for ref in requested])
         return wait_reasons
 
     async def status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the policy's status, and the seconds after which time alone may change it."""
+        """Return the status, and the seconds until time alone may change it; None if it cannot."""
         figures, now = self._scraper.published(key), self._clock()
         views = [one.view for one in observed.pods or () if one.view]
         clocks, incidents = self._config.clocks, self._list_incidents(key)
@@ -194,20 +196,22 @@ class PolicyController(Reconciler[_Observation]):
             self._scraper.latest(key),
         )
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
-        shown = index_workload_statuses(wanted)
-        self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
-        self.verdicts[key] = judged = [
-            (name, one) for name in shown for one in shown[name].get("verdicts") or ()
+        workloads = index_workload_statuses(wanted)
+        self.suspects[key] = tuple(
+            name for name in workloads if "suspectRevision" in workloads[name]
+        )
+        self.verdicts[key] = verdicts = [
+            (name, one) for name in workloads for one in workloads[name].get("verdicts") or ()
         ]
-        again_s = clocks.publish if needs_time(one for _, one in judged) else None
+        again_s = clocks.publish if needs_time(one for _, one in verdicts) else None
         return wanted, earliest_s(next_s, again_s)
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
-        """Return the Events for suspect revisions and for pods that do not start."""
+        """Return the Events for suspect revisions and for a stopped injection."""
         return [*new_suspects(before, wanted), *injection_stopped(before, wanted)]
 
     def _decide_injection(self, item: Object, observed: _Observation) -> Object | None:
-        """Decide whether new pods get a supervisor; None if the spec selects no pods."""
+        """Return whether new pods get a supervisor, as status fields; None if no pods were read."""
         if observed.pods is None:
             return None
         policy, config = read(SupervisionPolicy, item), self._config
@@ -220,8 +224,8 @@ def _make_views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodVie
     """Return the supervised or terminating pods, without their containers."""
     return [
         PodView.make_without_containers(
-            one.name, one.uid, one.created, one.state is SupervisionState.LEAVING
+            pod.name, pod.uid, pod.created, pod.state is SupervisionState.LEAVING
         )
-        for one in pods
-        if one.state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
+        for pod in pods
+        if pod.state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
     ]

@@ -1,7 +1,7 @@
 """Write the objects, status and Events of a service or a policy.
 
-:class:`FailureCounter` decides what a failure means for the status. Events only inform people: if
-an Event cannot be written, everything else continues.
+:class:`FailureCounter` decides when a failure appears in the status. Events are informational: if
+one cannot be written, the reconcile continues.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from plimsoll_operator.status.notices import Notice
 log = logging.getLogger(__name__)
 
 REPORT_AFTER_FAILURES = 3
-"""Number of transient refusals in a row after which the status shows one."""
+"""Number of consecutive transient failures after which the status shows one."""
 
 MAX_CACHED_EVENTS = 1024
 CLAIM_CACHE_S = 600.0
 """Seconds for which a claim's access modes are cached. They never change, but a new claim may reuse
 the name."""
 EVENT_REPEAT_S = 600.0
-"""Seconds within which a repeated Event is only counted, because a refusal repeats with each
+"""Seconds within which a repeated Event is only counted, because a failure repeats with each
 attempt."""
 
 MAX_MESSAGE_CHARS = 1000
 
 
 class NameConflictError(Exception):
-    """Error if an object that Plimsoll did not create has the name of one that Plimsoll needs."""
+    """Raised when an object that Plimsoll did not create has the name of one that it needs."""
 
     def __init__(self, item: Object) -> None:
         owner = item["metadata"]["ownerReferences"][0]["kind"]
@@ -59,10 +59,11 @@ class NameConflictError(Exception):
 
 
 class OwnedObjectWriter:
-    """Writer of the planned objects of a service.
+    """Writer of the planned objects of a service or policy.
 
-    It stores the fields that the API server lists as Plimsoll's after a write. While they are
-    unchanged, the same object is not sent again, whatever the server or another webhook made of it.
+    After each write, it stores the fields that the API server attributes to Plimsoll. While these
+    are unchanged, it does not apply the same object again, even if the server or another webhook
+    changed other fields.
     """
 
     def __init__(self, api: Api, store: Store) -> None:
@@ -70,15 +71,15 @@ class OwnedObjectWriter:
         self._fields: dict[Key, dict[Ref, str]] = {}
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted service or policy."""
+        """Drop the state of a deleted service or policy."""
         self._fields.pop(key, None)
 
     async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
         """Apply one object. Return False if it is up to date.
 
-        ``uid`` is the service's. An object of another owner lacks Plimsoll's labels and is in no
-        watch, so the first application must find no object of the name. Raises
-        :class:`NameConflictError` if there is one.
+        ``uid`` is the UID of the owner. An object of another owner lacks Plimsoll's labels, so no
+        watch shows it. The first write of an object therefore requires that none of its name
+        exists. Raises :class:`NameConflictError` if one does.
         """
         kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
         if live is not None and owner_uid(live) != uid:
@@ -88,23 +89,23 @@ class OwnedObjectWriter:
             _store_fields(known, where, owned_fields(live, desired))
             return False
         log.info("%s: applying %s", key, " ".join(ref(desired)))
-        whole = with_replicas(desired, live, first_replicas)
+        full = with_replicas(desired, live, first_replicas)
         try:
             send = self._api.apply if live is not None else self._api.apply_new
-            made = await send(kind, whole)
-            self._store.put(made)
-            _store_fields(known, where, owned_fields(made, desired))
+            created = await send(kind, full)
+            self._store.put(created)
+            _store_fields(known, where, owned_fields(created, desired))
         except Conflict:
-            found = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
-            if found is not None and owner_uid(found) != uid:
+            existing = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
+            if existing is not None and owner_uid(existing) != uid:
                 raise NameConflictError(desired) from None
-            if found is not None:
-                self._store.put(found)
+            if existing is not None:
+                self._store.put(existing)
             raise  # the new object may change the plan
         return True
 
     async def remove(self, key: Key, surplus: Sequence[Object]) -> None:
-        """Delete objects that did not change since they were read: a Lease may have been taken."""
+        """Delete the objects unless they have changed meanwhile: a Lease may have been taken."""
         for item in surplus:
             log.info("%s: deleting %s", key, " ".join(ref(item)))
             if await self._api.delete(BY_KIND[item["kind"]], item):
@@ -122,7 +123,7 @@ def _store_fields(known: dict[Ref, str], where: Ref, fields: str | None) -> None
 async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted: Object) -> bool:
     """Write ``wanted`` as the status of ``item``. Return False if the object was deleted meanwhile.
 
-    Raises ApiError if the API server refuses.
+    Raises ApiError if the API server rejects it.
     """
     meta = item["metadata"]
     body = {
@@ -141,7 +142,7 @@ async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted:
 
 
 class FailureCounter:
-    """Counter of consecutive failures of services and policies."""
+    """Counter of the consecutive failures of each service and policy."""
 
     def __init__(self) -> None:
         self._failures: Counter[Key] = Counter()
@@ -151,8 +152,8 @@ class FailureCounter:
     ) -> tuple[Failure, Exception | None]:
         """Return the failure for the status, and the error to raise after the status is written.
 
-        The error may be None. Raises ``problem`` itself while it may be transient: the reconcile is
-        then retried at once, and the status does not flicker.
+        The error is None for an invalid spec. Raises ``problem`` itself while it may be transient:
+        the reconcile is then retried at once, and the status does not flap.
         """
         if isinstance(problem, InvalidSpec):
             return Failure(problem.reason, str(problem), is_lasting=True), None
@@ -164,12 +165,12 @@ class FailureCounter:
         return Failure("ApplyFailed", problem.message, problem.is_lasting), problem
 
     def forget(self, key: Key) -> None:
-        """Reset the count after a successful reconcile, or for a deleted service."""
+        """Reset the count after a successful reconcile or a deletion."""
         self._failures.pop(key, None)
 
 
 class ClaimModeCache:
-    """Cache of whether pods on several nodes may mount a claim, for the rollout strategy."""
+    """Cache of whether pods on several nodes may mount a claim. Decides the rollout strategy."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
@@ -178,11 +179,11 @@ class ClaimModeCache:
     async def is_shared(self, namespace: str, name: str) -> bool:
         """Report whether pods on several nodes may mount the claim; False if it cannot be read.
 
-        Raises ApiError if the API server may answer later.
+        Raises ApiError if the request may succeed later.
         """
-        at, found = self._known.get((namespace, name), (-CLAIM_CACHE_S, False))
-        if self._clock() - at < CLAIM_CACHE_S:
-            return found
+        cached_at, shared = self._known.get((namespace, name), (-CLAIM_CACHE_S, False))
+        if self._clock() - cached_at < CLAIM_CACHE_S:
+            return shared
         try:
             claim = await self._api.get(CLAIM, namespace, name)
         except ApiError as error:
@@ -193,8 +194,8 @@ class ClaimModeCache:
         if claim is None:
             return False
         modes = set((claim.get("spec") or {}).get("accessModes") or ())
-        several = "ReadWriteMany" in modes or modes == {"ReadOnlyMany"}
-        self._known[namespace, name] = (self._clock(), several)
+        is_shared = "ReadWriteMany" in modes or modes == {"ReadOnlyMany"}
+        self._known[namespace, name] = (self._clock(), is_shared)
         if len(self._known) > MAX_CACHED_EVENTS:
             self._known.popitem(last=False)
         return self._known[namespace, name][1]
@@ -208,14 +209,14 @@ class _RecordedEvent:
 
 
 class EventRecorder:
-    """Writer of Events. ``clock`` returns RFC 3339."""
+    """Writer of Events. ``clock`` returns the time in RFC 3339."""
 
     def __init__(self, api: Api, clock: Callable[[], str]) -> None:
         self._api, self._clock = api, clock
         self._known: OrderedDict[str, _RecordedEvent] = OrderedDict()
 
     async def write(self, service: Object, notices: Iterable[Notice]) -> None:
-        """Write an Event for each notice; a repeated notice keeps its name."""
+        """Write an Event for each notice; a repeated notice updates the same Event."""
         for notice in notices:
             body = self._make_event(service, notice)
             if body is None:
@@ -229,18 +230,18 @@ class EventRecorder:
                 )
 
     def _make_event(self, service: Object, notice: Notice) -> Object | None:
-        """Build the Event; None if the same one was written just now."""
+        """Build the Event; None if it was written less than :data:`EVENT_REPEAT_S` ago."""
         meta, now = service["metadata"], self._clock()
         message = make_printable_line(notice.message, MAX_MESSAGE_CHARS)
         key = digest([meta["uid"], notice.type, notice.reason, message])
-        seen = self._known.setdefault(key, _RecordedEvent(0, now, ""))
+        event = self._known.setdefault(key, _RecordedEvent(0, now, ""))
         self._known.move_to_end(key)
         if len(self._known) > MAX_CACHED_EVENTS:
             self._known.popitem(last=False)
-        seen.count += 1
-        if seen.written and subtract_times(seen.written, now) < EVENT_REPEAT_S:
+        event.count += 1
+        if event.written and subtract_times(event.written, now) < EVENT_REPEAT_S:
             return None
-        seen.written = now
+        event.written = now
         return {
             "apiVersion": "v1",
             "kind": EVENT.kind,
@@ -255,8 +256,8 @@ class EventRecorder:
             "type": notice.type,
             "reason": notice.reason,
             "message": message,
-            "count": seen.count,
-            "firstTimestamp": seen.first,
+            "count": event.count,
+            "firstTimestamp": event.first,
             "lastTimestamp": now,
             "source": {"component": MANAGER},
             "reportingComponent": f"plimsoll.dev/{MANAGER}",

@@ -1,4 +1,4 @@
-"""Evaluate pods, incidents and Leases for the services and policies, with pure functions.
+"""Evaluate the pods, incidents and Leases of services and policies, in pure functions.
 
 Controllers and the circuit breaker act on the results.
 """

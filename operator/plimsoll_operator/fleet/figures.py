@@ -1,12 +1,12 @@
 """Parse the values that supervisors report: memory for the status, and growth for the peers.
 
-A page of metrics comes from a pod, so it is untrusted: a value that no supervisor would write
-counts as unknown.
+A metrics page comes from a pod, so it is untrusted: a value that no supervisor would write counts
+as unknown.
 
-Replicas of one revision under the same load are each other's control group. The operator takes
-their growth from its scrapes. Supervisors read it next to their configuration while an incident of
-growth is open. Each file is kept for ``publish_s``, so a reconcile in between writes nothing, and a
-quiet fleet costs no writes.
+Replicas of one revision under the same load serve as a control group for each other. The operator
+reads their growth from its scrapes. Supervisors read it from a file next to their configuration
+while a growth incident is open. A file changes at most every ``publish_s``, so most reconciles
+write nothing, and neither does a fleet without incidents.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ PERCENT_STEP = 5
 constantly."""
 
 MAX_RATIO = 1e9
-"""Maximum consumed share, so that its percentage fits the status. It is that of a replica of 1 GB
-with the smallest budget, one byte."""
+"""Maximum consumed share, so that its percentage fits into the status. A replica of 1 GB with the
+smallest budget, one byte, has this share."""
 
 MAX_RESTARTS = 1000
 """Maximum of ``restartBudget.count`` in the schema."""
 
 
 SIGNAL_MISSING_S = 120.0
-"""Seconds without a signal after which it is reported, as in the alert PlimsollSupervisorBlind. An
-engine has no signals for some seconds after its start."""
+"""Seconds without a signal after which it is reported missing, as in the alert
+PlimsollSupervisorBlind. An engine has no signals for some seconds after its start."""
 NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
-"""Share of the limit below which memory is no longer near it. It is lower than the share above
-which memory is near it, so that the status does not flap."""
+"""Share of the memory limit below which memory is no longer near it. It is lower than
+:data:`NEAR_LIMIT_RATIO`, so that the status does not flap."""
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
-"""Signals that a supervisor needs from its engine, the most important first."""
+"""Signals that a supervisor needs from its engine, most important first."""
 REASONS = frozenset(SignalReason)
 UNKNOWN_REASON = "SignalMissing"
-"""Reason for a missing signal if its supervisor gives none."""
+"""Reason for a missing signal if its supervisor reports none."""
 MAX_BYTES_PER_S = float(1 << 40)
 MAX_LEFT_S = 3.2e9
 """Maximum seconds until a limit is reached: a century. Slower growth has no forecast."""
@@ -73,7 +73,8 @@ SEGMENTS = frozenset(segment.value for segment in Segment)
 class SlowLeak:
     """Slow leak of a replica.
 
-    ``segment`` is empty and ``limit_s`` is None if they are unknown.
+    ``segment`` is empty if unknown. ``limit_s`` is the seconds until the memory limit is reached;
+    None if unknown.
     """
 
     kind: str
@@ -84,15 +85,15 @@ class SlowLeak:
 
 @dataclass(frozen=True)
 class SupervisorFigures:
-    """Values from one supervisor's metrics, None if unknown. Ratios are of the growth budget.
+    """Values from one supervisor's metrics, None if unknown. Ratios are of the leak budget.
 
-    ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory. A memory's
-    growth is None until all of its parts are known. ``drained`` is whether a person took the
-    replica out of service. ``missing_signals`` has the signals that its supervisor has lacked for
+    ``slow`` contains the slow leaks; it is None until the supervisor has evaluated a memory. A
+    memory's growth is None until all of its parts are known. ``drained`` is True if a person took
+    the replica out of service. ``missing_signals`` contains the signals that have been missing for
     :data:`SIGNAL_MISSING_S`, each with the reason; it is None if the supervisor does not report
-    signals. ``limit`` is the share of the memory limit that is in use and cannot be reclaimed. What
-    was learned about a memory is None until all parts but the budget are known, and its needs until
-    all but the limit are known.
+    signals. ``limit`` is the share of the memory limit that is in use and cannot be reclaimed. The
+    learned values are None until all of them except the budget are known, and the needs until all
+    of them except the limit are known.
     """
 
     host: float | None = None
@@ -126,8 +127,8 @@ _SAMPLE = re.compile(
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
     re.MULTILINE,
 )
-"""Pattern for name, labels and value of a sample. Every part is bounded, so the time to match grows
-only with the page's length."""
+"""Pattern for the name, labels and value of a sample. Every part is bounded, so the matching time
+grows only with the length of the page."""
 
 _LEAK_METRIC = b"plimsoll_memory_slow_leak"
 _LEAK_RATE_METRIC = b"plimsoll_memory_slow_leak_bytes_per_second"
@@ -137,14 +138,15 @@ _SLOW_LEAK_METRICS = {
     _LEAK_RATE_METRIC: MAX_BYTES_PER_S,
     _LEAK_LIMIT_METRIC: MAX_LEFT_S,
 }
-"""Metrics of slow leaks, each with its maximum."""
+"""Metrics of slow leaks, each with its maximum value."""
 
 _GROWTH_METRICS = {
     b"plimsoll_memory_unexplained_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_baseline_age_seconds": MAX_AGE_S,
     b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
 }
-"""Metrics of growth in the order of the fields of :class:`PeerGrowth`, each with its maximum."""
+"""Metrics of growth in the order of the fields of :class:`PeerGrowth`, each with its maximum
+value."""
 
 _LEARNED_METRICS = {
     b"plimsoll_memory_learned_seconds": MAX_SEEN_S,
@@ -152,7 +154,7 @@ _LEARNED_METRICS = {
     b"plimsoll_memory_learned_start_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_learned_budget_bytes": MAX_GROWTH_BYTES,
 }
-"""Metrics of what a replica has learned, each with its maximum."""
+"""Metrics of the values that a replica has learned, each with its maximum value."""
 
 _NEEDS_METRICS = {
     b"plimsoll_memory_needed_bytes": MAX_GROWTH_BYTES,
@@ -160,8 +162,8 @@ _NEEDS_METRICS = {
     b"plimsoll_memory_declared_unfilled_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_limit_bytes": MAX_GROWTH_BYTES,
 }
-"""Metrics of a memory's needs, each with its maximum. They are in the order of the fields of
-:class:`MemoryNeeds`, with the limit last."""
+"""Metrics of a memory's needs, each with its maximum value, in the order of the fields of
+:class:`MemoryNeeds`."""
 
 _WINDOW_LABEL = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
 
@@ -179,22 +181,22 @@ _KIND_LABEL = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 def parse_figures(page: bytes) -> SupervisorFigures:
     """Parse the values from a Prometheus text page. Never raises.
 
-    A missing, malformed or out-of-range value is unknown. If a page has a sample twice, the last
-    one counts.
+    A missing, malformed or out-of-range value is unknown. If a sample appears twice, the last one
+    counts.
     """
     ratios: dict[bytes, float | None] = {}
     slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
     grown: dict[bytes, dict[bytes, float | None]] = {}
     needs: dict[bytes, dict[bytes, float | None]] = {}
     lessons: dict[bytes, dict[tuple[bytes, int], float | None]] = {}
-    left: float | None = None
+    restarts: float | None = None
     manual: float | None = None
     limit: float | None = None
     ages: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
     for name, labels, text in _SAMPLE.findall(page):
         if name == b"plimsoll_restart_budget_remaining":
-            left = _parse_number(text, MAX_RESTARTS)
+            restarts = _parse_number(text, MAX_RESTARTS)
         elif name == b"plimsoll_supervisor_out_of_service":
             manual = _parse_number(text, 1.0) if _MANUAL_LABEL.search(labels) else manual
         elif name == b"plimsoll_cgroup_memory_limit_ratio":
@@ -226,11 +228,11 @@ def parse_figures(page: bytes) -> SupervisorFigures:
             )
         else:
             ratios[kind[1]] = _parse_number(text, MAX_RATIO)
-    whole = int(left) if left is not None and left.is_integer() else None
+    restarts_left = int(restarts) if restarts is not None and restarts.is_integer() else None
     return SupervisorFigures(
         host=ratios.get(b"host"),
         device=ratios.get(b"device"),
-        restarts_left=whole,
+        restarts_left=restarts_left,
         slow=_make_slow_leaks(slow),
         host_growth=_make_growth(grown.get(b"host", {})),
         device_growth=_make_growth(grown.get(b"device", {})),
@@ -257,13 +259,13 @@ def _find_missing_signals(
 
 
 def _make_growth(seen: Mapping[bytes, float | None]) -> PeerGrowth | None:
-    """Return the growth of one memory; None if a part of it is unknown."""
+    """Return the growth of one memory; None if part of it is unknown."""
     known = [int(value) for name in _GROWTH_METRICS if (value := seen.get(name)) is not None]
     return PeerGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
 
 
 def _make_learned(seen: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | None:
-    """Return what was learned about one memory; None if a part other than the budget is unknown."""
+    """Return the learned values of one memory; None if any except the budget is unknown."""
     observed, growth, start, budget = _LEARNED_METRICS
     needed = [(observed, 0), *((growth, hours) for hours in WINDOWS_H), (start, 0)]
     known = [int(value) for one in needed if (value := seen.get(one)) is not None]
@@ -275,7 +277,7 @@ def _make_learned(seen: Mapping[tuple[bytes, int], float | None]) -> LearnedMemo
 
 
 def _make_needs(seen: Mapping[bytes, float | None]) -> MemoryNeeds | None:
-    """Return the needs of one memory; None if a part other than the limit is unknown."""
+    """Return the needs of one memory; None if any except the limit is unknown."""
     level, pools, unfilled, limit = (seen.get(name) for name in _NEEDS_METRICS)
     if level is None or pools is None or unfilled is None:
         return None
@@ -285,24 +287,24 @@ def _make_needs(seen: Mapping[bytes, float | None]) -> MemoryNeeds | None:
 def _make_slow_leaks(
     seen: Mapping[bytes, Mapping[bytes, tuple[float | None, str]]],
 ) -> tuple[SlowLeak, ...] | None:
-    """Return the slow leaks on a page; None if no memory has been judged yet."""
-    judged = {
+    """Return the slow leaks in a metrics page; None if no memory has been evaluated yet."""
+    evaluated = {
         kind: value for kind, (value, _) in seen.get(_LEAK_METRIC, {}).items() if value is not None
     }
-    if not judged:
+    if not evaluated:
         return None
-    found = []
-    for kind in sorted(judged):
+    leaks = []
+    for kind in sorted(evaluated):
         rate, segment = seen.get(_LEAK_RATE_METRIC, {}).get(kind, (None, ""))
         limit_s, _ = seen.get(_LEAK_LIMIT_METRIC, {}).get(kind, (None, ""))
-        if judged[kind] and rate is not None:
+        if evaluated[kind] and rate is not None:
             known = segment if segment in SEGMENTS else ""
-            found.append(SlowLeak(kind.decode(), known, rate, limit_s))
-    return tuple(found)
+            leaks.append(SlowLeak(kind.decode(), known, rate, limit_s))
+    return tuple(leaks)
 
 
 def _parse_number(text: bytes, most: float) -> float | None:
-    """Parse a number from 0 to ``most``; None for anything else, such as NaN for unknown."""
+    """Parse a number from 0 to ``most``; None for anything else, such as NaN."""
     try:
         value = float(text)
     except ValueError:
@@ -311,23 +313,23 @@ def _parse_number(text: bytes, most: float) -> float | None:
 
 
 def to_rounded_percent(ratio: float) -> int:
-    """Return a ratio in percent, rounded down to :data:`PERCENT_STEP`: 100 means exhausted."""
+    """Convert a ratio to percent, rounded down to a multiple of :data:`PERCENT_STEP`."""
     return int(ratio * 100 / PERCENT_STEP + 1e-9) * PERCENT_STEP
 
 
 def count_drained(figures: Mapping[str, SupervisorFigures]) -> int | None:
-    """Return the number of replicas that a person took out of service; None if not reported."""
-    known = [one.drained for one in figures.values() if one.drained is not None]
+    """Return the number of replicas that a person took out of service; None if none reports it."""
+    known = [values.drained for values in figures.values() if values.drained is not None]
     return sum(known) if known else None
 
 
 def list_drained_pods(figures: Mapping[str, SupervisorFigures]) -> list[str]:
-    """Return the names of the replicas that a person took out of service."""
+    """Return the names of the replicas that a person took out of service, sorted."""
     return sorted(pod for pod, one in figures.items() if one.drained)
 
 
 def find_blind_pods(figures: Mapping[str, SupervisorFigures]) -> dict[str, str]:
-    """Return the replicas whose supervisors cannot observe their engines, with the reasons."""
+    """Return the pods whose supervisors cannot observe their engines, with the reasons."""
     return {
         pod: one.missing_signals[0][1]
         for pod, one in sorted(figures.items())
@@ -338,7 +340,7 @@ def find_blind_pods(figures: Mapping[str, SupervisorFigures]) -> dict[str, str]:
 def find_pods_missing_signals(
     figures: Mapping[str, SupervisorFigures],
 ) -> list[tuple[str, list[str]]]:
-    """Return the replicas whose supervisors lack a signal, with the reasons, worst first."""
+    """Return the pods that lack signals, with the reasons, most important signal first."""
     lost = [
         (pod, one.missing_signals) for pod, one in sorted(figures.items()) if one.missing_signals
     ]
@@ -347,19 +349,19 @@ def find_pods_missing_signals(
 
 
 def list_pods_near_limit(figures: Mapping[str, SupervisorFigures], already: bool) -> list[str]:
-    """Return the names of the replicas near their memory limit.
+    """Return the names of the replicas near their memory limit, sorted.
 
     ``already`` is whether any replica was near it before.
     """
-    least = NEAR_LIMIT_EXIT_RATIO if already else NEAR_LIMIT_RATIO
+    threshold = NEAR_LIMIT_EXIT_RATIO if already else NEAR_LIMIT_RATIO
     return sorted(
-        pod for pod, one in figures.items() if one.limit is not None and one.limit > least
+        pod for pod, one in figures.items() if one.limit is not None and one.limit > threshold
     )
 
 
 def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, object]:
-    """Return ``status.memory`` of the worst replica, by pod name; empty if no value is known."""
-    found: dict[str, object] = {}
+    """Return ``status.memory``: the highest percentages and their replica; empty if unknown."""
+    status: dict[str, object] = {}
     worst: tuple[float, str] | None = None
     for kind, field in (("host", "hostConsumedPercent"), ("device", "deviceConsumedPercent")):
         known = [
@@ -368,12 +370,12 @@ def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, ob
             if (value := getattr(one, kind)) is not None
         ]
         if known:
-            top = max(known)
-            found[field] = to_rounded_percent(top[0])
-            worst = max(worst, top) if worst else top
+            highest = max(known)
+            status[field] = to_rounded_percent(highest[0])
+            worst = max(worst, highest) if worst else highest
     if worst:
-        found["replica"] = worst[1]
-    return found
+        status["replica"] = worst[1]
+    return status
 
 
 GROWTH_KINDS = ("HostGrowth", "DeviceGrowth")
@@ -381,12 +383,12 @@ UNKNOWN_FIGURES = SupervisorFigures()
 
 
 def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
-    """Return the names of the pods with an open incident of growth."""
+    """Return the names of the pods with an open growth incident."""
     return {
-        str(one["spec"]["pod"])
-        for one in incidents
-        if one["spec"]["kind"] in GROWTH_KINDS
-        and (one.get("status") or {}).get("phase") not in ENDED
+        str(incident["spec"]["pod"])
+        for incident in incidents
+        if incident["spec"]["kind"] in GROWTH_KINDS
+        and (incident.get("status") or {}).get("phase") not in ENDED
     }
 
 
@@ -396,10 +398,10 @@ def list_service_peers(pods: Iterable[PodView]) -> list[Peer]:
 
 
 def make_peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
-    """Return the file of the ``peers`` whose growth is known; empty if none can be compared.
+    """Return the file of the ``peers`` whose growth is known; empty if fewer than two are.
 
-    It has the peers of each workload with a ``suspected`` pod. If they do not all fit, suspected
-    pods come first.
+    It contains the peers of each workload with a ``suspected`` pod. If they do not all fit,
+    suspected pods take precedence.
     """
     workloads = {one.workload for one in peers if one.pod in suspected}
     known = [one for one in peers if one.workload in workloads and (one.host or one.device)]
@@ -425,7 +427,7 @@ def list_policy_peers(pods: Iterable[SelectedPod]) -> list[Peer]:
 
 
 class PeersFileCache:
-    """Last published peers file of each service and policy."""
+    """Cache of the last published peers file of each service and policy."""
 
     def __init__(
         self, clock: Callable[[], float], publish_s: float = DEFAULT_INTERVALS.publish
@@ -442,7 +444,7 @@ class PeersFileCache:
     ) -> str:
         """Return the file to publish now; empty if there is none.
 
-        ``figures`` are by pod; they are empty until the pods were scraped.
+        ``figures`` are by pod name; they are empty until the pods have been scraped.
         """
         suspected = list_pods_with_growth(incidents)
         if not suspected:
@@ -457,15 +459,15 @@ class PeersFileCache:
         return text
 
     def compute_next_s(self, key: Key) -> float | None:
-        """Return the seconds until the next file is due; None if none is due."""
+        """Return the seconds until the next update of the file is due; None if none is due."""
         known = self._last.get(key)
         return None if known is None else max(0.0, known[0] + self._publish_s - self._clock())
 
     def forget(self, key: Key) -> None:
-        """Forget a service or policy that was deleted or has nothing to publish."""
+        """Drop the file of a service or policy that was deleted or has nothing to publish."""
         self._last.pop(key, None)
 
 
 def _add_growth(peer: Peer, figures: Mapping[str, SupervisorFigures]) -> Peer:
-    found = figures.get(peer.pod, UNKNOWN_FIGURES)
-    return replace(peer, host=found.host_growth, device=found.device_growth)
+    values = figures.get(peer.pod, UNKNOWN_FIGURES)
+    return replace(peer, host=values.host_growth, device=values.device_growth)

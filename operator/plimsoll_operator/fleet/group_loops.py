@@ -1,8 +1,8 @@
-"""Multi-node groups that their controller creates again and again.
+"""Detect multi-node groups that their controller recreates again and again.
 
-The pods of a recreated group are new ones: their containers count no restarts, and the kubelet does
-not back off. So a LeaderWorkerSet whose pods fail at each start shows no crash loop. The operator
-counts the leaders that it saw instead, since its own start.
+The pods of a recreated group are new: their containers have no restarts, and the kubelet does not
+back off. So a LeaderWorkerSet whose pods fail at each start shows no crash loop. Instead, the
+operator counts the leader pods that it has observed since its own start.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key
 
 WINDOW_S = 600.0
-"""Time in which recreations count: as long as the kubelet counts the restarts of a container."""
+"""Seconds for which a recreation counts, as long as the kubelet counts a container's restarts."""
 MIN_RECREATIONS = 4
-"""Recreations that count as a crash loop. A rollout makes one, and a supervisor's restart budget
-allows three an hour by default."""
+"""Number of recreations that count as a crash loop. A rollout causes one, and a supervisor's
+restart budget allows three an hour by default."""
 SETTLED_S = 120.0
-"""Time for which a leader must have existed, and be ready, to count as recovered."""
+"""Seconds for which a leader must have existed, and be ready, to count as recovered."""
 MAX_LEADERS = 32
-"""Newest leaders of a group that are remembered."""
+"""Maximum number of leaders remembered per group: the newest ones."""
 OURS = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 
 @dataclass(frozen=True)
 class GroupStarts:
-    """The newest starts of a group. ``leader`` is its newest leader.
+    """Recent starts of a group.
 
-    ``recreations`` counts those within :data:`WINDOW_S`. ``age_s`` is the leader's age in seconds.
+    ``leader`` is its newest leader pod and ``age_s`` that pod's age in seconds. ``recreations`` is
+    their number within :data:`WINDOW_S`.
     """
 
     leader: SelectedPod
@@ -40,30 +41,30 @@ class GroupStarts:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether the group is ready and was not created again for :data:`SETTLED_S`."""
+        """Whether the group is ready and has not been recreated for :data:`SETTLED_S`."""
         ready = self.leader.state is SupervisionState.SUPERVISED and self.leader.view is None
         return ready and self.age_s >= SETTLED_S
 
     @property
     def is_looping(self) -> bool:
-        """Whether the group was created again too often, and has not recovered."""
+        """Whether the group has been recreated too often and has not recovered."""
         return self.recreations >= MIN_RECREATIONS and not self.has_recovered
 
 
 class GroupHistory:
-    """The creation times of the leaders of each policy's groups."""
+    """Creation times of the leader pods of each policy's groups."""
 
     def __init__(self) -> None:
         self._created: dict[Key, dict[tuple[str, str], deque[str]]] = {}
 
     def forget(self, key: Key) -> None:
-        """Forget a policy that is gone."""
+        """Drop the history of a deleted policy."""
         self._created.pop(key, None)
 
     def observe(self, key: Key, pods: Iterable[SelectedPod], now: str) -> list[GroupStarts]:
-        """Return the starts of the groups of LeaderWorkerSets among ``pods``.
+        """Return the recent starts of each LeaderWorkerSet group among ``pods``.
 
-        ``now`` is RFC 3339. A group without a leader at this moment is remembered for
+        ``now`` is RFC 3339. A group that has no leader pod at the moment is remembered for
         :data:`WINDOW_S`.
         """
         groups: dict[tuple[str, str], list[SelectedPod]] = defaultdict(list)
@@ -72,20 +73,20 @@ class GroupHistory:
             leads = bool(name) and not one.member.worker and one.state in OURS
             if leads and ref is not None and not one.member.ray_cluster:
                 groups[str(ref), name].append(one)
-        before = self._created.get(key, {})
-        kept = {group: times for group, times in before.items() if _is_recent(times[-1], now)}
-        found = []
+        history = self._created.get(key, {})
+        kept = {group: times for group, times in history.items() if _is_recent(times[-1], now)}
+        starts = []
         for group, leaders in groups.items():
-            times = kept[group] = before.get(group, deque(maxlen=MAX_LEADERS))
+            times = kept[group] = history.get(group, deque(maxlen=MAX_LEADERS))
             for one in sorted(leaders, key=lambda one: one.created):
                 if one.created and (not times or one.created > times[-1]):
                     times.append(one.created)
             newest = max(leaders, key=lambda one: one.created)
             recent = sum(_is_recent(at, now) for at in times)
             age_s = subtract_times(newest.created, now) if newest.created else 0.0
-            found.append(GroupStarts(newest, max(0, recent - 1), age_s))
+            starts.append(GroupStarts(newest, max(0, recent - 1), age_s))
         self._created[key] = {group: times for group, times in kept.items() if times}
-        return found
+        return starts
 
 
 def _is_recent(created: str, now: str) -> bool:

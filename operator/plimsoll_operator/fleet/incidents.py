@@ -1,12 +1,12 @@
 """Plan the incidents that the operator itself opens, ends and deletes, from the status of pods.
 
 These are OOM kills, crash loops and incidents of deleted replicas. A supervisor reports the OOM
-kill of its engine itself; the operator waits for that, and reports the other kills. An incident is
-named after its pod and restart, so that each kill has one incident.
+kill of its engine itself; the operator waits for that, and reports the other kills. The name of an
+incident contains its pod and restart, so that each kill has one incident.
 
-Old incidents are deleted, so that a person can read the list and a malicious pod cannot fill etcd.
-A client with the token of a supervised pod can write incidents of that pod, and can leave all of
-them open. Open incidents are therefore limited as well.
+Old incidents are deleted, so that the list stays readable and a malicious pod cannot fill etcd. A
+client with the token of a supervised pod can write incidents of that pod, and can leave all of them
+open. Open incidents are therefore limited as well.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
 
 REPORT_GRACE_S = 30.0
-"""Seconds for the supervisor to report an OOM kill itself."""
+"""Seconds within which a supervisor may report an OOM kill itself."""
 MIN_CRASHES = 3
 REPLACE_STEP = "PodReplace"
 REQUESTED_OUTCOMES = frozenset({"Requested", "Begun"})
 ENGINE_RESTART = "EngineRestart"
 STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
-"""Outcomes of an engine restart that recreated the group. Its supervisor may be killed before it
+"""Outcomes of an engine restart that recreated the group. The supervisor may be killed before it
 can report success."""
 MAX_KEPT_OF_POD = 10
 """Maximum number of incidents kept per pod. It is half of ``plimsoll_api.leakincident.MAX_OF_POD``,
-so that one name is free."""
+so that a name is always free."""
 MAX_KEPT_OPEN = 500
 """Maximum number of open incidents per service or policy: one for each replica, with a margin."""
 MAX_KEPT_OF_NAMESPACE = 2000
@@ -68,37 +68,37 @@ def plan_incidents(
     now: str,
     groups: Sequence[GroupStarts] = (),
 ) -> IncidentChanges:
-    """Return incidents that only the operator can open or end, and the pods to evict.
+    """Return the incidents that only the operator can open or end, and the pods to evict.
 
     ``pods`` are all pods of the service, including terminating ones. ``now`` is RFC 3339.
     ``groups`` are the multi-node groups of a policy.
     """
-    found = IncidentChanges()
-    _follow_groups(found, service, groups, incidents, now)
+    changes = IncidentChanges()
+    _follow_groups(changes, service, groups, incidents, now)
     for pod in pods:
         for container in pod.containers:
             if container.name in (names.ENGINE, names.SUPERVISOR):
-                _add_oom_kills(found, service, pod, container, incidents, now)
-                _add_crash_loops(found, service, pod, container, incidents, now)
+                _add_oom_kills(changes, service, pod, container, incidents, now)
+                _add_crash_loops(changes, service, pod, container, incidents, now)
     present = {pod.name: pod for pod in pods}
-    wanted: dict[str, PodView] = {}
+    replaced: dict[str, PodView] = {}
     for one in filter(_is_open, incidents):
         if _is_of_group(one):
             continue
         pod_name = one["spec"]["pod"]
         if not _has_its_pod(one, present.get(pod_name)):
-            _end_orphaned_incident(found, one, now)
+            _end_orphaned_incident(changes, one, now)
         elif ((one.get("status") or {}).get("revision") or 0) >= MAX_WRITES:
-            # A supervisor reserves the last write for the end, so another client used its token.
+            # A supervisor keeps its last write for the end, so another client used its token.
             text = (
                 f"the status was written {MAX_WRITES} times, so the supervisor cannot end the "
                 "incident"
             )
-            _end_incident(found, one, "Unresolved", "WritesExhausted", text, now)
+            _end_incident(changes, one, "Unresolved", "WritesExhausted", text, now)
         elif _requests_replacement(one) and not present[pod_name].terminating:
-            wanted[pod_name] = present[pod_name]
-    found.evict = [wanted[name] for name in sorted(wanted)]
-    return found
+            replaced[pod_name] = present[pod_name]
+    changes.evict = [replaced[name] for name in sorted(replaced)]
+    return changes
 
 
 def _add_oom_kills(
@@ -107,16 +107,16 @@ def _add_oom_kills(
 ) -> None:  # fmt: skip
     for ended in container.terminations:
         at = str(ended.get("finishedAt"))
-        when = _parse_time(at)
-        if ended.get("reason") != "OOMKilled" or when is None:
+        killed_s = _parse_time(at)
+        if ended.get("reason") != "OOMKilled" or killed_s is None:
             continue
-        name = _make_incident_name(pod.name, container, f"oom-{int(when):x}")
+        name = _make_incident_name(pod.name, container, f"oom-{int(killed_s):x}")
         if _has_incident(name, incidents) or _is_reported(pod.name, container.name, at, incidents):
             continue
-        age = _subtract_times(at, now)
-        if age is not None and age < REPORT_GRACE_S and container.name == names.ENGINE:
-            wait = min(REPORT_GRACE_S, REPORT_GRACE_S - age)  # a node's clock may be ahead
-            found.requeue_s = wait if found.requeue_s is None else min(found.requeue_s, wait)
+        age_s = _subtract_times(at, now)
+        if age_s is not None and age_s < REPORT_GRACE_S and container.name == names.ENGINE:
+            wait_s = min(REPORT_GRACE_S, REPORT_GRACE_S - age_s)  # a node's clock may be ahead
+            found.requeue_s = wait_s if found.requeue_s is None else min(found.requeue_s, wait_s)
             continue
         limit = f" at its memory limit of {container.memory}" if container.memory else ""
         status = {
@@ -153,9 +153,9 @@ def _add_crash_loops(
             f"exit code was {end.get('exitCode')}: "
             f"{end.get('reason') or 'no reason given'}",
         }
-        begun = end.get("finishedAt") or now
+        started = end.get("finishedAt") or now
         found.new.append(
-            _make_incident(service, name, pod.name, container, "CrashLoop", begun, status)
+            _make_incident(service, name, pod.name, container, "CrashLoop", started, status)
         )
     elif container.ready:
         for one in open_:
@@ -163,7 +163,7 @@ def _add_crash_loops(
 
 
 def _is_of_group(incident: Object) -> bool:
-    """Report whether the incident is the crash loop of a group, which outlives its pods."""
+    """Report whether the incident is the crash loop of a group, which outlives the group's pods."""
     return incident["spec"]["kind"] == "CrashLoop" and bool(incident["spec"].get("podGroup"))
 
 
@@ -171,7 +171,7 @@ def _follow_groups(
     found: IncidentChanges, policy: Object, groups: Sequence[GroupStarts],
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
-    """Open one incident for each group in a crash loop, and end it with the loop."""
+    """Open one incident for each group in a crash loop, and end it when the group recovers."""
     open_ = {
         (one["spec"]["workloadRef"]["name"], one["spec"]["podGroup"]): one
         for one in incidents
@@ -180,19 +180,19 @@ def _follow_groups(
     for group in groups:
         ref = group.leader.member.workload
         assert ref is not None, "a group has a workload"
-        shown = open_.pop((ref.name, group.leader.member.group[:MAX_GROUP_NAME]), None)
-        if shown is None and group.is_looping:
+        existing = open_.pop((ref.name, group.leader.member.group[:MAX_GROUP_NAME]), None)
+        if existing is None and group.is_looping:
             found.new.append(_group_incident(policy, group, ref, now))
-        elif shown is not None and group.has_recovered:
-            _end_incident(found, shown, "Resolved", "Recovered", "the group is ready again", now)
-        if (shown is not None or group.is_looping) and not group.has_recovered:
+        elif existing is not None and group.has_recovered:
+            _end_incident(found, existing, "Resolved", "Recovered", "the group is ready again", now)
+        if (existing is not None or group.is_looping) and not group.has_recovered:
             found.requeue_s = REPORT_GRACE_S
     for gone in open_.values():
         age = _subtract_times(gone["metadata"].get("creationTimestamp") or now, now)
         if age is None or age >= WINDOW_S:
             _end_incident(found, gone, "Unresolved", "PodGone", "the group no longer exists", now)
         else:
-            found.requeue_s = REPORT_GRACE_S  # its leader may be about to be created again
+            found.requeue_s = REPORT_GRACE_S  # its leader may be recreated soon
 
 
 def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: str) -> Object:
@@ -217,7 +217,7 @@ def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: s
 
 
 def _end_orphaned_incident(found: IncidentChanges, incident: Object, now: str) -> None:
-    """End an incident whose pod is gone. Wait first if the pod may not be in the store yet."""
+    """End an incident whose pod no longer exists. Wait if the pod may not be in the store yet."""
     age = _subtract_times(incident["metadata"].get("creationTimestamp") or now, now)
     if age is not None and age < REPORT_GRACE_S:
         found.requeue_s = REPORT_GRACE_S
@@ -232,7 +232,7 @@ def _end_orphaned_incident(found: IncidentChanges, incident: Object, now: str) -
 
 
 def _make_incident_name(pod: str, container: Container, what: str) -> str:
-    """Return the name of an incident of a container, at most 253 characters."""
+    """Return the name of a container's incident, at most 253 characters."""
     end = f"-{container.name}-{what}"
     return pod[: 253 - len(end)] + end
 
@@ -250,18 +250,20 @@ def _requests_replacement(incident: Object) -> bool:
 
 
 def _has_its_pod(incident: Object, pod: PodView | None) -> bool:
-    """Report whether the incident's own pod exists, not a later pod of the same name.
+    """Report whether the incident's own pod exists, rather than a later pod of the same name.
 
     Both times come from the API server.
     """
     if pod is None:
         return False
-    apart = _subtract_times(str(incident["metadata"].get("creationTimestamp")), pod.created)
-    return apart is None or apart <= 0
+    age_difference_s = _subtract_times(
+        str(incident["metadata"].get("creationTimestamp")), pod.created
+    )
+    return age_difference_s is None or age_difference_s <= 0
 
 
 def _has_restarted_group(incident: Object) -> bool:
-    """Report whether the incident restarted a multi-node group, which renews all its processes."""
+    """Report whether the incident restarted a multi-node group, and so all of its processes."""
     steps = (incident.get("status") or {}).get("timeline") or ()
     done = any(
         one.get("step") == ENGINE_RESTART and one.get("outcome") in STARTED_OUTCOMES
@@ -306,22 +308,22 @@ def _make_incident(
 def _end_incident(
     found: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
-    """Add the status that ends the incident, within the size that its writer left."""
-    about = {key: incident[key] for key in ("apiVersion", "kind")}
+    """Add the status that ends the incident, within the size that its writer left available."""
+    identity = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}
     text = message[: max(0, MAX_TEXTS - _count_text_chars(before))]
     status = {"phase": phase, "outcome": outcome, "message": text, "endedAt": now}
     ended = _add_conditions(status, incident["spec"].get("openedAt") or now)
-    held = {one.get("type") for one in before.get("conditions") or ()}
-    fresh = [one for one in ended["conditions"] if one["type"] not in held]
-    left_out = fresh[max(0, MAX_INCIDENT_CONDITIONS - len(held)) :]
-    ended["conditions"] = [one for one in ended["conditions"] if one not in left_out]
-    found.updates.append(about | {"metadata": name, "status": ended})
+    existing = {one.get("type") for one in before.get("conditions") or ()}
+    added = [one for one in ended["conditions"] if one["type"] not in existing]
+    omitted = added[max(0, MAX_INCIDENT_CONDITIONS - len(existing)) :]
+    ended["conditions"] = [one for one in ended["conditions"] if one not in omitted]
+    found.updates.append(identity | {"metadata": name, "status": ended})
 
 
 def _count_text_chars(status: Object) -> int:
-    """Return the number of characters of a status's texts without its message, as in the schema."""
+    """Return the total length of a status's texts except its message, as the schema counts it."""
     entries = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
     attribution = status.get("attribution") or {}
     texts = [*(status.get("diagnostics") or ()), *(attribution.get("evidence") or ())]
@@ -333,12 +335,14 @@ def _add_conditions(status: Object, opened_at: str) -> Object:
 
     An incident's spec never changes, so its generation is always 1.
     """
-    found = conditions_of(status["phase"], status.get("outcome"), opened_at, status.get("endedAt"))
-    return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(found)}
+    conditions = conditions_of(
+        status["phase"], status.get("outcome"), opened_at, status.get("endedAt")
+    )
+    return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(conditions)}
 
 
 def _parse_time(at: str) -> float | None:
-    """Return the Unix seconds of a time in the API's format; None if it is malformed.
+    """Return a timestamp of the API in Unix seconds; None if it is malformed.
 
     A supervisor writes an incident's times, and the schema's ``date-time`` accepts some that cannot
     be compared, for example without a time zone.
@@ -350,7 +354,7 @@ def _parse_time(at: str) -> float | None:
 
 
 def _subtract_times(since: str, until: str) -> float | None:
-    """Return the seconds between two times; None if one of them is malformed."""
+    """Return the seconds from ``since`` to ``until``; None if either is malformed."""
     begin, end = _parse_time(since), _parse_time(until)
     return None if begin is None or end is None else end - begin
 
@@ -361,9 +365,9 @@ def find_surplus_incidents(
     """Return the incidents of a service or policy beyond the limits, oldest first.
 
     The limits are ``kept`` ended and :data:`MAX_KEPT_OPEN` open incidents, :data:`MAX_KEPT_OF_POD`
-    of each pod, and :data:`MAX_KEPT_OF_NAMESPACE` in the namespace, which has ``elsewhere`` others.
-    Ended incidents are selected first. The newest confirmed incident and all younger than
-    ``least_age_s`` stay. ``now`` is RFC 3339.
+    per pod, and :data:`MAX_KEPT_OF_NAMESPACE` per namespace, which has ``elsewhere`` others. Ended
+    incidents are selected first. The newest confirmed incident and all incidents younger than
+    ``least_age_s`` are kept. ``now`` is RFC 3339.
     """
     order = sorted(incidents, key=lambda one: (_is_open(one), _get_creation_time(one)))
     newest = max(filter(_is_confirmed, order), key=_get_creation_time, default=None)

@@ -1,8 +1,8 @@
-"""Merge what supervisors learn about growth over their pods, for new pods and revisions.
+"""Merge what supervisors have learned about memory growth, for new pods and revisions.
 
-Reports of a replica with an open incident of growth are ignored. Of the others, only those count
-that were observed for at least half as long as the longest. Their lower median decides, so that one
-replica of three cannot raise the budget of the others.
+Reports of a replica with an open growth incident are ignored. Of the others, a report counts only
+if its observation time is at least half of the longest. The lower median of these is used, so that
+one replica of three cannot raise the budget of the others.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0
 MAX_STEP_DAYS = 1.0
-"""Maximum number of days for which one change may raise or lower a budget."""
+"""Maximum number of days of change that one update may apply to a budget."""
 MIN_CHANGE_SHARE = 0.05
-"""Smallest relative change of a size, because each change is a write."""
+"""Smallest relative change of a size that is published, because each change is a write."""
 MEMORIES: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | None]], ...] = (
     ("host", lambda one: one.host_learned),
     ("device", lambda one: one.device_learned),
@@ -48,8 +48,8 @@ def make_learned_file(
 ) -> str:
     """Return the file to publish at ``now`` (Unix seconds); empty if nothing is known.
 
-    ``before`` is the published file. ``replicas`` are the pods, oldest first: new pods have the
-    revision of the newest one. A workload changes at most once an hour.
+    ``before`` is the published file. ``replicas`` are the pods, oldest first; new pods get the
+    revision of the newest one. The values of a workload change at most once an hour.
     """
     hour = int(now // HOUR_S)
     known = {
@@ -58,7 +58,7 @@ def make_learned_file(
         if one.at >= hour - KEPT_H
     }
     revisions = {one.workload: one.revision for one in replicas}
-    treated = list_pods_with_growth(incidents)
+    with_growth = list_pods_with_growth(incidents)
     for workload, revision in revisions.items():
         old = known.get(workload)
         if old is not None and (old.at, old.revision) == (hour, revision):
@@ -66,14 +66,14 @@ def make_learned_file(
         reports = [
             figures[one.pod] for one in replicas
             if (one.workload, one.revision) == (workload, revision)
-            and one.pod in figures and one.pod not in treated
+            and one.pod in figures and one.pod not in with_growth
         ]  # fmt: skip
-        found = {
+        memories = {
             name: _merge_learned(old, name, read, revision, reports, hour)
             for name, read in MEMORIES
         }
-        new = LearnedWorkload(workload, revision, hour, **found)
-        if any(found.values()) and (old is None or _is_worth_writing(old, new)):
+        new = LearnedWorkload(workload, revision, hour, **memories)
+        if any(memories.values()) and (old is None or _is_worth_writing(old, new)):
             known[workload] = new
     newest = sorted(known.values(), key=lambda one: (-one.at, one.workload))[:MAX_LEARNED]
     kept = sorted(newest, key=lambda one: one.workload)
@@ -81,7 +81,7 @@ def make_learned_file(
 
 
 def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
-    """Parse a file; empty if it is invalid."""
+    """Parse a learned file; empty if it is invalid."""
     try:
         return decode(text.encode()) if text else ()
     except Malformed:
@@ -96,30 +96,31 @@ def _merge_learned(
     reports: Sequence[SupervisorFigures],
     hour: int,
 ) -> LearnedMemory | None:
-    """Return what is now known about one memory; None if nothing is."""
+    """Return the merged values of one memory; None if nothing is known."""
     old: LearnedMemory | None = getattr(before, name) if before is not None else None
     if old is not None and before is not None and before.revision != revision:
         # The next revision starts with the budget, and learns its own growth.
         old = LearnedMemory(budget=old.budget) if old.budget is not None else None
-    found = [one for report in reports if (one := read(report)) is not None and one.seen_s > 0]
-    longest = max((one.seen_s for one in found), default=0)
-    found = [one for one in found if one.seen_s * 2 >= longest]
-    if not found:
+    learned = [one for report in reports if (one := read(report)) is not None and one.seen_s > 0]
+    longest = max((one.seen_s for one in learned), default=0)
+    learned = [one for one in learned if one.seen_s * 2 >= longest]
+    if not learned:
         return old
-    budgets = [one.budget for one in found if one.budget is not None]
+    budgets = [one.budget for one in learned if one.budget is not None]
     budget = statistics.median_low(budgets) if budgets else None
-    standing = old.budget if old is not None else None
-    if standing is not None and before is not None:
+    current = old.budget if old is not None else None
+    if current is not None and before is not None:
         days = min(MAX_STEP_DAYS, (hour - before.at) / 24)
-        budget = standing if budget is None else stepped(standing, budget, days)
+        budget = current if budget is None else stepped(current, budget, days)
     seen_s = max(longest, old.seen_s if old is not None else 0)
     first, second, third = (
-        statistics.median_low(one.gains[index] for one in found) for index in range(len(WINDOWS_H))
+        statistics.median_low(one.gains[index] for one in learned)
+        for index in range(len(WINDOWS_H))
     )
     return LearnedMemory(
         seen_s=int(min(seen_s, MAX_SEEN_S) // HOUR_S * HOUR_S),
         gains=(first, second, third),
-        start=statistics.median_low(one.start for one in found),
+        start=statistics.median_low(one.start for one in learned),
         budget=budget,
     )
 

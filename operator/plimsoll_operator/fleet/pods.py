@@ -1,10 +1,10 @@
-"""Parse the status of one pod for all callers: its containers, and why one cannot start.
+"""Parse the status of a pod: its containers, and why one cannot start.
 
-The kubelet stores how the last run of a container ended. A verdict on a crash-looping container
-must not change while the container alternates between running and waiting. It therefore depends
-only on counts and times in the pod's status, and the operator keeps no state.
+The kubelet records how the last run of a container ended. The cause reported for a crash-looping
+container must not change while the container alternates between running and waiting. It therefore
+depends only on counts and times in the pod's status, and the operator keeps no state.
 
-Texts of the kubelet, of a log or of a manifest come from a pod: they are cleaned and bounded.
+Texts from the kubelet, a log or a manifest are untrusted: they are sanitized and truncated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from plimsoll_operator.kinds import Object
 BACKOFF_RESET_S = 600.0
 """Run time in seconds after which the kubelet resets a container's back-off."""
 MIN_SETTLE_S = 30.0
-"""Minimum run time in seconds for a container to count as recovered. It is twice the last run time
-if that is longer."""
+"""Minimum run time in seconds for a container to count as recovered. Twice the previous run time
+applies if that is longer."""
 PLANNED_EXIT_CODES = (0, 143)
 """Exit codes of a container that was stopped on request, for example for a planned restart."""
 MIN_CREATING_S = 10.0
@@ -52,7 +52,7 @@ Events = Mapping[str, Sequence[Object]]
 class Cause:
     """Reason why a container is not ready.
 
-    ``blocking`` is whether it stays so without a change by a person.
+    ``blocking`` is True if only a person can fix it.
     """
 
     reason: str
@@ -62,11 +62,12 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """Status of a container. Empty texts mean that there is none; times are RFC 3339.
+    """Status of a container. An empty text means that there is none; times are RFC 3339.
 
-    ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` belong to a
-    waiting container. ``terminations`` has its last terminations (Kubernetes' ``terminated``),
-    newest first. ``startup_s`` is the time that its startup probe allows, and ``memory`` its limit.
+    ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` are set for a
+    waiting container. ``terminations`` contains its last terminations (Kubernetes' ``terminated``),
+    newest first. ``startup_s`` is the time that its startup probe allows, and ``memory`` its memory
+    limit.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Container:
 
     @property
     def last_termination(self) -> Object:
-        """The container's last termination; empty if it never terminated."""
+        """The container's last termination; empty if it has never terminated."""
         return self.terminations[0] if self.terminations else {}
 
     @property
@@ -103,14 +104,14 @@ class Container:
 
     @property
     def is_creating(self) -> bool:
-        """Whether the container was never created."""
+        """Whether the container has never been created."""
         return self.reason in _CREATING_REASONS and not self.restarts and not self.last_termination
 
     @property
     def settled_s(self) -> float | None:
-        """Seconds that a new run must last to count as recovered.
+        """Seconds that a run must last for the container to count as recovered.
 
-        None if the last run was so long that its end is not part of a loop.
+        None if the previous run was so long that its end is not part of a crash loop.
         """
         if not (self.last_termination.get("startedAt") and self.last_termination.get("finishedAt")):
             return MIN_SETTLE_S
@@ -119,15 +120,15 @@ class Container:
         )
         longest = BACKOFF_RESET_S
         if self.last_termination.get("exitCode") not in PLANNED_EXIT_CODES:
-            # A slow engine may terminate each time before it was ever ready.
+            # A slow engine may terminate each time before it becomes ready.
             longest = max(longest, 2 * self.startup_s)
         return None if ran >= longest else min(longest, max(2 * ran, MIN_SETTLE_S))
 
     def is_unsettled(self, now: str) -> bool:
         """Report whether the container's last termination still counts.
 
-        It counts if the run before it was short, and the present run is not longer. ``now`` is RFC
-        3339; empty means the time at which the status was written.
+        It counts if the run before it was short and the current run has not been long enough.
+        ``now`` is RFC 3339; if empty, the time at which the status was written is used.
         """
         if not self.last_termination:
             return False
@@ -156,7 +157,7 @@ class Container:
         return Cause("NotReady", "the container is running but not ready", blocking=False)
 
     def _termination_cause(self) -> Cause:
-        """Return how the last run ended, in the same words for each restart."""
+        """Return how the last run ended, in the same words after each restart."""
         text = join_last_lines(str(self.last_termination.get("message") or ""))
         how = (
             "OOMKilled"
@@ -171,8 +172,9 @@ class Container:
 class PodView:
     """Parsed status of a pod.
 
-    ``placed`` is when it was scheduled, and ``unscheduled`` why it was not. ``group`` is the group
-    of a LeaderWorkerSet that it belongs to; empty for a replica by itself.
+    ``placed`` is when it was scheduled, and ``unscheduled`` why it was not. ``over`` is whether it
+    has succeeded or failed. ``group`` is its LeaderWorkerSet group; empty if the pod is a replica
+    by itself.
     """
 
     name: str
@@ -192,18 +194,18 @@ class PodView:
         """Parse a pod from the API server."""
         meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
         placed, unscheduled = "", None
-        for one in status.get("conditions") or ():
-            if one["type"] == "PodScheduled":
-                placed = str(one.get("lastTransitionTime") or "")
-                if one["status"] == "False":
-                    reason = _known_reason(one.get("reason") or "Unschedulable")
+        for entry in status.get("conditions") or ():
+            if entry["type"] == "PodScheduled":
+                placed = str(entry.get("lastTransitionTime") or "")
+                if entry["status"] == "False":
+                    reason = _known_reason(entry.get("reason") or "Unschedulable")
                     unscheduled = Cause(
-                        reason, make_printable_line(str(one.get("message") or reason))
+                        reason, make_printable_line(str(entry.get("message") or reason))
                     )
         labels = meta.get("labels") or {}
         specs = {
-            one["name"]: one
-            for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+            entry["name"]: entry
+            for entry in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
         }
         return cls(
             name=str(meta["name"]),
@@ -221,7 +223,7 @@ class PodView:
 
     @classmethod
     def make_without_containers(cls, name: str, uid: str, created: str, leaving: bool) -> PodView:
-        """Return a pod whose containers are unknown."""
+        """Return a view of a pod whose containers are unknown."""
         return cls(name, uid, created, "", leaving, False, "", None, (), ())
 
     @property
@@ -238,7 +240,7 @@ class PodView:
 
     @property
     def is_creating(self) -> bool:
-        """Whether the pod is scheduled and none of its containers was created yet."""
+        """Whether the pod is scheduled and none of its containers has been created yet."""
         return bool(self.containers) and all(one.is_creating for one in self.containers)
 
     def measure_creating_s(self, now: str) -> float | None:
@@ -248,7 +250,7 @@ class PodView:
     def cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
         """Return why the pod's container ``name`` is not ready; None if it is ready.
 
-        ``events`` are the pod's Events: nothing else reports a volume that cannot be mounted.
+        ``events`` are the pod's Events: only they report a volume that cannot be mounted.
         """
         found = next((one for one in self.containers if one.name == name), None)
         if found is None:
@@ -265,7 +267,7 @@ class PodView:
         return found.cause(now)
 
     def find_blocking_cause(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
-        """Return why the pod will not become ready by itself; None if no such reason is known."""
+        """Return why the pod will not become ready by itself; None if no such cause is known."""
         if self.unscheduled:
             return self.unscheduled
         if self.is_creating and (found := _unmounted(events)):
@@ -287,22 +289,22 @@ class PodView:
 def find_not_ready(
     pods: Iterable[PodView], name: str, events: Events, now: str
 ) -> list[tuple[str, Cause]]:
-    """Return the pods whose container ``name`` is not ready, blocking causes first."""
+    """Return the pods whose container ``name`` is not ready, with causes, blocking ones first."""
     found = [
-        (pod.name, why)
+        (pod.name, cause)
         for pod in sorted(pods, key=lambda one: one.name)
-        if (why := pod.cause(name, events.get(pod.name, ()), now))
+        if (cause := pod.cause(name, events.get(pod.name, ()), now))
     ]
     return sorted(found, key=lambda one: not one[1].blocking)
 
 
 def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
-    """Return the seconds until a verdict of this module changes although no pod changes."""
+    """Return the seconds until time alone changes a result of this module; None if it cannot."""
     due = []
     for pod in pods:
-        age = pod.measure_creating_s(now)
-        if age is not None and age < MIN_CREATING_S:
-            due.append(MIN_CREATING_S - age)
+        creating_s = pod.measure_creating_s(now)
+        if creating_s is not None and creating_s < MIN_CREATING_S:
+            due.append(MIN_CREATING_S - creating_s)
         for one in pod.containers:
             if one.running_since and one.settled_s is not None and one.is_unsettled(now):
                 due.append(one.settled_s - subtract_times(one.running_since, now))
@@ -311,8 +313,8 @@ def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
 
 def make_printable_line(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
     """Return the start of ``text`` as one printable line of at most ``limit`` characters."""
-    whole = _remove_control_characters(_ANSI.sub("", text[: 8 * limit]))
-    return whole if len(whole) <= limit else f"{whole[: limit - 3].rstrip()}..."
+    line = _remove_control_characters(_ANSI.sub("", text[: 8 * limit]))
+    return line if len(line) <= limit else f"{line[: limit - 3].rstrip()}..."
 
 
 def join_last_lines(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
@@ -325,7 +327,7 @@ def join_last_lines(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
 
 
 def subtract_times(since: str, until: str) -> float:
-    """Return the seconds between two times in the API's format."""
+    """Return the seconds from ``since`` to ``until``. Raises ValueError if either is malformed."""
     return unix_seconds(until) - unix_seconds(since)
 
 
@@ -358,10 +360,10 @@ def _container(status: Object, spec: Object) -> Container:
 
 
 def _unmounted(events: Sequence[Object]) -> Cause | None:
-    """Return the kubelet's last message about the pod's volumes or its sandbox.
+    """Return why the kubelet cannot create the pod's volumes or sandbox; None if no Event says.
 
-    The kubelet words the same failure differently on each try. The alphabetically first of the
-    recent texts is returned, so that the status stays the same.
+    The kubelet words the same failure differently on each attempt. The alphabetically first of the
+    recent messages is returned, so that the status stays the same.
     """
     relevant = [one for one in events if one.get("reason") in EVENT_REASONS and one.get("message")]
     if not relevant:
@@ -379,13 +381,13 @@ def _unmounted(events: Sequence[Object]) -> Cause | None:
 
 
 def _event_time(event: Object) -> str:
-    found = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
-    return str(found or event["metadata"].get("creationTimestamp") or "")
+    timestamp = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
+    return str(timestamp or event["metadata"].get("creationTimestamp") or "")
 
 
 def _remove_control_characters(text: str) -> str:
     """Return one line without control, format (bidi overrides) and unassigned characters."""
-    kept = (" " if unicodedata.category(one)[0] in "CZ" else one for one in text)
+    kept = (" " if unicodedata.category(character)[0] in "CZ" else character for character in text)
     return " ".join("".join(kept).split())
 
 

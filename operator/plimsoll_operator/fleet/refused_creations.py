@@ -1,10 +1,10 @@
-"""Pods that the API server refuses to create, and whether their supervisor is the reason.
+"""Evaluate Events about pods whose creation the API server rejected: is the supervisor the reason?
 
-A quota, a LimitRange, Pod Security or another admission rule may refuse a pod because of what an
+A quota, a LimitRange, Pod Security or another admission rule may reject a pod because of what the
 injection added. Then no pod exists to report it: its owner writes an Event and tries again.
 
-The texts and times of an Event are claims of its writer. Anyone who may write Events in a namespace
-can stop the injection of a policy there, and nothing else.
+The writer of an Event controls its texts and times. Anyone who may write Events in a namespace can
+stop the injection of a policy there, and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REASON = "FailedCreate"
 RAY_REASONS = {"FailedToCreateHeadPod": RAY_HEAD, "FailedToCreateWorkerPod": RAY_WORKER}
 """Reasons of the Events of KubeRay since 1.3, with the Ray node type of the pod."""
 EVENT_FIELDS = (f"reason={REASON}", f"involvedObject.kind={RAY_KIND},type=Warning")
-"""Field selectors of the Events to list. All parts of a selector must match."""
+"""Field selectors of the Events to list. An Event must match all terms of one of them."""
 OWNERS = {
     ("apps/v1", "ReplicaSet"): Kind("ReplicaSet", "apps", "v1", "replicasets"),
     ("apps/v1", "StatefulSet"): Kind("StatefulSet", "apps", "v1", "statefulsets"),
@@ -55,10 +55,10 @@ _UNRELATED_REFUSALS = re.compile(
     r"error looking up service account|because it is being terminated|failed calling webhook"
     r"|already exists|no PriorityClass"
 )
-"""Refusals that no container of a pod can cause."""
+"""Rejections that no container of a pod can cause."""
 _QUOTA = re.compile(r"exceeded quota: \S+?, requested: (\S+), used: (\S+), limited: (\S+)")
 _CONTAINERS = re.compile(r'\bcontainers? ((?:"[^"]+"(?:, | and )?)+)|\bmust specify (.*)')
-"""The containers that violate a rule, as Pod Security and quotas name them."""
+"""Pattern for the containers that violate a rule, as Pod Security and quotas list them."""
 _QUOTED = re.compile(r'"([^"]+)"|\bfor: ([^;\s]+)')
 _POD = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 
@@ -67,8 +67,8 @@ _POD = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 class RefusedCreation:
     """The API server's message about the pods of one ``owner``, last at ``at`` (RFC 3339).
 
-    ``key`` begins with the owner's UID, and is the same for another attempt with the same answer.
-    ``node`` is the Ray node type of the pod, empty if it is not a Ray node.
+    ``key`` begins with the owner's UID, and is equal for attempts with the same response. ``node``
+    is the Ray node type of the pod, empty if it is not a Ray node.
     """
 
     owner: str
@@ -79,34 +79,36 @@ class RefusedCreation:
 
 
 def read_event(event: Object) -> RefusedCreation | None:
-    """Parse the Event of a refused pod; None for any other failure."""
-    about, text = event.get("involvedObject") or {}, str(event.get("message") or "")
+    """Parse the Event of a rejected pod; None for any other failure."""
+    reference, text = event.get("involvedObject") or {}, str(event.get("message") or "")
     node = RAY_REASONS.get(str(event.get("reason")), "")
     if not (node or event.get("reason") == REASON):
         return None
     if not _REFUSAL.search(text) or _UNRELATED_REFUSALS.search(text):
         return None
-    at = event.get("lastTimestamp") or event.get("eventTime") or ""
+    timestamp = event.get("lastTimestamp") or event.get("eventTime") or ""
     series = (event.get("series") or {}).get("lastObservedTime")
-    found = _POD.search(text)
-    reason = make_printable_line(text[found.end() :] if found else text, MAX_REASON)
-    uid = str(about.get("uid") or "")
-    owner = make_printable_line(f"{about.get('kind')} {about.get('name')}", 253)
+    prefix = _POD.search(text)
+    reason = make_printable_line(text[prefix.end() :] if prefix else text, MAX_REASON)
+    uid = str(reference.get("uid") or "")
+    owner = make_printable_line(f"{reference.get('kind')} {reference.get('name')}", 253)
     # A denial may contain the pod's generated name.
-    plain = re.sub(r'"[^"]*-[^"]*"', '""', reason)
-    return RefusedCreation(owner, reason, str(series or at), f"{uid[:36]}/{digest(plain)}", node)
+    without_names = re.sub(r'"[^"]*-[^"]*"', '""', reason)
+    return RefusedCreation(
+        owner, reason, str(series or timestamp), f"{uid[:36]}/{digest(without_names)}", node
+    )
 
 
 def find_owner_kind(event: Object) -> Kind | None:
-    """Return the kind of the owner that an Event is about; None if its pods are unknown."""
-    about = event.get("involvedObject") or {}
-    return OWNERS.get((str(about.get("apiVersion")), str(about.get("kind"))))
+    """Return the kind of the owner that an Event is about; None if the kind is unknown."""
+    reference = event.get("involvedObject") or {}
+    return OWNERS.get((str(reference.get("apiVersion")), str(reference.get("kind"))))
 
 
 def find_supervisor_refusal(
     refused: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
 ) -> RefusedCreation | None:
-    """Return ``refused`` if the supervisor that ``policy`` adds may be the reason, or else None.
+    """Return ``refused`` if the supervisor that ``policy`` adds may be the reason; None otherwise.
 
     It is not the reason if the API server also names other containers, or if the pod would exceed a
     quota even without it.
@@ -115,8 +117,8 @@ def find_supervisor_refusal(
         _make_pod_from_template(template, owner, refused.node)
         for template in _list_templates(owner, refused.node)
     ]
-    found = (_may_be_caused_by_supervisor(refused, pod, policy, images) for pod in pods)
-    return refused if any(found) else None
+    caused = (_may_be_caused_by_supervisor(refused, pod, policy, images) for pod in pods)
+    return refused if any(caused) else None
 
 
 def _list_templates(owner: Object, node: str) -> list[Object]:
@@ -128,20 +130,20 @@ def _list_templates(owner: Object, node: str) -> list[Object]:
 
 
 def _make_pod_from_template(template: Object, owner: Object, node: str) -> Object:
-    """Return the pod that its owner would create, with the parts that an injection depends on."""
+    """Return the pod that its owner would create, with the fields that an injection depends on."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
-    made: Object = {"name": "", "ownerReferences": [reference | {"controller": True}]}
+    pod_meta: Object = {"name": "", "ownerReferences": [reference | {"controller": True}]}
     if node:
-        own = {RAY_CLUSTER: owner["metadata"].get("name"), RAY_NODE: node}
-        made["labels"] = (meta.get("labels") or {}) | own
+        ray_labels = {RAY_CLUSTER: owner["metadata"].get("name"), RAY_NODE: node}
+        pod_meta["labels"] = (meta.get("labels") or {}) | ray_labels
         spec = spec | {"containers": _add_ray_start(spec.get("containers") or [])}
-    return {"metadata": meta | made, "spec": spec}
+    return {"metadata": meta | pod_meta, "spec": spec}
 
 
 def _add_ray_start(containers: list[Object]) -> list[Object]:
-    """Make the first container start Ray before its template's command, as KubeRay does."""
+    """Return the containers, the first with ``ray start`` before its command, as KubeRay does."""
     if not containers:
         return []
     first, *others = containers
@@ -153,7 +155,7 @@ def _add_ray_start(containers: list[Object]) -> list[Object]:
 def _may_be_caused_by_supervisor(
     refused: RefusedCreation, pod: Object, policy: SupervisionPolicy, images: Images
 ) -> bool:
-    """Report whether ``policy`` selects ``pod`` and only the supervisor may be the reason."""
+    """Report whether ``policy`` selects ``pod`` and the rejection names only its supervisor."""
     if not policy.spec.selector.matches(pod["metadata"].get("labels") or {}):
         return False
     admitted = inject_pod(pod, policy, images)
@@ -175,30 +177,30 @@ def _may_be_caused_by_supervisor(
 
 
 def _fits_quota_without(quota: re.Match[str], added: list[Object]) -> bool:
-    wanted, taken, limits = map(_parse_amounts, quota.groups())
-    stays = [one for one in added if one.get("restartPolicy") == "Always"]
-    for name, amount in wanted.items():
-        own = sum((_compute_usage(one, name) for one in stays), Fraction(0))
-        if amount - own > limits.get(name, Fraction(0)) - taken.get(name, Fraction(0)):
+    requested, used, limits = map(_parse_amounts, quota.groups())
+    counted = [one for one in added if one.get("restartPolicy") == "Always"]
+    for name, amount in requested.items():
+        added_usage = sum((_compute_usage(one, name) for one in counted), Fraction(0))
+        if amount - added_usage > limits.get(name, Fraction(0)) - used.get(name, Fraction(0)):
             return False
     return True
 
 
 def _compute_usage(container: Object, counted: str) -> Fraction:
-    """Return a container's use of a resource that a quota names, such as ``limits.cpu``."""
+    """Return a container's usage of a resource as quotas name it, such as ``limits.cpu``."""
     kind, dot, name = counted.partition(".")
-    held = container.get("resources") or {}
-    amounts: Mapping[str, str] = held.get(kind if dot else "requests") or {}
+    resources = container.get("resources") or {}
+    amounts: Mapping[str, str] = resources.get(kind if dot else "requests") or {}
     return quantity(str(amounts.get(name if dot else kind, "0")))
 
 
 def _parse_amounts(text: str) -> dict[str, Fraction]:
     """Parse ``limits.cpu=1,memory=2Gi``; a malformed amount counts as zero."""
-    found = {}
+    amounts = {}
     for part in text.split(","):
         name, _, amount = part.partition("=")
         try:
-            found[name] = Fraction(quantity(amount))
+            amounts[name] = Fraction(quantity(amount))
         except ValueError:
-            found[name] = Fraction(0)
-    return found
+            amounts[name] = Fraction(0)
+    return amounts

@@ -1,14 +1,14 @@
-"""Decide which revision leaks, which one should run, and which one to roll back to.
+"""Decide whether a revision leaks, which revision to run, and which one to roll back to.
 
 If most replicas of a revision have the same leak, the revision is the cause. A pod's label names
 its revision. The revision of a deleted pod is that of the other pods of its ReplicaSet. For a
 deleted pod without a ReplicaSet, it is unknown.
 
-``status.revisions`` keeps the history. ``update`` is the present spec's revision, ``current`` the
-last one that was rolled out completely, and ``good`` lists those to roll back to, newest first. A
-revision becomes good once all replicas ran it. It is removed when most of its replicas leak, or
-when someone rolls back from it. That happens at the start of the rollback, because the spec may
-change before its end.
+``status.revisions`` stores the history. ``update`` is the revision of the current spec, ``current``
+the last one that was rolled out completely, and ``good`` lists those to roll back to, newest first.
+A revision becomes good once all replicas have run it. It is removed when most of its replicas leak,
+or when someone rolls back from it. In that case it is removed when the rollback starts, because the
+spec may change before it ends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from plimsoll_operator.kinds import Object
 
 LEAK_KINDS = frozenset({"HostGrowth", "DeviceGrowth", "CapacityLoss", "OutOfMemoryKill"})
 MIN_LEAKING = 2
-"""Minimum number of leaking replicas. The leak of a single replica is only an incident."""
+"""Minimum number of leaking replicas. A leak of a single replica is only an incident."""
 
 MAX_CHANGED_PATHS = 16
 REPLICA_SET_KINDS = ("Deployment", "Rollout")
-"""Kinds whose pods are named after their ReplicaSet, which has a revision of its own."""
+"""Kinds whose pods are named after their ReplicaSet, which has its own revision."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A revision with which most replicas leak.
+    """A revision of which most replicas leak.
 
     ``since`` is when the leak began in the replica that completed the majority (RFC 3339).
     """
@@ -48,14 +48,14 @@ class Suspect:
     since: str
     leaking: int
     replicas: int
-    """Replicas present, and leaking ones whose pods are deleted or not known yet."""
+    """Number of current replicas, plus the leaking ones whose pods are deleted or not known yet."""
 
 
 class ReplicaPod(NamedTuple):
     """A pod as evidence for or against its revision.
 
-    ``replica`` names the replica that the pod is or belongs to. ``in_replica_set`` is whether a
-    ReplicaSet created it. ``created`` is RFC 3339, empty if its name is never reused.
+    ``replica`` is the name of its replica. ``in_replica_set`` is whether a ReplicaSet created it.
+    ``created`` is RFC 3339; empty if the pod's name is never reused.
     """
 
     pod: str
@@ -66,7 +66,7 @@ class ReplicaPod(NamedTuple):
 
 
 def make_replica_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
-    """Return the pods of an InferenceService as evidence."""
+    """Convert the pods of an InferenceService to evidence."""
     return [
         ReplicaPod(pod.name, pod.revision, pod.group, in_replica_set=False, created=pod.created)
         if pod.group
@@ -86,25 +86,25 @@ def find_suspect(
     first: dict[str, dict[str, str]] = defaultdict(dict)
     for incident, replica in _leaks_of(revision, pods, incidents):
         if _is_confirmed(incident):
-            seen, opened = first[_get_leak(incident)], incident["spec"]["openedAt"]
-            seen[replica] = min(seen.get(replica, opened), opened)
+            opened_at, opened = first[_get_leak(incident)], incident["spec"]["openedAt"]
+            opened_at[replica] = min(opened_at.get(replica, opened), opened)
     needed = max(least, len(replicas) // 2 + 1)
-    found = [
+    suspects = [
         Suspect(
             revision,
             leak,
-            sorted(begun.values())[needed - 1],
-            len(begun),
-            len(replicas | begun.keys()),
+            sorted(leaking.values())[needed - 1],
+            len(leaking),
+            len(replicas | leaking.keys()),
         )
-        for leak, begun in first.items()
-        if len(begun) >= needed
+        for leak, leaking in first.items()
+        if len(leaking) >= needed
     ]
-    return min(found, key=lambda one: (one.since, one.leak), default=None)
+    return min(suspects, key=lambda one: (one.since, one.leak), default=None)
 
 
 def suspected_pods(revision: str, pods: list[ReplicaPod], incidents: Sequence[Object]) -> list[str]:
-    """Return the pods of ``revision`` with a leak that is confirmed or still suspected."""
+    """Return the names of pods of ``revision`` with a confirmed or suspected leak, sorted."""
     return sorted(
         {
             str(incident["spec"]["pod"])
@@ -117,7 +117,7 @@ def suspected_pods(revision: str, pods: list[ReplicaPod], incidents: Sequence[Ob
 def _leaks_of(
     revision: str, pods: list[ReplicaPod], incidents: Sequence[Object]
 ) -> Iterator[tuple[Object, str]]:
-    """Yield the incidents of leaks in pods of ``revision``, each with the replica's name."""
+    """Yield the leak incidents of pods of ``revision``, each with the name of the replica."""
     present = {pod.pod: pod for pod in pods}
     of_sets = {_get_replica_set_name(pod.pod): pod.revision for pod in pods if pod.in_replica_set}
     for incident in incidents:
@@ -126,20 +126,20 @@ def _leaks_of(
             continue
         pod = present.get(spec["pod"])
         if pod is not None and incident["metadata"].get("creationTimestamp", "") < pod.created:
-            continue  # an earlier pod of this name, with an unknown revision
+            continue  # it is about an earlier pod of this name, with an unknown revision
         if (pod.revision if pod else of_sets.get(_get_replica_set_name(spec["pod"]))) == revision:
             yield incident, pod.replica if pod else spec["pod"]
 
 
 def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str) -> str:
-    """Explain why a revision is suspect."""
+    """Return the message that says why a revision is suspect."""
     return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 
 def make_suspect_status(
     suspect: Suspect | None, before: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
-    """Return ``status.suspectRevision``. An earlier verdict on the same revision stays."""
+    """Return ``status.suspectRevision``. A previous suspicion of the same revision is kept."""
     known: dict[str, Any] | None = before.get("suspectRevision")
     if suspect is None:
         return known | {"action": action} if known and known.get("revision") == update else None
@@ -192,14 +192,14 @@ def _get_leak(incident: Object) -> str:
 
 
 def _get_replica_set_name(pod: str) -> str:
-    """Return the name of the ReplicaSet: a pod's name without its last part."""
+    """Return the name of a pod's ReplicaSet: the pod's name without its last part."""
     return pod.rpartition("-")[0]
 
 
 def workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
-    """Return the pods of a workload that are not leaving, with the times of their creation."""
-    there = [one for one in workload.pods if one.state is not SupervisionState.LEAVING]
-    return [(one.created, _make_evidence(one)) for one in there]
+    """Return the evidence of a workload's non-terminating pods, each with its creation time."""
+    active = [pod for pod in workload.pods if pod.state is not SupervisionState.LEAVING]
+    return [(pod.created, _make_evidence(pod)) for pod in active]
 
 
 def find_suspects(
@@ -208,10 +208,10 @@ def find_suspects(
     """Return ``suspectRevision`` of each workload that has one.
 
     ``before`` is the last status of each workload, by KIND/NAME. Evidence expires, but a revision
-    stays suspect while it has pods. Pods without a controller have no revision.
+    remains suspect while it has pods. Pods without a controller have no revision.
     """
     owned = incidents_of_workloads(workloads, incidents)
-    found: dict[WorkloadRef, Object] = {}
+    suspects: dict[WorkloadRef, Object] = {}
     for workload in workloads:
         if workload.ref is None:
             continue
@@ -225,26 +225,26 @@ def find_suspects(
         kept = (known.get("suspectRevision") or {}).get("revision")
         shown = make_suspect_status(first, known, kept if kept in revisions else "", "Reported", [])
         if shown:
-            found[workload.ref] = shown
-    return found
+            suspects[workload.ref] = shown
+    return suspects
 
 
 def incidents_of_workloads(
     workloads: Sequence[Workload], incidents: Sequence[Object]
 ) -> dict[WorkloadRef | None, list[Object]]:
-    """Return the incidents of each workload, also those of its deleted pods if that is known."""
+    """Return the incidents of each workload, also those of deleted pods known to belong to it."""
     owners = {pod.name: one.ref for one in workloads for pod in one.pods}
-    found: dict[WorkloadRef | None, list[Object]] = defaultdict(list)
-    gone: dict[str, list[Object]] = {}
+    by_workload: dict[WorkloadRef | None, list[Object]] = defaultdict(list)
+    of_deleted: dict[str, list[Object]] = {}
     for incident in incidents:
         pod = incident["spec"]["pod"]
         if pod in owners:
-            found[owners[pod]].append(incident)
+            by_workload[owners[pod]].append(incident)
         else:
-            gone.setdefault(pod, []).append(incident)
+            of_deleted.setdefault(pod, []).append(incident)
     for workload in workloads:
-        found[workload.ref] += _find_incidents_of_replica_sets(workload, gone)
-    return found
+        by_workload[workload.ref] += _find_incidents_of_replica_sets(workload, of_deleted)
+    return by_workload
 
 
 def _find_incidents_of_replica_sets(
@@ -270,7 +270,7 @@ def _get_name_prefix(pod: SelectedPod) -> str:
 
 
 def _is_named_by_revision(pod: SelectedPod) -> bool:
-    """Report whether the pod's name shows its revision: Kubernetes truncates long names."""
+    """Report whether the pod's name contains its revision: Kubernetes truncates long names."""
     ref = pod.member.workload
     return (
         ref is not None
@@ -281,10 +281,10 @@ def _is_named_by_revision(pod: SelectedPod) -> bool:
 
 @dataclass(frozen=True)
 class RolloutDecision:
-    """Decision about the rollout of a bad revision.
+    """Decision about the rollout of a leaking revision.
 
-    ``revision`` is the one to run. ``requested`` is whether a person requested the last good one,
-    so that no leak caused the decision.
+    ``revision`` is the one to run. ``requested`` is whether a person requested the last good
+    revision, so that the decision does not depend on a leak.
     """
 
     revision: str
@@ -300,13 +300,13 @@ MAX_GOOD_REVISIONS = 2
 def make_revisions_status(before: Object, update: str, rolled_out: str, bad: str) -> Object:
     """Return ``status.revisions`` after an observation.
 
-    ``rolled_out`` is the revision that all replicas run, empty while a rollout is in progress.
-    ``bad`` is a revision that leaks or that was rolled back from, empty if there is none.
+    ``rolled_out`` is the revision that all replicas run, empty during a rollout. ``bad`` is a
+    revision that leaks or that was rolled back from, empty if there is none.
     """
     known = dict.fromkeys([rolled_out, *list_good_revisions(before)])
-    kept = [one for one in known if one not in ("", bad)][:MAX_GOOD_REVISIONS]
+    kept = [revision for revision in known if revision not in ("", bad)][:MAX_GOOD_REVISIONS]
     current = rolled_out or before.get("current", "")
-    previous = next((one for one in kept if one != current), "")
+    previous = next((revision for revision in kept if revision != current), "")
     named = {"update": update, "current": current, "previous": previous}
     return {key: value for key, value in named.items() if value} | {"good": kept}
 
@@ -314,7 +314,7 @@ def make_revisions_status(before: Object, update: str, rolled_out: str, bad: str
 def list_good_revisions(revisions: Object) -> list[str]:
     """Return the good revisions, newest first.
 
-    Earlier operators wrote only ``current`` and ``previous``.
+    Earlier versions of the operator wrote only ``current`` and ``previous``.
     """
     if "good" in revisions:
         return list(revisions["good"])
@@ -358,15 +358,19 @@ def find_rollback_revision(
 ) -> str:
     """Return the revision to roll back to from ``update``; empty if there is none.
 
-    This is the newest good one, unless another good one is already running: then someone has rolled
+    This is the newest good one, unless another good one is already running because someone rolled
     back to it.
     """
-    found = [one for one in list_good_revisions(revisions) if one != update and one in known]
-    return running if running in found else next(iter(found), "")
+    candidates = [
+        revision
+        for revision in list_good_revisions(revisions)
+        if revision != update and revision in known
+    ]
+    return running if running in candidates else next(iter(candidates), "")
 
 
 def _pause_rollout(status: Object, update: str) -> RolloutDecision:
-    """Pause a rollout that is in progress; only report a completed one."""
+    """Return a decision that pauses a rollout in progress, or only reports a completed one."""
     if (status.get("revisions") or {}).get("current") == update:
         return RolloutDecision(update, action="Reported")
     return RolloutDecision(update, paused=True, action="Held")

@@ -1,9 +1,9 @@
-"""Decide which policy supervises a pod, and describe the state of its supervision.
+"""Decide which policy supervises a pod, and summarize the state of its supervision.
 
 If several policies select a pod, the oldest one supervises it.
 
-Anyone who may create pods in the namespace can write these labels and annotations, so they never
-grant a pod rights on objects of another pod.
+Anyone who may create pods in the namespace can set these labels and annotations, so they never
+grant a pod access to objects of another pod.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ STUCK_AFTER_S = 30.0
 """Age in seconds from which a pod counts as stuck. A shorter failure may be the registry's."""
 MAX_IMAGES_CHARS = 1026
 MAX_FAILED_STARTS = 2
-"""Number of failed starts after which a container counts as one that cannot start."""
+"""Number of failed starts after which a container counts as unable to start."""
 IMMEDIATE_FAILURE_S = 3.0
 """Maximum run time in seconds of an engine that fails because it is not process 1. An engine that
-loads a model takes longer to import its libraries."""
+loads a model needs longer to import its libraries."""
 
 
 class SupervisionState(Enum):
@@ -55,11 +55,11 @@ class SupervisionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """Whether a pod has started the containers that an injection added.
+    """Whether a pod has started the containers that the injection added.
 
-    ``images`` are their images as recorded by the injection; empty if nothing was injected.
-    ``stuck`` is why the pod cannot start them; empty if it can. With ``engine``, ``stuck`` is why
-    the engine terminates at each start next to them.
+    ``images`` are their images as the injection recorded them; empty if nothing was injected.
+    ``stuck`` is why the pod cannot start them; empty if it can. If ``engine`` is True, ``stuck`` is
+    why the engine terminates at each start next to them.
     """
 
     images: str = ""
@@ -72,13 +72,13 @@ class StartState:
 class SelectedPod:
     """The operator's summary of a pod that a policy selects.
 
-    ``others`` names the other policies that select it, oldest first. ``is_oldest_policy`` says
-    whether this policy is older than all of them. ``may_hold_slot`` says whether the policy's
-    supervisor in it may hold a restart slot, also while the pod terminates. ``created`` is RFC
-    3339, because a StatefulSet reuses names. ``engine`` describes the container that admission took
-    for its engine. ``view`` is set while a container of a supervised pod is not ready.
-    ``memory_request`` is the largest request of a container in bytes, which is its engine's.
-    ``role`` is its part in disaggregated or multi-node serving.
+    ``others`` names the other policies that select it, oldest first. ``is_oldest_policy`` is
+    whether this policy is older than all of them. ``may_hold_slot`` is whether its supervisor, if
+    added by this policy, may hold a restart slot, also while the pod terminates. ``created`` is RFC
+    3339; it distinguishes pods, because a StatefulSet reuses names. ``engine`` describes the
+    container that admission identified as the engine. ``view`` is set while a container of a
+    supervised pod is not ready. ``memory_request`` is the largest memory request of a container in
+    bytes, which is its engine's. ``role`` is the pod's role in disaggregated or multi-node serving.
     """
 
     name: str
@@ -106,19 +106,19 @@ def summarize(
     images: Images,
     now: str = "",
 ) -> SelectedPod:
-    """Return the state of ``pod`` under ``policy``.
+    """Summarize the state of ``pod`` under ``policy``.
 
-    ``selecting`` names all policies that select it, in order of precedence. ``now`` is RFC 3339;
-    empty means the time at which the status was written.
+    ``selecting`` names all policies that select it, in order of precedence. ``now`` is RFC 3339; if
+    empty, the time at which the status was written is used.
     """
     meta, spec = pod["metadata"], pod.get("spec") or {}
     name = policy.metadata.name
     others = tuple(other for other in selecting if other != name)
-    mine = not selecting or selecting[0] == name
-    state, reason = _find_supervision_state(pod, name, "" if mine else selecting[0])
-    mine = mine or state is SupervisionState.SUPERVISED
+    is_oldest = not selecting or selecting[0] == name
+    state, reason = _find_supervision_state(pod, name, "" if is_oldest else selecting[0])
+    is_oldest = is_oldest or state is SupervisionState.SUPERVISED
     if state is SupervisionState.WAITING and not _has_supervisor(pod):
-        # A pod that admission would refuse waits for nothing.
+        # A pod that admission would leave unchanged is not waiting.
         refusal = inject_pod(pod, policy, images).refusal
         state, reason = (SupervisionState.REFUSED, refusal) if refusal else (state, reason)
     account = str(spec.get("serviceAccountName") or "default")
@@ -132,7 +132,7 @@ def summarize(
         state=state,
         reason=reason,
         others=others,
-        is_oldest_policy=mine,
+        is_oldest_policy=is_oldest,
         member=membership(meta),
         may_hold_slot=holds and state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING),
         uid=str(meta.get("uid") or ""),
@@ -172,32 +172,32 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
         :MAX_IMAGES_CHARS
     ]
     own_containers = {one.name: one for one in view.inits if one.name in own}
-    # The engine has run, so its supervisor had started, whatever its state is now.
-    begun = any(one.last_termination or one.state == "running" for one in view.mains)
+    # If the engine has run, its supervisor had started, whatever its state is now.
+    has_run = any(one.last_termination or one.state == "running" for one in view.mains)
     natives = {one.get("name") for one in native_sidecars(pod["spec"])}
     engines = (*view.mains, *(one for one in view.inits if one.name in natives))
-    if ends := next((one for one in engines if _has_failed_at_once(one)), None):
+    if loop := next((one for one in engines if _has_failed_at_once(one)), None):
         text = (
-            f"container {ends.name} exits at once at each start ({ends.cause(now).message}): if "
+            f"container {loop.name} exits at once at each start ({loop.cause(now).message}): if "
             "it must run as process 1, which is impossible with a supervisor, exclude it from "
             "the selector"
         )
         return StartState(images, stuck=make_printable_line(text, MAX_REASON), engine=True)
-    if begun or (SUPERVISOR in own_containers and own_containers[SUPERVISOR].started):
+    if has_run or (SUPERVISOR in own_containers and own_containers[SUPERVISOR].started):
         return StartState(images, ran=True)
     if not (view.created and now) or subtract_times(view.created, now) < STUCK_AFTER_S:
         return StartState(images)
     for name, one in own_containers.items():
-        why = one.cause(now)
+        cause = one.cause(now)
         fails = one.state == "waiting" or one.restarts >= MAX_FAILED_STARTS
-        if fails and why.blocking and not one.is_completed:
-            text = f"container {name}, image {listed[name]}: {why.message}"
+        if fails and cause.blocking and not one.is_completed:
+            text = f"container {name}, image {listed[name]}: {cause.message}"
             return StartState(images, stuck=make_printable_line(text, MAX_REASON))
     return StartState(images)
 
 
 def _has_failed_at_once(one: Container) -> bool:
-    """Report whether a container failed at once at each start and was never ready."""
+    """Report whether a container has failed right after each start and has never been ready."""
     times = (one.last_termination.get("startedAt"), one.last_termination.get("finishedAt"))
     if one.ready or one.restarts < MAX_FAILED_STARTS or not all(times) or one.is_completed:
         return False
@@ -219,7 +219,7 @@ def _find_supervision_state(pod: Object, policy: str, older: str) -> tuple[Super
         return (
             SupervisionState.SUPERVISED,
             "",
-        )  # until the pod is recreated, even if another policy is older now
+        )  # until the pod is recreated, even if another policy is now older
     if older:
         return SupervisionState.REFUSED, (
             f"the older SupervisionPolicy {older} also selects this pod: narrow one of the "
@@ -245,11 +245,11 @@ def _has_supervisor(pod: Object) -> bool:
 
 
 def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
-    """Parse the policies of one namespace, oldest first, or by name if created in the same second.
+    """Parse the policies of one namespace, oldest first, and by name within the same second.
 
-    A policy that is invalid or is being deleted selects nothing.
+    A policy that is invalid or is being deleted selects nothing, so it is omitted.
     """
-    found = []
+    dated = []
     for item in items:
         meta = item["metadata"]
         if meta.get("deletionTimestamp"):
@@ -258,8 +258,8 @@ def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
             policy = read(SupervisionPolicy, item)
         except InvalidSpec:
             continue
-        found.append((str(meta.get("creationTimestamp") or "~"), policy.metadata.name, policy))
-    return [policy for _, _, policy in sorted(found, key=lambda one: one[:2])]
+        dated.append((str(meta.get("creationTimestamp") or "~"), policy.metadata.name, policy))
+    return [policy for _, _, policy in sorted(dated, key=lambda one: one[:2])]
 
 
 def find_matching_policies(

@@ -1,16 +1,16 @@
-"""Limit how many services are under disruptive remediation at once: the circuit breaker.
+"""Limit how many services are under disruptive remediation at the same time: the circuit breaker.
 
-A workload of a SupervisionPolicy counts as a service, with its own slots.
+Each workload of a SupervisionPolicy counts as a service, with its own slots.
 
 A supervisor restarts nothing without a slot Lease. If more incidents are open than the limit
-allows, the operator takes the free Leases of the services that must wait. It gives them back as
-others finish. Only services with an open incident are affected: a quiet fleet costs no writes. The
-operator's hold expires like a supervisor's, so without the operator only each service's own limit
-applies.
+allows, the operator acquires the free Leases of the services that must wait, and releases them as
+other services finish. Only services with an open incident are affected: a fleet without incidents
+causes no writes. The operator's Leases expire like a supervisor's, so without the operator only the
+limit of each service applies.
 
-Leases and incidents are written in the tenants' namespaces, so neither may starve other tenants. A
-dead holder does not count. A namespace and a service count for at most their share. A service whose
-incidents do not request a slot waits behind those whose incidents do.
+Leases and incidents are written in the tenants' namespaces, so no tenant may starve the others. A
+dead holder does not count. A namespace and a service each count for at most their share. A service
+whose incidents do not request a slot comes after those whose incidents do.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ OPERATOR_HOLDER = "plimsoll-operator"
 LEASE_DURATION_S = 120
 RENEW_S = 40.0
 SHARE_DIVISOR = 2
-"""Divisor of the limit for the share of one namespace, or of one service. A namespace may use one
-half of the limit if several namespaces have slots. With a single namespace, the limit is not
-divided."""
+"""Divisor of the limit for the share of one namespace or one service. If several namespaces have
+slots, each may use half of the limit. With a single namespace, the limit is not divided."""
 
 AWAITING_SLOT = "AwaitingSlot"
-"""Phase of an incident whose supervisor tries to take a slot."""
+"""Phase of an incident whose supervisor tries to acquire a slot."""
 
 ASKING_RANK, IDLE_RANK = 0, 1
 LATEST_TIME = "~"
-"""Text that sorts after every time."""
+"""Text that sorts after every RFC 3339 time."""
 
 
 class SlotSet(NamedTuple):
-    """Slots of one service, or of one workload of a policy, by their common name prefix."""
+    """Slots of one service, or of one workload of a policy, identified by their name prefix."""
 
     namespace: str
     prefix: str
@@ -53,8 +52,8 @@ class SlotSet(NamedTuple):
 class Allocation:
     """Leases to ``close`` (or renew), to ``reopen``, and to leave open as ``granted``.
 
-    ``held`` counts slots that live supervisors hold. ``asking`` counts the slots in ``close`` that
-    a supervisor requests.
+    ``held`` is the number of slots that live supervisors hold, and ``waiting`` the number of free
+    ones that are needed. ``asking`` is the number of slots in ``close`` that a supervisor requests.
     """
 
     close: list[Object] = field(default_factory=list)
@@ -73,26 +72,26 @@ def allocate_slots(
     overlong: Collection[str] = (),
     last_turn: Mapping[str, float] | None = None,
 ) -> Allocation:
-    """Allocate the slots. ``limit`` includes held slots and those left open for a service.
+    """Allocate the slots. ``limit`` applies to held slots and those left open for a service.
 
-    ``dead`` has the UIDs of Leases that count as free. ``overlong`` has the UIDs of Leases that are
-    held but no longer count. ``last_turn`` has the end of each Lease's last turn by UID. Leases
-    whose supervisor requests a slot come first, then those with the longest time since their last
-    turn, then those with the oldest incident by the API server's clock.
+    ``dead`` contains the UIDs of Leases that count as free. ``overlong`` contains the UIDs of
+    Leases that are held but no longer count. ``last_turn`` is the end of each Lease's last turn by
+    UID. Leases whose supervisor requests a slot come first, then those with the longest time since
+    their last turn, then those with the oldest incident by the API server's clock.
     """
     ended = last_turn or {}
     slots = [one for one in leases if _is_slot(one)]
     waits = _find_waiting_slot_sets(incidents, slots)
-    fair = _ShareCounter(slots, limit)
-    found = Allocation()
+    shares = _ShareCounter(slots, limit)
+    allocation = Allocation()
     candidates = []
     for one in slots:
         if holder(one) in ("", OPERATOR_HOLDER) or one["metadata"]["uid"] in dead:
             candidates.append(one)
         else:
-            found.held += 1
+            allocation.held += 1
             if one["metadata"]["uid"] not in overlong:
-                fair.hold(_make_slot_set(one))
+                shares.hold(_make_slot_set(one))
     waiting = [one for one in candidates if _make_slot_set(one) in waits]
     waiting.sort(
         key=lambda one: (
@@ -103,21 +102,23 @@ def allocate_slots(
             one["metadata"]["name"],
         )
     )
-    found.waiting = len(waiting)
+    allocation.waiting = len(waiting)
     for one in waiting:
-        (found.granted if fair.admit(_make_slot_set(one)) else found.close).append(one)
-    found.asking = sum(waits[_make_slot_set(one)][0] == ASKING_RANK for one in found.close)
-    closed = {one["metadata"]["uid"] for one in found.close}
-    found.reopen = [
+        (allocation.granted if shares.admit(_make_slot_set(one)) else allocation.close).append(one)
+    allocation.asking = sum(
+        waits[_make_slot_set(one)][0] == ASKING_RANK for one in allocation.close
+    )
+    closed = {one["metadata"]["uid"] for one in allocation.close}
+    allocation.reopen = [
         one
         for one in candidates
         if holder(one) == OPERATOR_HOLDER and one["metadata"]["uid"] not in closed
     ]
-    return found
+    return allocation
 
 
 class _ShareCounter:
-    """Counter of the limit's use by services and namespaces."""
+    """Counter of how much of the limit each service and namespace uses."""
 
     def __init__(self, slots: list[Object], limit: int) -> None:
         self._limit = limit
@@ -130,11 +131,11 @@ class _ShareCounter:
         self._used = 0
 
     def admit(self, key: SlotSet) -> bool:
-        """Count one more slot of the service if the limit allows it, and return whether it does."""
+        """Count a slot of the service if the limit allows it. Return whether it was counted."""
         return self._used < self._limit and self.hold(key)
 
     def hold(self, key: SlotSet) -> bool:
-        """Count a slot unless it exceeds a share, and return whether it was counted.
+        """Count a slot unless it exceeds a share. Return whether it was counted.
 
         The shares are those of its service and its namespace.
         """
@@ -153,11 +154,11 @@ def _find_waiting_slot_sets(
 ) -> dict[SlotSet, tuple[int, str]]:
     """Return, for each slot set with an open incident, its rank and the oldest creation time.
 
-    A set with an incident that requests a slot is ranked first. An incident's opening time and
-    workload are claims of its writer, so the slot itself shows which pods may take a policy's slot.
+    A set with an incident that requests a slot ranks first. The writer of an incident controls its
+    opening time and workload, so a policy's slot itself lists the pods that may take it.
     """
     of_pods: dict[tuple[str, str], SlotSet] | None = None
-    found: dict[SlotSet, tuple[int, str]] = {}
+    waiting: dict[SlotSet, tuple[int, str]] = {}
     for incident in incidents:
         key = key_of(incident)
         phase = (incident.get("status") or {}).get("phase")
@@ -165,18 +166,18 @@ def _find_waiting_slot_sets(
             continue
         if key.kind == POLICY_KIND:
             of_pods = _index_slot_sets_by_pod(slots) if of_pods is None else of_pods
-            of = of_pods.get((key.namespace, incident["spec"]["pod"]))
+            slot_set = of_pods.get((key.namespace, incident["spec"]["pod"]))
         else:
-            of = SlotSet(key.namespace, key.name)
-        if of is None:
+            slot_set = SlotSet(key.namespace, key.name)
+        if slot_set is None:
             continue
-        asks, since = found.get(of, (IDLE_RANK, LATEST_TIME))
+        rank, since = waiting.get(slot_set, (IDLE_RANK, LATEST_TIME))
         created = incident["metadata"].get("creationTimestamp") or LATEST_TIME
-        found[of] = (
-            min(asks, ASKING_RANK if phase == AWAITING_SLOT else IDLE_RANK),
+        waiting[slot_set] = (
+            min(rank, ASKING_RANK if phase == AWAITING_SLOT else IDLE_RANK),
             min(since, created),
         )
-    return found
+    return waiting
 
 
 def _index_slot_sets_by_pod(slots: list[Object]) -> dict[tuple[str, str], SlotSet]:
@@ -194,7 +195,7 @@ def holder(lease: Object) -> str:
 
 
 def _is_slot(lease: Object) -> bool:
-    """Report whether the Lease has the name of a slot. Anyone may put Plimsoll's label on a Lease.
+    """Report whether the Lease is named like a slot. Anyone may put Plimsoll's label on a Lease.
 
     A policy's slot that is free and that no pod may take does not count.
     """

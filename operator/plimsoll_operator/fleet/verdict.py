@@ -1,13 +1,13 @@
-"""The verdict on a revision: does it leak? This is the only place that decides it. Pure.
+"""Decide whether a revision leaks, in pure functions. No other module decides this.
 
 - **Yes** if more than half of its replicas have the same confirmed leak.
-- **No** if more than half of its replicas answered enough requests for long enough, and at their
-  present pace would stay within their leak budgets for a whole window. A No stays until something
-  speaks against it: the restart of a replica does not make its revision unknown again.
-- **Unknown** otherwise, with the time that is still needed, if more time can decide it.
+- **No** if more than half of its replicas have served enough requests for long enough, and at their
+  current rate stay within their leak budgets for a whole window. A No stays until there is evidence
+  against it: the restart of a replica does not reset it to Unknown.
+- **Unknown** otherwise, with the remaining time if more time can decide it.
 
-A canary often has one replica. Its leak is a Yes here, while a rollout is only held for a leak that
-at least two replicas have.
+A canary often has one replica. Its leak is a Yes here, while a rollout is paused only for a leak
+that at least two replicas have.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from plimsoll_operator.fleet.revisions import ReplicaPod, find_suspect, same_lea
 from plimsoll_operator.kinds import Object
 
 OBSERVED_S = 1800.0
-"""Least time in seconds for which a replica is observed; a choice. Half of the recorded leaks of
-real engines were confirmed within 130 seconds (``docs/detection.md``)."""
+"""Minimum observation time of a replica in seconds; a choice. Half of the recorded leaks of real
+engines were confirmed within 130 seconds (``docs/detection.md``)."""
 REQUESTS = 100
-"""Least number of requests in that time; a choice. A replica without traffic proves nothing."""
+"""Minimum number of requests in that time; a choice. A replica without traffic proves nothing."""
 STEPS_MIN = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 720, 1440, 2880, 7200, 43_200)
-"""Values of the minutes in a status. A status that followed each scrape would be written
-constantly; for the same reason, no message about missing time names a pod."""
+"""Steps of the remaining minutes in a status. A status that followed each scrape would be written
+constantly; for the same reason, no message about the remaining time names a pod."""
 MAX_REVISIONS = 4
 """Maximum number of revisions of a service or workload that have a verdict."""
 UNKNOWN = SupervisorFigures()
@@ -42,27 +42,27 @@ def verdicts(
     memory: MemoryPolicy,
     before: Object,
 ) -> list[Object]:
-    """Return ``verdicts`` of the revisions that have pods, the newest revision first.
+    """Return ``status.verdicts`` for the revisions that have pods, newest revision first.
 
-    ``pods`` have the times of their creation. ``before`` is the last status of the service or
-    workload, whose ``suspectRevision`` outlives the incidents.
+    ``pods`` have their creation times. ``before`` is the last status of the service or workload,
+    whose ``suspectRevision`` outlives the incidents.
     """
     newest: dict[str, str] = {}
     for created, pod in pods:
         if pod.revision:
             newest[pod.revision] = max(newest.get(pod.revision, ""), created)
-    last = {one["revision"]: one["leaks"] for one in before.get("verdicts") or ()}
+    previous = {one["revision"]: one["leaks"] for one in before.get("verdicts") or ()}
     suspect = (before.get("suspectRevision") or {}).get("revision")
-    found = []
+    results = []
     for revision in sorted(newest, key=lambda one: (newest[one], one), reverse=True):
-        own = [pod for _, pod in pods]
+        replica_pods = [pod for _, pod in pods]
         verdict = (
-            _leak(revision, own, incidents, suspect)
-            or _doubt(revision, own, incidents, figures, memory)
-            or _clean(revision, own, figures, memory, last.get(revision) == Leaks.NO)
+            _leak(revision, replica_pods, incidents, suspect)
+            or _doubt(revision, replica_pods, incidents, figures, memory)
+            or _clean(revision, replica_pods, figures, memory, previous.get(revision) == Leaks.NO)
         )
-        found.append({"revision": revision} | verdict)
-    return found[:MAX_REVISIONS]
+        results.append({"revision": revision} | verdict)
+    return results[:MAX_REVISIONS]
 
 
 def needs_time(found: Iterable[Object]) -> bool:
@@ -73,8 +73,8 @@ def needs_time(found: Iterable[Object]) -> bool:
 def _leak(
     revision: str, pods: list[ReplicaPod], incidents: Sequence[Object], suspect: str | None
 ) -> Object | None:
-    if found := find_suspect(revision, pods, incidents, least=1):
-        text = same_leak(found.leak, found.leaking, found.replicas, revision, found.since)
+    if leaking := find_suspect(revision, pods, incidents, least=1):
+        text = same_leak(leaking.leak, leaking.leaking, leaking.replicas, revision, leaking.since)
         return {"leaks": Leaks.YES.value, "message": text}
     if revision == suspect:
         return {"leaks": Leaks.YES.value, "message": "its leaking replicas no longer exist"}
@@ -88,7 +88,7 @@ def _doubt(
     figures: Mapping[str, SupervisorFigures],
     memory: MemoryPolicy,
 ) -> Object | None:
-    """Return the verdict Unknown if something speaks for a leak, or no budget limits growth."""
+    """Return the verdict Unknown if there is evidence of a leak or no budget; None otherwise."""
     if not _budgets(memory):
         text = "no budget limits growth: set memory.host or memory.device"
         return {"leaks": Leaks.UNKNOWN.value, "message": text}
@@ -117,21 +117,21 @@ def _clean(
     memory: MemoryPolicy,
     was_clean: bool,
 ) -> Object:
-    """Return the verdict No, or what is missing for it."""
+    """Return the verdict No, or Unknown with what is missing for a No."""
     replicas: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for one in pods:
         if one.revision == revision:
             for kind, budget in _budgets(memory):
                 left = _left(kind, budget, figures.get(one.pod, UNKNOWN))
                 replicas[one.replica].append(left)
-    lefts = sorted(max(one) for one in replicas.values())
-    left_s, reason = lefts[len(replicas) // 2]
+    remaining = sorted(max(one) for one in replicas.values())
+    left_s, reason = remaining[len(replicas) // 2]
     if was_clean or left_s <= 0.0:
         text = "most replicas stay within their leak budgets at their present pace"
         return {"leaks": Leaks.NO.value, "message": text}
-    found: Object = {"leaks": Leaks.UNKNOWN.value, "message": reason}
+    unknown: Object = {"leaks": Leaks.UNKNOWN.value, "message": reason}
     steps = [one for one in STEPS_MIN if left_s <= one * 60]
-    return found | ({"minutesLeft": steps[0]} if steps else {})
+    return unknown | ({"minutesLeft": steps[0]} if steps else {})
 
 
 def _budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
@@ -140,20 +140,20 @@ def _budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
 
 
 def _left(kind: str, budget: MemoryBudget, figures: SupervisorFigures) -> tuple[float, str]:
-    """Return the seconds until a memory is proven clean at its present pace, and what is missing.
+    """Return the seconds until a memory counts as clean at its current rate, and what is missing.
 
-    A pace that spends ``share`` of the budget since the warm-up spends less than the whole budget
-    in a window only if the warm-up was more than ``share * window`` ago.
+    A replica that used ``share`` of its budget since the warm-up stays within the budget for a
+    whole window only if the warm-up was more than ``share * window`` ago.
     """
     share, growth = getattr(figures, kind), getattr(figures, f"{kind}_growth")
     if share is None or growth is None:
         return OBSERVED_S, f"the growth of {kind} memory is not known in enough replicas"
     if growth.requests == 0:
         return math.inf, "too few replicas have answered requests since their warm-up"
-    asked_s = growth.age_s * REQUESTS / growth.requests
+    requests_s = growth.age_s * REQUESTS / growth.requests
     needed = max(
         (OBSERVED_S, "more replicas must be observed for longer"),
         (share * budget.window_s, "at their present pace, replicas would spend their leak budgets"),
-        (asked_s if growth.requests < REQUESTS else 0.0, "replicas must answer more requests"),
+        (requests_s if growth.requests < REQUESTS else 0.0, "replicas must answer more requests"),
     )
     return needed[0] - growth.age_s, needed[1]

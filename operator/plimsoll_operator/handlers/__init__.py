@@ -1,8 +1,7 @@
-"""kopf's handlers, one file per kind. Each stores an event and queues its service or policy.
+"""kopf's handlers, one module per kind. Each stores an event and queues its service or policy.
 
-Policies are watched without kopf, by every replica: ``runtime/watches.py``.
-
-The reconciles are in ``controllers``.
+Every replica watches policies without kopf: ``runtime/watches.py``. The reconcilers are in
+``controllers``.
 """
 
 from plimsoll_operator.handlers import (

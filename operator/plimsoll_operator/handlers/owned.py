@@ -1,4 +1,4 @@
-"""Handle events of objects that the operator created, so that changes by others are reverted."""
+"""Handle events of objects that the operator created, so that it reverts changes by others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_operator.runtime.watches import Watches, registry
 
 
 async def owned(event: kopf.RawEvent, resource: kopf.Resource, memo: Watches, **_: Any) -> None:
-    """Queue a reconcile of the service or policy that owns the object."""
+    """Queue the service or policy that owns the object."""
     memo.handle_event(BY_KIND[str(resource.kind)], event["type"], dict(event["object"]))
 
 

@@ -1,7 +1,7 @@
-"""Inject a supervisor into pods of other workloads, with pure functions.
+"""Inject a supervisor into pods of other workloads, in pure functions.
 
 ``documents`` injects a manifest for ``plimsoll inject``, and ``policy`` injects a pod for the
 admission webhook. Both find the engine with ``engine``, check the pod with ``checks`` and add the
-supervisor with ``sidecar``. ``options`` holds the settings, in the types of a SupervisionPolicy.
+supervisor with ``sidecar``. ``options`` contains the settings, in the types of a SupervisionPolicy.
 ``pods`` finds the pod specs in each kind, and ``kserve_llm`` handles a kind that has none.
 """

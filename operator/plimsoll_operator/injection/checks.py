@@ -1,6 +1,6 @@
 """Check that a supervisor can run in a pod. Each check raises InjectionError with the field.
 
-``at`` is the path of the pod spec, with which the message begins.
+``at`` is the path of the pod spec. Messages begin with it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,24 @@ OWN_CONTAINERS = frozenset({names.SUPERVISOR, PROBE})
 
 
 def find_supervisor(pod: Object) -> Object | None:
-    """Return the supervisor that an earlier injection added to the pod spec; None if there is none.
+    """Return the supervisor container that an earlier injection added to the pod spec, or None.
 
     It is identified by its name and by the volume with its configuration, because another container
     may have the same name.
     """
-    for one in pod.get("initContainers") or ():
-        mounted = {mount.get("name") for mount in one.get("volumeMounts") or ()}
-        if one.get("name") == names.SUPERVISOR and CONFIG_VOLUME in mounted:
-            found: Object = one
-            return found
+    for container in pod.get("initContainers") or ():
+        mounted = {mount.get("name") for mount in container.get("volumeMounts") or ()}
+        if container.get("name") == names.SUPERVISOR and CONFIG_VOLUME in mounted:
+            supervisor: Object = container
+            return supervisor
     return None
 
 
 def check_shape(pod: Object, at: str, fields: OptionNames) -> None:
-    """Refuse a pod whose fields make a supervisor impossible, whatever its engine is."""
+    """Reject a pod in which no supervisor can run, whatever its engine is.
+
+    Raises InjectionError.
+    """
     if pod.get("hostPID"):
         raise InjectionError(
             f"{at}.hostPID: true: the supervisor could see and signal every process of the node: "
@@ -67,7 +70,7 @@ def check_shape(pod: Object, at: str, fields: OptionNames) -> None:
 
 
 def check_names(pod: Object, at: str) -> None:
-    """Refuse containers and volumes with the names of the supervisor's own.
+    """Reject containers and volumes that have the names of the supervisor's.
 
     Do not call this for a pod that already has Plimsoll's supervisor. Raises InjectionError.
     """
@@ -95,7 +98,7 @@ def find_supervisor_places(pod: Object, engine: EngineContainer) -> SupervisorPl
 def check_ports(
     containers: list[Object], engine: EngineContainer, at: str, places: SupervisorPlaces
 ) -> None:
-    """Refuse a container that uses one of the supervisor's ports.
+    """Reject a container that uses one of the supervisor's ports. Raises InjectionError.
 
     A pod's containers share their ports.
     """
@@ -117,16 +120,16 @@ def check_ports(
 def check_user(
     pod: Object, container: Object, engine: EngineContainer, options: InjectionOptions
 ) -> None:
-    """Refuse an engine with an unknown user, unless the supervisor can safely run as root.
+    """Reject an engine whose user is unknown, unless the supervisor may run as root.
 
-    The supervisor needs the engine's user ID, and must not be root if the pod may not be. Raises
+    The supervisor needs the engine's user ID, and must not be root if the pod forbids it. Raises
     InjectionError.
     """
-    own, whole = container.get("securityContext") or {}, pod.get("securityContext") or {}
-    non_root = own.get("runAsNonRoot", whole.get("runAsNonRoot"))
+    context, pod_context = container.get("securityContext") or {}, pod.get("securityContext") or {}
+    non_root = context.get("runAsNonRoot", pod_context.get("runAsNonRoot"))
     if engine.uid is not None or options.run_as_user is not None or options.assigned_user:
         return
-    if non_root or whole.get("runAsNonRoot"):
+    if non_root or pod_context.get("runAsNonRoot"):
         raise InjectionError(
             f"{engine.path}.securityContext: runAsNonRoot is true and runAsUser is not set, so the"
             " user of the engine is unknown: set"
@@ -135,9 +138,7 @@ def check_user(
 
 
 def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames) -> None:
-    """Refuse a mount at one of the probe's paths.
-
-    The API server accepts one mount per path.
+    """Reject a mount at one of the probe's paths: a path can have only one mount.
 
     Raises InjectionError.
     """
@@ -150,9 +151,9 @@ def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames
 
 
 def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: OptionNames) -> None:
-    """Refuse a host budget that exceeds the engine's memory limit.
+    """Reject a host budget that exceeds the engine's memory limit.
 
-    Growth would reach the limit before it exhausted the budget. Raises InjectionError.
+    Memory would reach the limit before the budget was spent. Raises InjectionError.
     """
     limit = parse_memory_limit(engine)
     if budget is None or budget.auto or limit is None:
@@ -165,7 +166,7 @@ def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: O
 
 
 def parse_memory_limit(engine: EngineContainer) -> int | None:
-    """Return the engine's memory limit in bytes; None if it has no limit."""
+    """Return the engine's memory limit in bytes; None if it has none. Raises InjectionError."""
     if engine.limit is None:
         return None
     try:
@@ -182,7 +183,7 @@ def check_engine(
     options: InjectionOptions,
     places: SupervisorPlaces,
 ) -> None:
-    """Check everything that depends on the engine, which is one of ``containers``."""
+    """Run the checks that depend on the engine, which is one of ``containers`` or a sidecar."""
     check_first_process(pod | {"containers": containers}, at, options.fields)
     running = [*containers, *native_sidecars(pod)]
     check_ports(running, engine, at, places)
@@ -195,9 +196,9 @@ def check_engine(
 
 
 def check_restarts(engine: EngineContainer, at: str, options: InjectionOptions) -> None:
-    """Refuse mode Recover without the operator if the kubelet does not restart the engine.
+    """Reject mode Recover without the operator if the kubelet does not restart the engine.
 
-    With the operator, such a pod's supervisor omits the actions that end the engine. Raises
+    With the operator, the supervisor of such a pod skips the actions that end the engine. Raises
     InjectionError.
     """
     if options.may_act and not options.token and engine.no_restart_reason:

@@ -1,7 +1,7 @@
 """Parse the simple commands of a container's command line, including those in a shell script.
 
 The script is untrusted: it is parsed in one pass, up to a maximum length. Conditions are not
-evaluated: a command that may run counts as one that does.
+evaluated: every command that may run is included.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Object = dict[str, Any]
 
 
 def split_words(text: str) -> frozenset[str]:
-    """Return the words of ``text``, which are separated by bars."""
+    """Return the words of ``text``, which are separated by ``|``."""
     return frozenset(text.split("|"))
 
 
 MAX_COMMAND_CHARS = 1 << 16
-"""Maximum number of characters of a container's command and arguments. The rest is ignored."""
+"""Maximum length of a container's command and arguments in characters. The rest is ignored."""
 MAX_COMMANDS = 2048
 """Maximum number of commands in a script. The rest is ignored."""
 MAX_SHELL_DEPTH = 4
-"""Maximum depth of shells within shells."""
+"""Maximum nesting depth of shells."""
 TOKEN_PATTERN = re.compile(
     r"""(?P<space>[ \t\r\f\v]++) | (?P<line>\n) | (?P<plain>[^\s'"\\;&|<>()#`$0-9]++)
     | (?P<redirect>[0-9]*+(?:<<<|<<-?|>>|>\||[<>]&|[<>]|&>>?)) | (?P<digits>[0-9]++)
@@ -46,15 +46,15 @@ WRAPPERS = split_words(
     "micromamba|nsys|xvfb-run|ddtrace-run|opentelemetry-instrument|mpirun|docker-|"
     "entrypoint.sh|entrypoint.sh|nvidia_entrypoint.sh"
 )
-"""Programs that run another program, which their arguments name."""
+"""Programs that run another program, given by their arguments."""
 PROGRAM = re.compile(r"(vllm|sglang|ray|python[0-9.]*|(ba|da|a|z|k)?sh)")
 
 
 @dataclass
 class CommandLine:
-    """The commands that may run, in order, and the variables that a script sets for them.
+    """Commands that may run, in order, and the variables that a script sets for them.
 
-    ``is_script`` says whether a shell runs them.
+    ``is_script`` is whether a shell runs them.
     """
 
     commands: list[list[str]] = field(default_factory=list)
@@ -63,29 +63,29 @@ class CommandLine:
 
 
 def count_command_chars(container: Object) -> int:
-    """Return the number of characters in command and arguments."""
+    """Return the total length of a container's command and arguments in characters."""
     return sum(map(len, _iterate_words(container)))
 
 
 def parse_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
-    """Parse command and arguments, up to :data:`MAX_COMMAND_CHARS` characters.
+    """Parse a container's command and arguments, up to :data:`MAX_COMMAND_CHARS` characters.
 
-    ``scripts`` has files that the container may run, by path. A longer file is not parsed.
+    ``scripts`` contains files that the container may run, by path. A longer file is not parsed.
     """
     words: list[str] = []
-    left = MAX_COMMAND_CHARS
+    remaining_chars = MAX_COMMAND_CHARS
     for word in _iterate_words(container):
-        left -= len(word)
-        if left < 0:
+        remaining_chars -= len(word)
+        if remaining_chars < 0:
             break
         words.append(word)
     if not container.get("command") and len(words) == 1 and not words[0].startswith("/"):
         words = words[0].split() if "'" in words[0] else _split_argument(words[0])
     if not container.get("command") and words[:1] == ["-c"]:
-        words = ["sh", *words]  # The image's entrypoint is a shell.
-    made = CommandLine()
-    _add_command(words, made, dict(scripts or {}), 0)
-    return made
+        words = ["sh", *words]  # the image's entrypoint is a shell
+    line = CommandLine()
+    _add_command(words, line, dict(scripts or {}), 0)
+    return line
 
 
 def _iterate_words(container: Object) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _iterate_words(container: Object) -> Iterator[str]:
 
 
 def _split_argument(text: str) -> list[str]:
-    """Return the words of one argument that holds several, as in some charts."""
+    """Split a single argument that contains a whole command, as in some charts."""
     commands = list(split_commands(text))
     return commands[0] if len(commands) == 1 else [text]
 
@@ -102,7 +102,7 @@ def _split_argument(text: str) -> list[str]:
 def _add_command(
     words: Sequence[str], line: CommandLine, scripts: dict[str, str], nested: int
 ) -> None:
-    """Add a command, or the commands in its script if it is a shell with a script."""
+    """Add a command to ``line``; for a shell with a script, add the script's commands instead."""
     run = _strip_setup(words, line)
     if not run:
         return
@@ -123,21 +123,23 @@ def _add_command(
 
 
 def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
-    """Return a command without its setup: keywords, assignments and wrapper programs."""
-    left = list(words)
-    while left:
-        if left[0] in KEYWORDS:
-            left = left[1:]
-        elif (found := ASSIGNMENT.fullmatch(left[0])) is not None:
-            line.variables[found[1]] = found[2]
-            left = left[1:]
-        elif left[0] in ("export", "declare", "local", "readonly"):
-            left = [one for one in left[1:] if ASSIGNMENT.fullmatch(one)]
-        elif get_program_name(left[0]) in WRAPPERS and (inner := _find_wrapped_command(left[1:])):
-            left = inner
+    """Return a command without keywords, assignments and wrapper programs; record the variables."""
+    remaining = list(words)
+    while remaining:
+        if remaining[0] in KEYWORDS:
+            remaining = remaining[1:]
+        elif (assignment := ASSIGNMENT.fullmatch(remaining[0])) is not None:
+            line.variables[assignment[1]] = assignment[2]
+            remaining = remaining[1:]
+        elif remaining[0] in ("export", "declare", "local", "readonly"):
+            remaining = [word for word in remaining[1:] if ASSIGNMENT.fullmatch(word)]
+        elif get_program_name(remaining[0]) in WRAPPERS and (
+            inner := _find_wrapped_command(remaining[1:])
+        ):
+            remaining = inner
         else:
             break
-    return left
+    return remaining
 
 
 def _find_wrapped_command(words: Sequence[str]) -> list[str]:
@@ -149,14 +151,14 @@ def _find_wrapped_command(words: Sequence[str]) -> list[str]:
 
 
 def get_program_name(word: str) -> str:
-    """Return the name of the program at a path."""
+    """Return the last component of a program's path."""
     return word.rpartition("/")[2]
 
 
 def _find_inline_script(words: Sequence[str]) -> list[str] | None:
-    """Return the script that a shell gets with ``-c``, its name and its arguments.
+    """Return the script that a shell gets with ``-c``, followed by its name and arguments.
 
-    None for any other command.
+    Return None for any other command.
     """
     if get_program_name(words[0]) not in SHELLS:
         return None
@@ -177,10 +179,10 @@ SHEBANG = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
 
 
 def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
-    """Return the script file that a command runs, directly or by a shell, with name and arguments.
+    """Return the script file that a command runs, directly or in a shell, with name and arguments.
 
-    None if the file is unknown or another program reads it. A returned script is removed from
-    ``scripts``, because a script that runs itself would never end.
+    Return None if the file is unknown or not a shell script. A returned script is removed from
+    ``scripts``, because a script that runs itself would be parsed forever.
     """
     at = 0
     if get_program_name(words[0]) in SHELLS:
@@ -194,7 +196,7 @@ def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[s
 def split_commands(script: str) -> Iterator[list[str]]:
     """Yield the simple commands of a script, in one pass.
 
-    A script with an unterminated quote is one command, split at its spaces.
+    A script with an unterminated quote is yielded as one command, split at its spaces.
     """
     commands: list[list[str]] = []
     words: list[str] = []
@@ -256,7 +258,7 @@ def split_commands(script: str) -> Iterator[list[str]]:
 
 
 def _find_substitution_end(script: str, at: int, opening: str) -> int | None:
-    """Return the position after a command substitution that begins before ``at``; None if open."""
+    """Return the end of a command substitution that begins before ``at``; None if unterminated."""
     if opening == "`":
         found = script.find("`", at)
         return found + 1 if found >= 0 else None
@@ -276,7 +278,7 @@ MAX_EXPANDED_CHARS = 4096
 
 
 def expand_variables(word: str, variables: Mapping[str, str | None]) -> str:
-    """Return ``word`` with known variables replaced by their values.
+    """Replace the known variables in ``word`` by their values.
 
     Kubernetes expands ``$(NAME)``, and a shell expands ``$NAME`` and ``${NAME:-default}``.
     """

@@ -1,4 +1,4 @@
-"""Configure a supervisor that no operator manages, in a ConfigMap."""
+"""Build the ConfigMap of a supervisor that no operator manages."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class InjectedDocument:
-    """Changed document, the ConfigMap of its supervisor, and notes for a person.
+    """The document with its supervisor, the supervisor's ConfigMap, and notes for a person.
 
-    ``others`` are further objects to which the document refers. If there is no ConfigMap, nothing
-    was changed, and ``notes`` give the reason.
+    ``others`` are further objects to which the document refers. If ``config_map`` is None, nothing
+    was changed, and ``notes`` say why.
     """
 
     document: Object
@@ -47,16 +47,16 @@ def config_map(
     options: InjectionOptions,
     role: PodRole | None = None,
 ) -> Object:
-    """Build the ConfigMap of the workload ``name``; ``namespace`` is None if none is set.
+    """Build the ConfigMap of the workload ``name``; ``namespace`` is None if not set.
 
-    ``role`` is that of its pods.
+    ``role`` is the role of its pods.
     """
     config = _make_config(name, str(namespace or "default"), engine, options, role)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": make_metadata(names.supervisor(name), namespace),
-        # Several lines are easier to review in a file.
+        # Indented JSON is easier to review in a file.
         "data": {CONFIG_FILE: msgspec.json.format(encode(config), indent=2).decode() + "\n"},
     }
 
@@ -67,10 +67,10 @@ def make_metadata(name: str, namespace: object) -> Object:
 
 
 def make_endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
-    """Return the endpoint at which ``engine`` answers.
+    """Return the endpoint of ``engine``.
 
-    ``name`` is its model's name if its arguments do not set it. The worker of a multi-node engine
-    does not serve.
+    ``name`` is the model's name if the engine's arguments do not set it. The worker of a multi-node
+    engine serves no requests.
     """
     url = f"{engine.scheme}://127.0.0.1:{engine.port}"
     return EngineEndpoint(
@@ -86,7 +86,7 @@ def make_endpoint(engine: EngineContainer, name: str = "", serves: bool = True) 
 def make_pod_engine_variable(found: PodEngine) -> Object:
     """Return the environment variable that describes a pod's engine to its supervisor."""
     text = msgspec.json.encode(found, order="sorted").decode()
-    # Kubernetes expands $(NAME) in values; $$ stands for a dollar.
+    # Kubernetes expands $(NAME) in values; $$ is a literal dollar sign.
     return {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}
 
 

@@ -50,7 +50,7 @@ MAX_LABEL_CHARS = 63
 def inject_document(document: Object, options: InjectionOptions) -> InjectedDocument:
     """Return ``document`` with a supervisor in each pod that runs an engine.
 
-    The argument is not changed. A new injection replaces an earlier one.
+    The argument is not changed. A new injection replaces an earlier one. Raises InjectionError.
     """
     changed = _copy_without_aliases(document)
     metadata = changed.get("metadata")
@@ -64,18 +64,18 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
     _check_knative(changed, where)
     if kserve_llm.is_llm_service(changed):
         return kserve_llm.inject_llm_service(document, changed, options)
-    made: Object | None = None
+    injected: Object | None = None
     notes: list[str] = []
     pods = pods_of(changed, where)
-    if not pods and (why := _explain_other_kind(changed, options)) is not None:
-        return InjectedDocument(document, None, (f"{where}: {unchanged_note(why)}",))
+    if not pods and (reason := _explain_other_kind(changed, options)) is not None:
+        return InjectedDocument(document, None, (f"{where}: {unchanged_note(reason)}",))
     for pod in pods:
         at = f"{where}: {pod.path}"
         engine = _find_engine(pod, at, options)
         if isinstance(engine, str):
             notes.append(f"{at}: {unchanged_note(engine)}")
             continue
-        # All but one of a document's pods are workers.
+        # At most one pod spec of a document is not a worker's.
         add_supervisor(
             pod.spec,
             engine,
@@ -85,11 +85,11 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
         )
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL_CHARS].rstrip("-.")
         role = role_of({**pod.inherited, **pod.labels}, engine.words)
-        made = config_map(name, namespace, engine, options, role)
+        injected = config_map(name, namespace, engine, options, role)
         notes += notes_of(at, pod.spec, engine, options)
-    if made is None:
+    if injected is None:
         return InjectedDocument(document, None, tuple(notes))
-    return InjectedDocument(changed, made, tuple(notes))
+    return InjectedDocument(changed, injected, tuple(notes))
 
 
 KNATIVE_MODES = ("serverless", "knative")
@@ -97,7 +97,7 @@ DEPLOYMENT_MODE_ANNOTATION = "serving.kserve.io/deploymentMode"
 
 
 def _check_knative(document: Object, where: str) -> None:
-    """Refuse pods of Knative, which allows neither a shared process namespace nor init containers.
+    """Reject pods of Knative, which allows neither a shared process namespace nor init containers.
 
     Raises InjectionError.
     """
@@ -115,7 +115,7 @@ def _check_knative(document: Object, where: str) -> None:
 
 
 def _explain_other_kind(document: Object, options: InjectionOptions) -> str | None:
-    """Return why an object of another kind stays unchanged although it describes an engine."""
+    """Return why an unsupported kind that describes an engine is left unchanged; None otherwise."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document.get("kind") in ("ConfigMap", "Secret") or not any(
         map(_is_engine, _iterate_pod_specs(document))
@@ -147,38 +147,38 @@ def _is_engine(pod: Object) -> bool:
 
 
 def _find_placeholder(pod: PodSpec) -> str | None:
-    """Return an image that is still a template placeholder; None if all are names."""
+    """Return an image that is still a template placeholder; None if there is none."""
     images = [str(one.get("image") or "") for one in all_containers(pod.spec)]
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 
 def _is_patch(pod: PodSpec) -> bool:
-    """Report whether the pod spec is a kustomize patch.
+    """Report whether the pod spec is a kustomize patch, which lacks images.
 
-    The API server would refuse its containers.
+    The API server would reject its containers.
     """
     listed = pod.spec.get("containers")
-    found = listed if isinstance(listed, list) else []
-    names_only = [one for one in found if isinstance(one, dict) and not one.get("image")]
-    return pod.needs_images and bool(names_only)
+    containers = listed if isinstance(listed, list) else []
+    without_image = [one for one in containers if isinstance(one, dict) and not one.get("image")]
+    return pod.needs_images and bool(without_image)
 
 
 def _copy_without_aliases(value: Any) -> Any:
-    """Copy a manifest, and replace each YAML alias by a separate copy."""
+    """Copy a manifest. Each YAML alias becomes a separate copy."""
     if isinstance(value, dict):
         return {key: _copy_without_aliases(held) for key, held in value.items()}
     return [_copy_without_aliases(held) for held in value] if isinstance(value, list) else value
 
 
 def _find_engine(pod: PodSpec, at: str, options: InjectionOptions) -> EngineContainer | str:
-    """Return the engine in ``pod``, or the reason why the pod stays unchanged.
+    """Return the engine in ``pod``, or the reason why the pod is left unchanged.
 
     Raises InjectionError.
     """
     if pod.worker:
         return WORKERS_MESSAGE
-    if (why := selector_mismatch({**pod.inherited, **pod.labels}, options)) is not None:
-        return why
+    if (mismatch := selector_mismatch({**pod.inherited, **pod.labels}, options)) is not None:
+        return mismatch
     check_types(pod.spec, at)
     if _is_patch(pod):
         return "a container has no image, as in a patch: inject the output of kustomize build"

@@ -1,4 +1,4 @@
-"""Find the container of a pod that is the engine, and the evidence for it.
+"""Find the container of a pod that runs the engine, and the evidence for it.
 
 The evidence, strongest first: the server's command, also in a script; the image's own name; options
 that only an engine has. The webhook and ``plimsoll inject`` both use :func:`find_engine`.
@@ -35,7 +35,7 @@ from plimsoll_operator.render.supervisor import claims_of, shares_device
 Object = dict[str, Any]
 
 COMMAND_RANK, IMAGE_RANK, OPTIONS_RANK = 3, 2, 1
-"""Strength of the evidence."""
+"""Strength of each kind of evidence."""
 ENGINE_OPTIONS = {
     EngineType.VLLM: re.compile(
         r"--(gpu[-_]memory[-_]utilization|max[-_]model[-_]len|max[-_]num[-_]seqs"
@@ -44,7 +44,7 @@ ENGINE_OPTIONS = {
     EngineType.SGLANG: re.compile(r"--(mem[-_]fraction[-_]static|chunked[-_]prefill[-_]size)"),
 }
 BACKEND_FLAGS = ("--backend", "--engine", "--kind", "--framework")
-"""Options that select the engine of a server, such as KServe's huggingfaceserver."""
+"""Options that select a server's engine, for example in KServe's huggingfaceserver."""
 CLIENT_OPTIONS = re.compile(r"--(base[-_]url|url|endpoint|target|dataset|num[-_]prompts)\b")
 """Options of clients that send requests to a server."""
 RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
@@ -52,14 +52,14 @@ RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 
 @dataclass(frozen=True)
 class EngineContainer:
-    """The engine's container.
+    """The container that runs the engine.
 
     ``container`` is its name and ``path`` its path in the document; ``limits`` are its resource
-    limits. ``uid`` is None if the manifest does not set it. ``is_hidden`` says whether only a
-    process with capabilities may inspect it. ``shm`` is its mount at /dev/shm; None if it uses the
-    pod's own. ``shares_device`` says whether others may use its devices. ``no_restart_reason`` says
-    why the kubelet does not restart it; empty if it does. ``evidence`` says how the engine and its
-    port were found, and ``notes`` what the supervisor will not see. ``words`` are all words of the
+    limits. ``uid`` is None if the manifest does not set it. ``is_hidden`` is whether only a process
+    with capabilities can inspect it. ``shm`` is its mount at /dev/shm; None if it uses the pod's
+    default. ``shares_device`` is whether others may use its devices. ``no_restart_reason`` is why
+    the kubelet does not restart it; empty if it does. ``evidence`` says how the engine and its port
+    were found, and ``notes`` what the supervisor cannot observe. ``words`` are all words of the
     commands that it runs.
     """
 
@@ -82,15 +82,15 @@ class EngineContainer:
     @property
     def limit(self) -> str | None:
         """Memory limit as written in the manifest; None if it has none."""
-        found = self.limits.get("memory")
-        return None if found is None else str(found)
+        memory = self.limits.get("memory")
+        return None if memory is None else str(memory)
 
 
 @dataclass(frozen=True)
 class ContainerClassification:
-    """A container, and the engine that it seems to run.
+    """A container, and the engine that it appears to run.
 
-    ``kind`` is None if it does not run an engine; ``reason`` may then explain why.
+    ``kind`` is None if it does not run an engine; ``reason`` may then say why.
     """
 
     container: Object
@@ -151,7 +151,7 @@ def classify_container(
 
 
 def _find_engine_of_format(name: str) -> EngineType | None:
-    """Return the engine of a KServe model format; huggingfaceserver runs vLLM."""
+    """Return the engine of a KServe model format, or None; huggingfaceserver runs vLLM."""
     formats = {
         "vllm": EngineType.VLLM, "huggingface": EngineType.VLLM, "sglang": EngineType.SGLANG
     }  # fmt: skip
@@ -172,7 +172,7 @@ def _classify_by_options(words: list[str]) -> EngineType | None:
 
 
 def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
-    """Report whether a container starts Ray, which starts the engine later."""
+    """Report whether a container starts Ray, in which the engine is started later."""
     ports = {str(one.get("name")) for one in container.get("ports") or ()}
     runs = any(command_line.get_program_name(words[0]) == "ray" for words in line.commands)
     return runs or bool(ports & RAY_PORTS) or "ray" in re.split(r"[^a-z0-9]+", image)
@@ -188,9 +188,9 @@ def find_engine(
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
-    ``options`` may name its container, type and port, and whether another program counts as a
-    custom engine. ``where`` begins the message of an InjectionError: the document and the path of
-    the pod spec. A ``worker`` of a group needs no port. ``ray`` is whether KubeRay starts Ray in
+    ``options`` may set its container, type and port, and whether another program counts as a custom
+    engine. ``where`` is the document and the path of the pod spec; the message of an InjectionError
+    begins with it. A ``worker`` of a group needs no port. ``ray`` is whether KubeRay starts Ray in
     the pod. ``annotations`` are the pod's.
     """
     kind, port = options.engine_type, options.engine.port
@@ -215,9 +215,11 @@ def find_engine(
     if server.no_port_reason and port is None and not worker and type_ is not EngineType.CUSTOM:
         raise InjectionError(f"{path}: {server.shown}: {server.no_port_reason}")
     variables = {**chosen.line.variables, **resolve_variables(container, options.config_maps)}
-    found = find_address(container, server, type_, variables, path)
+    address = find_address(container, server, type_, variables, path)
     number, by = (
-        (port, f"by {options.fields.port}") if port is not None else (found.port, found.evidence)
+        (port, f"by {options.fields.port}")
+        if port is not None
+        else (address.port, address.evidence)
     )
     if chosen.ray and port is None:
         number, by = None, "the command starts only Ray, and the ports that it shows are Ray's"
@@ -229,23 +231,23 @@ def find_engine(
         )
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
-    asked = (*limits, *(resources.get("requests") or ()))
+    resource_names = (*limits, *(resources.get("requests") or ()))
     evidence = chosen.by if kind in (None, chosen.kind) else ""
     return EngineContainer(
         container=str(container["name"]),
         path=path,
         type=type_,
-        scheme=found.scheme,
+        scheme=address.scheme,
         port=number,
-        model=found.model,
+        model=address.model,
         limits=limits,
         uid=_find_uid(pod, container, where, path),
         is_hidden=_is_hidden(pod, container),
         shm=_find_shm_mount(container),
-        shares_device=shares_device(asked, claims_of(container), pod, annotations),
+        shares_device=shares_device(resource_names, claims_of(container), pod, annotations),
         no_restart_reason="" if native else _find_no_restart_reason(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
-        notes=found.notes,
+        notes=address.notes,
         words=tuple(
             command_line.expand_variables(word, variables)
             for words in chosen.line.commands
@@ -294,7 +296,7 @@ def _choose_container(
             )
         return known[listed.index(named)]
     mains = known[: len(containers)]
-    # A sidecar is the engine only if no regular container is.
+    # A sidecar counts as the engine only if no regular container does.
     engines = [one for one in mains if one.kind is not None] or [
         one for one in known if one.kind is not None
     ]
@@ -331,9 +333,9 @@ def _find_uid(pod: Object, container: Object, where: str, path: str) -> int | No
 
 
 def _is_hidden(pod: Object, container: Object) -> bool:
-    """Report whether the kernel hides sockets and environment from a process without capabilities.
+    """Report whether a process without capabilities cannot read the engine's sockets and variables.
 
-    According to ptrace_may_access(), the reader needs every capability that the process has. A root
+    According to ptrace_may_access(), the reader needs every capability that the engine has. A root
     process has the runtime's default set unless the container drops it.
     """
     context = container.get("securityContext") or {}

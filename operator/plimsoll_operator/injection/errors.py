@@ -1,10 +1,10 @@
-"""Define the error of an injection."""
+"""Define the exception for failed injections."""
 
 from __future__ import annotations
 
 
 class InjectionError(Exception):
-    """Error for a workload that cannot be supervised safely.
+    """Raised for a workload that cannot be supervised safely.
 
     The message names the field and says what to do.
     """

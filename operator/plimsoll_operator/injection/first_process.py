@@ -1,8 +1,8 @@
 """Find containers that depend on process 1: they must run as it, signal it or read it.
 
-The containers of a supervised pod share a process namespace, and its process 1 is the pod's
-sandbox. A ``kill 1`` ends all containers at once, and an init system does not start. Only the pod
-spec is checked; an entrypoint inside an image is not visible.
+The containers of a supervised pod share a process namespace, whose process 1 is the pod's sandbox.
+A ``kill 1`` stops all containers at once, and an init system does not start. Only the pod spec is
+checked, because an entrypoint inside an image is not visible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plimsoll_operator.injection.options import OptionNames
 Object = dict[str, Any]
 
 _PARTS = re.compile(r"[;&|\n(){}`]")
-"""Pattern for the end of a command in a shell script."""
+"""Pattern for the separators of commands in a shell script."""
 _QUOTES = str.maketrans("", "", "\"'")
 _OWN_PID = r"(?:getpid\s*\(\s*\)|\b[pP]rocess\.pid|\${2,4}|\$\{?BASHPID\}?)[\"'\]]*"
 """Pattern for the caller's own process ID in Python, JavaScript, Ruby and shells."""
@@ -47,18 +47,18 @@ INIT_PROGRAMS = frozenset(
     }
 )
 """Programs that exit or do not work unless they are process 1. They are listed by path, or by name
-if nothing else has that name."""
+if no other program has that name."""
 INIT_IMAGES = re.compile(r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd")
-"""Images that start such a program by default: s6-overlay and systemd."""
+"""Pattern for images that start such a program by default: s6-overlay and systemd."""
 S6_PREFIX = "S6_"
-"""Prefix of s6-overlay's variables."""
+"""Prefix of the environment variables of s6-overlay."""
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 HOOKS = ("postStart", "preStop")
 
 
 def check_first_process(pod: Object, at: str, fields: OptionNames) -> None:
-    """Refuse a pod with a long-running container that depends on process 1.
+    """Reject a pod with a long-running container that depends on process 1.
 
     Raises InjectionError, which names the field. A pod whose containers already share their process
     namespace is accepted, because the supervisor does not change that.
@@ -74,7 +74,7 @@ def check_first_process(pod: Object, at: str, fields: OptionNames) -> None:
 
 
 def find_dependency(pod: Object) -> str | None:
-    """Return the field of a pod spec that depends on process 1, and how; None if none does."""
+    """Return the field of a pod spec that depends on process 1, and how; None if there is none."""
     listed = [("containers", one) for one in _as_list(pod.get("containers"))]
     listed += [
         ("initContainers", one)
@@ -88,7 +88,7 @@ def find_dependency(pod: Object) -> str | None:
 
 
 def _iterate_dependencies(container: Object) -> Iterator[tuple[str, str]]:
-    """Yield each field of a container that depends on process 1, and how it does."""
+    """Yield each field of a container that depends on process 1, and how it depends on it."""
     for field, command in _iterate_commands(container):
         text = " ".join(command)
         if FIRST_PROCESS_REFERENCES.search(text) or any(
@@ -119,7 +119,7 @@ def _iterate_commands(container: Object) -> Iterator[tuple[str, list[str]]]:
 
 
 def _signals_first_process(part: str) -> bool:
-    """Report whether a shell command signals process 1, or every process (``-1``)."""
+    """Report whether a shell command signals process 1, or all processes (``-1``)."""
     words = part.translate(_QUOTES).split()
     at = next((n for n, one in enumerate(words) if one.rpartition("/")[2] == "kill"), None)
     # The first argument may be a signal, where -1 means SIGHUP.

@@ -2,9 +2,9 @@
 
 KServe merges a service's pods from presets, from the LLMInferenceServiceConfigs in ``baseRefs``,
 and from the service. It merges lists of containers and volumes by name. The supervisor is therefore
-added by a separate configuration, and only ``baseRefs`` of the service changes. The presets and
-other configurations are not in the document, so the engine is the preset's unless the service sets
-a command.
+added by a separate configuration, and only the service's ``baseRefs`` change. The document contains
+neither the presets nor other configurations, so the engine is assumed to be the preset's unless the
+service sets a command.
 """
 
 from __future__ import annotations
@@ -55,17 +55,20 @@ CONFIG_KIND, VERSION = "LLMInferenceServiceConfig", "v1alpha2"
 MAIN_CONTAINER = "main"
 """Name of the engine's container in KServe's presets."""
 PRESET_PORT, PRESET_DECODE_PORT = 8000, 8001
-"""Ports of the engine in the presets. In a decode pod, a proxy has the first one."""
+"""Ports of the engine in the presets. In a decode pod, a proxy listens on the first one."""
 TLS_TEMPLATE = ".GlobalConfig.EnableTLS"
 SCHEME_TEMPLATE = f"{{{{ if {TLS_TEMPLATE} }}}}https{{{{ else }}}}http{{{{ end }}}}"
-"""Template of the scheme. KServe renders its configurations as Go templates, and its presets choose
-TLS by this field."""
+"""Template for the URL scheme. KServe renders its configurations as Go templates, and its presets
+use this field to enable TLS."""
 MAX_LABEL_CHARS = 63
 
 
 @dataclass(frozen=True)
 class _Workload:
-    """The ``spec`` of the service or its ``prefill``: pods of one kind. ``at`` is its path."""
+    """The service's ``spec`` or ``prefill``, which describes pods of one kind.
+
+    ``at`` is its path.
+    """
 
     spec: Object
     at: str
@@ -84,7 +87,7 @@ def inject_llm_service(
 ) -> InjectedDocument:
     """Make ``changed``, a copy of ``document``, refer to a configuration that adds the supervisor.
 
-    Return ``document`` itself if nothing in it can be supervised. Raises InjectionError.
+    Return the original ``document`` if nothing in it can be supervised. Raises InjectionError.
     """
     meta = changed.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
@@ -99,37 +102,40 @@ def inject_llm_service(
     spec = _get_object(changed, "spec", where)
     changed["spec"] = spec
     model = str(_get_object(spec, "model", f"{where}: spec").get("name") or name)
-    made: Object = {}
+    template_spec: Object = {}
     notes: list[str] = []
     engines: list[EngineContainer] = []
     for workload in _list_workloads(spec, where):
-        found = _add_supervisor(workload, name, model, options)
-        if isinstance(found, str):
-            notes.append(f"{workload.at}: {unchanged_note(found)}")
+        result = _add_supervisor(workload, name, model, options)
+        if isinstance(result, str):
+            notes.append(f"{workload.at}: {unchanged_note(result)}")
             continue
-        engine, part = found
+        engine, additions = result
         engines.append(engine)
         if workload.spec is spec:
-            made |= part
+            template_spec |= additions
         else:
-            made["prefill"] = part
+            template_spec["prefill"] = additions
         notes += notes_of(workload.at, _make_pod(workload), engine, options)
         if workload.spec.get("worker") is not None:
             notes.append(f"{workload.at}.worker: {unchanged_note(WORKERS_MESSAGE)}")
     if not engines:
         return InjectedDocument(document, None, tuple(notes))
-    ours = names.supervisor(name)
+    config_name = names.supervisor(name)
     config = {
         "apiVersion": changed["apiVersion"],
         "kind": CONFIG_KIND,
-        "metadata": make_metadata(ours, meta.get("namespace")),
-        "spec": made,
+        "metadata": make_metadata(config_name, meta.get("namespace")),
+        "spec": template_spec,
     }
     refs = spec.get("baseRefs") or []
     if not isinstance(refs, list) or not all(isinstance(one, dict) for one in refs):
         raise InjectionError(f"{where}: spec.baseRefs must be a list of objects")
     # A later reference overrides an earlier one.
-    spec["baseRefs"] = [*(one for one in refs if one.get("name") != ours), {"name": ours}]
+    spec["baseRefs"] = [
+        *(one for one in refs if one.get("name") != config_name),
+        {"name": config_name},
+    ]
     first = replace(engines[0], scheme="http", model=model)
     return InjectedDocument(
         changed, config_map(name, meta.get("namespace"), first, options), tuple(notes), (config,)
@@ -151,11 +157,11 @@ def _list_workloads(spec: Object, where: str) -> list[_Workload]:
 def _add_supervisor(
     workload: _Workload, name: str, model: str, options: InjectionOptions
 ) -> tuple[EngineContainer, Object] | str:
-    """Return the engine and its part of the configuration, or why the pods stay unchanged."""
+    """Return the engine and its part of the configuration, or why the pods are left unchanged."""
     labels = _get_object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
     generated = {KSERVE_LLM_NAME: name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
-    if (why := selector_mismatch({**generated, **labels}, options)) is not None:
-        return why
+    if (mismatch := selector_mismatch({**generated, **labels}, options)) is not None:
+        return mismatch
     if workload.spec.get("worker") is not None and not options.group_restarts:
         raise InjectionError(
             f"{workload.at}: KServe sets restartPolicy RecreateGroupOnPodRestart, which recreates"
@@ -178,7 +184,7 @@ def _add_supervisor(
         check_names(pod, at)
     places = find_supervisor_places(pod, engine)
     check_engine(pod, pod["containers"], engine, at, options, places)
-    found = PodEngine(
+    pod_engine = PodEngine(
         engine=make_endpoint(engine),
         memory_limit_bytes=parse_memory_limit(engine) or None,
         shared_device=engine.shares_device,
@@ -190,7 +196,12 @@ def _add_supervisor(
     kept = {key: container[key] for key in ("ports", "resources") if key in container}
     added: Object = {"containers": [{"name": engine.container, **kept}]}
     add_supervisor(
-        added, engine, options, names.supervisor(name), (make_pod_engine_variable(found),), places
+        added,
+        engine,
+        options,
+        names.supervisor(name),
+        (make_pod_engine_variable(pod_engine),),
+        places,
     )
     for key in kept:
         del added["containers"][0][key]
@@ -216,7 +227,7 @@ def _make_pod(workload: _Workload) -> Object:
 
 
 def _apply_preset(container: Object, port: int) -> Object:
-    """Merge the engine's container over the fields that all presets set."""
+    """Add the fields that all presets set, unless the container sets them."""
     security = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     return {
         **container,
@@ -231,7 +242,7 @@ def _find_engine(
     named = options.engine.container or MAIN_CONTAINER
     container: Object = next((one for one in pod["containers"] if one.get("name") == named), {})
     own_command = bool(container.get("command"))
-    # The preset's engine is vLLM; only a container that a person names is a custom engine.
+    # The preset's engine is vLLM; only a container that the options name is a custom engine.
     preset: Object = {"container": named}
     if options.engine_type is None and not own_command:
         preset["type"] = SelectedType.VLLM

@@ -1,4 +1,4 @@
-"""Find where an engine listens, and what the supervisor cannot observe of it."""
+"""Find the address at which an engine listens, and what the supervisor cannot observe of it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ ConfigMaps = Mapping[str, Mapping[str, Any]]
 """Data of the known ConfigMaps, by name."""
 
 DEFAULT_PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000}
-"""Default ports of the OpenAI servers (vllm serve, sglang.launch_server)."""
+"""Default ports of the OpenAI-compatible servers (vllm serve, sglang.launch_server)."""
 MAX_PORT = 65_535
 KSERVE_CONTAINER = "kserve-container"
 KSERVE_PORT = 8080
 PORT_FLAGS = ("--port", "--http-port")
 PORT_VARIABLES = ("PORT", "HTTP_PORT", "SERVER_PORT", "VLLM_PORT_NUMBER", "API_PORT")
-"""Variables from which the start scripts of images take their port."""
+"""Environment variables from which the start scripts of images read their port."""
 MODEL_FLAGS = ("--served-model-name", "--model-name", "--model", "--model-path", "--model-id")
 PROBES = ("readinessProbe", "startupProbe", "livenessProbe")
 POD_IP_PLACEHOLDER = "\0"
-"""Placeholder for the pod's own address, which is unknown before the pod runs."""
+"""Placeholder for the pod's own IP address, which is unknown until the pod runs."""
 OTHER_PORT_NAMES = re.compile(
     r"(^|[-_])(prom|prometheus|metrics?|monitoring|exporter|nccl|gcs|dist|distributed|dashboard|ray"
     r"|client|grpc|rpc|redis|nixl|kv|zmq|zeromq|debug|debugpy|pprof|ssh|master|rdzv|torch|bootstrap"
     r"|gloo|side|sidecar|proxy|p2p|worker|admin|serve|events?|transfer|lmcache|mooncake)([-_]|\d*$)"
 )
-"""Pattern for names of ports that speak another protocol or belong to another server."""
+"""Pattern for names of ports that use another protocol or belong to another server."""
 HTTP_PORT_NAMES = re.compile(r"http|api|openai|web|server|vllm|sglang|llm|inference|main|engine")
 LOCAL_URL = re.compile(r"(https?)://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\]):([0-9]{1,5})")
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1", "", "*"})
@@ -49,7 +49,7 @@ ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1
 class EngineAddress:
     """An engine's address, the evidence for it, and notes for a person.
 
-    ``port`` is None if it is unknown.
+    ``port`` is None if unknown.
     """
 
     port: int | None
@@ -60,7 +60,7 @@ class EngineAddress:
 
 
 def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, str | None]:
-    """Return a container's environment; None for a value that only the cluster knows."""
+    """Return a container's environment; the value is None if only the cluster knows it."""
     found: dict[str, str | None] = {}
     for source in container.get("envFrom") or ():
         name = (source.get("configMapRef") or {}).get("name")
@@ -84,21 +84,21 @@ def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, s
 
 def find_scripts(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
     """Return the files that known ConfigMaps mount into a container, by path."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     volumes = {one.get("name"): one for one in pod.get("volumes") or ()}
     for mount in container.get("volumeMounts") or () if config_maps else ():
         volume = volumes.get(mount.get("name")) or {}
         for source in (volume, *((volume.get("projected") or {}).get("sources") or ())):
-            held = source.get("configMap") or {}
-            data = config_maps.get(str(held.get("name"))) or {}
-            items = held.get("items") or ()
+            reference = source.get("configMap") or {}
+            data = config_maps.get(str(reference.get("name"))) or {}
+            items = reference.get("items") or ()
             paths = {one.get("key"): one.get("path") for one in items} or {key: key for key in data}
             for key, path in paths.items():
                 if mount.get("subPath") in (None, path) and key in data:
                     folder = mount["mountPath"].rstrip("/")
                     file = folder if mount.get("subPath") else f"{folder}/{path}"
-                    found[file] = str(data[key])
-    return found
+                    files[file] = str(data[key])
+    return files
 
 
 def find_address(
@@ -111,7 +111,7 @@ def find_address(
     """Return the address at which the engine in ``container`` listens.
 
     ``server`` is its command; ``variables`` are those of its container and its script. Raises
-    InjectionError for an impossible port.
+    InjectionError if the port is invalid.
     """
     words = [expand_variables(word, variables) for word in server.words]
     port, by = _find_port(container, words, server, kind, variables, path)
@@ -143,7 +143,7 @@ def _find_port(
         return found
     if (found := _find_port_in_probes(container, path)) is not None:
         return found
-    # An unknown program may serve on any port, or on none.
+    # An unknown program may listen on any port, or on none.
     known = server.shown != "" or not container.get("command")
     default = KSERVE_PORT if container.get("name") == KSERVE_CONTAINER else DEFAULT_PORTS.get(kind)
     if "huggingfaceserver" in server.shown:
@@ -169,8 +169,8 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
     ports = {one.get("name"): one.get("containerPort") for one in container.get("ports") or ()}
     for name in PROBES:
         probe = container.get(name) or {}
-        asked = probe.get("httpGet") or {}
-        port = asked.get("port")
+        http_get = probe.get("httpGet") or {}
+        port = http_get.get("port")
         port = ports.get(port, whole_number(port[:MAX_DIGITS])) if isinstance(port, str) else port
         if port is not None:
             return _check_port(port, f"{path}.{name}.httpGet.port"), f"by its {name}"
@@ -183,7 +183,7 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
 def _choose_declared_port(
     container: Object, default: int | None, path: str
 ) -> tuple[int, str] | None:
-    """Choose one of the declared ports: by its name, or else the default, or else the only one."""
+    """Return a declared port: one with an HTTP name, the default, or the only one; or None."""
     listed = [
         (
             str(one.get("name") or ""),
@@ -191,14 +191,16 @@ def _choose_declared_port(
         )
         for at, one in enumerate(container.get("ports") or ())
     ]
-    speaking = [(name, port) for name, port in listed if not OTHER_PORT_NAMES.search(name.lower())]
-    named = [(name, port) for name, port in speaking if HTTP_PORT_NAMES.search(name.lower())]
+    candidates = [
+        (name, port) for name, port in listed if not OTHER_PORT_NAMES.search(name.lower())
+    ]
+    named = [(name, port) for name, port in candidates if HTTP_PORT_NAMES.search(name.lower())]
     for name, port in named:
         return port, f"by its port {name}"
-    if default is not None and default in [port for _, port in speaking]:
+    if default is not None and default in [port for _, port in candidates]:
         return default, "by its ports"
-    if len(speaking) == 1:
-        return speaking[0][1], f"by its port {speaking[0][0]}".rstrip()
+    if len(candidates) == 1:
+        return candidates[0][1], f"by its port {candidates[0][0]}".rstrip()
     return None
 
 
@@ -216,9 +218,9 @@ def _find_model(words: Sequence[str]) -> str:
         for at, word in enumerate(words[:-1])
         if word == "serve" and not words[at + 1].startswith("-")
     ]
-    found = next(filter(None, named), "")
-    # A variable that only the cluster can resolve, or KServe's template for the service name.
-    return "" if VARIABLE_REFERENCE.search(found) or "{{" in found else found
+    name = next(filter(None, named), "")
+    # Omit a variable that only the cluster can resolve, and KServe's template for the name.
+    return "" if VARIABLE_REFERENCE.search(name) or "{{" in name else name
 
 
 def _make_notes(
@@ -228,43 +230,43 @@ def _make_notes(
     kind: EngineType,
     variables: Mapping[str, str | None],
 ) -> list[str]:
-    """Return notes about what the supervisor cannot observe of the engine, and what to change."""
-    found: list[str] = []
+    """Return notes about what the supervisor cannot observe of the engine, and how to fix it."""
+    notes: list[str] = []
     host = find_option_value(words, "--host")
     if host is not None and host.strip() not in ANY_ADDRESS:
         shown = "the pod's own address" if POD_IP_PLACEHOLDER in host else host[:80]
-        found.append(
+        notes.append(
             f"the engine listens only on {shown} (--host), but the supervisor queries 127.0.0.1: "
             "use --host 0.0.0.0, or else the supervisor sees no load, no stall and no readiness"
         )
     if kind is EngineType.SGLANG and server.shown and not has_option(words, "--enable-metrics"):
-        found.append(
+        notes.append(
             "without --enable-metrics, SGLang shows no load, so no stall is detected and a drain "
             "waits until its deadline: add the option"
         )
     if kind is EngineType.VLLM and has_option(words, "--disable-log-stats"):
-        found.append(
+        notes.append(
             "with --disable-log-stats, the metrics are empty, so no load and no stall is "
             "detected: remove the option"
         )
     if find_option_value(words, "--ssl-cert-reqs") in ("1", "2") or has_option(
         words, "--enable-ssl-client-auth"
     ):
-        found.append(
+        notes.append(
             "the engine requires client certificates, which the supervisor does not have, so no "
             "load and no stall is detected: serve /metrics without them, or supervise it as "
             "--engine custom"
         )
     if has_option(words, "--api-key") or "VLLM_API_KEY" in variables:
-        found.append(
+        notes.append(
             "the supervisor has no API key, so it queries only paths that need none, such as "
             "/metrics and /health"
         )
     rank = find_option_value(words, "--node-rank")
     if rank is not None and not rank.isdigit():
-        found.append(
+        notes.append(
             "--node-rank differs between pods: pods of rank 1 and above serve no port, so their "
             "supervisors find no server: inject only the workload of rank 0, or use a policy "
             "with a LeaderWorkerSet"
         )
-    return found
+    return notes

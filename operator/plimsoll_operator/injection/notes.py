@@ -17,7 +17,7 @@ Object = dict[str, Any]
 def make_notes(
     where: str, pod: Object, engine: EngineContainer, options: InjectionOptions
 ) -> list[str]:
-    """Return the notes on an injection. Each sentence begins with the pod's path."""
+    """Return the notes on an injection. Each one begins with ``where``, the pod's path."""
     known = engine.type is not EngineType.CUSTOM
     found = [describe_engine(engine)]
     found += engine.notes
@@ -41,11 +41,11 @@ def make_notes(
             "the service account only to a pod without any: add the secrets for the engine's "
             "image"
         )
-    own = options.supervisor.resources
+    resources = options.supervisor.resources
     if (
-        own is not None
+        resources is not None
         and is_guaranteed(other_containers(pod))
-        and not is_guaranteed([{"resources": vars(own)}])
+        and not is_guaranteed([{"resources": vars(resources)}])
     ):
         found.append(
             "the pod loses the QoS class Guaranteed, because the supervisor's requests and "
@@ -66,45 +66,45 @@ def make_notes(
 
 
 def describe_engine(engine: EngineContainer) -> str:
-    """Return a text about the engine that was found, and the evidence."""
+    """Return a text that names the detected engine and the evidence for it."""
     return f"{engine.type.value} in container {engine.container}, {engine.evidence}"
 
 
 def _make_user_notes(engine: EngineContainer, options: InjectionOptions, known: bool) -> list[str]:
-    found = []
+    notes = []
     if options.assigned_user and engine.uid is None:
-        found.append(
+        notes.append(
             "the platform chooses runAsUser: if the supervisor and the engine get different "
             "users, the supervisor cannot read the engine's memory or signal it"
         )
     elif engine.uid is None and options.run_as_user is None:
-        found.append(
+        notes.append(
             "runAsUser is not set, so the supervisor runs as root, like the images of vLLM and "
             f"SGLang: if this image has another user, set it with {options.fields.run_as_user}, "
             "and on OpenShift use --platform openshift"
         )
     if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
-        found.append(
+        notes.append(
             f"the engine runs as user {engine.uid} but the supervisor as {options.run_as_user}, "
             f"so the supervisor cannot see or signal it: omit {options.fields.run_as_user}"
         )
     elif engine.is_hidden and not known:
-        found.append(
+        notes.append(
             "the engine runs as root with capabilities, so the supervisor cannot see its sockets "
             "and will not find it: set runAsUser, or drop all capabilities"
         )
-    return found
+    return notes
 
 
 def _make_mode_notes(options: InjectionOptions) -> list[str]:
     """Return notes about the limits of mode ``Recover`` without the operator."""
     if not options.may_act:
         return []
-    found = [
+    notes = [
         "in mode Recover without the operator, replicas take no restart slots, so all of them "
         "may restart at the same time, and the only one may restart, too: use a "
         "SupervisionPolicy to get slots"
     ]
     if Action.POD_REPLACE in options.supervision.ladder:
-        found.append("PodReplace has no effect, because only the operator evicts pods")
-    return found
+        notes.append("PodReplace has no effect, because only the operator evicts pods")
+    return notes

@@ -1,4 +1,4 @@
-"""Define the settings of a supervisor that is added to a pod of another workload."""
+"""Define the settings of a supervisor that is injected into a pod of another workload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ the engine is unknown."""
 
 @dataclass(frozen=True)
 class OptionNames:
-    """Name of each option for messages: a flag of the command line, or a field of a policy."""
+    """Name of each option in messages: a flag of the command line, or a field of a policy."""
 
     engine: str = "--engine"
     container: str = "--container"
@@ -39,14 +39,14 @@ class OptionNames:
 
 @dataclass(frozen=True)
 class InjectionOptions:
-    """Settings in the types of a SupervisionPolicy.
+    """Settings of an injection, in the types of a SupervisionPolicy.
 
-    ``selector`` chooses pods by label. ``namespace`` excludes workloads of other namespaces; None
-    means all. ``named_is_custom`` is whether a container counts as a custom engine because it is
-    named. ``resources`` and ``pull_secrets`` are the defaults for a ``supervisor`` that sets none.
-    ``assigned_user`` leaves the supervisor's user to the platform. ``config_maps`` has the data of
-    the ConfigMaps next to the workload, and ``runtimes`` the specifications of KServe's runtimes.
-    ``fields`` names the options in messages.
+    ``selector`` selects pods by label. ``namespace`` excludes workloads of other namespaces; None
+    means all. ``named_is_custom`` is whether a container that ``engine`` names may be a custom
+    engine. ``resources`` and ``pull_secrets`` are the defaults for a ``supervisor`` that sets none.
+    ``assigned_user`` lets the platform choose the supervisor's user. ``config_maps`` contains the
+    data of the ConfigMaps next to the workload, and ``runtimes`` the specs of KServe's runtimes.
+    ``fields`` contains the names of the options in messages.
     """
 
     image: str
@@ -72,9 +72,9 @@ class InjectionOptions:
 
     @property
     def engine_type(self) -> EngineType | None:
-        """The engine's type; None if it is detected in each pod."""
-        found = self.engine.type
-        return None if found is SelectedType.AUTO else EngineType(found.value)
+        """Type of the engine; None if it is detected in each pod."""
+        selected = self.engine.type
+        return None if selected is SelectedType.AUTO else EngineType(selected.value)
 
     @property
     def may_act(self) -> bool:
@@ -85,7 +85,7 @@ class InjectionOptions:
 def make_options(
     policy: SupervisionPolicy, image: str, fields: OptionNames, namespace: str | None = None
 ) -> InjectionOptions:
-    """Translate ``policy`` into options; ``image`` is the supervisor's."""
+    """Convert ``policy`` to options; ``image`` is the supervisor's image."""
     spec = policy.spec
     return InjectionOptions(
         image=image,

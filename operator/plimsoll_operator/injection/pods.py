@@ -29,7 +29,8 @@ TEMPLATE_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
 """Path of the pod template, by API group and kind."""
 
 GROUP_RESTART_POLICIES = frozenset({"RecreateGroupOnPodRestart", "RecreateGroupAfterStart"})
-"""Restart policies of a LeaderWorkerSet that recreate the group. Others restart one container."""
+"""Restart policies with which a LeaderWorkerSet recreates the whole group. Others restart only one
+container."""
 AIBRIX_API = "orchestration.aibrix.ai"
 RAY_CLUSTER_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
     (RAY_API, "RayCluster"): ("spec",),
@@ -38,7 +39,7 @@ RAY_CLUSTER_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
     (AIBRIX_API, "RayClusterFleet"): ("spec", "template", "spec"),
     (AIBRIX_API, "RayClusterReplicaSet"): ("spec", "template", "spec"),
 }
-"""Path of the specification of a RayCluster, by API group and kind."""
+"""Path of the spec of a RayCluster, by API group and kind."""
 SUPPORTED_KINDS = (
     "a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, Pod, LeaderWorkerSet,"
     " RayCluster, RayService, RayJob, AIBrix's RayClusterFleet, or KServe's InferenceService or"
@@ -55,13 +56,13 @@ WORKERS_MESSAGE = (
 class PodSpec:
     """A pod spec in a document. ``spec`` and ``labels`` are changed in place.
 
-    ``path`` is its path in the document. ``worker`` is true for the pods of a multi-node engine
-    that serve no port. ``restarts_group`` is the restart policy by which the restart of one
-    container restarts every pod of the group; empty if there is none. ``inherited`` are labels that
-    the pods get from elsewhere in the document, or from their controller. ``needs_images`` is false
-    if a controller merges its containers into the pods. ``ray`` is whether KubeRay starts Ray in
-    them. ``no_restart_reason`` is why they are not restarted although the document does not set
-    that. ``annotations`` are the pods'.
+    ``path`` is its path in the document. ``worker`` is True for the pods of a multi-node engine
+    that serve no port. ``restarts_group`` is the restart policy with which the restart of one
+    container recreates the whole group; empty if there is none. ``inherited`` are labels that the
+    pods get from elsewhere in the document, or from their controller. ``needs_images`` is False if
+    a controller merges its containers into the pods. ``ray`` is whether KubeRay starts Ray in them.
+    ``no_restart_reason`` is why the kubelet does not restart them although the document does not
+    say so. ``annotations`` are the pods'.
     """
 
     path: str
@@ -77,10 +78,9 @@ class PodSpec:
 
 
 def pods_of(document: Object, where: str) -> list[PodSpec]:
-    """Return the pod specs of ``document``; none for a kind without pods.
+    """Return the pod specs of ``document``; empty for a kind without pods.
 
-    Raises InjectionError, which begins with ``where``, if a field is not the object that it should
-    be.
+    Raises InjectionError, which begins with ``where``, if a field has the wrong type.
     """
     kind = str(document.get("kind", ""))
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
@@ -103,7 +103,7 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
 
 
 def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
-    """Add the labels that identify the pods of a group or of a predictor."""
+    """Return the pods with the labels and annotations that their controller adds."""
     held = document.get("metadata")
     metadata = held if isinstance(held, dict) else {}
     name, own = str(metadata.get("name", "")), metadata.get("labels")
@@ -121,81 +121,87 @@ def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[Po
 def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     """Return the pod's containers.
 
-    A KServe predictor with a model also has its runtime's containers, if ``runtimes`` has them. An
-    unknown runtime counts as one container, which KServe merges with the predictor's fields.
+    A KServe predictor with a model also has its runtime's containers, if ``runtimes`` contains it.
+    An unknown runtime counts as one container, which KServe merges with the predictor's fields.
     """
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
     names = {one.get("name") for one in listed}
     if not isinstance(model, dict) or KSERVE_CONTAINER in names:
         return listed
-    known = _find_runtime(model, runtimes)
-    made = [one for one in (known or {}).get("containers") or () if one["name"] not in names]
-    base = next((one for one in made if one["name"] == KSERVE_CONTAINER), None)
-    others = [one for one in made if one is not base]
+    runtime_spec = _find_runtime(model, runtimes)
+    added = [
+        one for one in (runtime_spec or {}).get("containers") or () if one["name"] not in names
+    ]
+    base = next((one for one in added if one["name"] == KSERVE_CONTAINER), None)
+    others = [one for one in added if one is not base]
     if base is None:
         runtime = model.get("runtime") or (model.get("modelFormat") or {}).get("name", "")
         base = {"image": str(runtime)}
-    # KServe appends arguments and merges variables by name; the model's come last.
+    # KServe appends arguments and merges variables by name; the model's take precedence.
     merged = {**base, **model, "name": KSERVE_CONTAINER}
     merged["args"] = [*(base.get("args") or ()), *(model.get("args") or ())]
     env = [*(base.get("env") or ()), *(model.get("env") or ())]
     merged["env"] = list({one["name"]: one for one in env}.values())
-    own, given = base.get("resources") or {}, model.get("resources") or {}
+    runtime_resources, model_resources = base.get("resources") or {}, model.get("resources") or {}
     merged["resources"] = {
-        key: (own.get(key) or {}) | (given.get(key) or {}) for key in ("limits", "requests")
+        key: (runtime_resources.get(key) or {}) | (model_resources.get(key) or {})
+        for key in ("limits", "requests")
     }
     return [*listed, merged, *others]
 
 
 def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
-    """Return the runtime that a model names, or the only one that KServe may choose for it."""
+    """Return the runtime that a model names, or the only one that KServe may select for it."""
     if (name := model.get("runtime")) is not None:
         return runtimes.get(str(name))
-    wanted = (model.get("modelFormat") or {}).get("name")
-    fitting = [
+    model_format = (model.get("modelFormat") or {}).get("name")
+    matching = [
         runtime
         for runtime in runtimes.values()
         if any(
-            one.get("autoSelect") is True and one.get("name") == wanted
+            one.get("autoSelect") is True and one.get("name") == model_format
             for one in runtime.get("supportedModelFormats") or ()
         )
     ]
-    return fitting[0] if len(fitting) == 1 else None
+    return matching[0] if len(matching) == 1 else None
 
 
 def list_engine_objects(pod: Object) -> list[Object]:
     """Return the objects that become containers of the pod, to be changed in place.
 
-    These are the listed containers, native sidecars, and the model from which KServe makes a
+    These are the listed containers, native sidecars, and the model from which KServe creates a
     container.
     """
     model = pod.get("model")
-    made = [model] if isinstance(model, dict) else []
-    return [*(pod.get("containers") or []), *native_sidecars(pod), *made]
+    models = [model] if isinstance(model, dict) else []
+    return [*(pod.get("containers") or []), *native_sidecars(pod), *models]
 
 
 def find_engine_object(pod: Object, container: str) -> Object | None:
-    """Return the container, or the model from which KServe makes it; None if there is neither."""
+    """Return the container, or the model from which KServe creates it; None if there is neither."""
     model = pod.get("model")
-    made = model if isinstance(model, dict) else None
-    return next((one for one in list_engine_objects(pod) if one.get("name") == container), made)
+    default = model if isinstance(model, dict) else None
+    return next((one for one in list_engine_objects(pod) if one.get("name") == container), default)
 
 
 def set_container_name_variable(pod: Object, container: str) -> None:
     """Set the environment variable with the container's name.
 
-    The supervisor identifies the engine's processes by it. KServe copies the variable from a
+    The supervisor uses it to identify the engine's processes. KServe copies the variable from a
     predictor's model.
     """
-    made = find_engine_object(pod, container)
-    if made is not None:
-        kept = [one for one in made.get("env") or [] if one.get("name") != CONTAINER_ENV]
-        made["env"] = [*kept, {"name": CONTAINER_ENV, "value": container}]
+    engine = find_engine_object(pod, container)
+    if engine is not None:
+        kept = [one for one in engine.get("env") or [] if one.get("name") != CONTAINER_ENV]
+        engine["env"] = [*kept, {"name": CONTAINER_ENV, "value": container}]
 
 
 def _iterate_leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
-    """Yield the pods of a LeaderWorkerSet; the workers' template is the default for the leader."""
+    """Yield the pod specs of a LeaderWorkerSet.
+
+    Without a leader template, leaders use the workers'.
+    """
     path = ("spec", "leaderWorkerTemplate")
     group = _get_or_create_object(document, path, where)
     # The default of the LeaderWorkerSet API.
@@ -232,7 +238,7 @@ def _iterate_ray_cluster(document: Object, path: tuple[str, ...], where: str) ->
 
 
 def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: str) -> str:
-    """Return why KubeRay prevents the kubelet from restarting a head; empty if it does not."""
+    """Return why KubeRay keeps the kubelet from restarting a head; empty if it does not."""
     cluster = _get_or_create_object(document, path, where)
     options = cluster.get("autoscalerOptions")
     version = options.get("version") if isinstance(options, dict) else None
@@ -244,7 +250,7 @@ def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: s
 
 
 def _iterate_predictor(document: Object, where: str) -> Iterator[PodSpec]:
-    """Yield the pod of a KServe predictor, whose own fields are those of a pod spec."""
+    """Yield the pod specs of a KServe predictor, which has the fields of a pod spec itself."""
     path = ("spec", "predictor")
     predictor = _get_or_create_object(document, path, where)
     yield PodSpec(
@@ -267,7 +273,7 @@ def _make_pod_spec(
     restarts_group: str = "",
 ) -> PodSpec:
     template = _get_or_create_object(document, path, where)
-    # Nothing is added to pods without a supervisor, not even empty labels.
+    # Add nothing to pods without a supervisor, not even empty labels.
     metadata: Object = {} if worker else _get_or_create_object(template, ("metadata",), where)
     labels = {} if worker else _get_labels(metadata, where)
     spec, at = _get_or_create_object(template, ("spec",), where), ".".join((*path, "spec"))
@@ -275,7 +281,7 @@ def _make_pod_spec(
 
 
 def _get_or_create_object(document: Object, path: tuple[str, ...], where: str) -> Object:
-    """Return the object at ``path``, or create it."""
+    """Return the object at ``path``; create it if it is missing."""
     found = document
     for at, key in enumerate(path):
         if found.get(key) is None:

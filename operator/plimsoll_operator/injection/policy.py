@@ -1,7 +1,7 @@
-"""Inject one pod that a SupervisionPolicy selects, or record why it gets no supervisor.
+"""Inject a pod that a SupervisionPolicy selects, or record why it gets no supervisor.
 
-The pod gets what ``plimsoll inject`` adds, by the same function. All pods of a policy share its
-ConfigMap, so the description of the engine, which differs by pod, is in the supervisor's
+The pod gets what ``plimsoll inject`` adds, from the same function. All pods of a policy share its
+ConfigMap, so the description of the engine, which differs between pods, is in the supervisor's
 environment.
 """
 
@@ -58,23 +58,23 @@ from plimsoll_operator.render.paths import SUPERVISED
 Object = dict[str, Any]
 
 INJECTED_IMAGES_ANNOTATION = "plimsoll.dev/injected-images"
-"""Annotation of a pod with the images of its injection, as :func:`format_images` returns them."""
+"""Annotation of a pod: the injected images, as :func:`format_images` returns them."""
 ENGINE_ANNOTATION = "plimsoll.dev/engine"
-"""Annotation of a pod with the engine that was found, and the evidence."""
+"""Annotation of a pod: the detected engine and the evidence."""
 POD_PATH = "spec"
-"""Path of the pod spec at the beginning of messages."""
+"""Path of the pod spec at the start of messages."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
-"""Annotation of the pods of a LeaderWorkerSet that allows restarts of the whole group. ``true``
-accepts that a restart of the supervisor restarts the group."""
+"""Annotation of a LeaderWorkerSet's pods. ``true`` accepts that a restart of the supervisor
+restarts the whole group."""
 ALLOW_HOST_PORTS = "plimsoll.dev/allow-host-ports"
-"""Annotation of pods on their node's network. ``true`` accepts that a node runs only one of
-them."""
+"""Annotation of pods that use the host network. ``true`` accepts that only one of them can run on a
+node."""
 LWS_LEADER_ANNOTATION = "leaderworkerset.sigs.k8s.io/leader-name"
 """Annotation of a LeaderWorkerSet's workers. The label with their index may be missing at
-admission, because the webhook of LeaderWorkerSets may be called after Plimsoll's."""
+admission, because the webhook of LeaderWorkerSet may be called after Plimsoll's."""
 MAX_LABEL_CHARS = 63
 MAX_ANNOTATIONS_BYTES = 1 << 18
-"""Maximum size of all annotations in bytes. The API server refuses a pod that has more."""
+"""Maximum total size of a pod's annotations in bytes. The API server rejects more."""
 POLICY_OPTION_NAMES = OptionNames(
     engine="the policy's spec.engine.type",
     container="the policy's spec.engine.container",
@@ -92,22 +92,23 @@ POLICY_OPTION_NAMES = OptionNames(
 
 @dataclass(frozen=True)
 class AdmittedPod:
-    """The pod to create. ``refusal`` is why it has no supervisor; None if it has one."""
+    """The pod to create. ``refusal`` is why it gets no supervisor; None if it gets one."""
 
     pod: Object
     refusal: str | None = None
 
 
 def format_images(policy: SupervisionPolicy, images: Images) -> str:
-    """Return the images that new pods of ``policy`` get, as one text."""
+    """Return the images that new pods of ``policy`` get, separated by commas."""
     probe = images.probe if policy.spec.probe.enabled else None
     return ", ".join(dict.fromkeys([images.supervisor, probe or images.supervisor]))
 
 
 def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> AdmittedPod:
-    """Return ``pod`` with a supervisor, or with an annotation that explains why it has none.
+    """Return ``pod`` with a supervisor, or with an annotation that says why it has none.
 
-    The argument is not changed. A pod that already has the supervisor gets the same one again.
+    The argument is not changed. In a pod that already has the supervisor, it is replaced by an
+    equal one.
     """
     changed = copy.deepcopy(pod)
     try:
@@ -147,14 +148,17 @@ def _set_metadata(metadata: Object, field: str, key: str, value: str) -> None:
 
 
 def _check_pod(pod: Object) -> None:
-    """Refuse a pod whose fields make a supervisor impossible, whatever its engine is."""
+    """Reject a pod in which no supervisor can run, whatever its engine is.
+
+    Raises InjectionError.
+    """
     meta, spec = pod["metadata"], pod["spec"]
     check_types(spec, POD_PATH)
     check_shape(spec, POD_PATH, POLICY_OPTION_NAMES)
     annotations = meta.get("annotations") or {}
     grouped = bool(membership(meta).ray_cluster) or _is_in_group(meta.get("labels") or {})
     if spec.get("hostNetwork") and grouped and annotations.get(ALLOW_HOST_PORTS) != "true":
-        # The supervisors of a group reach each other at the same port.
+        # All supervisors of a group use the same port to reach each other.
         raise InjectionError(
             f"{POD_PATH}.hostNetwork: true: in a multi-node group, the supervisor's ports "
             f"{METRICS_PORT} and {PROBE_PORT} would be the node's, so a second supervised pod on "
@@ -167,10 +171,10 @@ def _check_pod(pod: Object) -> None:
 
 
 def _check_group(metadata: Object) -> None:
-    """Refuse pods of groups that a supervisor would harm, or that have no leader for it.
+    """Reject groups that a supervisor would harm, and workers without a leader.
 
-    A pod does not show the restart policy of its LeaderWorkerSet, whose default restarts the group.
-    A Ray worker without a RayCluster has no head with a supervisor.
+    A pod does not show the restart policy of its LeaderWorkerSet, whose default recreates the
+    group. A Ray worker without a RayCluster has no head with a supervisor. Raises InjectionError.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(RAY_NODE) == RAY_WORKER and not membership(metadata).ray_cluster:
@@ -197,9 +201,10 @@ def _is_in_group(labels: Object) -> bool:
 
 
 def find_group(metadata: Object) -> str:
-    """Return the multi-node group of a new pod; empty if the pod is a replica by itself.
+    """Return the name of a new pod's multi-node group; empty if the pod is a replica by itself.
 
-    The webhook of LeaderWorkerSets may add the group's index later, so a worker names its leader.
+    The webhook of LeaderWorkerSet may add the group's index later, so a worker's group is named
+    after its leader.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if cluster := membership(metadata).ray_cluster:
@@ -210,7 +215,7 @@ def find_group(metadata: Object) -> str:
 
 
 def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
-    """Return the pod's place in a RayCluster or LeaderWorkerSet; None if it is not in one."""
+    """Return the pod's membership in a RayCluster or LeaderWorkerSet; None if it has none."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     cluster, node = membership(meta).ray_cluster, labels.get(RAY_NODE)
@@ -260,7 +265,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
     places = find_supervisor_places(spec, engine) if group is None else SUPERVISED
     check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, places)
     member = membership(pod["metadata"])
-    found = PodEngine(
+    pod_engine = PodEngine(
         engine=make_endpoint(engine, serves=group is None or not group.worker),
         workload=member.workload,
         graph=member.graph,
@@ -270,17 +275,19 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         restarts=not engine.no_restart_reason,
         role=role_of(labels, engine.words, None if group is None else group.worker),
     )
-    if found.role is not None:
-        _set_metadata(pod["metadata"], "labels", ROLE_LABEL, found.role.value)
+    if pod_engine.role is not None:
+        _set_metadata(pod["metadata"], "labels", ROLE_LABEL, pod_engine.role.value)
     config_map = policy_object_name(policy.metadata.name)
-    add_supervisor(spec, engine, options, config_map, (make_pod_engine_variable(found),), places)
+    add_supervisor(
+        spec, engine, options, config_map, (make_pod_engine_variable(pod_engine),), places
+    )
     return engine
 
 
 def _find_engine(
     pod: Object, group: GroupMember | None, options: InjectionOptions
 ) -> EngineContainer | None:
-    """Find the pod's engine. A Ray worker runs no server command that would show its type."""
+    """Return the pod's engine, or None. A Ray worker has no server command that shows its type."""
     is_worker = group is not None and group.worker
     if is_worker and membership(pod["metadata"]).ray_cluster:
         named = find_worker_container(pod["spec"], POD_PATH, options)

@@ -13,9 +13,9 @@ from plimsoll_operator.injection.command_line import get_program_name, split_wor
 class ProgramClassification(NamedTuple):
     """Classification of a command.
 
-    ``kind`` is the engine if the command is an engine's server, and ``not_engine_reason`` is why it
-    is not one; both are empty if unknown. ``words`` are the server's own. ``no_port_reason`` is why
-    a server has no HTTP port.
+    ``kind`` is the engine if the command starts an engine's server, and ``not_engine_reason`` says
+    why it does not; both are empty if unknown. ``words`` are the server's arguments.
+    ``no_port_reason`` is why a server has no HTTP port.
     """
 
     kind: EngineType | None = None
@@ -40,7 +40,7 @@ SERVE_COMMANDS = {
     "vllm.entrypoints.cli.main": EngineType.VLLM,
     "sglang.cli.main": EngineType.SGLANG,
 }
-"""Programs and modules whose subcommand ``serve`` serves HTTP. Other subcommands do not."""
+"""Programs and modules of which only the subcommand ``serve`` serves HTTP."""
 WORKER_MODULES = re.compile(r"dynamo\.(vllm|sglang|trtllm)(\..*)?")
 GRPC_MODULES = re.compile(r"vllm\.entrypoints\.grpc_server|sglang\.srt\.entrypoints\.grpc_server")
 SERVING_FILES = re.compile(r"(.*/)?(vllm/entrypoints/.*api_server|sglang/launch_server)\.py")
@@ -63,7 +63,7 @@ HELPER_PROGRAMS = split_words(
     "gradio|streamlit|open-webui|litellm|vllm-router|sglang-router|epp|vllm_router|"
     "sglang_router|iperf|iperf3|nccl-tests|all_reduce_perf|mpirun|torchrun"
 )
-"""Programs that prepare a server, send it requests, or act as its proxy."""
+"""Programs that prepare a server, send it requests, or proxy them."""
 NOT_SERVING_COMMANDS = frozenset(
     {"bench", "chat", "complete", "run-batch", "collect-env", "launch-render"}
 )
@@ -80,11 +80,11 @@ OTHER_IMAGES = split_words(
     "store|cleaner|cleanup|puller|prefetch|watcher|reporter|notifier|loadgen|load|gradio|"
     "streamlit|extproc|lint|helm|chart|charts"
 )
-"""Words in the name of an image that is related to an engine but does not contain one."""
+"""Words in the names of images that are related to an engine but do not contain one."""
 
 
 def classify_command(words: Sequence[str]) -> ProgramClassification:
-    """Classify a simple command."""
+    """Classify a simple command, given as its words."""
     name = get_program_name(words[0])
     if PYTHON.fullmatch(name):
         return _classify_python(words)
@@ -135,10 +135,14 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
         )
     module, rest = words[at + 1], words[at + 2 :]
     if module in SERVER_MODULES:
-        found = ProgramClassification(
+        classification = ProgramClassification(
             SERVER_MODULES[module], rest, module, no_port_reason=_explain_missing_port(rest)
         )
-        return _classify_huggingface(found) if module == "huggingfaceserver" else found
+        return (
+            _classify_huggingface(classification)
+            if module == "huggingfaceserver"
+            else classification
+        )
     if module in SERVE_COMMANDS:
         return _classify_subcommand(module, rest)
     if (worker := WORKER_MODULES.fullmatch(module)) is not None:
@@ -183,9 +187,9 @@ def _explain_missing_port(words: Sequence[str]) -> str:
 
 
 def classify_image(image: str) -> tuple[EngineType | None, str]:
-    """Return the engine that an image's own name suggests, and that name.
+    """Return the engine that an image's own name suggests (None if unknown), and that name.
 
-    The names of registries and projects before it are ignored.
+    Registry and project names are ignored.
     """
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
     words = set(WORD_SEPARATORS.split(name))
@@ -204,20 +208,20 @@ def find_option_value(words: Sequence[str], name: str) -> str | None:
 
     Both accept underscores instead of dashes.
     """
-    found = None
+    last = None
     for at, word in enumerate(words):
         if not word.startswith("--"):
             continue
-        given, equals, value = word.partition("=")
-        if given.replace("_", "-") != name:
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") != name:
             continue
         if equals:
-            found = value
+            last = value
         elif at + 1 < len(words):
-            found = words[at + 1]
-    return found
+            last = words[at + 1]
+    return last
 
 
 def has_option(words: Sequence[str], name: str) -> bool:
-    """Report whether an option is given, with or without a value."""
+    """Report whether an option is present, with or without a value."""
     return any(word.partition("=")[0].replace("_", "-") == name for word in words)

@@ -17,10 +17,10 @@ Object = dict[str, Any]
 def find_worker_container(pod: Object, at: str, options: InjectionOptions) -> str:
     """Return the name of the container of a Ray worker that runs the engine.
 
-    This is the one that ``options`` name if the worker has it, its only one, or the only one that
-    runs ``ray start``. A RayCluster may name the containers of its head and its workers
-    differently, so a name that the worker lacks is no error. Raises InjectionError, which begins
-    with ``at``, if no container matches.
+    This is the container that ``options`` name, the only container, or the only one that runs ``ray
+    start``. A RayCluster may name the containers of its head and its workers differently, so a name
+    that the worker lacks is ignored. Raises InjectionError, which begins with ``at``, if no
+    container matches.
     """
     named = options.engine.container
     containers: list[Object] = pod.get("containers") or []
@@ -39,7 +39,7 @@ def find_worker_container(pod: Object, at: str, options: InjectionOptions) -> st
 
 
 def _starts_ray(container: Object) -> bool:
-    """Report whether the container runs ``ray start``, as KubeRay writes it into a shell script."""
+    """Report whether the container runs ``ray start``, which KubeRay writes into a shell script."""
     commands = command_line.parse_container(container).commands
     return any(
         get_program_name(word) == "ray" and verb == "start"

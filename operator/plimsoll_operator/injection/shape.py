@@ -61,7 +61,7 @@ TYPE_NAMES: dict[Any, str] = {str: "a text", dict: "an object", list: "a list"}
 
 
 def check_types(pod: Object, at: str) -> None:
-    """Refuse a pod spec with a field of the wrong type.
+    """Reject a pod spec with a field of the wrong type.
 
     Raises InjectionError, which begins with ``at`` and names the field.
     """
@@ -78,15 +78,15 @@ def _check_value(value: Any, shape: TypeShape, at: str, field: str) -> None:
         for key in sorted(shape.keys() & value.keys()):
             _check_value(value[key], shape[key], f"{at}.{key}", key)
     elif isinstance(value, list):
-        for number, item in enumerate(value):
+        for index, item in enumerate(value):
             name = item.get("name") if isinstance(item, dict) else None
-            place = f"{at}[{name if isinstance(name, str) else number}]"
+            item_path = f"{at}[{name if isinstance(name, str) else index}]"
             if item is None:
-                raise InjectionError(f"{place} is empty")
-            _check_value(item, shape[0], place, field)
+                raise InjectionError(f"{item_path} is empty")
+            _check_value(item, shape[0], item_path, field)
             for needed in REQUIRED_FIELDS.get(field, ()):
                 if not item.get(needed):
-                    raise InjectionError(f"{place}.{needed}: required")
+                    raise InjectionError(f"{item_path}.{needed}: required")
 
 
 def _describe_value(value: Any) -> str:

@@ -36,10 +36,11 @@ def add_supervisor(
     env: tuple[Object, ...] = (),
     at: SupervisorPlaces = SUPERVISED,
 ) -> None:
-    """Add the supervisor of ``engine`` to ``pod``, a pod spec, in place.
+    """Add the supervisor of ``engine`` to the pod spec ``pod``, in place.
 
-    It replaces an earlier injection. ``config_map`` holds its configuration, ``env`` is added to
-    its environment, and ``at`` are its paths and ports.
+    It replaces an earlier injection. ``config_map`` is the ConfigMap with its configuration,
+    ``env`` is added to its environment, and ``at`` contains its paths and ports. Raises
+    InjectionError.
     """
     supervisor = _make_container(pod, engine, options, at)
     supervisor["env"] = [*supervisor["env"], *env]
@@ -64,35 +65,37 @@ def _make_container(
 ) -> Object:
     containers = list_containers(pod, options.runtimes)
     others = other_containers(pod | {"containers": containers})
-    made = supervisor_container(options.supervisor, options.image, options.resources, others, at)
+    container_spec = supervisor_container(
+        options.supervisor, options.image, options.resources, others, at
+    )
     # Without a policy, the supervisor writes no objects and needs no service account token.
     unwanted = ("shm",) if options.token else ("token", "shm")
-    mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in unwanted]
+    mounts = [mount for mount in container_spec["volumeMounts"] if mount["name"] not in unwanted]
     # The supervisor searches the engine's own shared memory for leftover files.
     shm = [engine.shm] if engine.shm is not None else []
     uid = options.run_as_user if options.run_as_user is not None else engine.uid
-    same: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
+    security: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
     if uid is not None or not options.assigned_user:
-        same |= {"runAsUser": uid or 0, "runAsNonRoot": bool(uid)}
-    taken = {
+        security |= {"runAsUser": uid or 0, "runAsNonRoot": bool(uid)}
+    port_names = {
         port.get("name")
         for container in (*containers, *native_sidecars(pod))
         for port in container.get("ports") or []
         if isinstance(port, dict)
     }
-    return made | {
+    return container_spec | {
         # A Service resolves a named target port in any container, so names must be unique.
         "ports": [
             port | {"name": f"{port['name']}-{port['containerPort']}"}
-            if port["name"] in taken
+            if port["name"] in port_names
             else port
-            for port in made["ports"]
+            for port in container_spec["ports"]
         ],
         "volumeMounts": [
             *(mount | {"name": VOLUME_PREFIX + mount["name"]} for mount in mounts),
             *shm,
         ],
-        "securityContext": made["securityContext"] | same,
+        "securityContext": container_spec["securityContext"] | security,
     }
 
 
@@ -102,7 +105,7 @@ def _add_to_pod(
     pod["shareProcessNamespace"] = True
     add_pull_secrets(pod, options.supervisor, options.pull_secrets)
     others = [c for c in pod.get("initContainers") or [] if c.get("name") != names.SUPERVISOR]
-    # The supervisor starts before the engine and ends after it; earlier containers may download.
+    # The supervisor starts before the engine and stops after it, but after any model download.
     at = next((n for n, one in enumerate(others) if one.get("name") == engine), len(others))
     pod["initContainers"] = [*others[:at], container, *others[at:]]
     volumes = {VOLUME_PREFIX + name: source for name, source in SUPERVISOR_VOLUMES.items()}

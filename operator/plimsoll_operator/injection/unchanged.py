@@ -1,4 +1,4 @@
-"""Reasons why a pod is left unchanged: sentences for a person that follow the pod's path."""
+"""Messages about pods that are left unchanged. They follow the pod's path."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def unchanged_note(why: str) -> str:
 
 def selector_mismatch(labels: Mapping[str, Any], options: InjectionOptions) -> str | None:
     """Return why the selector does not match ``labels``; None if it does."""
-    held = {str(key): str(value) for key, value in labels.items()}
-    if options.selector is None or options.selector.matches(held):
+    text_labels = {str(key): str(value) for key, value in labels.items()}
+    if options.selector is None or options.selector.matches(text_labels):
         return None
-    shown = ", ".join(f"{key}={value}" for key, value in held.items()) or "none"
+    shown = ", ".join(f"{key}={value}" for key, value in text_labels.items()) or "none"
     return f"{options.fields.selector} does not select its labels ({shown})"
 
 
 def group_restart_reason(
     options: InjectionOptions, policy: str = "RecreateGroupOnPodRestart"
 ) -> str:
-    """Explain why a group that its restart ``policy`` restarts as a whole needs consent."""
+    """Return why a supervisor in a group with this restart ``policy`` needs consent."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"
         f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"

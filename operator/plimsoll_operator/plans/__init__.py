@@ -1,4 +1,4 @@
-"""Plans of the objects that a service or policy should have.
+"""Plan the objects that a service or policy should have.
 
-Pure functions of spec and observation.
+The functions are pure: they depend only on the spec and the observed state.
 """

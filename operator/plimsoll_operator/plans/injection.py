@@ -1,14 +1,14 @@
-"""Circuit breaker of injection: decides whether new pods of a policy get a supervisor.
+"""Circuit breaker of the injection: decides whether new pods of a policy get a supervisor.
 
 An engine starts after its supervisor, so a pod fails if its supervisor cannot start. Until one pod
-of a policy has run with the current images, only a few pods at a time get them. Injection stops if
-several pods are stuck with them, or if the API server refuses pods because of them. It resumes on a
-person's request. It also resumes if the API server refuses the same owner's pods without a
-supervisor, too, because then the supervisor was not the cause.
+of a policy has run with the current images, only a few pods at a time get a supervisor. The
+injection stops if several pods are stuck with these images, or if the API server rejects pods
+because of them. It resumes when a person requests it. It also resumes if the API server rejects the
+same owner's pods even without a supervisor, because then the supervisor was not the cause.
 
-The operator decides and writes ``status.injection``, which the webhook of each replica reads.
-Anyone who may create pods or Events in a namespace can forge the evidence, and thereby stop or
-resume the injection of that namespace's policies, but nothing else.
+The operator decides and writes ``status.injection``, which every replica's webhook reads. Anyone
+who may create pods or Events in a namespace can forge the evidence. This can only stop or resume
+the injection for the policies of that namespace.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
 
 RETRY = "plimsoll.dev/retry-injection"
-"""Annotation of a policy; a value that differs from the one at the stop requests another
-attempt."""
+"""Annotation of a policy. Changing its value after a stop requests another attempt."""
 MAX_RETRY = 256
 PROPAGATION_S = 15.0
 """Seconds after a stop until every webhook knows it; webhooks read the policies every 2 s."""
 
 
 def parse_injection(status: Object | None) -> Injection | None:
-    """Parse ``status.injection``; return None if it is absent or malformed."""
+    """Parse ``status.injection``. Return None if it is absent or malformed."""
     try:
         return Injection.model_validate((status or {}).get("injection"))
     except ValidationError:
@@ -51,39 +50,41 @@ def decide_injection(
 ) -> Object:
     """Return the new ``status.injection`` from the previous one and the policy's pods.
 
-    ``now`` is in RFC 3339. Injection stops if ``limit`` pods are stuck, or if ``refused`` has a
-    recent refusal to create a pod of the policy. It resumes with other images, another generation
-    of the policy or another value of :data:`RETRY`; older pods and refusals then no longer count.
+    ``now`` is RFC 3339. The injection stops if ``limit`` pods are stuck, or if ``refused`` contains
+    a recent rejection of a pod of the policy. It resumes with other images, another generation of
+    the policy or another value of :data:`RETRY`; earlier pods and rejections then no longer count.
     """
-    same = before if before is not None and before.images == images else Injection(images=images)
-    stopped, since, proven = same.stopped, same.since, same.proven
-    anyway = same.refused_anyway
+    previous = (
+        before if before is not None and before.images == images else Injection(images=images)
+    )
+    stopped, since, proven = previous.stopped, previous.since, previous.proven
+    rejected_anyway = previous.refused_anyway
     if stopped is not None and not _is_in_force(stopped, policy):
         stopped, since, proven = None, now, False
     elif stopped is not None and any(
         _is_refused_without_supervisor(stopped, one) for one in refused
     ):
-        anyway = [*anyway, stopped.refusal][-MAX_ANYWAY:]
+        rejected_anyway = [*rejected_anyway, stopped.refusal][-MAX_ANYWAY:]
         stopped, since = None, now
-    ours = [
+    injected = [
         one for one in pods
         if one.state is SupervisionState.SUPERVISED and one.start.images == images
         and one.created >= (since or "")
     ]  # fmt: skip
-    proven = proven or any(one.start.ran for one in ours)
-    # If other engines run with this supervisor, a terminating engine is not evidence against it.
+    proven = proven or any(one.start.ran for one in injected)
+    # If other engines run with this supervisor, an engine that exits is no evidence against it.
     stuck = sorted(
-        (one for one in ours if one.start.stuck and not (one.start.engine and proven)),
+        (one for one in injected if one.start.stuck and not (one.start.engine and proven)),
         key=lambda one: one.name,
     )
-    new = [one for one in refused if one.at > (since or "") and one.key not in anyway]
-    why = None
+    new = [one for one in refused if one.at > (since or "") and one.key not in rejected_anyway]
+    cause = None
     if new:
-        why = (new[0].owner, new[0].reason, new[0].key)
-    elif _count_stuck(stuck, ours) >= limit:
-        why = (stuck[0].name, stuck[0].start.stuck, "")
-    if stopped is None and why is not None:
-        pod, reason, refusal = why
+        cause = (new[0].owner, new[0].reason, new[0].key)
+    elif _count_stuck(stuck, injected) >= limit:
+        cause = (stuck[0].name, stuck[0].start.stuck, "")
+    if stopped is None and cause is not None:
+        pod, reason, refusal = cause
         stopped = InjectionStop(
             pod=pod,
             reason=reason,
@@ -95,51 +96,57 @@ def decide_injection(
     found = Injection(
         images=images,
         proven=stopped is None and proven,
-        waiting=len({one.member.replica(one.name) for one in ours if not one.start.ran}),
+        waiting=len({one.member.replica(one.name) for one in injected if not one.start.ran}),
         since=since,
         stopped=stopped,
-        refused_anyway=anyway,
+        refused_anyway=rejected_anyway,
     )
-    made: Object = found.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return made
+    status: Object = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return status
 
 
 def reason_to_skip(
     policy: SupervisionPolicy, before: Injection | None, images: str, tried: int, limit: int
 ) -> str:
-    """Return the reason why a new pod of ``policy`` gets no supervisor; empty if it gets one.
+    """Return why a new pod of ``policy`` gets no supervisor; empty if it gets one.
 
-    ``tried`` is the number of replicas that got one from this webhook too recently for the status
-    to count them.
+    ``tried`` is the number of replicas to which this webhook recently gave one and which the status
+    does not count yet.
     """
-    same = before if before is not None and before.images == images else Injection(images=images)
-    if same.stopped is not None and _is_in_force(same.stopped, policy):
-        return f"injection is stopped, because {stop_cause(same.stopped)}"
-    if same.proven:
+    previous = (
+        before if before is not None and before.images == images else Injection(images=images)
+    )
+    if previous.stopped is not None and _is_in_force(previous.stopped, policy):
+        return f"injection is stopped, because {stop_cause(previous.stopped)}"
+    if previous.proven:
         return ""
-    waiting = max(tried, same.waiting if same.stopped is None else 0)
+    waiting = max(tried, previous.waiting if previous.stopped is None else 0)
     if waiting < limit:
         return ""
     return f"{waiting} replicas wait for {images}, with which no pod has run yet"
 
 
 def stop_cause(stopped: InjectionStop) -> str:
-    """Return which pod or owner stopped the injection, as a clause."""
+    """Return which pod or owner stopped the injection, as a clause for a message."""
     if stopped.refusal:
         return f"the API server refuses pods of {stopped.pod} with a supervisor"
     return f"pod {stopped.pod} does not start"
 
 
 def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreation) -> bool:
-    """Report whether the API server also refuses the same owner's pods without a supervisor."""
-    same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
-    return same and bool(refused.at) and subtract_times(stopped.time, refused.at) > PROPAGATION_S
+    """Report whether the API server also rejects the same owner's pods without a supervisor."""
+    same_owner = (
+        bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
+    )
+    return (
+        same_owner and bool(refused.at) and subtract_times(stopped.time, refused.at) > PROPAGATION_S
+    )
 
 
 def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
     """Return the number of stuck pods, or of their nodes if others of ``ours`` run on another node.
 
-    A single broken node is not evidence against the images.
+    A single broken node is no evidence against the images.
     """
     nodes = {one.node for one in stuck}
     elsewhere = {one.node for one in ours if one.start.ran} - nodes - {""}
@@ -151,5 +158,5 @@ def _retry_value(policy: SupervisionPolicy) -> str:
 
 
 def _is_in_force(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
-    """Report whether a stop is still in effect: same policy, and no request for another attempt."""
+    """Report whether a stop still applies: same policy generation, and no retry was requested."""
     return (stopped.generation, stopped.retry) == (policy.metadata.generation, _retry_value(policy))
