@@ -96,8 +96,18 @@ class Media(msgspec.Struct, array_like=True):
     keep: bool = False
 
 
+class Choice(msgspec.Struct, array_like=True):
+    """Another choice of the request in a :class:`Submit`. All other fields are equal."""
+
+    request_id: str
+    seed: int
+    output_ids: list[int]
+    arrived: float
+    attempt: int
+
+
 class Submit(msgspec.Struct, tag="submit"):
-    """Command: run a request.
+    """Command: run a request, and further ``choices`` of its prompt.
 
     ``output_ids`` are the tokens that an earlier epoch generated before a carry-over. They count
     towards ``sampling.max_tokens``.
@@ -123,6 +133,7 @@ class Submit(msgspec.Struct, tag="submit"):
     forget: list[bytes] = []
     adapter: int = 0
     attempt: int = 0
+    choices: list[Choice] = []
 
 
 class Abort(msgspec.Struct, tag="abort"):

@@ -34,6 +34,7 @@ from plimsoll_engine.memory.lost import (
 )
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.choices import split_choices
 from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal, HandoverRefused
 from plimsoll_engine.messages.weight_ipc import MappingLost
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -276,18 +277,17 @@ class Worker:
     def _handle(self, message: worker_ipc.ToWorker) -> None:
         match message:
             case worker_ipc.Submit():
-                refusal = self.engine.submit(message)
-                if refusal is not None:
-                    self.channel.send(refusal)
+                for submit in split_choices(message):
+                    if (refusal := self.engine.submit(submit)) is not None:
+                        self.channel.send(refusal)
             case worker_ipc.Abort(request_id):
                 self.engine.abort(request_id)
             case worker_ipc.AbandonedRequests(request_ids):
                 self.engine.abandoned = frozenset(request_ids)
             case worker_ipc.LoadAdapter():
                 self.channel.send(self._load_adapter(message))
-            case worker_ipc.UnloadAdapter(number):
-                if self.engine.runner.adapters is not None:
-                    self.engine.runner.adapters.unload(number)
+            case worker_ipc.UnloadAdapter(number) if self.engine.runner.adapters is not None:
+                self.engine.runner.adapters.unload(number)
             case worker_ipc.Trim(operation_id):
                 steps = trim(self.engine, self.python, self.leader)
                 self.channel.send(worker_ipc.TrimResult(operation_id, steps))

@@ -3,10 +3,16 @@
 While a worker hangs, clients still come and go, and a socket buffer would grow without bound. Here,
 an abort cancels a submission that is not yet written. The queue thus holds at most one message per
 running request, and one abort per request that the worker received before it hung.
+
+Choices of one prompt wait one by one, so that each can be aborted. They become one message when it
+is taken.
 """
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from plimsoll_engine.messages.choices import MAX_JOINED_TOKENS, create_choice
 from plimsoll_engine.messages.worker_ipc import Abort, Stop, Submit, ToWorker
 
 
@@ -39,5 +45,21 @@ class Outbox:
     def take(self) -> ToWorker | None:
         """Remove and return the next message; None if the queue is empty."""
         for key in self._waiting:
-            return self._waiting.pop(key)
+            message = self._waiting.pop(key)
+            return self._join_choices(message) if isinstance(message, Submit) else message
         return None
+
+    def _join_choices(self, first: Submit) -> Submit:
+        """Return ``first`` with the choices of its prompt that wait directly behind it."""
+        choices, tokens = [], len(first.prompt_ids) + len(first.output_ids)
+        for waiting in self._waiting.values():
+            choice = create_choice(first, waiting) if isinstance(waiting, Submit) else None
+            if choice is None:
+                break
+            tokens += len(first.prompt_ids) + len(choice.output_ids)
+            if tokens > MAX_JOINED_TOKENS:
+                break
+            choices.append(choice)
+        for choice in choices:
+            del self._waiting[f"submit {choice.request_id}"]
+        return replace(first, choices=choices) if choices else first

@@ -1,6 +1,7 @@
 """The request log and what waits to be sent: bounded, carried over, and free of cycles.
 
-Tests ``frontend/requests/request_log.py``.
+Tests ``frontend/requests/request_log.py``, ``frontend/workers/outbox.py`` and
+``messages/choices.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,9 @@ from plimsoll_engine.frontend.requests.request_log import (
 )
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.worker_ipc import Abort, Logprobs, Sampling, Stop, Submit
+from plimsoll_engine.messages.choices import MAX_JOINED_TOKENS, split_choices
+from plimsoll_engine.messages.framing import LENGTH_PREFIX
+from plimsoll_engine.messages.worker_ipc import Abort, Logprobs, Media, Sampling, Stop, Submit
 from tests.byte_text import FIRST_BYTE, byte_level, bytes_text, llama_2
 
 
@@ -178,22 +182,78 @@ def test_a_request_dies_by_reference_counting_alone() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["submit", "abort", "take"]), st.integers(0, 5))))
 def test_the_outbox_never_outgrows_the_live_requests(steps: list[tuple[str, int]]) -> None:
-    outbox, live, sent = Outbox(), set[int](), set[int]()
+    outbox, live, sent, prompt = Outbox(), set[int](), set[int](), [1]
     for action, number in steps:
         if action == "submit" and number not in live:
             live.add(number)
-            outbox.put(Submit(str(number), [1], Sampling(max_tokens=1)))
+            outbox.put(Submit(str(number), prompt, Sampling(max_tokens=number % 3)))
         elif action == "abort" and number in live:
             live.discard(number)
             outbox.put(Abort(str(number)))
         elif action == "take":
             message = outbox.take()
             if isinstance(message, Submit):
-                sent.add(int(message.request_id))
+                sent |= {int(one.request_id) for one in split_choices(message)}
             elif isinstance(message, Abort):
                 assert int(message.request_id) in sent  # never of what the worker does not know
                 sent.discard(int(message.request_id))
         assert len(outbox) <= len(live) + len(sent)
+
+
+def choices_of(prompt: list[int], count: int) -> list[Generation]:
+    """As they come from a body; each has had a token already."""
+    image = Media("image", b"k", 0, 1, 1, [1 << 16], "uint8", b"x" * (1 << 16))
+    found = [
+        Generation(f"c-{number}", prompt, Sampling(9, seed=number), bytes_text(), media=[image])
+        for number in range(count)
+    ]
+    for number, one in enumerate(found):
+        one.push(FIRST_BYTE + number, None)
+    return found
+
+
+def received(outbox: Outbox) -> tuple[list[Submit], list[int]]:
+    """What a worker makes of the frames that the outbox gives, and the bytes of each."""
+    found, sizes = list[Submit](), list[int]()
+    while (message := outbox.take()) is not None:
+        body = worker_ipc.encode_frame(message)[LENGTH_PREFIX.size :]
+        sizes.append(len(body))
+        decoded = worker_ipc.to_worker_decoder.decode(body)
+        assert isinstance(decoded, Submit)
+        found += split_choices(decoded)
+    return found, sizes
+
+
+def test_the_prompt_of_several_choices_is_sent_once() -> None:
+    prompt = [100_000 + number % 1000 for number in range(32_768)]
+    outbox, submits = Outbox(), [one.create_submission() for one in choices_of(prompt, 8)]
+    for submit in submits:
+        outbox.put(submit)
+    found, (size,) = received(outbox)
+    assert found == submits
+    assert size < len(worker_ipc.encode_frame(submits[0])) + 7 * 100
+
+
+def test_only_choices_of_one_prompt_that_still_wait_become_a_message() -> None:
+    outbox, submits = Outbox(), [one.create_submission() for one in choices_of([1, 2], 4)]
+    other = msgspec.structs.replace(submits[3], priority=1)
+    equal = msgspec.structs.replace(submits[3], request_id="equal", prompt_ids=[1, 2])
+    for submit in (*submits[:3], other, equal):
+        outbox.put(submit)
+    outbox.put(Abort("c-1"))
+    found, sizes = received(outbox)
+    assert found == [submits[0], submits[2], other, equal]
+    assert len(sizes) == 3
+
+
+def test_a_message_of_choices_is_bounded() -> None:
+    outbox = Outbox()
+    submits = [one.create_submission() for one in choices_of([5] * (MAX_JOINED_TOKENS // 3), 4)]
+    for submit in submits:
+        outbox.put(submit)
+    found, sizes = received(outbox)
+    assert found == submits
+    assert len(sizes) == 2
 
 
 def test_stop_overtakes_what_the_next_worker_gets_anyway() -> None:

@@ -1,0 +1,48 @@
+"""Several choices of one prompt in one message, so that a long prompt is sent only once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from plimsoll_engine.messages.worker_ipc import Choice, Submit
+
+MAX_JOINED_TOKENS = 1 << 19
+"""Maximum number of tokens of all requests in a message, unless it has one request only.
+
+The worker takes 35 ns to take in a token, with no step meanwhile: 20 ms for one message.
+"""
+
+
+def create_choice(first: Submit, other: Submit) -> Choice | None:
+    """Return what is different in ``other``; None if it is not another choice of ``first``."""
+    if other.prompt_ids is not first.prompt_ids or _get_shared(other) != _get_shared(first):
+        return None
+    return Choice(
+        other.request_id, other.sampling.seed, other.output_ids, other.arrived, other.attempt
+    )
+
+
+def split_choices(submit: Submit) -> Iterator[Submit]:
+    """Yield each request of a message. They share the prompt and media."""
+    yield replace(submit, choices=[])
+    for choice in submit.choices:
+        yield replace(
+            submit,
+            request_id=choice.request_id,
+            sampling=replace(submit.sampling, seed=choice.seed),
+            output_ids=choice.output_ids,
+            arrived=choice.arrived,
+            attempt=choice.attempt,
+            forget=[],
+            choices=[],
+        )
+
+
+def _get_shared(submit: Submit) -> Submit:
+    """Return ``submit`` without its prompt and without the fields of a :class:`Choice`."""
+    sampling = replace(submit.sampling, seed=0)
+    return replace(
+        submit, request_id="", prompt_ids=[], sampling=sampling, output_ids=[], arrived=0, attempt=0
+    )
