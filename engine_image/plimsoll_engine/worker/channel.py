@@ -13,9 +13,9 @@ from plimsoll_engine.messages.framing import FrameReader
 SEND_TIMEOUT_S = 30.0
 """Seconds after which the worker exits if the frontend reads nothing."""
 MAX_UNSENT_BYTES = 16 << 20
-"""Maximum number of unsent bytes, enough for 100,000 tokens.
+"""Number of unsent bytes above which the worker makes no steps, enough for 100,000 tokens.
 
-With more, the next message waits until the frontend reads.
+The queue then holds these, the output of one step, and replies to queries.
 """
 CONNECT_TIMEOUT_S = 10.0
 
@@ -28,7 +28,8 @@ class Channel:
     """Non-blocking connection to the frontend.
 
     Bytes that the socket does not accept at once are sent in later calls, so that a step does not
-    wait for a busy frontend.
+    wait for a busy frontend. While the channel :attr:`is_full`, its owner makes no steps, but still
+    receives messages.
     """
 
     def __init__(self, path: str) -> None:
@@ -51,8 +52,8 @@ class Channel:
     def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
         """Send a message, or queue it if the socket is full.
 
-        Blocks while more than :data:`MAX_UNSENT_BYTES` are queued. If the message is the ``last``,
-        blocks until the queue is empty. Raises FrontendGoneError.
+        Blocks only if the message is the ``last``, until the queue is empty. Raises
+        FrontendGoneError.
         """
         frame = memoryview(worker_ipc.encode_frame(message))
         if not self._unsent:
@@ -60,10 +61,14 @@ class Channel:
         self._unsent.append(frame)
         self._unsent_bytes += len(frame)
         self._flush()
-        most = 0 if last else MAX_UNSENT_BYTES
-        while self._unsent_bytes > most:
+        while last and self._unsent:
             select.select([], [self._socket], [], self._get_remaining_s())
             self._flush()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more than :data:`MAX_UNSENT_BYTES` are queued."""
+        return self._unsent_bytes > MAX_UNSENT_BYTES
 
     def _flush(self) -> None:
         """Send the queued bytes that the socket accepts now.
@@ -93,11 +98,12 @@ class Channel:
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
         """Return the messages that arrive within ``timeout_s`` seconds, which may be none.
 
-        Returns after the first bytes. Sends queued messages meanwhile.
+        Returns after the first bytes, or when the channel is no longer full. Sends queued messages
+        meanwhile. Raises FrontendGoneError.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            unsent = [self._socket] if self._unsent else []
+            was_full, unsent = self.is_full, [self._socket] if self._unsent else []
             readable, writable, _ = select.select(
                 [self._socket], unsent, [], max(0.0, deadline - time.monotonic())
             )
@@ -105,7 +111,7 @@ class Channel:
                 self._flush()
             if readable:
                 break
-            if not writable:
+            if not writable or (was_full and not self.is_full):
                 return []
         try:
             data = self._socket.recv(1 << 20)

@@ -117,8 +117,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
             )
         )
         del order  # with the handover in it
-        hooks = create_worker_hooks(config.inject, epoch, engine)
-        Worker(lifecycle, channel, hooks).serve()
+        Worker(lifecycle, channel, create_worker_hooks(config.inject, epoch, engine)).serve()
     except FrontendGoneError as error:
         log.error("%s", error)
         return 1
@@ -149,9 +148,8 @@ def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc
         Role.WORKER, PythonObjects(), excluded_shared_bytes=lifecycle.mapped_host_bytes
     )
     leader = lifecycle.member.leader
-    others = (
-        [] if leader is None else [rank.memory for rank in leader.take_standby_memory_reports()]
-    )
+    reports = [] if leader is None else leader.take_standby_memory_reports()
+    others = [rank.memory for rank in reports]
     for process in (memory, *others):
         process.name, process.private = STANDBY, read_private_anon(process.pid)
     return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)
@@ -213,8 +211,7 @@ class Worker:
         self.hooks = hooks
         self.python = PythonObjects()
         self.allocations = Allocations()
-        self.stopping = False
-        self._handover_requested = False
+        self.stopping = self._handover_requested = False
         self._activity = Activity()
         self._ended_s: dict[str, float] = {}
         """Duration in seconds of each stage of the stop before memory is released."""
@@ -224,7 +221,7 @@ class Worker:
         """Serve until a Stop message. Raises FrontendGoneError and FatalWorkerError."""
         while not self.stopping:
             due = min(self._next_report, self._next_capture)
-            wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
+            wait_s = 0.0 if self._can_step else due - time.monotonic()
             if self.engine.is_transferring:
                 wait_s = min(wait_s, TRANSFER_POLL_S)
             messages = self.channel.receive(max(0.0, wait_s))
@@ -235,19 +232,24 @@ class Worker:
             self._activity.record("messages")
             if self.stopping:
                 break
-            if self.engine.has_work:
+            if self._can_step:
                 self._step()
             else:
-                self.engine.poll(idle=True)
+                self.engine.poll(idle=not self.engine.has_work)
             self._activity.record("step")
             self._capture()
             self._activity.record("capture")
             if time.monotonic() >= self._next_report:
                 self.hooks.tick()
                 self._next_report = time.monotonic() + REPORT_INTERVAL_S
-                self.channel.send(self._create_report())
+                if not self.channel.is_full:
+                    self.channel.send(self._create_report())
                 self._activity.record("report")
         self._shut_down()
+
+    @property
+    def _can_step(self) -> bool:
+        return self.engine.has_work and not self.channel.is_full
 
     def _step(self) -> None:
         output = self.engine.step()
@@ -296,9 +298,8 @@ class Worker:
                 keys = self.engine.receiver.list_keys()
                 self.channel.send(worker_ipc.AuditReport(query_id, idle, rules, findings, keys))
             case worker_ipc.DiagnosticQuery(query_id, kind):
-                self.channel.send(
-                    worker_ipc.DiagnosticReport(query_id, run_diagnostic(kind, self.allocations))
-                )
+                found = run_diagnostic(kind, self.allocations)
+                self.channel.send(worker_ipc.DiagnosticReport(query_id, found))
             case worker_ipc.CarryOverComplete(query_id):
                 settled = self.engine.release_unclaimed()
                 adopted = [] if settled is None else settled.adopted
@@ -375,9 +376,8 @@ class Worker:
         begun = time.monotonic()
         handover = self._create_handover() if self._handover_requested else None
         if self._handover_requested:
-            self._ended_s["tables"] = round(
-                time.monotonic() - begun - self._ended_s["last_step"], 4
-            )
+            tables_s = time.monotonic() - begun - self._ended_s["last_step"]
+            self._ended_s["tables"] = round(tables_s, 4)
         del self.engine, self.hooks
         _release_and_report(self.lifecycle, self.channel, handover, self._ended_s)
 

@@ -19,6 +19,8 @@ ARRIVES_S = 0.01
 class Channel:
     """Brings one message after :data:`ARRIVES_S`, and the end with the next look."""
 
+    is_full = False
+
     def __init__(self, did: list[str]) -> None:
         self._did = did
         self._arrives = time.monotonic() + ARRIVES_S
