@@ -15,6 +15,8 @@ import torch
 from transformers import AutoConfig
 
 from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.execute import runner
+from plimsoll_engine.core.execute.sampling import SampledTokens, SamplingPlan, sample
 from plimsoll_engine.errors import RanksLost
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.messages.speculative import Speculative
@@ -187,3 +189,42 @@ def test_a_step_that_fails_on_rank_0_ends_the_group_and_no_rank_waits(
             engine.step()
         assert not lost.value.gone
     assert process.returncode == 1
+
+
+def test_sampling_that_fails_on_rank_0_ends_its_request_and_both_ranks_go_on(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 still takes the tokens of the step, which rank 0 cannot sample, from rank 0."""
+
+    def fails_for_draws(logits: torch.Tensor, plan: SamplingPlan) -> SampledTokens:
+        if plan.plain.rows:
+            raise ValueError("this row cannot be sampled")
+        return sample(logits, plan)
+
+    found = []
+    for size in (1, 2):
+        with (
+            ranks(checkpoint, tmp_path, size) as (lifecycle, processes),
+            monkeypatch.context() as broken,
+        ):
+            engine = lifecycle.engine
+            assert engine is not None
+            broken.setattr(runner, "sample", fails_for_draws)  # after the warm-up, which draws
+            bad = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=1.0)
+            assert engine.submit(Submit("bad", [5, 6, 7], bad)) is None
+            submit_all(engine)
+            tokens: dict[str, list[int]] = {}
+            dropped = []
+            while engine.has_work:
+                output = engine.step()
+                dropped += output.dropped
+                for token in output.tokens:
+                    tokens.setdefault(token.request_id, []).append(token.token_id)
+            assert [(one.request_id, one.reason) for one in dropped] == [("bad", "error")]
+            assert dropped[0].message == "ValueError: this row cannot be sampled"
+            assert run_audit(engine, lifecycle.ledger)[2] == []
+            found.append(tokens)
+        assert [process.returncode for process in processes] == [0] * (size - 1)
+    assert found[0] == found[1]
+    assert {len(one) for one in found[0].values()} == {NEW_TOKENS}
+    assert len(found[0]) == REQUESTS

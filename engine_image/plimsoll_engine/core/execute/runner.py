@@ -199,7 +199,10 @@ class Runner(Forward):
         with self._run_on_ranks(rank_ipc.Step(inputs)):
             sampled = self._sample_tokens(inputs, chunks, sampling_plan)
         if isinstance(sampled, Exception):
-            raise sampled
+            try:
+                raise sampled
+            finally:
+                del sampled  # its traceback has this frame: a cycle that would keep the requests
         prompt_scores = self._compute_scores(scored)
         if sampled is None:
             return self._copy_to_host([], None, prompt_scores)

@@ -288,3 +288,48 @@ def test_sampling_that_fails_is_its_request_s_and_the_ranks_go_on(
     assert len(tokens) == 20
     assert set(steps) == {None}
     assert len(told) == len(steps), "each step told the other ranks its tokens"
+    assert not engine.live, "no cycle keeps a request"
+
+
+def test_a_row_of_no_numbers_ends_its_own_request(
+    prompts: dict[str, list[int]],
+    expected: dict[str, list[int]],
+    make_engine: Any,
+    helpers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From its fourth token on, the logits of one request are not numbers."""
+    engine = make_engine(num_blocks=200)
+    compute = engine.runner.compute
+
+    def damage(inputs: Any, chunks: Any) -> Any:
+        tokens, logits = compute(inputs, chunks)
+        ending = [chunk.request for chunk in chunks if chunk.ends]
+        for row, request in enumerate(ending):
+            if request.request_id == "bad" and request.num_outputs + request.in_flight.tokens >= 3:
+                logits[row] = float("nan")
+        return tokens, logits
+
+    monkeypatch.setattr(engine.runner, "compute", damage)
+    bad = helpers.submit("bad", prompts["own-30"], NEW_TOKENS)
+    bad.attempt = 2
+    for submit in (helpers.submit("own-61", prompts["own-61"], NEW_TOKENS), bad):
+        engine.submit(submit)
+    engine.submit(helpers.submit("shared-1", prompts["shared-1"], NEW_TOKENS))
+    tokens: dict[str, list[int]] = {}
+    dropped = []
+    for _ in range(4 * NEW_TOKENS):
+        output = engine.step()
+        dropped += output.dropped
+        for token in output.tokens:
+            tokens.setdefault(token.request_id, []).append(token.token_id)
+    assert not engine.has_work
+    assert tokens == {
+        "own-61": expected["own-61"],
+        "shared-1": expected["shared-1"],
+        "bad": expected["own-30"][:3],
+    }
+    assert not engine.live, "no cycle keeps a request"
+    assert [(one.request_id, one.attempt, one.reason) for one in dropped] == [("bad", 2, "error")]
+    assert "not finite" in dropped[0].message
+    assert engine.counters.errors == 1
