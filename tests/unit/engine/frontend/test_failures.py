@@ -230,6 +230,22 @@ def test_a_request_that_ends_its_workers_ends_alone(settings: Settings) -> None:
     asyncio.run(run())
 
 
+def test_a_worker_that_serves_gives_the_next_ones_their_budget_back(settings: Settings) -> None:
+    """A budget of one crash, and a worker counts as healthy as soon as it serves."""
+
+    async def run() -> None:
+        engine, workers, _ = await engine_of(settings)
+        engine.failures.worker = CrashBudget((0.0,), healthy_after_s=0.0)
+        for _ in range(3):
+            assert workers.serving is not None
+            number = workers.serving.epoch.number
+            workers.serving.on_rank_exit(Exited(number, number, -9))
+            await recovered(engine)
+            assert engine.lifecycle.state is EngineState.SERVING, number
+
+    asyncio.run(run())
+
+
 def test_a_suspect_that_leaves_makes_way(settings: Settings) -> None:
     async def run() -> None:
         engine, workers, first = await engine_of(settings)
