@@ -89,7 +89,7 @@ class JsonRepairer:
             rest = text[run.end() : run.end() + 1]
             if "," in run[0] and not rest and not last and len(run[0]) < MAX_HELD_CHARACTERS:
                 return None
-            comma = rest and rest in "}]" and "," in run[0]
+            comma = rest and rest in "}]<" and "," in run[0]
             return run[0].replace(",", "", 1) if comma else run[0], run.end()
         elif (word := _WORD.match(text, at)) is not None:
             if word.end() == len(text) and not last and len(word[0]) < MAX_HELD_CHARACTERS:

@@ -47,6 +47,7 @@ ROLE = " to=functions.f<|channel|>commentary json<|message|>"
          [("f", {"a": True, "b": [1]})]),
         ("hermes", HERMES + '{"name": "f", "arguments": "{\\"a\\": None,}"}' + END_HERMES,
          [("f", {"a": None})]),
+        ("hermes", HERMES + '{"name": "f", "arguments": {"a": 1, ' + END_HERMES, ONE),
         *(("llama3_json", f"{F}{between}{G}", BOTH) for between in ("\n", ", ", "; ")),
         ("mistral", f"[TOOL_CALLS]f[ARGS]{AS_TEXT}", ONE),
         ("mistral", "[TOOL_CALLS]f[ARGS]null", [("f", {})]),
