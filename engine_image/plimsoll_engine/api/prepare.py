@@ -31,6 +31,7 @@ from plimsoll_engine.api.protocol import (
     Tool,
 )
 from plimsoll_engine.api.responses_request import ResponsesRequest
+from plimsoll_engine.api.tool_arguments import find_string_arguments
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
@@ -76,8 +77,8 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     echoes: list[str] = []
     family: str = ""
     """Tool call family of the output; empty if the output has no tool calls."""
-    texts: dict[str, list[str]] = {}
-    """Names of string arguments by tool, according to its schema."""
+    texts: dict[str, dict[str, bool]] = {}
+    """String arguments by tool, according to its schema."""
     forced: list[str] = []
     """Tools that must be called. If there are several, one call suffices."""
     reasons: list[int] = []
@@ -238,7 +239,9 @@ class RequestPreparer:
         return PreparedBody(
             rest, prompts, must_match, chat_images.decode_urls(urls) if urls else [], echoes,
             family=family if tools or family == "openai" else "",
-            texts=_find_string_arguments(tools),
+            texts={
+                one.function.name: find_string_arguments(one.function.parameters) for one in tools
+            },
             forced=[one.function.name for one in output_grammar.list_forced_tools(body)],
             reasons=reasons, bad_words=self._encode_bad_words(body), warnings=warnings,
         )  # fmt: skip
@@ -347,18 +350,6 @@ def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
             f"the body has {values} commas and brackets, but the maximum is {max_values}",
             code="body_too_complex",
         )
-
-
-def _find_string_arguments(tools: list[Tool]) -> dict[str, list[str]]:
-    found = {}
-    for tool in tools:
-        properties = (tool.function.parameters or {}).get("properties")
-        listed = properties.items() if isinstance(properties, dict) else ()
-        found[tool.function.name] = [
-            key for key, schema in listed
-            if isinstance(schema, dict) and schema.get("type") == "string"
-        ]  # fmt: skip
-    return found
 
 
 def _check_length(ids: list[int], limits: EngineLimits, param: str) -> None:

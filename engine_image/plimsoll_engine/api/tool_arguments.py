@@ -10,7 +10,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from plimsoll_engine.api.json_pieces import PYTHON_WORDS
@@ -24,8 +24,12 @@ from plimsoll_engine.api.tool_calls import (
 )
 from plimsoll_engine.frontend.requests.detokenize import find_overlap
 
-StringArguments = Mapping[str, Collection[str]]
-"""Names of string arguments by tool, according to its schema."""
+StringArguments = Mapping[str, Mapping[str, bool]]
+"""String arguments by tool, according to its schema.
+
+The value is True if each text is the string itself. It is False if the text may also be a string in
+quotes or null.
+"""
 MAX_PYTHON_CHARACTERS = 64 << 10
 """Maximum length for Python's parser, which takes about 100 bytes of memory per character."""
 
@@ -39,6 +43,28 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 KEY, END_KEY = "<arg_key>", "</arg_key>"
 VALUE, END_VALUE = "<arg_value>", "</arg_value>"
+
+
+def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
+    """Return the arguments of a tool that are strings, or strings or null."""
+    properties = (parameters or {}).get("properties")
+    return {
+        key: schema.get("type") == "string"
+        for key, schema in (properties.items() if isinstance(properties, dict) else ())
+        if isinstance(schema, dict) and "string" in (kinds := _list_types(schema))
+        and kinds <= {"string", "null"}
+    }  # fmt: skip
+
+
+def _list_types(schema: dict[str, Any]) -> set[str | None]:
+    """Return the types in a schema; None stands for a type that it does not name."""
+    cases = schema.get("anyOf", schema.get("oneOf"))
+    found = set[str | None]()
+    for one in cases if isinstance(cases, list) and "type" not in schema else [schema]:
+        given = one.get("type") if isinstance(one, dict) else None
+        listed = given if isinstance(given, list) else [given]
+        found.update(kind if isinstance(kind, str) else None for kind in listed)
+    return found
 
 
 class ArgumentEmitter:
@@ -94,10 +120,10 @@ def read_parameters(text: Reader, name: str, texts: StringArguments) -> Steps[No
             return
         key, _ = yield from text.take_until(">")
         emitter.start_argument(key.strip())
-        is_text = key.strip() in texts.get(name.strip(), ())
+        kind = texts.get(name.strip(), {}).get(key.strip())
         if not (
             yield from _emit_value(
-                emitter, is_text, END_PARAMETER, *following, strips_line_breaks=True
+                emitter, kind, END_PARAMETER, *following, strips_line_breaks=True
             )
         ):
             return
@@ -114,25 +140,26 @@ def read_keyed_arguments(text: Reader, name: str, texts: StringArguments) -> Ste
                 emitter.finish()
             raise NotACall
         emitter.start_argument(key.strip())
-        is_text = key.strip() in texts.get(name.strip(), ())
-        if not (yield from _emit_value(emitter, is_text, END_VALUE, KEY, END_HERMES)):
+        kind = texts.get(name.strip(), {}).get(key.strip())
+        if not (yield from _emit_value(emitter, kind, END_VALUE, KEY, END_HERMES)):
             return
     emitter.finish()
 
 
 def _emit_value(
     emitter: ArgumentEmitter,
-    is_text: bool,
+    kind: bool | None,
     end: str,
     *following: str,
     strips_line_breaks: bool = False,
 ) -> Steps[bool]:
     """Emit a value up to the tag ``end``, if one of ``following`` comes after it.
 
+    ``kind`` is that of :data:`StringArguments`; None if the value may be something else.
     ``strips_line_breaks`` drops a line break at the start and the end. Returns whether the value is
     complete.
     """
-    text, whole, parts = emitter.text, False, list[str]()
+    text, whole, parts, is_text = emitter.text, False, list[str](), kind is True
     while not whole:
         at = text.text.find(end)
         keep = find_overlap(text.text, end)
@@ -155,7 +182,10 @@ def _emit_value(
         value = "".join(parts)
         if strips_line_breaks:
             value = value.removeprefix("\n").removesuffix("\n")
-        emitter.add_json(dump_json(_parse_typed(value)))
+        parsed = _parse_typed(value)
+        if kind is not None and not (parsed is None or isinstance(parsed, str)):
+            parsed = value
+        emitter.add_json(dump_json(parsed))
     return True
 
 

@@ -263,7 +263,7 @@ def test_forced_calls_have_the_form_of_their_family(
     assert accepts(found, several, tokenizers[0])
     for wrong in ("ft", "low", "tide"):
         assert not accepts(found, text.replace(wrong, "x"), tokenizers[0])
-    parsed = tool_families.create_parser(family, {"tide": ["port", "kind"]}).push(
+    parsed = tool_families.create_parser(family, {"tide": {"port": True, "kind": True}}).push(
         several, last=True
     )
     assert [json.loads(one.arguments) for one in parsed.calls] == [TIDE_CALL] * 2

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from plimsoll_engine.api import tool_families
-from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES
+from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES, find_string_arguments
 from plimsoll_engine.api.tool_calls import Parsed, ToolCall
 from plimsoll_engine.api.tool_families import DEEPSEEK, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR
 
 
-def parse(family: str, pieces: list[str]) -> tuple[str, list[ToolCall], bool]:
+def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, list[ToolCall], bool]:
     """Return the text, the calls, and whether text after a tag is no call."""
-    parser = tool_families.create_parser(family, {})
+    parser = tool_families.create_parser(family, texts or {})
     *most, last = pieces
     found: list[Parsed] = [*map(parser.push, most), parser.push(last, last=True, finished=True)]
     calls: list[ToolCall] = []
@@ -108,3 +108,37 @@ def test_what_is_no_call_stays_text(family: str, text: str, said: str | None) ->
         assert content == (text if said is None else said)
         assert len(calls) == (said is not None)
         assert noted == (family != "openai" and not text.endswith("more"))
+
+
+OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        (OR_NULL, "12345", "12345"),
+        (OR_NULL, "true", "true"),
+        (OR_NULL, '{"b": 1}', '{"b": 1}'),
+        (OR_NULL, "Hull", "Hull"),
+        (OR_NULL, '"Hull"', "Hull"),  # as a prescribed call has it
+        (OR_NULL, "null", None),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": ["string", "null"]}, "1e5", "1e5"),
+        ({"oneOf": [{"type": "string", "format": "date"}, {"type": "string"}]}, "1", "1"),
+        ({"type": "string"}, "null", "null"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "7", 7),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}]}, "7", 7),
+        ({"anyOf": 5}, "7", 7),
+        ({}, "7", 7),
+    ],
+)
+def test_a_string_that_may_be_null_stays_a_string(schema: Any, written: str, value: Any) -> None:
+    """Qwen3-Coder and GLM write strings without quotes; the schema tells them from numbers."""
+    texts = {"f": find_string_arguments({"properties": {"a": schema}})}
+    for family, text in (
+        ("qwen3_coder", f"<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>"),
+        ("glm45", f"{HERMES}f<arg_key>a</arg_key><arg_value>{written}</arg_value>{END_HERMES}"),
+    ):
+        for pieces in ([text], list(text)):
+            _, (call,), _ = parse(family, pieces, texts)
+            assert json.loads(call.arguments) == {"a": value}

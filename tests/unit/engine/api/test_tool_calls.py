@@ -216,7 +216,12 @@ def test_no_call_is_lost_however_the_text_is_cut(
             for _ in range(rng.choice([1, 1, 2, 5]))
         ]
         texts = {
-            name: [key for _, given in calls for key, one in given.items() if isinstance(one, str)]
+            name: {
+                key: True
+                for _, given in calls
+                for key, one in given.items()
+                if isinstance(one, str)
+            }
             for name, _ in calls
         }
         if family in (
@@ -224,7 +229,8 @@ def test_no_call_is_lost_however_the_text_is_cut(
             "glm45",
         ):  # a name is text in one call and a number in another: no schema
             calls = [calls[0]]
-            texts = {calls[0][0]: [k for k, one in calls[0][1].items() if isinstance(one, str)]}
+            strings = (k for k, one in calls[0][1].items() if isinstance(one, str))
+            texts = {calls[0][0]: dict.fromkeys(strings, True)}
         text = write(calls)
         whole = parse(family, [text], texts)
         assert whole[2] == calls, text
@@ -407,7 +413,7 @@ def test_a_call_that_is_cut_is_given_out_as_far_as_it_came(
     for place in range(1, len(text)):
         found = []
         for pieces in ([text[:place]], list(text[:place])):
-            parser = tool_families.create_parser(family, {"tide": ["port"]})
+            parser = tool_families.create_parser(family, {"tide": {"port": True}})
             parsed = [*map(parser.push, pieces), parser.push("", last=True)]
             said = "".join(one.text for one in parsed)
             found.append(([(one.arguments, one.more) for one in joined(parsed)], said))
@@ -502,7 +508,7 @@ def test_what_a_tag_began_and_stayed_text_is_noted() -> None:
 )  # fmt: skip
 def test_forms_of_other_checkpoints_of_a_family_are_read(family: str, text: str) -> None:
     for pieces in ([text], list(text)):
-        found = parse(family, pieces, {"f": ["a"]})
+        found = parse(family, pieces, {"f": {"a": True}})
         assert found == ("", "", [("f", {"a": "x</function>"})])
 
 
