@@ -186,6 +186,8 @@ class OutputParser:
         self._reasoning = reasoning
         self._calls = calls
         self._reasoning_pieces: list[str] = []
+        """Reasoning so far, until an answer follows."""
+        self._has_answer = reasoning is None
 
     @property
     def reasoning_ended(self) -> bool:
@@ -200,11 +202,9 @@ class OutputParser:
     def parse(self, delta: Delta) -> Parsed:
         """Parse ``delta``, and return the parts of the output that no later text can change."""
         last = delta.finish_reason is not None
-        closed = self.reasoning_ended
         found = Split(content=delta.text)
         if self._reasoning is not None:
             found = self._reasoning.push(delta.text)
-            closed = self._reasoning.ended
             if last:
                 rest = self._reasoning.finish()
                 found = found._replace(reasoning=found.reasoning + rest.reasoning)
@@ -213,12 +213,15 @@ class OutputParser:
         # A stop string truncates the output; otherwise the model ended it.
         finished = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
         parsed = self._calls.push(found.content, last, finished)
-        if not closed:
+        if not self._has_answer:
+            self._has_answer = bool(parsed.text.strip() or parsed.calls)
             self._reasoning_pieces.append(found.reasoning)
-        if not closed and delta.finish_reason == "stop":
-            # The model stopped within its reasoning, so a call in there is meant.
-            text = "".join(self._reasoning_pieces)
-            parsed.calls += self._calls.copy().push(text, True, finished).calls
+            if self._has_answer:
+                self._reasoning_pieces.clear()
+            elif delta.finish_reason == "stop":
+                # The model stopped without an answer, so a call in its reasoning is meant.
+                text = "".join(self._reasoning_pieces)
+                parsed.calls += self._calls.copy().push(text, True, finished).calls
         parsed.reasoning = found.reasoning + parsed.reasoning
         return parsed
 

@@ -137,6 +137,32 @@ def test_a_call_among_thoughts_that_never_end_is_a_call() -> None:
         assert len(message.get("tool_calls", [])) == calls
 
 
+@pytest.mark.parametrize(
+    ("rest", "reason", "calls", "content"),
+    [
+        ("</think>", "stop", 1, None),
+        ("</think>\n\n", "stop", 1, None),
+        ("</think>", "length", 0, None),
+        ("</think>Nine.", "stop", 0, "Nine."),
+        ('</think><tool_call>{"name": "wind"}</tool_call>', "stop", 1, None),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_call_among_thoughts_that_no_answer_follows_is_a_call(
+    rest: str, reason: str, calls: int, content: str | None, step: int
+) -> None:
+    said = 'I ask.\n<tool_call>{"name": "tide", "arguments": {}}</tool_call>' + rest
+    choice = chat(parser=tool_families.create_parser("hermes", {}), reasoning=ReasoningParser())
+    for at in range(0, len(said), step):
+        choice.add(Delta(said[at : at + step], None, []))
+    choice.add(Delta("", reason, []))
+    answer = choice.to_object()
+    found = [one["function"]["name"] for one in answer["message"].get("tool_calls", [])]
+    assert found == ["wind" if "wind" in rest else "tide"][:calls]
+    assert answer["message"]["content"] == content
+    assert answer["finish_reason"] == ("tool_calls" if calls else reason)
+
+
 def test_channels_of_gpt_oss_are_thoughts_a_call_and_an_answer() -> None:
     choice = chat(parser=tool_families.create_parser("openai", {}))
     said = (
