@@ -112,6 +112,7 @@ class ChatPrompt:
             for one in plain:
                 if one["role"] == "developer":
                     one["role"] = "system"
+        # The message of the first error: the error itself would refer to this frame, a cycle.
         failure, text, dropped = None, "", list[TemplateMessage]()
         for form in self._list_forms(plain):
             try:
@@ -119,7 +120,7 @@ class ChatPrompt:
             except ChatTooLong:
                 raise
             except TemplateError as error:
-                failure = failure or error
+                failure = str(error) if failure is None else failure
                 continue
             if _has_unrendered_parts(form, text):
                 continue
@@ -143,7 +144,7 @@ class ChatPrompt:
             except TemplateError:
                 pass
         if failure is not None:
-            raise failure
+            raise TemplateError(failure)
         if dropped:
             roles = ", ".join(sorted({one["role"] for one in dropped}))
             warnings.append(

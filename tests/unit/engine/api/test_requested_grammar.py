@@ -418,3 +418,16 @@ def test_a_choice_may_have_any_character(ask: Callable[..., Grammar | None]) -> 
         grammar = ask(structured_outputs={"choice": [text, "b"]})
         assert grammar is not None
         assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar.text)) == ""
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "pythonic"])
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_null_in_a_schema_stands_for_a_missing_keyword(
+    family: str, parameters: Any, ask: Ask
+) -> None:
+    def asked(parameters: Any) -> Grammar | None:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        return ask(family, tools=tools, tool_choice="required")
+
+    nulls = {"type": None, "properties": None, "required": None, "description": None}
+    assert asked(nulls) == asked(parameters)
