@@ -170,14 +170,18 @@ def _build_tool_call_grammar(
 
 
 def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
-    """Return the schema of the arguments; without properties, no arguments are allowed."""
-    schema = tool.function.parameters or {}
+    """Return the schema of the arguments; without properties, no arguments are allowed.
+
+    Null stands for a missing keyword, as Go clients write it.
+    """
+    parameters = tool.function.parameters or {}
+    schema = {key: value for key, value in parameters.items() if value is not None}
     kinds = schema.get("type") or "object"
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         place = f"tools[{(body.tools or []).index(tool)}].function.parameters.type"
         raise invalid("the parameters of a tool must be an object", place)
     given = schema | {"type": "object"}
-    if not schema or schema.get("properties") == {}:
+    if not schema or not parameters.get("properties", True):
         return {"type": "object", "properties": {}, "additionalProperties": False} | given
     return given
 

@@ -195,9 +195,11 @@ class Tokenizer:
             why = str(error) or type(error).__name__
             if not isinstance(error, jinja2.TemplateError):
                 why = f"{type(error).__name__}: {why}"
-            raise TemplateError(
-                f"the chat template rejects these messages{_format_error_line(error)}: {why}"
-            ) from None
+            where = _format_error_line(error)
+            # A frame that jinja2 makes for the error refers to it: a cycle that would keep the
+            # frames of the whole request.
+            error.__traceback__ = None
+            raise TemplateError(f"the chat template rejects these messages{where}: {why}") from None
 
 
 def _join(pieces: Iterable[str], max_characters: int | None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +259,23 @@ def test_contents_are_texts_or_parts_as_the_template_reads_them(
     written: Any, template: str, role: str, content: Any, text: str
 ) -> None:
     assert written(template, {"role": role, "content": content}) == (text, [])
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_a_refused_chat_leaves_no_cycle(tmp_path: Path, role: str) -> None:
+    prompt = ChatPrompt(
+        tokenizer(tmp_path, "{{ raise_exception('no ' + messages[0].role) }}"), None
+    )
+    gone = weakref.ref(prompt)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(TemplateError, match=f"no {role}"):
+            render(prompt, (role, "hi"))
+        del prompt
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_developer_is_gathered_where_the_template_reads_parts_alone(written: Any) -> None:
