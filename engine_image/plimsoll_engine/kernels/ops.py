@@ -220,8 +220,14 @@ class Ops(Protocol):
 
 
 KEY_LOWER = (1 << 32) - 1
+KEY_OF_MINUS_INFINITY = -0x7F800001
+"""Upper half of the key of a row whose values are all NaN or minus infinity."""
 
 
 def decode_columns(keys: torch.Tensor) -> torch.Tensor:
-    """Return the columns, int64 [rows], that ``keys``, int64 [rows], encode."""
-    return KEY_LOWER - (keys & KEY_LOWER)
+    """Return the columns, int64 [rows], that ``keys``, int64 [rows], encode.
+
+    As with the fused :meth:`Ops.argmax`, a row of only NaN or minus infinity has no column: -1.
+    """
+    columns = KEY_LOWER - (keys & KEY_LOWER)
+    return columns.masked_fill_(keys >> 32 == KEY_OF_MINUS_INFINITY, -1)
