@@ -83,6 +83,12 @@ class ChatPrompt:
             _append_mark(plain[-1])
         generation_prompt = not continue_last if open_turn is None else open_turn
         functions = [_make_function(tool) for tool in tools] or None
+        ignored = [name for name in template_variables if name in ("messages", "tools")]
+        if template_variables.get("add_generation_prompt", generation_prompt) != generation_prompt:
+            ignored.append("add_generation_prompt")
+        if ignored:
+            names = ", ".join(ignored)
+            warnings.append(f"{names} in chat_template_kwargs is ignored: set it in the body")
 
         def write(given: list[TemplateMessage]) -> str:
             return self._tokenizer.render(

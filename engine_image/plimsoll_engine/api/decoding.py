@@ -262,6 +262,11 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
         raise invalid(
             "prompt_logprobs is not supported with stream: set it to false", "prompt_logprobs"
         )
+    if request.truncate_prompt_tokens == 0:
+        raise invalid(
+            "truncate_prompt_tokens 0 leaves no prompt: give 1 or more, or -1 for the context",
+            "truncate_prompt_tokens",
+        )
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:
         raise invalid(
             "truncation_side requires truncate_prompt_tokens: set both or none", "truncation_side"

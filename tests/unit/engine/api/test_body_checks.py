@@ -37,6 +37,7 @@ def chat(**fields: Any) -> dict[str, Any]:
         (CompletionRequest, {"prompt": "a", "truncation_side": "left"}, "truncation_side"),
         (CompletionRequest, {"prompt": "a", "truncate_prompt_tokens": -2},
          "truncate_prompt_tokens"),
+        (ChatRequest, chat(truncate_prompt_tokens=0), "truncate_prompt_tokens"),
         (CompletionRequest, {"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids"),
         (CompletionRequest, {"prompt": "a", "allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
         (CompletionRequest, {"prompt": "a", "bad_words": [""]}, "bad_words[0]"),

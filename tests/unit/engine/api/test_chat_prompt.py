@@ -109,13 +109,14 @@ def written(tmp_path: Path) -> Callable[..., tuple[str, list[str]]]:
     (tmp_path / "config.json").write_text("{}")
 
     def write(
-        template: str, *given: dict[str, Any], image: str | None = None, tools: Any = ()
-    ) -> tuple[str, list[str]]:
+        template: str, *given: dict[str, Any], image: str | None = None, tools: Any = (),
+        **variables: Any,
+    ) -> tuple[str, list[str]]:  # fmt: skip
         (tmp_path / "chat_template.jinja").write_text(template)
         raw = msgspec.json.encode({"messages": given, "tools": list(tools) or None})
         body = decode(raw, ChatRequest)
         prompt, warnings = ChatPrompt(Tokenizer(tmp_path), image), list[str]()
-        text = prompt.render(body.messages, body.tools or [], {}, 10_000, warnings=warnings)
+        text = prompt.render(body.messages, body.tools or [], variables, 10_000, warnings=warnings)
         return text, warnings
 
     return write
@@ -220,6 +221,24 @@ def test_a_result_may_be_null(written: Any, role: str, template: str) -> None:
     assert written(template, {"role": role, "content": None}) == (f"{role}:", [])
     with pytest.raises(ApiError, match="role user is null"):
         written(template, {"role": "user", "content": None})
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({"messages": [], "add_generation_prompt": False}, "messages, add_generation_prompt"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"add_generation_prompt": True, "enable_thinking": False}, None),
+    ],
+)
+def test_what_a_template_variable_cannot_set_is_told(
+    written: Any, variables: dict[str, Any], names: str | None
+) -> None:
+    template = "{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}"
+    text, warnings = written(template, {"role": "user", "content": "a"}, **variables)
+    assert text == "a>"
+    told = f"{names} in chat_template_kwargs is ignored: set it in the body"
+    assert warnings == ([] if names is None else [told])
 
 
 def test_what_is_left_out_is_looked_for_in_linear_time(written: Any) -> None:
