@@ -1,7 +1,7 @@
 """Check all manifests with Helm's lint and kubeconform: ``python -m charts.check``.
 
-The schemas are made here: those of Kubernetes from the OpenAPI document of its Go module, and those
-of custom resources from their definitions. Needs Go, which also brings kubeconform.
+The schemas are generated here: those of Kubernetes from the OpenAPI documents in its Go module, and
+those of custom resources from their definitions. Needs Go, which also installs kubeconform.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ UNKNOWN = (
      "monitoring.coreos.com/v1/PrometheusRule",
     "serving.kserve.io/v1beta1/InferenceService", "serving.kserve.io/v1alpha2/LLMInferenceService",
 )  # fmt: skip
-"""Kinds without a schema in these documents: the tests have real API servers judge definitions, and
-those of the Prometheus operator and KServe are in no module of ours."""
+"""Kinds without a schema in these documents. The tests validate the definitions against real API
+servers, and the kinds of the Prometheus operator and KServe are in none of the Go modules."""
 INT_OR_STRING = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
 Schema = dict[str, Any]
 
 
 def run(*command: str | Path, cwd: Path = ROOT, given: str | None = None) -> str:
-    """Return what a program prints; ends with what it says if it fails."""
-    done = subprocess.run(
+    """Return a program's standard output. If it fails, exit with its output as the message."""
+    completed = subprocess.run(
         command, cwd=cwd, input=given, capture_output=True, text=True, timeout=TIMEOUT_S,
         check=False,
     )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
-    return done.stdout
+    if completed.returncode:
+        sys.exit(f"{' '.join(map(str, command))}:\n{completed.stdout}{completed.stderr}")
+    return completed.stdout
 
 
 def strict(schema: Any) -> Any:
-    """Return the schema with no field allowed that it does not name."""
+    """Return the schema with ``additionalProperties: false`` in all objects."""
     if isinstance(schema, list):
-        return [strict(one) for one in schema]
+        return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("x-kubernetes-int-or-string"):
         return INT_OR_STRING
-    made = {key: strict(value) for key, value in schema.items()}
-    if isinstance(kind := made.get("type"), str):  # a map of properties may have one of that name
-        if made.get("nullable"):
-            made["type"] = [kind, "null"]
-        if "properties" in made and not made.get("x-kubernetes-preserve-unknown-fields"):
-            made.setdefault("additionalProperties", False)
-    return made
+    result = {key: strict(value) for key, value in schema.items()}
+    if isinstance(kind := result.get("type"), str):  # or a property named "type"
+        if result.get("nullable"):
+            result["type"] = [kind, "null"]
+        if "properties" in result and not result.get("x-kubernetes-preserve-unknown-fields"):
+            result.setdefault("additionalProperties", False)
+    return result
 
 
 def without_null(value: Any) -> Any:
-    """Return the value as the API server reads it: a field that is null is absent."""
+    """Return the value as the API server reads it: without fields that are null."""
     if isinstance(value, list):
         return [without_null(one) for one in value]
     if isinstance(value, dict):
@@ -78,9 +78,9 @@ def without_null(value: Any) -> Any:
 
 
 def builtin(folder: Path) -> Iterator[tuple[str, Schema]]:
-    """Yield name and schema of each kind of Kubernetes, with the definitions that it refers to.
+    """Yield file name and schema of each kind of Kubernetes, with the definitions that it uses.
 
-    ``folder`` has the OpenAPI documents, one for each version of a group.
+    ``folder`` contains the OpenAPI documents, one per group version.
     """
     for file in sorted(folder.glob("*.json")):
         definitions = strict(json.loads(file.read_text()).get("components", {}).get("schemas", {}))
@@ -109,9 +109,9 @@ def _collect(schema: Any, definitions: dict[str, Schema], into: dict[str, Schema
 
 
 def custom(files: list[Path]) -> Iterator[tuple[str, Schema]]:
-    """Yield name and schema of each version of custom resources."""
-    found = (one["spec"] for file in files for one in yaml.safe_load_all(file.read_text()) if one)
-    for definition in found:
+    """Yield file name and schema of each version of the custom resources in ``files``."""
+    specs = (one["spec"] for file in files for one in yaml.safe_load_all(file.read_text()) if one)
+    for definition in specs:
         for version in definition["versions"]:
             schema = strict(version["schema"]["openAPIV3Schema"])
             schema["properties"]["metadata"] = {"type": "object"}
@@ -136,10 +136,10 @@ def main() -> int:
     release = f"k8s.io/kubernetes@{binaries.VERSION}"
     module = json.loads(run(go, "mod", "download", "-json", release, cwd=binaries.MODULE))
     _, definitions = binaries.leader_worker_set()
-    theirs = sorted((definitions / "crd" / "bases").glob("*.yaml"))
+    external = sorted((definitions / "crd" / "bases").glob("*.yaml"))
     for other in (binaries.ARGO_ROLLOUTS, binaries.FLAGGER):
-        theirs += binaries.module(other).glob(binaries.DEFINITIONS[other])
-    ours = sorted((ROOT / "crds").glob("*.plimsoll.dev.yaml"))
+        external += binaries.module(other).glob(binaries.DEFINITIONS[other])
+    own = sorted((ROOT / "crds").glob("*.plimsoll.dev.yaml"))
     manifests = [
         run(helm, "template", "plimsoll", CHART),
         run(helm, "template", "plimsoll", CHART, "--api-versions=monitoring.coreos.com/v1", *on),
@@ -154,15 +154,15 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory() as folder:
         openapi = Path(module["Dir"]) / "api" / "openapi-spec" / "v3"
-        for name, schema in (*builtin(openapi), *custom([*ours, *theirs])):
+        for name, schema in (*builtin(openapi), *custom([*own, *external])):
             (Path(folder) / name).write_text(json.dumps(schema))
         location = f"{folder}/{{{{.Group}}}}_{{{{.ResourceKind}}}}_{{{{.ResourceAPIVersion}}}}.json"
         os.environ["CGO_ENABLED"] = "0"
-        told = run(
+        summary = run(
             go, "run", KUBECONFORM, "-strict", "-summary", f"-schema-location={location}",
             f"-skip={','.join(UNKNOWN)}", "-", given=yaml.safe_dump_all(objects),
         )  # fmt: skip
-    print(f"kubeconform: {told.strip()}")
+    print(f"kubeconform: {summary.strip()}")
     return 0
 
 

@@ -9,16 +9,16 @@ CURRENT = "current"
 
 
 class ActionAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer to an action or to ``status``, printed as one line of JSON.
+    """Response to an action or to ``status``, printed as one line of JSON.
 
-    ``status`` leaves ``outcome`` empty and fills the other fields. ``host_memory`` and
-    ``device_memory`` are the sources of these values, or empty. ``device_reasons`` explain why
-    other sources of device memory are not used. ``shared_orphan`` is the size of files in
-    ``/dev/shm`` that no process holds, in bytes; if it is unknown, ``shared_memory_error`` is the
-    reason. Both are unset if the supervisor cannot see ``/dev/shm``. ``out_of_service`` maps each
-    reason that keeps the pod unready to its remaining seconds. ``unseen`` maps missing signals
-    (``engine``, ``metrics``, ``host``, …) to reasons. ``budgets`` are texts on leak budgets that do
-    not fit the observed growth.
+    ``status`` leaves ``outcome`` empty and sets the other fields. ``host_memory`` and
+    ``device_memory`` are the sources of these values, or empty. ``device_reasons`` say why other
+    sources of device memory are not used. ``shared_orphan`` is the size in bytes of files in
+    ``/dev/shm`` that no process holds; if it is unknown, ``shared_memory_error`` is the reason.
+    Both are unset if the supervisor cannot read ``/dev/shm``. ``out_of_service`` maps each reason
+    that keeps the pod unready to its remaining seconds. ``unseen`` maps missing signals
+    (``engine``, ``metrics``, ``host``, …) to reasons. ``budgets`` are messages about leak budgets
+    that do not fit the observed growth.
     """
 
     epoch: str | None = None

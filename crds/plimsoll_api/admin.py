@@ -1,8 +1,8 @@
 """The admin protocol: the messages between a supervisor and an engine.
 
-HTTP with JSON bodies on the pod's loopback, under ``/admin/v1``, with a bearer token from a mounted
-file. This module defines the bodies. The engine serves them, and the supervisor's adapter sends
-them.
+It uses HTTP with JSON bodies on the pod's loopback interface, under ``/admin/v1``, with a bearer
+token from a mounted file. This module defines the bodies. The engine is the server, and the
+supervisor's adapter is the client.
 
 ==========================  =======================================================
 ``GET  /status``            :class:`Status`
@@ -17,16 +17,16 @@ them.
 ``POST /standby``           :class:`StandbyRequest` -> 200 :class:`Status`
 ==========================  =======================================================
 
-Every failure answers with an :class:`ErrorBody`. The status is 400 for a malformed body, 401 for a
-missing or wrong token, and 404 for an unknown operation. It is 409 for a call that names another
-epoch, or while another operation is in progress.
+The body of every error response is an :class:`ErrorBody`. The status is 400 for a malformed body,
+401 for a missing or wrong token, and 404 for an unknown operation. It is 409 for a call that names
+another epoch, or while another operation is in progress.
 
-A key that is absent or null is unknown, never zero. Sizes are bytes, times are seconds.
+A key that is absent or null is unknown, never zero. Sizes are in bytes, times in seconds.
 
-Engine and supervisor may have different versions. An answer may have unknown fields, states and
-capabilities (:mod:`plimsoll_api.open_enum`), and may lack every field that has a default. A request
-names only what differs from the defaults, which never change. An engine refuses a request with an
-unknown field or word (400), because it cannot do what was requested.
+Engine and supervisor may have different versions. A response may have unknown fields, states and
+capabilities (:mod:`plimsoll_api.open_enum`), and may omit every field that has a default. A request
+contains only values that differ from the defaults, which never change. An engine rejects a request
+with an unknown field or value (400), because it cannot do what was requested.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Epoch(msgspec.Struct, frozen=True, order=True):
-    """Time between two starts of an engine's worker.
+    """Period between two starts of an engine's worker.
 
     ``boot_id`` is random for each start of the engine process. ``number`` increases with each
     worker that it starts. The text form is ``BOOT_ID:NUMBER``.
@@ -73,7 +73,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
 
 
 class EngineState(OpenEnum):
-    """State of an engine. It accepts new requests in warming, serving and restarting."""
+    """State of an engine. It accepts new requests while warming, serving and restarting."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -104,7 +104,7 @@ STANDBY = "standby"
 
 
 class Role(OpenEnum):
-    """Purpose of one of the engine's processes."""
+    """Role of one of the engine's processes."""
 
     FRONTEND = "frontend"
     ZYGOTE = "zygote"
@@ -121,7 +121,7 @@ class MemoryKind(OpenEnum):
 
 
 class Diagnostic(StrEnum):
-    """Kinds of diagnostics."""
+    """Kind of diagnostics."""
 
     STACKS = "stacks"
     GC = "gc"
@@ -132,8 +132,8 @@ class Diagnostic(StrEnum):
 class LedgerEntry(msgspec.Struct, omit_defaults=True):
     """Memory of one owner in the engine.
 
-    ``bound`` is the maximum size that it will ever have; null if unknown. ``process`` is the role
-    of the process that holds it.
+    ``bound`` is the largest size that it can ever have; null if unknown. ``process`` is the role of
+    the process that holds it.
     """
 
     owner: str
@@ -152,7 +152,7 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
     malloc's memory. ``shared`` is shared memory that the process mapped and owns.
     ``full_collections`` counts garbage collections of the oldest generation since the warm-up, and
     ``full_collected`` the objects that they freed. ``name`` is an external engine's name for the
-    process, such as ``EngineCore``; null if unknown. Our engine names a standby worker
+    process, such as ``EngineCore``; null if unknown. Plimsoll's engine names a standby worker
     :data:`STANDBY`. ``private`` is memory that the process shares with no other; null if it
     inherited no pages by fork.
     """
@@ -171,7 +171,7 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """Name of the process for people: the engine's own name, or the role."""
+        """Display name of the process: the engine's own name, or the role."""
         return self.name or self.role.value
 
 
@@ -184,7 +184,7 @@ class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
-    """An accelerator as the engine sees it.
+    """Memory of an accelerator as the engine reports it.
 
     ``used`` and ``total`` come from ``cudaMemGetInfo`` and cover the whole device.
     ``torch_allocated`` and ``torch_reserved`` cover only the worker's allocator.
@@ -201,24 +201,24 @@ class DeviceMemory(msgspec.Struct, omit_defaults=True):
 class Load(msgspec.Struct, omit_defaults=True):
     """Gauges and counters of an engine's load. Counters start at zero in each epoch.
 
-    ``inflight`` counts requests that the frontend has accepted and not yet answered. It may exceed
+    ``inflight`` counts requests that the frontend has accepted and not yet completed. It may exceed
     ``running + waiting`` while the worker accepts none. ``compiling`` counts waiting requests that
-    need only the compilation of their grammar; null if unknown. ``deferred`` counts requests that
-    wait for something outside the engine, such as the KV blocks of a prefill engine.
+    only wait for the compilation of their grammar; null if unknown. ``deferred`` counts requests
+    that wait for something outside the engine, such as the KV blocks of a prefill engine.
 
     ``kv_usage_ratio`` is the used share of the KV cache, from 0 to 1. With several caches of
     unknown size, it is the largest share, and ``kv_usage_least_ratio`` the smallest; null for one
-    cache. ``kv_lost_ratio`` is the share of blocks that belong to no awaited request and no tracked
-    transfer. ``offload_lost_ratio`` is the share of host blocks that no transfer pins and nothing
-    can reuse. ``encoder_lost_ratio`` is the share of the encoder cache's budget that no running
-    request holds, including memory outside the cache.
+    cache. ``kv_lost_ratio`` is the share of blocks that belong to no pending request and no tracked
+    transfer. ``offload_lost_ratio`` is the share of host blocks that no transfer pins and that
+    cannot be reused. ``encoder_lost_ratio`` is the share of the encoder cache's budget that no
+    running request holds, including memory outside the cache.
 
     ``kv_lease_s`` is the longest time in seconds for which blocks of a finished request wait for
     another engine to read them; null without such blocks.
 
     ``distinct_prompts_total`` counts prompts that did not occur recently, and ``adapters_total``
     counts loads of adapters. ``paused`` is true while someone has paused the engine; an engine that
-    makes steps may omit it.
+    completes steps may omit it.
     """
 
     running: Number | None = None
@@ -255,22 +255,22 @@ class StandbyState(OpenEnum):
 
 
 class StandbyStatus(msgspec.Struct, omit_defaults=True):
-    """Standby worker. ``error`` is the reason why a requested standby is absent."""
+    """Status of the standby worker. ``error`` is why a requested standby is absent."""
 
     state: StandbyState
     error: str | None = None
 
 
 class Status(msgspec.Struct, omit_defaults=True):
-    """Complete status of an engine. The frontend answers it even while the worker hangs.
+    """Complete status of an engine. The frontend returns it even while the worker hangs.
 
     ``report_age_s`` is the age of the worker's values (ledger, memory, steps); null if no worker
     has reported in this epoch. ``injections`` are the faults that a test has enabled; they
-    distinguish a test engine from a production service. ``load_age_s`` is the age of ``load`` if it
-    is polled; null if it is current. ``probed`` means that every process with a probe, and not only
-    the worker, reports its memory. ``parts`` is set for external engines. ``kv_handover`` is the
-    result of the last planned restart (:class:`Operation`). ``standby`` is null if the engine
-    supports none.
+    distinguish a test engine from a production engine. ``load_age_s`` is the age of ``load`` if it
+    is polled; null if it is current. ``probed`` means that every process with a probe, not only the
+    worker, reports its memory. ``parts`` is set for external engines. ``kv_handover`` is the result
+    of the last planned restart (:class:`Operation`). ``standby`` is null if the engine supports
+    none.
     """
 
     state: EngineState
@@ -296,7 +296,7 @@ class Status(msgspec.Struct, omit_defaults=True):
 
 
 class AuditFinding(msgspec.Struct):
-    """Disagreement between two ledgers, or an owner above its bound."""
+    """Disagreement between two ledgers, or an owner that exceeds its bound."""
 
     rule: str
     detail: str
@@ -327,9 +327,9 @@ class DrainMode(StrEnum):
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Base of requests.
+    """Base class of requests.
 
-    An engine refuses them if its epoch differs from ``expected_epoch`` (409).
+    An engine rejects a request if its epoch is not ``expected_epoch`` (409).
     """
 
     operation_id: OperationId
@@ -341,7 +341,7 @@ class TrimRequest(_Request, kw_only=True):
 
 
 class DrainRequest(_Request, kw_only=True):
-    """Accept no new requests; finish the running ones before ``deadline_s``."""
+    """Accept no new requests, and finish the running ones within ``deadline_s``."""
 
     mode: DrainMode = DrainMode.FINISH
     deadline_s: Seconds = 30.0
@@ -356,9 +356,9 @@ class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 class RestartRequest(_Request, kw_only=True):
     """Restart the worker in place, or end the engine process so that its container restarts.
 
-    With ``scope: engine``, running requests finish before ``deadline_s`` or are aborted. With
-    ``scope: worker`` and ``carry``, they continue in the next epoch. Without ``keep_weights``, the
-    weights are loaded from the checkpoint again.
+    With ``scope: engine``, running requests are aborted after ``deadline_s``. With ``scope:
+    worker`` and ``carry``, they continue in the next epoch. Without ``keep_weights``, the weights
+    are loaded from the checkpoint again.
     """
 
     scope: Scope = Scope.WORKER
@@ -368,7 +368,7 @@ class RestartRequest(_Request, kw_only=True):
 
 
 class ShutdownRequest(_Request, kw_only=True):
-    """Drain until ``deadline_s``, free all memory, and exit with status 0."""
+    """Drain for at most ``deadline_s``, free all memory, and exit with status 0."""
 
     deadline_s: Seconds = 30.0
 
@@ -377,7 +377,7 @@ class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     """Request a standby worker for the next ``lease_s`` seconds.
 
     Another request renews the lease; 0 stops the standby immediately. The lease ends with the
-    epoch. An engine without :attr:`Capability.STANDBY` refuses the request (409).
+    epoch. An engine without :attr:`Capability.STANDBY` rejects the request (409).
     """
 
     expected_epoch: str
@@ -393,7 +393,7 @@ class OperationState(OpenEnum):
 
 
 class OperationStep(msgspec.Struct, omit_defaults=True):
-    """Step of an operation, with the memory before and after it if measured."""
+    """Step of an operation, with the memory before and after it if it was measured."""
 
     name: str
     duration_s: float
@@ -406,9 +406,9 @@ class Operation(msgspec.Struct, omit_defaults=True):
     """Long-running call. A request with a known ``operation_id`` returns the existing operation.
 
     After a restart of the worker, ``carried_requests`` continue in the new worker,
-    ``carried_kv_requests`` of them with the old worker's keys and values. The new worker recomputes
-    ``carried_prefill_tokens`` for the others, not counting unfinished prompts. ``kv_handover`` is
-    ``handed_over``, or the reason why the keys and values were lost.
+    ``carried_kv_requests`` of them with the old worker's keys and values. For the others, the new
+    worker recomputes ``carried_prefill_tokens``, not counting unfinished prompts. ``kv_handover``
+    is ``handed_over``, or the reason why the keys and values were lost.
     """
 
     id: str
@@ -427,7 +427,10 @@ class Operation(msgspec.Struct, omit_defaults=True):
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """Body of every failure. ``code`` is stable and in CamelCase; ``message`` says what to do."""
+    """Body of every error response.
+
+    ``code`` is stable, in CamelCase; ``message`` says what to do.
+    """
 
     code: str
     message: str

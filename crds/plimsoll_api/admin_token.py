@@ -1,6 +1,6 @@
 """Token of an engine's admin API, in a file that the supervisor and the engine share.
 
-This module imports little, because the supervisor's launcher uses it.
+This module has few imports, because the supervisor's launcher uses it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from plimsoll_api.names import TOKEN_FILE
 
 
 def write_token(run_dir: str) -> bool:
-    """Write a random token with mode 0600 if there is none; return whether it was written.
+    """Write a random token with mode 0600 if there is none. Return whether it was written.
 
-    If two processes do so at the same time, both use the same token. Raises OSError.
+    If two processes call this at the same time, both use the same token. Raises OSError.
     """
     path = os.path.join(run_dir, TOKEN_FILE)
     if os.path.exists(path):

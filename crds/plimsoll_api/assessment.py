@@ -1,7 +1,7 @@
 """The detector's output after each sample.
 
 Each :class:`Assessment` contains all current suspicions. The governor turns them into incidents
-with a life cycle; the detector does not know incidents.
+with a life cycle; the detector does not know about incidents.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
     recent samples. ``explained`` is the growth within the bounds of the engine's ledger.
     ``unexplained`` is the rest of ``current - baseline``, at least zero. ``exhaustion_s`` is the
     estimated time until the budget is exhausted; null if memory does not grow. ``limit`` is the
-    container's limit, or the size of the devices. ``age_s`` is the time since the baseline, and
-    ``requests`` the number of answered requests since then.
+    container's memory limit, or the size of the devices. ``age_s`` is the time since the baseline,
+    and ``requests`` the number of completed requests since then.
     """
 
     current: int | None = None
@@ -79,11 +79,11 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
 
 
 class SlowGrowth(msgspec.Struct, omit_defaults=True):
-    """Evidence on whether memory grows without a limit, however slowly. It triggers no action.
+    """Evidence on whether memory grows without bound, however slowly. It triggers no action.
 
-    ``slow_leak`` is true if the memory grew for hours, beyond chance and without slowing down; only
-    then are the other fields set. ``bytes_per_s`` is between ``slowest`` and ``fastest`` (90 %),
-    observed for ``span_s``. ``limit`` is the memory limit, and ``limit_s`` the time until it is
+    ``slow_leak`` is true if the memory has grown for hours, beyond chance and without slowing down;
+    only then are the other fields set. ``bytes_per_s`` is between ``slowest`` and ``fastest`` (90
+    %), observed for ``span_s``. ``limit`` is the memory limit, and ``limit_s`` the time until it is
     reached at that rate: ``limit_earliest_s`` at the fastest rate, ``limit_latest_s`` at the
     slowest. If these times are null, ``no_time`` is the reason.
     """
@@ -102,18 +102,20 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
 
 
 def suspicion_texts(suspicions: Iterable[Suspicion]) -> list[str]:
-    """Describe suspicions for people, with their confidence."""
+    """Return a description of each suspicion, with its confidence, for people."""
     texts = []
-    for one in suspicions:
-        where = f" of {one.segment.value}" if one.segment else ""
-        who = f" in {one.process}" if one.process else ""
-        why = f"; {one.unconfirmed}" if one.unconfirmed else ""
-        texts.append(f"{one.kind.value}{where}{who}, confidence {one.confidence:.0%}{why}")
+    for suspicion in suspicions:
+        where = f" of {suspicion.segment.value}" if suspicion.segment else ""
+        who = f" in {suspicion.process}" if suspicion.process else ""
+        why = f"; {suspicion.unconfirmed}" if suspicion.unconfirmed else ""
+        texts.append(
+            f"{suspicion.kind.value}{where}{who}, confidence {suspicion.confidence:.0%}{why}"
+        )
     return texts
 
 
 def slow_leak_texts(slow: Mapping[str, SlowGrowth]) -> list[str]:
-    """Describe the slow leaks in one replica's assessment for people."""
+    """Return a description of each slow leak in one replica's assessment, for people."""
     return [
         slow_leak_text(memory, one.segment, one.bytes_per_s, one.limit_s)
         for memory, one in sorted(slow.items())
@@ -124,7 +126,7 @@ def slow_leak_texts(slow: Mapping[str, SlowGrowth]) -> list[str]:
 def slow_leak_text(
     memory: str, segment: str | None, bytes_per_s: float, limit_s: float | None
 ) -> str:
-    """Describe a slow leak of host or device memory for people.
+    """Return a description of a slow leak of host or device memory, for people.
 
     The rate is rounded to two digits, so that a status with this text seldom changes.
     """
@@ -139,7 +141,7 @@ def slow_leak_text(
 class Trigger(msgspec.Struct, frozen=True):
     """Hypothesis that the growth follows ``counter``.
 
-    Each increment adds ``bytes_each`` (for ``time``: each hour). ``confidence`` is between 0 and 1.
+    Each increment adds ``bytes_each``; for ``time``, each hour does. ``confidence`` is from 0 to 1.
     """
 
     counter: str
@@ -151,10 +153,11 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
     """Suspected problem. ``segment`` is null for a stall.
 
     ``over_budget`` means that the budget is exhausted, or would be before a drain could end;
-    disruptive actions require it. ``growing`` means that the memory still grows; otherwise a
+    disruptive actions require it. ``growing`` means that the memory is still growing; otherwise a
     restart can wait. ``unconfirmed`` is another possible explanation, with the evidence that would
-    settle it, for example garbage that was not collected yet; it permits a trim, but no restart.
-    ``pod`` is the pod of the same multi-node group that holds the memory, if it is another one.
+    settle it, for example garbage that has not been collected yet; it permits a trim, but no
+    restart. ``pod`` is the pod that holds the memory, if it is another pod of the same multi-node
+    group.
     """
 
     kind: IncidentKind
@@ -177,16 +180,15 @@ class Assessment(msgspec.Struct, omit_defaults=True):
     """The detector's complete output after the sample at ``t``.
 
     ``warm`` means that this epoch has a baseline. ``segments`` are the last known sizes; unreadable
-    segments are absent. ``in_long_step`` means that work waits and no step completed for seconds: a
-    call to the worker may hang.
+    segments are absent. ``in_long_step`` means that work is waiting and no step has completed for
+    seconds: a call to the worker may hang.
 
     If the engine's device allocator reports its unused memory, ``device`` excludes that memory and
     ``reserved`` includes it. Otherwise ``device`` includes everything and ``reserved`` is null.
-
     ``slow`` has the keys ``host`` and ``device`` after enough observation.
 
-    ``shared_device`` is the evidence that others use the engine's devices, or empty. With it, only
-    the engine's own allocator counts.
+    ``shared_device`` is the evidence that others use the engine's devices, or empty. If it is set,
+    only the engine's own allocator counts.
     """
 
     t: float

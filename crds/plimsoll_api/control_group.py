@@ -1,6 +1,7 @@
-"""Finds the control group that accounts for a process's memory.
+"""Find the control group that accounts for a process's memory.
 
-Pure: the caller reads ``/proc/PID/cgroup``, and decides which folder the paths are relative to.
+The functions are pure: the caller reads ``/proc/PID/cgroup``, and decides to which directory the
+paths are relative.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decodes untrusted JSON with one function, one exception and a maximum depth.
+"""Decode untrusted JSON with one function, one exception and a maximum depth.
 
-Engines, other pods, files in shared volumes and the API server all send JSON. msgspec alone raises
-three unrelated exceptions for invalid input, and a caller that misses one would end the process.
+Engines, other pods, files in shared volumes and the API server all send JSON. msgspec raises three
+unrelated exceptions for invalid input, and a caller that misses one would crash the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 MAX_DEPTH = 64
 """Maximum nesting of arrays and objects. The documents of Plimsoll and Kubernetes have fewer than
-20 levels. Beyond a few hundred levels, the decoder could exhaust the thread's stack."""
+20 levels. Beyond a few hundred levels, the decoder could overflow the thread's stack."""
 
 MAX_DECODE_ERROR = 500
 """Maximum length of an error in characters; the error quotes the unexpected value, which may have
@@ -30,13 +30,13 @@ _PIECE = 1 << 16
 
 
 class Malformed(ValueError):
-    """Error for data that is not JSON of the expected type. The message says why."""
+    """Raised for data that is not JSON of the expected type. The message says why."""
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
-"""Guards msgspec's inspection of a type at its first use, which crashes in two threads at the same
-time."""
+"""Lock for msgspec's inspection of a type at its first use, which crashes if two threads do it at
+the same time."""
 
 
 @overload
@@ -58,9 +58,9 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 def is_deeper(data: bytes, limit: int) -> bool:
-    """Report whether arrays and objects are nested in more than ``limit`` levels, in linear time.
+    """Report whether arrays and objects are nested more than ``limit`` levels deep, in linear time.
 
-    The result is arbitrary for text that is not JSON; the decoder refuses such text anyway.
+    The result is arbitrary for text that is not JSON, which the decoder rejects anyway.
     """
     if data.count(b"[") + data.count(b"{") <= limit:
         return False

@@ -1,4 +1,4 @@
-"""Supported engines, and the flags of theirs that Plimsoll uses."""
+"""Supported engines, and their flags that Plimsoll uses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _message(one: Reserved) -> str:
 
 
 def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
-    """Return the reason why an engine may not have ``args``; None if it may.
+    """Return why an engine must not have ``args``; None if it may.
 
     ``keys`` is whether ``apiKeySecretRef`` is set.
     """
@@ -82,7 +82,7 @@ def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
 
 def _rule(one: Reserved) -> dict[str, str]:
     types = [str(type_) for type_ in one.types]
-    # CEL checks an object's default before its fields get theirs.
+    # CEL checks an object's default before the defaults of its fields are set.
     free = f"!has(self.args) || !(self.?type.orValue('plimsoll') in {types})"
     if one.flag == KEYS_FLAG:
         free += " || !has(self.apiKeySecretRef)"
@@ -91,4 +91,4 @@ def _rule(one: Reserved) -> dict[str, str]:
 
 
 FLAG_RULES = tuple(_rule(one) for one in RESERVED_FLAGS)
-"""The CEL rules of :func:`refusal` on ``spec.engine``."""
+"""CEL rules on ``spec.engine`` that match :func:`refusal`."""

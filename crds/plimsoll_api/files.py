@@ -1,4 +1,4 @@
-"""Accesses files that several processes or containers share."""
+"""Access files that several processes or containers share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO | None:
-    """Open a regular file for reading; None if it is not one. Raises OSError.
+    """Open a regular file for reading; return None if it is not one. Raises OSError.
 
     Another process may have put a symbolic link or a pipe there: a link is not followed, and a pipe
     does not block.
@@ -22,7 +22,7 @@ def open_regular(path: Path) -> BinaryIO | None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically. Raises OSError, and keeps the old file in that case."""
+    """Replace a file atomically. On a failure, keep the old file and raise OSError."""
     fresh = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         fresh.write_bytes(data)

@@ -13,12 +13,12 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class FleetRow:
-    """One service or policy.
+    """Summary of one service or policy.
 
     ``host`` and ``device`` are the worst pod's consumed budgets in percent. ``ready`` and
     ``replicas`` are a service's ready pods and desired pods, or a policy's supervised pods and
-    selected pods. ``drained`` counts the pods that a person took out of service. ``roles`` are the
-    roles of a policy's pods in disaggregated or multi-node serving. None is unknown.
+    selected pods. ``drained`` is the number of pods that a person took out of service. ``roles``
+    are the roles of a policy's pods in disaggregated or multi-node serving. None is unknown.
     """
 
     kind: str
@@ -39,23 +39,23 @@ class FleetRow:
 
     @property
     def key(self) -> str:
-        """Key that identifies the row in every reading."""
+        """Stable key that identifies the row."""
         return f"{self.kind} {self.shown}"
 
     @property
     def shown(self) -> str:
-        """The text NAMESPACE/NAME."""
+        """Display name, as NAMESPACE/NAME."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def spent(self) -> int | None:
-        """Larger consumed share of host and device budgets in percent; None if unknown."""
+        """Larger consumed share of the host and device budgets in percent; None if unknown."""
         known = [value for value in (self.host, self.device) if value is not None]
         return max(known, default=None)
 
 
 def row_of(item: Object) -> FleetRow:
-    """Create a row from an InferenceService; fields that its status lacks are unknown."""
+    """Create a row from an InferenceService. Fields that its status lacks are unknown."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -102,12 +102,12 @@ def row_of_policy(item: Object) -> FleetRow:
 
 
 def worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
-    """Sort by the number of open incidents, then by the consumed share of the budget."""
+    """Sort rows by open incidents, then by the consumed share of the budget, highest first."""
     return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
 
 
 def _drained(status: Object) -> str:
-    """Return the number of pods that a person drained, as text; empty if zero or unknown."""
+    """Return the number of drained pods as a text; empty if zero or unknown."""
     count = int(status.get("drained") or 0)
     return f"Drained({count})" if count else ""
 

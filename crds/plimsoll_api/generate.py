@@ -241,7 +241,7 @@ def files() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files; with ``--check``, print differences and return 1 if there are any."""
+    """Write the files. With ``--check``, print differences and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="plimsoll_api.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where a file differs")
     check = parser.parse_args(arguments).check

@@ -1,4 +1,4 @@
-"""Converts a supervisor's incident record to a LeakIncident object."""
+"""Convert a supervisor's incident record to a LeakIncident object."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from plimsoll_api.times import rfc3339
 Object = dict[str, Any]
 
 MAX_POD = 250
-"""Maximum length of a pod's name within an incident's name, which has at most 253 characters."""
+"""Maximum length of the pod's name within an incident's name, which has at most 253 characters."""
 
 
 def names_of(incident: IncidentRecord, pod: str) -> list[str]:
-    """Return the possible names of the incident's object, the preferred one first.
+    """Return the possible names of the incident's object, preferred name first.
 
     A pod reuses few names, which limits the number of its incidents.
     """
@@ -76,10 +76,10 @@ def spec_of(
 def _workload(service: ServiceRef, pod: str) -> IncidentWorkload:
     if service.kind != POLICY_KIND:
         return IncidentWorkload(SERVICE_KIND, service.name, API_GROUP)
-    found = service.workload
-    if found is None:
+    owner = service.workload
+    if owner is None:
         return IncidentWorkload("Pod", pod)
-    return IncidentWorkload(found.kind, found.name, found.api_group)
+    return IncidentWorkload(owner.kind, owner.name, owner.api_group)
 
 
 def conditions_of(
@@ -87,7 +87,7 @@ def conditions_of(
 ) -> list[IncidentCondition]:
     """Return the conditions for ``phase``, for tools that only know conditions.
 
-    Each condition changes at most once, at the end of the incident.
+    Each condition changes at most once, when the incident ends.
     """
     ended, resolved = phase in ENDED, phase == IncidentPhase.RESOLVED
     end, reason = ended_at or opened_at, (outcome or phase) if ended else phase
@@ -110,16 +110,16 @@ def conditions_of(
 def status_of(
     incident: IncidentRecord, revision: int | None = None, generation: int = 1
 ) -> LeakIncidentStatus:
-    """Return progress and result; texts and lists are truncated to the limits of the CRD.
+    """Return the status of the incident's object, truncated to the limits of the CRD.
 
-    ``revision`` is the number of writes. ``generation`` is that of the object's spec.
+    ``revision`` is the number of writes, and ``generation`` that of the object's spec.
     """
-    seen, texts = incident.attribution, _TextBudget()
+    attribution, texts = incident.attribution, _TextBudget()
     ended_at = rfc3339(incident.ended_at) if incident.ended_at else None
     outcome = incident.reason.value if incident.reason else None
-    # Most important first: if there is too much text, the last ones are truncated.
+    # The most important texts come first: if there is too much text, the last ones are truncated.
     message = texts.truncate(incident.message)
-    evidence = [texts.truncate(text) for text in seen.evidence[:MAX_SENTENCES]]
+    evidence = [texts.truncate(text) for text in attribution.evidence[:MAX_SENTENCES]]
     diagnostics = [texts.truncate(path) for path in incident.diagnostics[:MAX_SENTENCES]]
     timeline = [_step(step, texts) for step in reversed(incident.timeline[-MAX_TIMELINE:])]
     return LeakIncidentStatus(
@@ -130,14 +130,14 @@ def status_of(
         revision=revision,
         phase=incident.phase,
         attribution=IncidentAttribution(
-            segment=seen.segment,
-            process=seen.process,
-            pod=seen.pod,
-            bytes=seen.bytes,
-            bytes_per_hour=_whole(seen.bytes_per_s, 3600),
-            bytes_per_request=_whole(seen.bytes_per_request),
-            trigger=_trigger(seen.trigger),
-            confidence_percent=_percent(seen.confidence),
+            segment=attribution.segment,
+            process=attribution.process,
+            pod=attribution.pod,
+            bytes=attribution.bytes,
+            bytes_per_hour=_whole(attribution.bytes_per_s, 3600),
+            bytes_per_request=_whole(attribution.bytes_per_request),
+            trigger=_trigger(attribution.trigger),
+            confidence_percent=_percent(attribution.confidence),
             evidence=[text for text in evidence if text],
         ),
         timeline=timeline[::-1],
@@ -153,7 +153,7 @@ def status_of(
 
 
 def path_of(namespace: str, name: str, subresource: str = "") -> str:
-    """Return the path of a LeakIncident or its subresource, or of the list without a ``name``."""
+    """Return the URL path of a LeakIncident or its subresource; without ``name``, of the list."""
     parts = ["/apis", API_VERSION, "namespaces", namespace, INCIDENT_PLURAL, name, subresource]
     return "/".join(filter(None, parts))
 
@@ -161,7 +161,7 @@ def path_of(namespace: str, name: str, subresource: str = "") -> str:
 def object_of(
     incident: IncidentRecord, name: str, service: ServiceRef, pod: str, container: str
 ) -> Object:
-    """Return the LeakIncident ``name`` for its creation, without a status."""
+    """Return the LeakIncident ``name`` to create, without a status."""
     return _base(name, service) | {
         "spec": msgspec.to_builtins(spec_of(incident, service, pod, container)),
     }
@@ -170,7 +170,7 @@ def object_of(
 def status_object_of(
     incident: IncidentRecord, name: str, service: ServiceRef, revision: int, generation: int = 1
 ) -> Object:
-    """Return the status of the object ``name``, to apply it to the subresource."""
+    """Return the object ``name`` with its status, to apply to the subresource."""
     body: Object = {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
@@ -187,7 +187,7 @@ def _base(name: str, service: ServiceRef) -> Object:
         "metadata": {
             "name": name,
             "namespace": service.namespace,
-            # No owner reference: an incident outlives its policy; the operator deletes it later.
+            # Set no owner reference: an incident outlives its policy until the operator deletes it.
             "labels": _labels(service),
         },
     }
@@ -200,13 +200,13 @@ def _labels(service: ServiceRef) -> dict[str, str]:
 
 
 class _TextBudget:
-    """Truncates texts to the limits of a status, for each text and for their sum."""
+    """Budget of characters for a status, which limits each text and their sum."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXTS
 
     def truncate(self, text: str) -> str:
-        """Truncate ``text`` to the remaining room, and mark a truncated text."""
+        """Return ``text`` truncated to the remaining characters, with an ellipsis if cut."""
         room = min(MAX_TEXT, self._left)
         kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
         self._left -= len(kept)

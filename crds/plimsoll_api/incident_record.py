@@ -1,4 +1,4 @@
-"""An incident as the supervisor stores it: in its journal, in ``/state``, and for local commands.
+"""An incident as the supervisor stores it in its journal and returns it in ``/state``.
 
 :mod:`plimsoll_api.leakincident` defines the same incident as a Kubernetes object.
 """
@@ -14,7 +14,7 @@ from plimsoll_api.supervision import Action
 
 JOURNAL_FILE = "journal.sqlite"
 """Name of the supervisor's journal, a SQLite database in its state directory. Each row of the table
-``incidents`` has an :class:`IncidentRecord` as JSON in the column ``body``."""
+``incidents`` contains an :class:`IncidentRecord` as JSON in the column ``body``."""
 
 
 class Reason(OpenEnum):
@@ -45,8 +45,8 @@ class Reason(OpenEnum):
 class StepOutcome(OpenEnum):
     """Outcome of a step.
 
-    ``Begun`` is written to the journal before the action is sent. ``Requested`` means that the
-    operator must act, while it is the newest step of an open incident.
+    ``Begun`` is written to the journal before the action is sent. If the newest step of an open
+    incident is ``Requested``, the operator must act.
     """
 
     BEGUN = "Begun"
@@ -82,7 +82,7 @@ class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 class Attribution(msgspec.Struct, omit_defaults=True):
     """Memory that grew, its growth rate, and the evidence.
 
-    ``pod`` is None if the incident's own pod holds the memory.
+    ``pod`` is None if the memory is in the incident's own pod.
     """
 
     segment: str | None = None

@@ -1,7 +1,7 @@
-"""Facts about an incident in display order: what grew, which budget, what was done, how it ended.
+"""Facts about an incident in display order: what grew, which budget, what was done, the outcome.
 
-Pure. A supervisor's record and a LeakIncident become the same facts here. ``plimsoll explain``,
-lists, the live view, the page, Events and the log only format them.
+A supervisor's record and a LeakIncident are both converted to these facts, in pure functions.
+``plimsoll explain``, lists, the live view, the page, Events and the log only format them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class StoryStep(NamedTuple):
         if before is None and after is None:
             return ""
         sizes = " -> ".join("?" if size is None else format_bytes(size) for size in (before, after))
-        given = 0 if before is None or after is None else before - after
-        return f"{sizes} ({format_bytes(given)} back)" if given > 0 else sizes
+        returned = 0 if before is None or after is None else before - after
+        return f"{sizes} ({format_bytes(returned)} back)" if returned > 0 else sizes
 
     @property
     def text(self) -> str:
-        """Result in one line."""
+        """Result of the action as one line."""
         message = self.message.replace("\n", " ")
         return "  ".join(part for part in (self.change, message) if part)
 
@@ -90,7 +90,7 @@ class Story(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Known location, for example `` in python_objects of the worker in pod a``."""
+        """Known location of the memory, such as `` in python_objects of the worker in pod a``."""
         seen = self.seen
         text = f" in {seen.segment}" if seen.segment else ""
         text += f" of the {seen.process}" if seen.process else ""
@@ -104,14 +104,14 @@ class Story(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Memory that grew, its growth and its rate, in one line."""
+        """Kind, location, growth and rates of the incident as one line."""
         grown = self.seen.bytes
         size = [format_bytes(grown)] if grown and grown > 0 else []
         return ", ".join([f"{self.kind}{self.where}", *size, *self.rates])
 
     @property
     def sentence(self) -> str:
-        """The whole incident in one line, for an Event or a log."""
+        """The whole incident as one line, for an Event or a log."""
         text = self.headline
         if self.spent_percent is not None:
             text += f", {self.spent_percent} % of the budget"
@@ -123,7 +123,7 @@ class Story(NamedTuple):
 
     @property
     def memory(self) -> list[tuple[float, int]]:
-        """Known memory of the replica over time: (seconds since the opening, bytes)."""
+        """Known memory of the replica over time: pairs of seconds since the opening and bytes."""
         points = [
             (step.at - self.opened_at, size)
             for step in self.steps
@@ -163,13 +163,13 @@ def story_of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatu
 
 
 def story_of_record(incident: IncidentRecord) -> Story:
-    """Return the story of a supervisor's record."""
+    """Return the story of a supervisor's incident record."""
     spec = spec_of(incident, ServiceRef(""), "", "")
     return story_of_object(incident.name, spec, status_of(incident))
 
 
 def unix_seconds_or_none(text: str | None) -> float | None:
-    """Return the Unix seconds of an RFC 3339 time; None if it is missing or malformed."""
+    """Return an RFC 3339 time in Unix seconds; None if it is missing or malformed."""
     try:
         return None if text is None else unix_seconds(text)
     except (ValueError, OverflowError):

@@ -1,6 +1,6 @@
 """Kinds and phases of incidents.
 
-Separate from ``leakincident``, so that the supervisor need not load pydantic.
+They are separate from ``leakincident``, so that the supervisor does not have to load pydantic.
 """
 
 from __future__ import annotations

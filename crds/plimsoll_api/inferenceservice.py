@@ -1,7 +1,7 @@
 """Spec of InferenceService, a supervised inference engine.
 
-The CRD is generated from these models (:mod:`plimsoll_api.generate`). They refuse the same
-manifests as the API server's schema and CEL rules, so local mode accepts the same manifests.
+The CRD is generated from these models (:mod:`plimsoll_api.generate`). They apply the same rules as
+the API server's schema and CEL rules, so local mode accepts the same manifests.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from plimsoll_api.supervision import GATE_MESSAGE, SCOPE_MESSAGE, SlotScope, Sup
 from plimsoll_api.units import format_bytes, parse_bytes
 
 MAX_NAME = 50
-"""Maximum length of a name. Names of owned objects have up to 13 more characters, and label values
-at most 63."""
+"""Maximum length of a name. Names of owned objects are up to 13 characters longer, and label values
+have at most 63."""
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
@@ -171,7 +171,7 @@ class InferenceServiceSpec(ResourceModel):
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, and so of pods, of each replica."""
+        """Number of nodes, and therefore of pods, of each replica."""
         return groups.count_nodes(self.parallelism, self.engine)
 
 

@@ -30,9 +30,10 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 
 
 def _check_subdomain(key: str) -> str:
-    """Refuse a key whose prefix is not a DNS subdomain, such as ``a..b``, which the pattern allows.
+    """Reject a key whose prefix is not a DNS subdomain, such as ``a..b``, which the pattern allows.
 
-    Because of one such key, the API server would refuse the webhooks of all policies.
+    Because of one such key, the API server would reject the webhooks of all policies. Raises
+    ValueError.
     """
     prefix, slash, _ = key.rpartition("/")
     if slash and not _SUBDOMAIN.fullmatch(prefix):
@@ -88,12 +89,12 @@ class Requirement(ResourceModel):
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Report whether ``labels`` meet the requirement."""
-        found = labels.get(self.key)
+        value = labels.get(self.key)
         if self.operator is Operator.IN:
-            return found in self.values
+            return value in self.values
         if self.operator is Operator.NOT_IN:
-            return found not in self.values
-        return (found is not None) == (self.operator is Operator.EXISTS)
+            return value not in self.values
+        return (value is not None) == (self.operator is Operator.EXISTS)
 
     def query(self) -> str:
         """Return the requirement as a term of the query parameter ``labelSelector``."""

@@ -1,9 +1,9 @@
-"""Scrapes memory metrics from the supervisors in the pods, with limits on all resources.
+"""Scrape memory metrics from the supervisors in the pods, with limits on all resources.
 
 Pods are untrusted. A scrape uses plain HTTP to the pod's own address; it follows no redirects,
-sends no credentials and requests no compression. After a page that is larger than :data:`MAX_BYTES`
-or slower than :data:`TIMEOUT_S`, that pod's figures are unknown. Each namespace has its own
-connections, so slow pods delay no other namespace.
+sends no credentials and requests no compression. If a page is larger than :data:`MAX_BYTES` or
+slower than :data:`TIMEOUT_S`, the values of that pod are unknown. Each namespace has its own limit,
+so slow pods delay no other namespace.
 """
 
 from __future__ import annotations
@@ -42,25 +42,26 @@ TIMEOUT_S = 3.0
 MAX_CONCURRENT = 64
 MAX_PER_NAMESPACE = 8
 MAX_BYTES = 1 << 18
-"""Maximum size of a page; a supervisor's page has about 30 KiB."""
+"""Maximum size of a page. A supervisor's page has about 30 KiB."""
 
 CHUNK = 1 << 14
 HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
 HAS_PORT = re.compile(r":\d+$")
-"""Matches the port at the end of an address; an IPv6 address without a port ends with a bracket."""
+"""Pattern for the port at the end of an address. An IPv6 address without a port ends with a
+bracket."""
 
 
 class BadPage(Exception):
-    """Error for an answer that is not a page of metrics. The message says why."""
+    """Raised for a response that is not a metrics page. The message says why."""
 
 
 class Scraper:
-    """Scraper of pods, which calls ``changed`` for each service whose published figures changed.
+    """Scraper of the supervisors. Calls ``changed`` when published values have changed.
 
-    The figures in a status change at most every ``publish_s`` seconds; the first ones are published
-    immediately.
+    The values in a status change at most every ``publish_s`` seconds; the first ones are published
+    immediately. Values are kept by service or policy.
     """
 
     def __init__(
@@ -82,30 +83,33 @@ class Scraper:
         self.failures = 0
 
     def published(self, key: Key) -> dict[str, SupervisorFigures] | None:
-        """Return the published figures by pod name; None until the service was first scraped."""
-        found = self._published.get(key)
-        return found[1] if found else None
+        """Return the published values by pod name; None until the first scrape."""
+        published = self._published.get(key)
+        return published[1] if published else None
 
     def drained(self) -> dict[Key, int]:
-        """Return the number of pods that a person keeps out of service, by service, where known."""
+        """Return the number of pods that a person keeps out of service, by service, if known."""
         counts = {key: count_drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
     def latest(self, key: Key) -> dict[str, SupervisorFigures]:
-        """Return the figures of the pods that answered in the last round, by pod name."""
+        """Return the values from the last scrape by pod name, without pods that did not respond."""
         return self._latest.get(key, {})
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
-        """Scrape the pods of a policy, which are not in the store; ``addresses`` is by pod name."""
+        """Scrape the pods of a policy, which are not in the store.
+
+        ``addresses`` are by pod name.
+        """
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:
-        """Forget a service or policy that no longer exists."""
+        """Drop the state of a deleted service or policy."""
         for known in (self._published, self._latest, self._followed):
             known.pop(key, None)
 
     def publish(self, key: Key, fresh: dict[str, SupervisorFigures]) -> None:
-        """Publish ``fresh`` figures if the status would change and ``publish_s`` has passed."""
+        """Publish the values ``fresh`` if they change the status and ``publish_s`` has passed."""
         now = self._clock()
         self._latest[key] = fresh
         known = self._published.get(key)
@@ -118,7 +122,7 @@ class Scraper:
         self._changed(key)
 
     async def run(self, every_s: float) -> None:
-        """Scrape until cancelled. A namespace is skipped while its last round still runs."""
+        """Scrape until cancelled. Skip a namespace while its previous round is still running."""
         async with self.session() as session:
             try:
                 while True:
@@ -131,7 +135,7 @@ class Scraper:
                 self._rounds.clear()
 
     def session(self) -> aiohttp.ClientSession:
-        """Return an HTTP client that uses no proxies, cookies or decompression."""
+        """Return an HTTP client without proxies, cookies and decompression."""
         return aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT),
@@ -148,7 +152,7 @@ class Scraper:
         for namespace, task in list(self._rounds.items()):
             if task.done():
                 del self._rounds[namespace]
-                task.result()  # raises if the task failed, a bug that restarts the part
+                task.result()  # raises if the task failed, which is a bug and restarts the part
         for namespace, keys in by_namespace.items():
             if namespace not in self._rounds:
                 self._rounds[namespace] = asyncio.create_task(self._round(session, keys))
@@ -167,10 +171,10 @@ class Scraper:
                 for pod in self._store.children(key, {"Pod"})
                 if (address := address_of(pod))
             }
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(self._scrape_one(session, share, address) for address in addresses.values())
         )
-        figures = zip(addresses, found, strict=True)
+        figures = zip(addresses, results, strict=True)
         self.publish(key, {pod: one for pod, one in figures if one is not None})
 
     async def _scrape_one(
@@ -182,7 +186,7 @@ class Scraper:
     async def figures(
         self, session: aiohttp.ClientSession, address: str
     ) -> SupervisorFigures | None:
-        """Return the figures of the pod at ``address``; None without a valid page of metrics."""
+        """Return the values of the pod at ``address``; None without a valid metrics page."""
         try:
             return parse_figures(await self._page(session, address))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPage) as error:
@@ -191,15 +195,15 @@ class Scraper:
             return None
 
     async def _page(self, session: aiohttp.ClientSession, address: str) -> bytes:
-        at = address if HAS_PORT.search(address) else f"{address}:{self._port}"
-        url = f"http://{at}/metrics"
-        async with session.get(url, allow_redirects=False) as answer:
-            if answer.status != 200:
-                raise BadPage(f"status {answer.status}")
-            if answer.headers.get("Content-Encoding", "identity") != "identity":
+        host = address if HAS_PORT.search(address) else f"{address}:{self._port}"
+        url = f"http://{host}/metrics"
+        async with session.get(url, allow_redirects=False) as response:
+            if response.status != 200:
+                raise BadPage(f"status {response.status}")
+            if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise BadPage("the response is compressed")
             read = bytearray()
-            async for chunk in answer.content.iter_chunked(CHUNK):
+            async for chunk in response.content.iter_chunked(CHUNK):
                 read += chunk
                 if len(read) > MAX_BYTES:
                     raise BadPage(f"longer than {MAX_BYTES} bytes")
@@ -226,7 +230,7 @@ def _status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
 def _has_same_drained(
     known: dict[str, SupervisorFigures], fresh: dict[str, SupervisorFigures]
 ) -> bool:
-    """Report whether the same pods are drained, among those that answered."""
+    """Report whether the same pods are drained, among those that responded."""
     return all(
         one.drained is None or one.drained == bool(pod in known and known[pod].drained)
         for pod, one in fresh.items()
@@ -236,8 +240,8 @@ def _has_same_drained(
 def address_of(pod: Object) -> str | None:
     """Return the address of a running pod for a URL; None if it has none.
 
-    The address has a port if the pod uses its node's network and its supervisor has a port of its
-    own. Loopback, link-local (cloud metadata services) and multicast addresses are refused.
+    It includes a port if the pod uses host networking and its supervisor has its own port.
+    Loopback, link-local (cloud metadata services) and multicast addresses are rejected.
     """
     status = pod.get("status") or {}
     if status.get("phase") != "Running":

@@ -1,7 +1,7 @@
-"""The plan for a policy: from its spec and the observed objects to what is applied and removed.
+"""Plan a policy: which objects to apply and to delete, given its spec and the observed objects.
 
-Pure, like the plan for a service: no cluster, no clock. A policy has the configuration and the
-permissions of its supervisors, their slots, and headless Services of its pods.
+The functions are pure, like the plan for a service. A policy owns the configuration and the
+permissions of its supervisors, their slots, and headless Services for its pods.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from plimsoll_operator.render.names import MANAGED_BY, MANAGER, owned
 from plimsoll_operator.render.objects import rule, supervisor_binding, supervisor_role
 
 MAX_ACCOUNTS = 100
-"""Maximum number of service accounts in a RoleBinding."""
+"""Maximum number of ServiceAccounts in a RoleBinding."""
 MAX_SHOWN = 320
 MAX_LISTED_NAMES = 4
 """Maximum number of pods, workloads or policies that a message names."""
@@ -67,7 +67,7 @@ MAX_LISTED_NAMES = 4
 class PolicyPlan:
     """Changes to make for a policy.
 
-    ``desired`` is in the order of application; ``surplus`` is removed after that. ``failure`` is
+    ``desired`` is in the order of application; ``surplus`` is deleted afterwards. ``failure`` is
     the limit that is exceeded, and ``suspects`` are the workloads with a leaking revision.
     """
 
@@ -87,10 +87,10 @@ def reconcile(
     status: Object | None = None,
     beside: Mapping[str, str] = MappingProxyType({}),
 ) -> PolicyPlan:
-    """Plan which objects to apply, and which of the policy's objects to remove.
+    """Plan which objects to apply, and which of the policy's objects to delete.
 
-    ``status`` is the previous status, and ``now`` is in RFC 3339. ``beside`` are the other files in
-    the supervisors' ConfigMap, by name.
+    ``status`` is the previous status, and ``now`` is RFC 3339. ``beside`` contains the other files
+    of the supervisors' ConfigMap, by name.
     """
     uid, name = policy.metadata.uid, policy.metadata.name
     own = {where: item for where, item in owned.items() if owner_uid(item) == uid}
@@ -99,7 +99,7 @@ def reconcile(
     workloads = group_pods(pods)
     sharing = group_by_slots(pods, policy.spec.supervision.scope)
     chosen = choose_workloads(name, sharing, leases)
-    # Includes terminating pods, whose supervisors still release slots and close incidents.
+    # Include terminating pods, whose supervisors still release slots and close incidents.
     accounts = sorted(
         {
             one.account
@@ -129,7 +129,7 @@ def reconcile(
 
 
 def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
-    """Return why some supervisors have no permissions; None if ``accounts`` are few enough."""
+    """Return why some supervisors have no permissions; None if all ``accounts`` get them."""
     if len(accounts) <= MAX_ACCOUNTS:
         return None
     text = (
@@ -141,9 +141,11 @@ def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
 
 
 def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Return why supervisors of some pods have no slot; ``chosen`` are the workloads with slots."""
-    have = {(one.ref, one.role) for one in chosen}
-    without = [one for one in workloads if one.needs_slots and (one.ref, one.role) not in have]
+    """Return why some supervisors have no slot; None if the ``chosen`` workloads suffice."""
+    with_slots = {(one.ref, one.role) for one in chosen}
+    without = [
+        one for one in workloads if one.needs_slots and (one.ref, one.role) not in with_slots
+    ]
     if without:
         who = list_names([display_name(one.ref) for one in without])
         text = (
@@ -162,20 +164,20 @@ def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]
 def display_name(ref: WorkloadRef | None) -> str:
     """Return the name of a workload for a message, truncated and with printable characters only.
 
-    The creator of a pod may write any text as its owner's name.
+    The creator of a pod may set any text as its owner's name.
     """
     return make_printable_line(str(ref), MAX_SHOWN) if ref else "pods without an owner"
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first names as text, with the number of other names."""
+    """Return the first names as a text, with the number of the others."""
     more = len(names) - MAX_LISTED_NAMES
     return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 REPORT = "report"
 """Verb on a SupervisionPolicy that permits writing incidents and taking slots in its name. Only the
-admission policies check it; it has no meaning to the API server."""
+admission policies check it; the API server itself does not use it."""
 
 DEFAULT_PORT = 8000
 
@@ -188,7 +190,7 @@ def key_of(policy: SupervisionPolicy) -> Key:
 def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
     """Return the configuration that all of the policy's pods share.
 
-    Each supervisor replaces ``engine`` with the engine in its pod
+    Each supervisor replaces ``engine`` with the engine of its pod
     (:class:`plimsoll_api.supervisor_config.PodEngine`).
     """
     meta, spec = policy.metadata, policy.spec
@@ -221,7 +223,7 @@ def render(
 
     ``accounts`` are the ServiceAccounts of the supervised pods, and ``workloads`` those that have
     slots. ``held`` are the names of surplus slots whose holders have not released them yet.
-    ``beside`` are the other files in the supervisors' ConfigMap, by name.
+    ``beside`` contains the other files of the supervisors' ConfigMap, by name.
     """
     name = policy_object_name(policy.metadata.name)
     config: Object = {
@@ -249,7 +251,7 @@ def render(
 
 
 def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
-    """Return the slots of one workload.
+    """Return the slot Leases of one workload.
 
     The admission policy for slots selects Leases by their label, and only lets the pods in the
     annotation take a slot.
@@ -277,8 +279,8 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
 def _ray_service(policy: SupervisionPolicy, cluster: str) -> Object:
     """Build a Service that lists the supervised pods of a RayCluster.
 
-    The head's supervisor finds the addresses of its workers there. KubeRay creates a Service for
-    the head only.
+    The head's supervisor reads the addresses of its workers from it. KubeRay creates a Service only
+    for the head.
     """
     name = policy.metadata.name
     return _service(ray_service_name(name, cluster), {POLICY_LABEL: name, RAY_CLUSTER: cluster})
@@ -302,7 +304,7 @@ def _service(name: str, labels: Object) -> Object:
 def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
     """Return the Role of the supervisors.
 
-    The admission policies limit each supervisor to its own pod's objects.
+    The admission policies restrict each supervisor to its own pod's objects.
     """
     name = policy.metadata.name
     report = rule(API_GROUP, [POLICY_PLURAL], [REPORT]) | {"resourceNames": [name]}

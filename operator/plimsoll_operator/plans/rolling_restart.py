@@ -1,6 +1,6 @@
-"""``spec.rollout: Restart``: decides which workloads get a rolling restart, and requests it.
+"""Decide which workloads get a rolling restart with ``spec.rollout: Restart``, and how.
 
-The workload's own controller replaces the pods by its own strategy; the operator deletes no pod.
+The workload's own controller replaces the pods with its own strategy; the operator deletes no pod.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
 
 MANAGER = "plimsoll-operator-rollout"
-"""Field manager of the restarts; it owns no other field of a workload."""
+"""Field manager of the restarts. It owns no other field of a workload."""
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 RESTARTED_FOR = "plimsoll.dev/restarted-for"
 """Annotation of a workload: UID and generation of the policy that last requested a restart."""
@@ -38,14 +38,14 @@ KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
 
 
 def waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
-    """Return the workloads with pods that would get a supervisor when recreated."""
+    """Return the workloads with pods that would get a supervisor if recreated."""
     return [one for one in workloads if one.count(SupervisionState.WAITING)]
 
 
 def kind_of(workload: Workload) -> Kind | None:
-    """Return the kind for a restart request; None if a person must restart the workload.
+    """Return the kind of the object to restart; None if a person must restart the workload.
 
-    The name becomes part of a URL, and the creator of a pod may write any text as its owner's name.
+    The name becomes part of a URL, and the creator of a pod may set any text as its owner's name.
     """
     if workload.ref is None or workload.api_group != APPS or not NAME.fullmatch(workload.ref.name):
         return None
@@ -53,17 +53,17 @@ def kind_of(workload: Workload) -> Kind | None:
 
 
 def manual_restart_hint(ref: WorkloadRef | None) -> str:
-    """Return why the operator cannot restart a workload, and what to do."""
+    """Return why the operator cannot restart a workload, and what to do instead."""
     if ref is None:
         return "no workload owns these pods: recreate them yourself"
     return f"a {ref.kind} has no rolling restart that the operator can ask for: restart it yourself"
 
 
 def is_requested(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
-    """Report whether a restart for this generation of the policy was already requested.
+    """Report whether a restart for this generation of the policy has already been requested.
 
-    After a ``trial``, in which only a few pods get a supervisor, a restart from the trial does not
-    count.
+    In a ``trial``, only a few pods get a supervisor. Once it is over, a restart requested during
+    the trial does not count.
     """
     annotations = live["metadata"].get("annotations") or {}
     marks = {_mark(policy), _mark(policy, trial)}
@@ -71,7 +71,7 @@ def is_requested(live: Object, policy: SupervisionPolicy, trial: bool = False) -
 
 
 def restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
-    """Return why a restart must wait or would replace no pod; empty if it may begin."""
+    """Return why a restart must wait or would replace no pod; empty if it can start."""
     meta, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     template = (spec.get("template") or {}).get("metadata") or {}
     strategy = (spec.get("updateStrategy") or {}).get("type")
@@ -89,9 +89,9 @@ def restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
 
 
 def restart_patch(live: Object, policy: SupervisionPolicy, now: str, trial: bool = False) -> Object:
-    """Return the patch of the workload, to apply with a field manager of its own.
+    """Return the patch that restarts the workload, to apply with :data:`MANAGER`.
 
-    It contains the UID, so that the API server refuses another object with the same name.
+    It contains the UID, so that the API server rejects it for another object with the same name.
     """
     meta = live["metadata"]
     return {
@@ -111,8 +111,8 @@ def _is_rolling_out(kind: str, meta: Object, status: Object) -> bool:
     if status.get("observedGeneration", 0) < meta.get("generation", 0):
         return True
     if kind == DAEMON_SET.kind:
-        wanted = status.get("desiredNumberScheduled", 0)
-        return bool(status.get("updatedNumberScheduled", 0) < wanted)
+        scheduled = status.get("desiredNumberScheduled", 0)
+        return bool(status.get("updatedNumberScheduled", 0) < scheduled)
     if kind == STATEFUL_SET.kind:
         return bool(status.get("updateRevision") != status.get("currentRevision"))
     return bool(status.get("updatedReplicas", 0) < status.get("replicas", 0))

@@ -1,6 +1,6 @@
-"""Plans the objects of a service: which to apply, and which to remove.
+"""Plan the objects of a service: which to apply, and which to delete.
 
-Pure: no cluster, no clock. The same observation always gives the same plan.
+The functions are pure: the same observation always gives the same plan.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 class Failure:
     """Reason why the spec cannot be applied.
 
-    ``is_lasting`` means that another attempt cannot help.
+    ``is_lasting`` is True if a retry cannot help.
     """
 
     reason: str
@@ -49,11 +49,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Plan:
-    """The changes to make for a service.
+    """Changes to make for a service.
 
-    ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``changed`` lists
-    how a suspect revision differs from the last good one. ``absent`` names, once everything is
-    applied, the fields that the cluster dropped.
+    ``desired`` is in the order of application; ``surplus`` is deleted afterwards. ``changed`` lists
+    how a suspect revision differs from the last good one. ``absent`` is set after everything has
+    been applied: the fields that the cluster dropped.
     """
 
     desired: list[Object]
@@ -67,8 +67,8 @@ class Plan:
 def parse(item: Object) -> InferenceService:
     """Parse the service. Raises :class:`InvalidSpec`.
 
-    The API server refuses invalid specs by schema and CEL, except those stored before an upgrade
-    and a deeply nested ``podTemplate``, whose schema is open.
+    The schema and its CEL rules reject invalid specs, except those stored before an upgrade and a
+    deeply nested ``podTemplate``, whose schema is open.
     """
     if _is_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
         raise InvalidSpec(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
@@ -78,10 +78,12 @@ def parse(item: Object) -> InferenceService:
 def _is_deeper(value: Any, limit: int) -> bool:
     level = [value]
     for _ in range(limit + 1):
-        held = [one for one in level if isinstance(one, dict | list) and one]
-        if not held:
+        nested = [item for item in level if isinstance(item, dict | list) and item]
+        if not nested:
             return False
-        level = [part for one in held for part in (one.values() if isinstance(one, dict) else one)]
+        level = [
+            part for item in nested for part in (item.values() if isinstance(item, dict) else item)
+        ]
     return True
 
 
@@ -96,12 +98,12 @@ def reconcile(
     beside: Mapping[str, str] = MappingProxyType({}),
     shared: Collection[str] = (),
 ) -> Plan:
-    """Plan which objects to apply, and which of the service's objects to remove.
+    """Plan which objects to apply, and which of the service's objects to delete.
 
     ``pods`` are the pods that are not terminating, and ``status`` is the previous status. If
-    ``restricted``, the service's ``podTemplate`` must meet the Pod Security Standard. ``beside``
-    are the other files in the supervisors' ConfigMap, by name. ``shared`` are claims that pods on
-    several nodes may mount. Raises :class:`InvalidSpec`.
+    ``restricted``, the service's ``podTemplate`` must meet the restricted Pod Security Standard.
+    ``beside`` contains the other files of the supervisors' ConfigMap, by name. ``shared`` are
+    claims that pods on several nodes may mount. Raises :class:`InvalidSpec`.
     """
     before = status or {}
     update = pod_hash(service)
@@ -121,7 +123,7 @@ def reconcile(
                 template = pod_template(service, images, worker)
                 check(service, template, rendered_template(service, images, worker))
         if pinned is None and (found := find_dependency(pod_template(service, images)["spec"])):
-            # A revision that is already running may continue.
+            # a revision that is already running may continue
             raise InvalidSpec(
                 f"the pod's {found}, which is another one, for containers of a service share their"
                 " process IDs: signal the engine by its name, or start it without an init system"
@@ -137,7 +139,7 @@ def reconcile(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if service.spec.pod_template is None:
             raise
-        # The schema is open: only a malformed template fails here, the API server checks the rest.
+        # The schema is open: a malformed template fails only here. The API server checks the rest.
         raise InvalidSpec(
             "spec.podTemplate: a field is of another type than in a pod template: compare it with"
             " kubectl explain deployment.spec.template"
@@ -165,7 +167,7 @@ def reconcile(
 def claims_of(service: InferenceService) -> list[str]:
     """Return the names of the claims that pods of ``service`` mount, according to its spec.
 
-    The schema of the pod template is open: values that cannot be names of claims are omitted.
+    The schema of the pod template is open: values that are not valid claim names are omitted.
     """
     template = service.spec.pod_template or {}
     spec = template.get("spec")
@@ -181,7 +183,7 @@ def claims_of(service: InferenceService) -> list[str]:
 
 
 def _pinned_templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
-    """Return the templates by revision, those of the kind of workload that the service has now.
+    """Return the stored templates of the service's current kind of workload, by revision.
 
     The template of a Deployment is a pod's, and that of a LeaderWorkerSet is a group's.
     """
@@ -203,7 +205,7 @@ def _running_revision(service: InferenceService, owned: Mapping[Ref, Object]) ->
 def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
     """Return the names of the slot Leases whose holders still exist.
 
-    The time of the last renewal does not matter, because clocks are not compared.
+    The time of the last renewal is ignored, because clocks of different machines are not compared.
     """
     return [
         item["metadata"]["name"]

@@ -1,6 +1,6 @@
-"""Renders the objects of an InferenceService. Pure: no cluster, no clock.
+"""Render the objects of an InferenceService, in pure functions.
 
-The operator's reconcile uses all of it, local mode only engine and supervisor.
+The operator uses all of them, local mode only those for the engine and the supervisor.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def render(
 ) -> list[dict[str, Any]]:
     """Return all objects of ``service``, in the order of application.
 
-    ``pinned`` is the template of the spec's revision, if one exists already. ``held`` names
-    slot Leases that supervisors hold. ``instead`` is another revision that runs in place of the
-    spec's, by its hash and template. ``paused`` pauses a rollout. ``beside`` has the files
-    beside the supervisors' configuration, by name. ``shared`` names claims that pods on several
-    nodes may mount. ``hold_scale_in`` keeps an autoscaler from removing replicas.
+    ``pinned`` is the stored template of the spec's revision; None if there is none. ``held`` are
+    the names of slot Leases that supervisors hold. ``instead`` is the hash and template of another
+    revision to run in place of the spec's. ``paused`` pauses a rollout. ``beside`` contains the
+    other files of the supervisors' ConfigMap, by name. ``shared`` are the names of claims that pods
+    on several nodes may mount. ``hold_scale_in`` keeps an autoscaler from removing replicas.
     """
     template = pinned or revision_template(service, images)
     workload = deployment if service.spec.nodes == 1 else leader_worker_set

@@ -1,12 +1,13 @@
-"""Merges and compares objects like the API server.
+"""Merge and compare objects like the API server.
 
-``podTemplate`` merges over the rendered pod template like a strategic merge patch: objects merge by
-key, and null removes a key. A list in :data:`LIST_KEYS` merges by its key if all items have it;
+``podTemplate`` is merged over the rendered pod template like a strategic merge patch: objects merge
+by key, and null removes a key. A list in :data:`LIST_KEYS` merges by its key if all items have it;
 other lists are replaced as a whole.
 
-An object is applied again only if its hash, or the hash of the fields that the API server lists as
-ours, has changed. Neither changes if the server writes a quantity differently or drops a field, or
-if a webhook rewrites an image. A client that changes one of our fields removes it from that list.
+An object is applied again only if its hash has changed, or the hash of the fields that the API
+server attributes to Plimsoll. Neither changes if the server formats a quantity differently or drops
+a field, or if a webhook rewrites an image. A client that changes one of Plimsoll's fields takes
+over its ownership, which changes the second hash.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
     "volumeDevices": ("devicePath",),
     "ports": ("containerPort",),
     "hostAliases": ("ip",),
-    # Both keys, because a topology may have a hard and a soft constraint.
+    # Use both keys, because a topology may have a hard and a soft constraint.
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
     "resourceClaims": ("name",),
 }
@@ -41,12 +42,12 @@ def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
     """Return the values of ``keys`` in ``item``; None if one is missing."""
     if not isinstance(item, dict):
         return None
-    found = tuple(item.get(key) for key in keys)
-    return found if all(isinstance(one, str | int) for one in found) else None  # type: ignore[return-value]
+    values = tuple(item.get(key) for key in keys)
+    return values if all(isinstance(value, str | int) for value in values) else None  # type: ignore[return-value]
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """Return ``base`` with ``patch`` merged over it; both stay unchanged."""
+    """Return ``base`` with ``patch`` merged over it; neither is changed."""
     if isinstance(patch, dict):
         merged = dict(base) if isinstance(base, dict) else {}
         for key, value in patch.items():
@@ -66,20 +67,20 @@ def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> lis
     index = {item_key(item, keys): i for i, item in enumerate(base)}
     for item in patch:
         key = item_key(item, keys)
-        at = index.get(key)
-        if at is None:
+        position = index.get(key)
+        if position is None:
             index[key] = len(merged)
             merged.append(merge({}, item))
         else:
-            merged[at] = merge(merged[at], item)
+            merged[position] = merge(merged[position], item)
     return merged
 
 
 def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """Return the pod template ``base`` with ``patch`` merged over it.
 
-    The supervisor is an init container (a native sidecar), but a patch may also name it under
-    ``containers``, where people expect it.
+    The supervisor is an init container (a native sidecar), but a patch may also list it under
+    ``containers``, where users expect it.
     """
     spec = dict(patch.get("spec") or {})
     rendered_init = {item["name"] for item in base["spec"].get("initContainers", ())}
@@ -93,9 +94,10 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
 
 
 WORKLOAD_KINDS = ("Deployment", LWS_KIND)
-"""Kinds that make a service's pods. A service has one of them, by its number of nodes."""
+"""Kinds that create a service's pods. A service has one of them, depending on its number of
+nodes."""
 MAX_ABSENT = 8
-"""Maximum number of missing fields to name per object."""
+"""Maximum number of missing fields to list per object."""
 _TEXTS = frozenset({"annotations", "args", "command", "data", "labels", "matchLabels", "value"})
 """Fields whose values are texts, even if they look like quantities."""
 
@@ -103,10 +105,10 @@ _TEXTS = frozenset({"annotations", "args", "command", "data", "labels", "matchLa
 def needs_apply(
     desired: dict[str, Any], live: dict[str, Any] | None, fields: str | None = None
 ) -> bool:
-    """Report whether ``live`` is absent, was applied from another object, or was changed by others.
+    """Report whether ``live`` is missing, was applied from another object, or others changed it.
 
-    ``fields`` is the hash of our fields after the last application. Without it, after a start of
-    the operator, the contents are compared.
+    ``fields`` is the hash of Plimsoll's fields after the last application. If it is None, after a
+    restart of the operator, the contents are compared.
     """
     if live is None or _applied_hash(desired) != _applied_hash(live):
         return True
@@ -116,24 +118,24 @@ def needs_apply(
 
 
 def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
-    """Return the hash of our fields in ``live``; None if it is unknown.
+    """Return the hash of Plimsoll's fields in ``live``; None if it is unknown.
 
-    The replicas of a workload count if ``desired`` has them.
+    It includes the replicas of a workload if ``desired`` sets them.
     """
-    found: str | None = live["metadata"].get(OWNED_FIELDS)
-    if found is None or "replicas" in (desired.get("spec") or {}):
-        return found
-    return found.removesuffix("+replicas")
+    fields: str | None = live["metadata"].get(OWNED_FIELDS)
+    if fields is None or "replicas" in (desired.get("spec") or {}):
+        return fields
+    return fields.removesuffix("+replicas")
 
 
 def missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
     """Return the fields of ``desired`` that are missing in ``live``, at most :data:`MAX_ABSENT`.
 
-    Default values that the API server drops (false, 0, empty) are not missing.
+    Default values that the API server drops (false, 0, empty) do not count as missing.
     """
-    found = list(_missing(live, desired, "", ""))
-    more = [f"{len(found) - MAX_ABSENT} more"] if len(found) > MAX_ABSENT else []
-    return found[:MAX_ABSENT] + more
+    missing = list(_missing(live, desired, "", ""))
+    more = [f"{len(missing) - MAX_ABSENT} more"] if len(missing) > MAX_ABSENT else []
+    return missing[:MAX_ABSENT] + more
 
 
 def _missing(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
@@ -147,11 +149,11 @@ def _missing(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
     elif isinstance(wanted, list) and isinstance(live, list):
         keys = LIST_KEYS.get(field)
         if keys is not None and all(item_key(one, keys) for one in wanted):
-            held = {item_key(one, keys): one for one in live}
+            live_by_key = {item_key(one, keys): one for one in live}
             for one in wanted:
                 key = item_key(one, keys)
                 name = ",".join(map(str, key or ()))
-                yield from _missing(held.get(key), one, "", f"{at}[{name}]")
+                yield from _missing(live_by_key.get(key), one, "", f"{at}[{name}]")
         elif len(live) == len(wanted):
             for index, pair in enumerate(zip(live, wanted, strict=True)):
                 yield from _missing(*pair, "", f"{at}[{index}]")
@@ -160,11 +162,11 @@ def _missing(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
 def with_replicas(
     desired: dict[str, Any], live: dict[str, Any] | None, first: int
 ) -> dict[str, Any]:
-    """Prepare a workload under an autoscaler for an apply, with its present replicas.
+    """Add the current replicas to a workload under an autoscaler, before it is applied.
 
-    Server-side apply removes a field that its owner omits, and the default would be one replica.
-    With the resource version, the server refuses (409) if the autoscaler changed the workload
-    meanwhile.
+    Server-side apply removes a field that its owner omits, and the default is one replica. With the
+    resource version, the server rejects the request (409) if the autoscaler has changed the
+    workload meanwhile.
     """
     if desired["kind"] not in WORKLOAD_KINDS or "replicas" in desired["spec"]:
         return desired
@@ -178,15 +180,15 @@ def with_replicas(
 
 
 def _applied_hash(item: dict[str, Any]) -> str | None:
-    found: str | None = (item["metadata"].get("annotations") or {}).get(APPLIED_HASH)
-    return found
+    applied: str | None = (item["metadata"].get("annotations") or {}).get(APPLIED_HASH)
+    return applied
 
 
 def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bool:
     """Report whether ``live`` contains everything in ``wanted``, and possibly more.
 
-    Empty and absent are equal, because the API server drops empty values. Quantities of the same
-    amount are equal, because the server writes ``1000m`` as ``1``.
+    Empty and missing values are equal, because the API server drops empty ones. Quantities of the
+    same amount are equal, because the server writes ``1000m`` as ``1``.
     """
     if wanted in (None, "", [], {}) and live in (None, "", [], {}):
         return True
@@ -212,7 +214,7 @@ def _list_contains(live: list[Any], wanted: list[Any], field: str, texts: bool) 
 
 def _is_same_amount(live: Any, wanted: Any) -> bool:
     if isinstance(wanted, bool) or not isinstance(live, str):
-        return False  # a quantity comes back as text
+        return False  # the API server returns quantities as text
     try:
         return quantity(live) == quantity(wanted)
     except ValueError:

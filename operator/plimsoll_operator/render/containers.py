@@ -16,16 +16,18 @@ Object = dict[str, Any]
 PROBE_PERIOD_S = 2
 
 LOG_ON_ERROR = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""After a failure, the pod's status contains the end of the container's log, and so does ours."""
+"""After a failure, the pod's status contains the end of the container's log, which Plimsoll's
+status then shows."""
 
 
 @dataclass(frozen=True)
 class Images:
     """Default images of services and policies, with their pull secrets and resources.
 
-    Without an image for the probe, the supervisor's is used. ``pull_secrets`` are Secrets in the
-    namespace of each pod, and ``resources`` are the supervisor's. ``host`` is the listen address
-    for engines that can only listen on one address family.
+    If ``probe`` is None, the probe uses the supervisor's image. ``pull_secrets`` are Secrets in the
+    namespace of each pod. ``resources`` are those of the supervisor, and ``download`` those of
+    model downloads. ``host`` is the listen address for engines that can listen on only one address
+    family.
     """
 
     engine: str
@@ -64,27 +66,31 @@ def resources(wanted: Resources) -> dict[str, Any]:
 
 
 def claimed_devices(wanted: EngineResources) -> tuple[list[Object], list[Object]]:
-    """Return the resource claims of a pod, and those of its engine's container."""
-    listed = [one.model_dump(by_alias=True, exclude_none=True) for one in wanted.resource_claims]
-    pod = [{key: one[key] for key in one if key != "request"} for one in listed]
-    return pod, [{key: one[key] for key in ("name", "request") if key in one} for one in listed]
+    """Return the resource claims of the pod, and those of the engine's container."""
+    listed = [
+        claim.model_dump(by_alias=True, exclude_none=True) for claim in wanted.resource_claims
+    ]
+    pod = [{key: claim[key] for key in claim if key != "request"} for claim in listed]
+    return pod, [
+        {key: claim[key] for key in ("name", "request") if key in claim} for claim in listed
+    ]
 
 
 QOS_RESOURCES = ("cpu", "memory")
 QUOTA_LIMITS = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
-"""Limits of our container for resources that a ResourceQuota may count, if all other containers
-have limits. The supervisor's volumes hold at most 320 MiB; the rest is for its log."""
+"""Limits of Plimsoll's container for resources that a ResourceQuota may count, set if all other
+containers have limits. The supervisor's volumes use at most 320 MiB; the rest is for its log."""
 QUOTA_REQUESTS = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
-"""Requests of our container for the same resources."""
+"""Requests of Plimsoll's container for the same resources."""
 
 
 def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
-    """Return limits and requests for one of our containers in a pod with ``others``.
+    """Return limits and requests for a container that Plimsoll adds to a pod with ``others``.
 
-    A ResourceQuota on a resource refuses a pod with any container that does not set the resource,
-    so our container sets each resource that all others set. A limit on ephemeral storage applies to
-    the whole pod. In a pod of the QoS class Guaranteed, our requests equal our limits, so that the
-    class stays.
+    With a ResourceQuota on a resource, the API server rejects a pod if any container does not set
+    it. The container therefore sets each resource that all others set. A limit on ephemeral storage
+    applies to the whole pod. In a pod of QoS class Guaranteed, the requests equal the limits, to
+    keep the class.
     """
     others = list(others)
     each = [_resources(one) for one in others]
@@ -107,24 +113,24 @@ def all_containers(spec: Object) -> list[Object]:
 
 
 def other_containers(pod: Object) -> list[Object]:
-    """Return the containers of ``pod``, a pod spec, that no injection added."""
+    """Return the containers of the pod spec ``pod`` that no injection added."""
     return [
         one for one in all_containers(pod) if one.get("name") not in (names.SUPERVISOR, names.PROBE)
     ]
 
 
 def native_sidecars(pod: Object) -> list[Object]:
-    """Return the native sidecars of ``pod``, a pod spec, without ours."""
+    """Return the native sidecars of the pod spec ``pod``, except Plimsoll's."""
     listed = other_containers({"initContainers": pod.get("initContainers")})
     return [one for one in listed if one.get("restartPolicy") == "Always"]
 
 
 def _resources(container: Object) -> dict[str, Object]:
     """Return the container's limits and requests; in a manifest, both may have any type."""
-    found = container.get("resources")
-    held = found if isinstance(found, dict) else {}
+    value = container.get("resources")
+    declared = value if isinstance(value, dict) else {}
     return {
-        key: part if isinstance(part := held.get(key), dict) else {}
+        key: part if isinstance(part := declared.get(key), dict) else {}
         for key in ("limits", "requests")
     }
 
@@ -132,11 +138,11 @@ def _resources(container: Object) -> dict[str, Object]:
 def is_guaranteed(containers: Iterable[Object]) -> bool:
     """Report whether a pod with these containers has the QoS class Guaranteed.
 
-    Kubernetes derives a missing request from the limit and compares the sums over all containers.
-    No request exceeds its limit, so equal sums mean that each container's values are equal.
+    Kubernetes uses the limit for a missing request and compares the sums over all containers. No
+    request exceeds its limit, so equal sums mean that each container's values are equal.
     """
-    found = [_resources(one) for one in containers]
-    return bool(found) and all(map(_bounded, found))
+    declared = [_resources(one) for one in containers]
+    return bool(declared) and all(map(_bounded, declared))
 
 
 def _bounded(found: dict[str, Object]) -> bool:

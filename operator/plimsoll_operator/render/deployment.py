@@ -1,8 +1,8 @@
-"""Renders the Deployment, and the ControllerRevision that stores its pod template.
+"""Render the Deployment, and the ControllerRevision that stores its pod template.
 
-The first template rendered for a spec is used until a pod-related part of the spec changes. An
-upgraded operator renders other templates, but must not restart engines with running requests. A
-ControllerRevision keeps the template, because its data is immutable.
+The first template rendered for a spec is used until a part of the spec that affects pods changes.
+An upgraded operator renders other templates, but must not restart engines with running requests.
+The template is stored in a ControllerRevision, because its data is immutable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PULL_MARGIN_S = 300
 def pod_hash(service: InferenceService) -> str:
     """Return the hash of the parts of the spec that affect pods.
 
-    Defaults are omitted, so that a field of a later version does not change the hash.
+    Defaults are omitted, so that a new field does not change the hash.
     """
     parts = {"model", "engine", "supervisor", "pod_template", "restart"}
     spec = service.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=parts)
@@ -38,7 +38,7 @@ def pod_hash(service: InferenceService) -> str:
 
 
 def _later_parts(service: InferenceService) -> dict[str, Any]:
-    """Return the probe and the parallelism for the hash, if set: old hashes have neither."""
+    """Return the probe and the parallelism for the hash, if set: older hashes contain neither."""
     probe, parallelism = service.spec.probe, service.spec.parallelism
     parts: dict[str, Any] = {"probe": {"image": probe.image}} if probe.enabled else {}
     if parallelism is not None:
@@ -93,7 +93,7 @@ def deployment(
 
 
 def restart_annotation(service: InferenceService) -> dict[str, str]:
-    """Return the annotation of ``restart.id``, which pods do not need: their hash contains it."""
+    """Return the annotation of ``restart.id``. Pods do not need it: their hash contains the ID."""
     restart_id = service.spec.restart.id
     return {RESTART_ID: restart_id} if restart_id else {}
 
@@ -108,22 +108,22 @@ def _deadline(service: InferenceService) -> int:
 def rolling_update(
     service: InferenceService, spec: dict[str, Any], shared: Collection[str]
 ) -> dict[str, Any]:
-    """Return the rolling-update limits; a pod goes first if the next one needs what it holds.
+    """Return the rolling-update limits. A pod is deleted first if the next one needs its resources.
 
-    ``spec`` is the pod's.
+    ``spec`` is the pod's spec.
     """
     wanted = service.spec.rollout
-    holds = _is_exclusive(spec, shared)
-    surge = "0" if holds else "1"
-    missing = "1" if holds else "0"
+    is_exclusive = _is_exclusive(spec, shared)
+    surge = "0" if is_exclusive else "1"
+    unavailable = "1" if is_exclusive else "0"
     if wanted.max_surge is not None:
         surge = wanted.max_surge
-        missing = "1" if surge in _NONE else missing
+        unavailable = "1" if surge in _NONE else unavailable
     if wanted.max_unavailable is not None:
-        missing = wanted.max_unavailable
+        unavailable = wanted.max_unavailable
         # If only one is set, and to 0, the other must allow progress.
-        surge = "1" if missing in _NONE and wanted.max_surge is None else surge
-    return {"maxSurge": count(surge), "maxUnavailable": count(missing)}
+        surge = "1" if unavailable in _NONE and wanted.max_surge is None else surge
+    return {"maxSurge": count(surge), "maxUnavailable": count(unavailable)}
 
 
 _NONE = ("0", "0%")
@@ -132,13 +132,17 @@ _NONE = ("0", "0%")
 def _is_exclusive(spec: dict[str, Any], shared: Collection[str]) -> bool:
     """Report whether a pod holds a resource that no other pod can have at the same time.
 
-    Such resources are devices (from a device plugin or a claim), ports of the node, and volumes of
-    claims that are not ``shared``.
+    Such resources are devices (from a device plugin or a claim), host ports, and volumes of claims
+    that are not ``shared``.
     """
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
-    taken = any(_has_devices(one) or _has_node_ports(one) for one in containers)
-    claimed = any(name not in shared for name in claims(spec))
-    return bool(spec.get("hostNetwork") or spec.get("resourceClaims")) or taken or claimed
+    has_exclusive = any(_has_devices(one) or _has_node_ports(one) for one in containers)
+    has_own_claim = any(name not in shared for name in claims(spec))
+    return (
+        bool(spec.get("hostNetwork") or spec.get("resourceClaims"))
+        or has_exclusive
+        or has_own_claim
+    )
 
 
 def claims(spec: dict[str, Any]) -> list[str]:
@@ -150,7 +154,7 @@ def claims(spec: dict[str, Any]) -> list[str]:
 def _has_devices(container: dict[str, Any]) -> bool:
     """Report whether the container requests devices.
 
-    Extended resources (``nvidia.com/gpu``) have a domain; cpu and memory have none.
+    The names of extended resources (``nvidia.com/gpu``) have a domain; cpu and memory have none.
     """
     held = container.get("resources") or {}
     named = [*(held.get("limits") or {}), *(held.get("requests") or {})]

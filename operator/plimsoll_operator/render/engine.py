@@ -1,8 +1,8 @@
-"""Renders the engine's arguments, environment and container.
+"""Render the engine's arguments, environment and container.
 
-Arguments and environment are the same in a pod and in local mode. API keys are one key of a Secret,
-mounted as a directory, so the engine reads a rotated key without a restart. A pod whose Secret is
-missing waits, and its Events name the Secret.
+Arguments and environment are the same in a pod and in local mode. The API keys are one key of a
+Secret, mounted as a directory, so the engine reads a rotated key without a restart. A pod whose
+Secret is missing waits, and its Events name the Secret.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS_VOLUME = "api-keys"
 
 
 def key_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volume with the API keys, if there are any."""
+    """Return the volume with the API keys; empty if there are none."""
     ref = service.spec.engine.api_key_secret_ref
     if ref is None:
         return []
@@ -40,7 +40,7 @@ def key_volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def key_mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the mount of the API keys, which only the engine's container has."""
+    """Return the mount of the API keys, only for the engine's container; empty without keys."""
     if service.spec.engine.api_key_secret_ref is None:
         return []
     return [{"name": KEYS_VOLUME, "mountPath": KEYS_DIR, "readOnly": True}]
@@ -65,7 +65,7 @@ def engine_args(service: InferenceService, places: Places | None = None) -> list
 
 
 def drain_args(service: InferenceService, places: Places | None = None) -> list[str]:
-    """Return the arguments of ``python -m plimsoll_engine`` that drain it before its pod ends."""
+    """Return the arguments of ``python -m plimsoll_engine`` that drain it before its pod stops."""
     at = places or in_pod(service)
     deadline = service.spec.supervision.drain.deadline_s
     return [
@@ -77,7 +77,7 @@ def drain_args(service: InferenceService, places: Places | None = None) -> list[
 
 
 def engine_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the manifest's variables in a container's format, in the same order."""
+    """Return the manifest's variables in the format of a container, in the same order."""
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
         for variable in service.spec.engine.env
@@ -85,7 +85,7 @@ def engine_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def process_env(service: InferenceService) -> dict[str, str]:
-    """Return the manifest's variables in a process's format.
+    """Return the manifest's variables as a mapping for a process.
 
     Raises ValueError if a variable, or the engine's API keys, refers to another object.
     """
@@ -106,7 +106,7 @@ def process_env(service: InferenceService) -> dict[str, str]:
 
 
 def format_seconds(value: float) -> str:
-    """Format a number of seconds: ``30`` instead of ``30.0``, but ``0.5``."""
+    """Format seconds without a trailing ``.0``: ``30``, but ``0.5``."""
     return f"{value:g}" if value < 1e6 else f"{value:.0f}"
 
 
@@ -114,14 +114,14 @@ STARTUP_MARGIN_S = 30
 """Seconds before the kubelet's timeout at which the engine gives up with a message."""
 
 ENDPOINTS_S = 5
-"""Seconds for which an external engine continues to serve before SIGTERM, until its pod has left
-the endpoints."""
+"""Seconds for which an external engine continues to serve before SIGTERM, until its pod has been
+removed from the endpoints."""
 
 
 def engine_container(
     service: InferenceService, images: Images, worker: bool = False
 ) -> dict[str, Any]:
-    """Build the container that is named ``engine``; that of a ``worker`` serves nothing."""
+    """Build the engine's container. In a ``worker`` pod, it serves no port."""
     engine = service.spec.engine
     return {
         "name": names.ENGINE,
@@ -145,7 +145,7 @@ def engine_container(
 
 
 def _server(service: InferenceService) -> dict[str, Any]:
-    """Return the port of the OpenAI API, and the probes that ask it."""
+    """Return the port of the OpenAI API, and the probes that query it."""
     engine = service.spec.engine
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
@@ -178,7 +178,7 @@ def _environment(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _command(service: InferenceService, host: str, worker: bool) -> dict[str, Any]:
-    """Return command and arguments; the manifest's arguments follow those of a known engine."""
+    """Return command and arguments. The manifest's arguments follow those of a known engine."""
     engine = service.spec.engine
     at = in_pod(service)
     match engine.type:
@@ -197,7 +197,7 @@ def _command(service: InferenceService, host: str, worker: bool) -> dict[str, An
 
 
 def _group_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the variable from which vLLM takes the pod's address on the group's network."""
+    """Return the variable from which vLLM reads the pod's address in the group's network."""
     if service.spec.engine.type is not EngineType.VLLM or service.spec.nodes == 1:
         return []
     field = {"apiVersion": "v1", "fieldPath": "status.podIP"}
@@ -221,9 +221,9 @@ def _custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
 def _pre_stop_hook(service: InferenceService) -> dict[str, Any]:
     """Return the preStop hook.
 
-    Our engine drains in an exec hook, because an HTTP hook cannot reach a loopback port. The image
-    of an external engine may contain no usable program, so the hook sleeps until the endpoints are
-    updated, and SIGTERM then drains the engine.
+    Plimsoll's engine drains in an exec hook, because an HTTP hook cannot reach a loopback port. The
+    image of an external engine may contain no usable program, so the hook sleeps until the
+    endpoints are updated; SIGTERM then drains the engine.
     """
     if service.spec.engine.type is EngineType.PLIMSOLL:
         return {"exec": {"command": ["python", "-m", "plimsoll_engine", *drain_args(service)]}}

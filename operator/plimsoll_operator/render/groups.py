@@ -1,9 +1,9 @@
-"""The LeaderWorkerSet of a service whose replicas are groups of pods on several nodes.
+"""Render the LeaderWorkerSet of a service whose replicas are groups of pods on several nodes.
 
-The leader serves the OpenAI API, and a worker only computes. vLLM and SGLang join their nodes
-themselves, without Ray: each gets the leader's address and its own rank from the variables that the
-controller of LeaderWorkerSets adds. Nodes cannot join again one by one, so the end of any container
-recreates the group.
+The leader serves the OpenAI API; workers only compute. vLLM and SGLang connect their nodes
+themselves, without Ray: each node gets the leader's address and its own rank from the variables
+that the LeaderWorkerSet controller adds. A node cannot rejoin its group, so the group is recreated
+when any of its containers terminates.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from plimsoll_operator.render.objects import first_replicas
 Object = dict[str, Any]
 
 VLLM_PORT, SGLANG_PORT = 29501, 20000
-"""Ports of the leader at which the nodes meet: vLLM's default, and the usual one for SGLang."""
+"""Ports of the leader to which the nodes connect: vLLM's default, and the usual one for SGLang."""
 RESTART_POLICY = "RecreateGroupOnPodRestart"
 _ADDRESS, _SIZE, _RANK = "$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)"
 _KEY_ENV = "PLIMSOLL_GROUP_KEY"
 
 
 def parallel_args(service: InferenceService, worker: bool) -> list[str]:
-    """Return the engine's arguments for its ranks and, on several nodes, for its group."""
+    """Return the engine's arguments for parallelism and, on several nodes, for its group."""
     wanted, several = service.spec.parallelism, service.spec.nodes > 1
     if wanted is None:
         return []
@@ -57,20 +57,20 @@ def parallel_args(service: InferenceService, worker: bool) -> list[str]:
 
 
 def member_env(service: InferenceService, worker: bool) -> list[Object]:
-    """Return the variables that tell a supervisor the place of its pod in the group.
+    """Return the variables that tell a supervisor its pod's membership in the group.
 
-    The group's key is a label that the pod gets at its admission.
+    The group's key is a label that the pod gets at admission.
     """
-    place = {"index": f"$({_KEY_ENV})", "worker": worker, "subdomain": names.group_set(service)}
+    member = {"index": f"$({_KEY_ENV})", "worker": worker, "subdomain": names.group_set(service)}
     field = {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LWS_GROUP}']"}
     return [
         {"name": _KEY_ENV, "valueFrom": {"fieldRef": field}},
-        {"name": GROUP_ENV, "value": json.dumps(place)},
+        {"name": GROUP_ENV, "value": json.dumps(member)},
     ]
 
 
 def workload_of(service: InferenceService) -> tuple[str, str]:
-    """Return kind and name of the object that makes the service's pods."""
+    """Return kind and name of the object that creates the service's pods."""
     if service.spec.nodes > 1:
         return LWS_KIND, names.group_set(service)
     return "Deployment", service.metadata.name
@@ -85,8 +85,8 @@ def leader_worker_set(
 ) -> Object:
     """Build the LeaderWorkerSet with the ``template`` of revision ``of``.
 
-    ``paused`` pauses a rollout: no group that is not updated yet gets the new template. ``shared``
-    names the claims whose volumes pods on several nodes may mount.
+    ``paused`` pauses a rollout: groups that have not been updated keep their template. ``shared``
+    are the claims whose volumes pods on several nodes may mount.
     """
     return {
         "apiVersion": f"{LWS_API}/v1",
@@ -111,14 +111,14 @@ def leader_worker_set(
 
 
 def _whole_groups(service: InferenceService, template: Object, shared: Collection[str]) -> Object:
-    """Return the limits of a rollout, so that a percentage always lets one group move."""
+    """Return the rolling-update limits, in which a percentage allows at least one group to move."""
     spec = template["leaderTemplate"]["spec"]
     limits = rolling_update(service, spec, shared)
-    surge, missing = (_at_most_all(limits[key]) for key in ("maxSurge", "maxUnavailable"))
-    if surge in (0, "0%") and isinstance(missing, str):
-        share = int(missing.removesuffix("%"))
-        missing = max(1, share * first_replicas(service) // 100)
-    return {"maxSurge": surge, "maxUnavailable": missing}
+    surge, unavailable = (_at_most_all(limits[key]) for key in ("maxSurge", "maxUnavailable"))
+    if surge in (0, "0%") and isinstance(unavailable, str):
+        share = int(unavailable.removesuffix("%"))
+        unavailable = max(1, share * first_replicas(service) // 100)
+    return {"maxSurge": surge, "maxUnavailable": unavailable}
 
 
 def _at_most_all(count: int | str) -> int | str:

@@ -1,4 +1,4 @@
-"""Renders the source of a replica's weights: a claim, or a download before the engine starts."""
+"""Render the source of a replica's weights: a claim, or a download before the engine starts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DOWNLOAD = "model-download"
 
 
 def mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the engine's read-only mount of the checkpoint; empty for a path in its image."""
+    """Return the engine's read-only mount of the checkpoint; empty if it is in the image."""
     if service.spec.model.uri.startswith("file://"):
         return []
     return [{"name": VOLUME, "mountPath": paths.CLAIM_DIR, "readOnly": True}]
 
 
 def volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volume with the checkpoint; empty for a path in the engine's image."""
+    """Return the volume with the checkpoint; empty if it is in the engine's image."""
     model = service.spec.model
     if model.uri.startswith("file://"):
         return []
@@ -41,9 +41,10 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
-    """Return the init container that downloads the model, with the supervisor's image.
+    """Return the init container that downloads the model; empty if no download is needed.
 
-    It resumes an interrupted download, and exits immediately if the download is complete.
+    It uses the supervisor's image. It resumes an interrupted download, and exits immediately if the
+    download is complete.
     """
     model = service.spec.model
     if not model.uri.startswith(("hf://", "s3://")):
@@ -95,9 +96,9 @@ case. HF_HUB_OFFLINE is not one of them: an engine with a downloaded model needs
 
 
 def _is_passed_on(name: str, secret: bool) -> bool:
-    """Report whether the download gets this variable.
+    """Report whether the download also gets this variable of the engine.
 
-    ``secret`` means that a Secret has the credentials for S3.
+    ``secret`` is whether a Secret contains the credentials for S3.
     """
     aws = name.startswith("AWS_") and not secret
     return name.upper() in PASSED_VARIABLES or name.startswith("HF_XET_") or aws
@@ -110,7 +111,7 @@ def _variables(listed: Iterable[EnvVar]) -> list[dict[str, Any]]:
 def _environment(service: InferenceService) -> dict[str, Any]:
     """Return the environment of the download, the only container with the model's Secrets.
 
-    If a variable is set twice, the last value is used, like in the API server's merges.
+    If a variable is set twice, the last value is used, as in the API server's merges.
     """
     source = service.spec.model
     keys = source.credentials_secret_ref

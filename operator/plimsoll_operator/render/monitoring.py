@@ -1,13 +1,13 @@
-"""Renders the PodMonitor, the PrometheusRule, and the alerts on fast-burning leak budgets.
+"""Render the PodMonitor, the PrometheusRule, and the burn-rate alerts on leak budgets.
 
-Both the rules of a whole cluster (``dashboards/``) and those of one service come from here.
+The rules for a whole cluster (``dashboards/``) and those for one service use the same functions.
 
 Burn rate = increase(growth over a range) / budget x window / range: at 1, the budget is exhausted
-exactly within its window. The multi-window form is that of the Site Reliability Workbook (chapter
-5): the long range shows that the burn matters, and the short range that it continues. The
-workbook's factors 14.4 and 6 assume a window of 30 days. Here, a factor is the rate that spends
+exactly within its window. The multi-window form follows the Site Reliability Workbook (chapter 5):
+the long range shows that the burn is significant, and the short range that it continues. The
+workbook's factors 14.4 and 6 assume a window of 30 days. Here, the factor is the rate that spends
 ``share`` of the budget within ``window / part``: factor = share x part. The ranges depend on the
-window, and PromQL needs literal ranges.
+window, and PromQL requires literal ranges.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_operator.render import names
 
 RUNBOOKS = "https://plimsoll.dev/runbooks"
-"""URL of the published ``docs/runbooks/``; the page of an alert is ``NAME.md``."""
+"""URL of the published ``docs/runbooks/``; the runbook of an alert is ``NAME.md``."""
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
 """Window classes: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the largest class that does not
 exceed its window."""
 SHORT_PART = 12
 MIN_RANGE_S = 120
 MIN_LONG_RANGE_S = 360
-"""Minimum of the long range in seconds, so that it contains several scrapes of 15 to 30 s."""
+"""Minimum of the long range in seconds, so that it contains several scrapes at intervals of 15 to
+30 s."""
 
 
 @dataclass(frozen=True)
 class Burn:
-    """Burn that spends ``share`` of the budget within a ``part``-th of its window."""
+    """Burn that spends ``share`` of the budget within ``1 / part`` of its window."""
 
     name: str
     share: float
@@ -46,7 +47,7 @@ SLOW = Burn("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
 
 
 def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
-    """Return the PromQL of the burn rate in each service's worst replica.
+    """Return the PromQL expression for the burn rate of each service's worst replica.
 
     ``matchers`` are label matchers in braces. ``window`` selects budgets by their window in
     seconds, for example ``" >= 3600 < 21600"``.
@@ -61,17 +62,17 @@ def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
 
 
 def burn_rule(rule: Burn, window_s: int, matchers: str = "", window: str = "") -> dict[str, Any]:
-    """Return the alert rule, with ranges for a window of ``window_s`` seconds.
+    """Return the alerting rule, with ranges for a window of ``window_s`` seconds.
 
     The label ``window`` is the window class. A service's own alert and the cluster's alert
-    therefore have equal labels, and Alertmanager treats them as one.
+    therefore have equal labels, and Alertmanager deduplicates them.
     """
     long_s = max(window_s // rule.part, MIN_LONG_RANGE_S)
     short_s = max(long_s // SHORT_PART, MIN_RANGE_S)
-    # A range that was raised to the minimum keeps its share, so its factor is smaller.
+    # If the range was raised to the minimum, the share stays the same and the factor is smaller.
     factor = round(rule.share * window_s / long_s, 2)
     long, short = (burn_rate(range_s, matchers, window) for range_s in (long_s, short_s))
-    of_class = max((one for one in WINDOWS_S if one <= window_s), default=WINDOWS_S[0])
+    window_class = max((one for one in WINDOWS_S if one <= window_s), default=WINDOWS_S[0])
     return alert(
         f"Plimsoll{rule.name}",
         f"{long} > {factor}\nand {short} > {factor}",
@@ -80,7 +81,7 @@ def burn_rule(rule: Burn, window_s: int, matchers: str = "", window: str = "") -
         f"A replica gained unexplained {{{{ $labels.kind }}}} memory more than {factor} times"
         f" faster than its budget allows, over {as_range(long_s)} and still over"
         f" {as_range(short_s)}.",
-        labels={"window": as_range(of_class)},
+        labels={"window": as_range(window_class)},
     )
 
 
@@ -94,7 +95,10 @@ def alert(
     dashboard: str = "service",
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return an alerting rule; it fires after the condition held for ``wait`` (a PromQL range)."""
+    """Return an alerting rule.
+
+    It fires once the condition has held for ``wait`` (a PromQL range).
+    """
     query = "?var-namespace={{ $labels.namespace }}&var-service={{ $labels.service }}"
     return {
         "alert": name,
@@ -122,7 +126,7 @@ GROUP = "monitoring.coreos.com"
 
 
 def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PodMonitor, if enabled; it selects the engine's and supervisor's ports by name."""
+    """Return the PodMonitor, if enabled. It selects the engine's and supervisor's ports by name."""
     wanted = service.spec.observability.pod_monitor
     if not wanted.enabled:
         return []
@@ -152,7 +156,7 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
 def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
     """Return the PrometheusRule, if enabled, with alerts on this service's budgets.
 
-    All other alerts do not depend on a service and belong to the cluster
+    All other alerts are independent of the service and belong to the cluster
     (``dashboards/alerts.yaml``).
     """
     wanted = service.spec.observability.prometheus_rule

@@ -1,4 +1,4 @@
-"""Names, labels and owners of the objects that the operator creates."""
+"""Names, labels and owner references of the objects that the operator creates."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 OWNED_FIELDS = "ownedFields"
-"""Key in the metadata of read objects that replaces ``managedFields``: a hash of the fields that we
-own by server-side apply. It is never sent to the API server."""
+"""Key that replaces ``managedFields`` in the metadata of objects that were read: a hash of the
+fields that Plimsoll owns by server-side apply. It is never sent to the API server."""
 
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
 PROBE = "plimsoll-probe"
@@ -37,7 +37,7 @@ def selector(service: str) -> dict[str, str]:
 
 
 def serving(service: InferenceService) -> dict[str, str]:
-    """Return the labels that select the pods that serve: the leaders of groups."""
+    """Return the labels that select the pods that serve requests: in groups, only the leaders."""
     leaders = {LWS_WORKER: "0"} if service.spec.nodes > 1 else {}
     return selector(service.metadata.name) | leaders
 
@@ -62,7 +62,7 @@ def replicas(service: str) -> str:
 
 
 def group_set(service: InferenceService) -> str:
-    """Return the name of the LeaderWorkerSet, whose own headless Service has the same name."""
+    """Return the name of the LeaderWorkerSet. Its own headless Service has the same name."""
     return f"{service.metadata.name}-lws"
 
 
@@ -82,7 +82,7 @@ def revision(service: str, pod_hash: str) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return the hash of a JSON value as 10 hexadecimal digits, the same in every process."""
+    """Return a hash of a JSON value as 10 hexadecimal digits, the same in every process."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -90,7 +90,7 @@ def digest(value: Any) -> str:
 def owned(
     item: dict[str, Any], kind: str, owner: ObjectMeta, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """Return ``item`` with an ``owner`` of ``kind``, and with additional ``labels``."""
+    """Return ``item`` with ``labels``, and with ``owner``, an object of ``kind``, as controller."""
     meta = item["metadata"]
     reference = {
         "apiVersion": API_VERSION,

@@ -1,4 +1,4 @@
-"""Renders the objects around the Deployment: Services, slots, network, scaling, permissions."""
+"""Render the objects around the Deployment: Services, slots, network, scaling, permissions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def service_object(service: InferenceService) -> dict[str, Any]:
 
 
 def headless_service(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the headless Service, if enabled; it resolves to the ready replicas' addresses."""
+    """Return the headless Service, if enabled. It resolves to the ready replicas' addresses."""
     if not service.spec.service.headless:
         return []
     base = service_object(service)
@@ -45,23 +45,27 @@ def url(service: InferenceService) -> str:
 
 
 def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PodDisruptionBudget, if enabled; its default allows as many evictions as restarts.
+    """Return the PodDisruptionBudget, if enabled.
 
-    Replicas that are not ready can always be evicted: pods that do not serve must not block the
-    drain of a node.
+    By default it allows as many evictions as restarts. Replicas that are not ready can always be
+    evicted: pods that do not serve must not block the drain of a node.
     """
     wanted = service.spec.disruption
     if not wanted.enabled:
         return []
-    own = wanted.max_unavailable
-    missing = service.spec.supervision.max_unavailable if own is None else count(own)
+    max_unavailable = wanted.max_unavailable
+    unavailable = (
+        service.spec.supervision.max_unavailable
+        if max_unavailable is None
+        else count(max_unavailable)
+    )
     return [
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": {"name": service.metadata.name},
             "spec": {
-                "maxUnavailable": _count_pods(missing, service.spec.nodes),
+                "maxUnavailable": _count_pods(unavailable, service.spec.nodes),
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
                 "selector": {"matchLabels": names.selector(service.metadata.name)},
             },
@@ -70,9 +74,9 @@ def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _count_pods(replicas: int | str, nodes: int) -> int | str:
-    """Return the pods that are missing when the eviction of one of ``replicas`` groups begins.
+    """Return how many pods may be missing for evictions to start in ``replicas`` groups.
 
-    The first eviction ends all pods of its group, before another group's may follow.
+    The first eviction ends all pods of its group before an eviction in another group may follow.
     """
     return (replicas - 1) * nodes + 1 if isinstance(replicas, int) and replicas else replicas
 
@@ -80,7 +84,7 @@ def _count_pods(replicas: int | str, nodes: int) -> int | str:
 def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
     """Return a Lease for each restart slot.
 
-    They are applied without ``spec``, which the supervisors own that take and release them.
+    They are applied without ``spec``, because the supervisors that acquire and release them own it.
     """
     wanted = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
     return [
@@ -93,13 +97,13 @@ def network_policy(service: InferenceService) -> list[dict[str, Any]]:
     """Return the NetworkPolicy, if enabled, for clients and monitoring.
 
     The admin port listens only on loopback. The kubelet's probes come from the pod's own node,
-    which no policy blocks; other peers reach the probe port only if the spec lists them.
+    which no policy blocks; other peers can reach the probe port only if the spec lists them.
     """
     wanted = service.spec.network_policy
     if not wanted.enabled:
         return []
     port = service.spec.engine.port
-    # Engines serve their metrics on the serving port, which not everyone may reach.
+    # Engines serve their metrics on the serving port, to which access may be restricted.
     scraped = (port, METRICS_PORT) if wanted.monitoring else (METRICS_PORT,)
     return [
         {
@@ -121,22 +125,22 @@ def network_policy(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
-    """Return an ingress rule; without ``peers`` it allows all traffic."""
+    """Return an ingress rule for TCP ``ports``; without ``peers``, it allows all sources."""
     rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return rule | ({"from": peers} if peers else {})
 
 
 def _within_groups(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the rule for the traffic between the nodes of an engine, which may use any port."""
+    """Return the rule for traffic between the nodes of an engine, which may use any port."""
     if service.spec.nodes == 1:
         return []
     return [{"from": [{"podSelector": {"matchLabels": names.selector(service.metadata.name)}}]}]
 
 
 def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, Any]]:
-    """Return the autoscaler, if enabled, which then owns the Deployment's replicas.
+    """Return the autoscaler, if enabled; it then owns the workload's replicas.
 
-    With ``hold``, it removes no replicas: one with an open incident must remain as evidence.
+    With ``hold``, it removes no replicas: one with an open incident must be kept as evidence.
     """
     wanted = service.spec.autoscaling
     if wanted is None:
@@ -153,8 +157,8 @@ def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, 
             },
         }
     else:
-        use = {"type": "Utilization", "averageUtilization": target.cpu_percent}
-        metric = {"type": "Resource", "resource": {"name": "cpu", "target": use}}
+        utilization = {"type": "Utilization", "averageUtilization": target.cpu_percent}
+        metric = {"type": "Resource", "resource": {"name": "cpu", "target": utilization}}
     name = service.metadata.name
     return [
         {
@@ -246,7 +250,7 @@ def gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def first_replicas(service: InferenceService) -> int:
-    """Return the number of replicas of a new Deployment."""
+    """Return the number of replicas of a new workload."""
     scaling = service.spec.autoscaling
     if scaling is None:
         return service.spec.replicas
@@ -257,7 +261,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def service_account(service: InferenceService) -> dict[str, Any]:
-    """Return the ServiceAccount of the pods; only the supervisor's container gets its token."""
+    """Return the ServiceAccount of the pods. Only the supervisor's container mounts its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -284,7 +288,7 @@ def role_binding(service: InferenceService) -> dict[str, Any]:
 
 
 def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> dict[str, Any]:
-    """Return a supervisors' Role for incidents, Events, peers, ``slots`` and ``more`` rules."""
+    """Return the supervisors' Role for incidents, Events, peers, ``slots`` and ``more`` rules."""
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "Role",
@@ -302,7 +306,7 @@ def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> d
 
 
 def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> dict[str, Any]:
-    """Return a RoleBinding of the Role ``name`` to service accounts in its namespace."""
+    """Return a RoleBinding of the Role ``name`` to ServiceAccounts in its namespace."""
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "RoleBinding",

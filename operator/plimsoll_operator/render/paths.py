@@ -1,7 +1,7 @@
 """Directories, addresses and ports of one replica.
 
-In a pod, they are fixed (:func:`in_pod`). Local mode passes its own :class:`Places` to the
-functions that render the engine's and the supervisor's arguments.
+In a pod, they are fixed (:func:`in_pod`). Local mode passes other :class:`Places` to the functions
+that render the engine's and the supervisor's arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 class SupervisorPlaces:
     """Paths and ports of a supervisor. Paths are absolute.
 
-    ``host`` is the listen address, the same as for our engine's serving API.
+    ``host`` is the listen address, also of the serving API of Plimsoll's engine.
     """
 
     run_dir: str
@@ -43,7 +43,7 @@ class SupervisorPlaces:
 
 @dataclass(frozen=True, kw_only=True)
 class Places(SupervisorPlaces):
-    """Paths and addresses of an engine, and those of its supervisor."""
+    """Paths, addresses and ports of an engine and its supervisor."""
 
     model_dir: str
     port: int
@@ -53,26 +53,26 @@ class Places(SupervisorPlaces):
 SUPERVISED = SupervisorPlaces(
     run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
 )
-"""Paths and ports of a supervisor in a pod, also in one that the operator did not create."""
+"""Paths and ports of a supervisor in a pod, including pods that the operator did not create."""
 
 HOST_PORTS = range(21_000, 29_000)
-"""Ports of supervisors in pods on their node's network, below NodePorts and ephemeral ports."""
+"""Ports of supervisors in pods with host networking, below NodePorts and ephemeral ports."""
 HOST_SLOTS = 3_989
-"""Number of pairs of these ports. It is prime, so that engine ports at round distances get
+"""Number of pairs of these ports. It is prime, so that engine ports at round distances map to
 different pairs."""
 
 
 def on_node(engine_port: int) -> SupervisorPlaces:
-    """Return the supervisor's paths and ports in a pod that uses its node's network.
+    """Return the supervisor's paths and ports in a pod with host networking.
 
-    The ports derive from the engine's port, which no other pod on the node can have.
+    The ports are derived from the engine's port, which no other pod on the node can use.
     """
     first = HOST_PORTS.start + 2 * (engine_port % HOST_SLOTS)
     return replace(SUPERVISED, metrics_port=first, probe_port=first + 1)
 
 
 def claim(uri: str) -> tuple[str, str]:
-    """Return the claim of a ``pvc://`` URI, and the path within the claim."""
+    """Return the claim name of a ``pvc://`` URI, and the path within the claim."""
     name, _, path = uri.removeprefix("pvc://").partition("/")
     return name, path
 
@@ -86,7 +86,7 @@ def model_dir(model: ModelSource) -> str:
         return str(PurePosixPath(CLAIM_DIR) / claim(model.uri)[1])
     if scheme == "s3":  # no organisation on the hub has a name with a leading underscore
         return str(PurePosixPath(CLAIM_DIR) / "_s3" / rest)
-    # One directory for each revision, because services that share a cache may serve different ones.
+    # Use a directory per revision: services that share a cache may serve different revisions.
     revision = (model.revision or DEFAULT_REVISION).replace("/", "--")
     return str(PurePosixPath(CLAIM_DIR) / rest / revision)
 

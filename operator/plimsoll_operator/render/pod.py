@@ -1,4 +1,4 @@
-"""Renders the pod template: engine and supervisor, under the restricted Pod Security Standard."""
+"""Render the pod template: engine and supervisor, under the restricted Pod Security Standard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOKEN_LIFETIME_S = 3600
 
 
 def revision_template(service: InferenceService, images: Images) -> dict[str, Any]:
-    """Build the template of a revision: of a pod, or of a group of pods if there are more nodes."""
+    """Build the template of a revision: of a pod, or of a group of pods for several nodes."""
     if service.spec.nodes == 1:
         return pod_template(service, images)
     return {
@@ -55,12 +55,12 @@ def revision_template(service: InferenceService, images: Images) -> dict[str, An
 def pod_template(service: InferenceService, images: Images, worker: bool = False) -> dict[str, Any]:
     """Build the pod template of ``service``, with its ``podTemplate`` merged over it.
 
-    ``worker`` says that the pod does not lead its group.
+    ``worker`` is whether the pod is a worker of its group.
     """
     template = rendered_template(service, images, worker)
     if service.spec.pod_template:
         template = merge_template(template, service.spec.pod_template)
-    # A merge must not remove the labels that the Service, watches and supervisor need.
+    # A merge must not remove the labels that the Service, the watches and the supervisor need.
     own = names.labels(service.metadata.name) | {REVISION_LABEL: pod_hash(service)}
     template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | own
     return template
@@ -119,14 +119,14 @@ def _containers(service: InferenceService, images: Images, worker: bool) -> dict
 
 
 def _group(service: InferenceService) -> dict[str, Any]:
-    """Return the group that can write to a new claim, which root owns, for the download."""
+    """Return the group with which the download can write to a new claim, which root owns."""
     if service.spec.model.cache is None:
         return {}
     return {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
 def grace_period(service: InferenceService) -> int:
-    """Return the termination grace period in seconds: drain plus stop."""
+    """Return the termination grace period in seconds: drain deadline plus :data:`STOP_S`."""
     return math.ceil(service.spec.supervision.drain.deadline_s) + STOP_S
 
 
@@ -138,9 +138,9 @@ def add_pull_secrets(
     The kubelet ignores a Secret that does not exist.
     """
     wanted = [one.name for one in supervisor.image_pull_secrets] or default
-    held = [one for one in pod.get("imagePullSecrets") or () if one.get("name") not in wanted]
+    others = [one for one in pod.get("imagePullSecrets") or () if one.get("name") not in wanted]
     if wanted:
-        pod["imagePullSecrets"] = [*held, *({"name": name} for name in wanted)]
+        pod["imagePullSecrets"] = [*others, *({"name": name} for name in wanted)]
 
 
 def supervisor_container(
@@ -152,15 +152,15 @@ def supervisor_container(
 ) -> dict[str, Any]:
     """Return the supervisor as a native sidecar for ``initContainers``.
 
-    Without resources in ``supervisor``, it gets the ``default``, adapted to the ``others`` of the
-    pod.
+    If ``supervisor`` sets no resources, it gets the ``default``, adapted to ``others``, the pod's
+    other containers.
     """
     own = supervisor.resources
     return {
         "name": names.SUPERVISOR,
         "image": image,
         "command": ["python", "-m", SUPERVISOR_MODULE, *supervisor_args(at)],
-        # A restartable init container starts before the engine and ends after it.
+        # A restartable init container starts before the engine and stops after it.
         "restartPolicy": "Always",
         "env": [
             _from_field("POD_NAME", "metadata.name"),
@@ -172,10 +172,10 @@ def supervisor_container(
             {"name": "probe", "containerPort": at.probe_port, "protocol": "TCP"},
         ],
         "resources": fit_resources(default, others) if own is None else resources(own),
-        # The engine starts after this probe succeeds: the admin token exists then.
+        # The engine starts once this probe succeeds, when the admin token exists.
         "startupProbe": probe("/live", at.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 60},
-        # Fails while an engine drains, but not if the supervisor crashes behind the launcher.
+        # It fails while an engine drains, but not if the supervisor crashes behind the launcher.
         "readinessProbe": probe("/ready", at.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 1},
         "livenessProbe": probe("/live", at.probe_port)
@@ -184,7 +184,7 @@ def supervisor_container(
         "securityContext": restricted(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},
-            # The supervisor deletes files here that an ended engine left behind.
+            # The supervisor deletes files here that a terminated engine left behind.
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "state", "mountPath": paths.STATE_DIR},
             {"name": "config", "mountPath": paths.CONFIG_DIR, "readOnly": True},
@@ -211,7 +211,7 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "state", "emptyDir": {"sizeLimit": "256Mi"}},
         {"name": "cache", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
-        # Optional, as in injected pods: the engine never waits for a ConfigMap.
+        # It is optional, as in injected pods: the engine never waits for a ConfigMap.
         {"name": "config", "configMap": {"name": names.supervisor(name), "optional": True}},
         {"name": "token", "projected": {"sources": token_sources()}},
         *model.volumes(service),
@@ -220,7 +220,7 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def token_sources() -> list[dict[str, Any]]:
-    """Return what ``automountServiceAccountToken`` would mount, for the supervisor only."""
+    """Return the sources that ``automountServiceAccountToken`` would mount, for the supervisor."""
     field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
     ca = [{"key": "ca.crt", "path": "ca.crt"}]
     return [

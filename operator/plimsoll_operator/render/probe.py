@@ -1,4 +1,4 @@
-"""Adds the probe to a pod: an init container copies it into a folder on the engine's PYTHONPATH.
+"""Add the probe to a pod: an init container copies it into a directory on the engine's PYTHONPATH.
 
 ``plimsoll inject --probe`` uses it for pods of other workloads, ``spec.probe`` for pods of an
 InferenceService.
@@ -33,9 +33,9 @@ RESOURCES = Resources(
 def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None = None) -> None:
     """Add the probe to ``engine``, a container of ``pod``, for ``supervisor``.
 
-    ``supervisor`` is one of the pod's init containers. ``image`` contains the probe's code, as does
-    the supervisor's image. Raises ValueError if PYTHONPATH has a ``valueFrom``, to which nothing
-    can be appended.
+    ``supervisor`` is one of the pod's init containers. ``image`` contains the probe's code; without
+    it, the supervisor's image is used. Raises ValueError if PYTHONPATH comes from a ``valueFrom``,
+    to which nothing can be appended.
     """
     engine["env"] = _environment(engine.get("env") or [])
     engine["volumeMounts"] = [
@@ -48,7 +48,7 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
         *supervisor["volumeMounts"],
         {"name": SOCKETS, "mountPath": SOCKET_DIR, "readOnly": True},
     ]
-    copying = {
+    init_container = {
         "name": NAME,
         "image": image or supervisor["image"],
         "command": ["python", "-m", "plimsoll_probe.install", CODE_DIR],
@@ -57,13 +57,13 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
         "securityContext": supervisor["securityContext"],
         "volumeMounts": [{"name": NAME, "mountPath": CODE_DIR}],
     }
-    at = pod["initContainers"].index(supervisor)
-    pod["initContainers"].insert(at, copying)
+    position = pod["initContainers"].index(supervisor)
+    pod["initContainers"].insert(position, init_container)
     pod["volumes"] = [*pod["volumes"], *(dict(volume) for volume in VOLUMES)]
 
 
 def remove_probe(pod: Object, engines: list[Object]) -> None:
-    """Remove the additions of :func:`add_probe` from ``pod`` and its ``engines``."""
+    """Remove what :func:`add_probe` added from ``pod`` and its ``engines``."""
     own = {NAME, SOCKETS}
     _drop(pod, "initContainers", {NAME})
     _drop(pod, "volumes", own)
@@ -79,7 +79,7 @@ def remove_probe(pod: Object, engines: list[Object]) -> None:
 
 
 def _drop(owner: Object, key: str, dropped: set[str]) -> None:
-    """Remove the named items from a list, and an empty list altogether."""
+    """Remove the named items from a list; delete the list if it is then empty."""
     listed = owner.get(key) or []
     kept = [one for one in listed if one.get("name") not in dropped]
     if len(kept) == len(listed):
@@ -99,11 +99,11 @@ def _environment(env: list[Object]) -> list[Object]:
             " value, or turn the probe off"
         )
     if path is not None and not path.get("value"):
-        # For Python, an empty value is like none, and :func:`remove_probe` removes it.
+        # Python ignores an empty value, and :func:`remove_probe` removes it.
         env, path = [one for one in env if one is not path], None
     folders = [*_folders(str((path or {}).get("value") or "")), CODE_DIR]
     with_probe = {"name": PATH, "value": ":".join(folders)}
-    # It keeps its position, because later variables may refer to it.
+    # Keep its position, because later variables may refer to it.
     kept = [with_probe if one is path else one for one in env]
     return [
         *kept,

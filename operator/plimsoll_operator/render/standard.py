@@ -1,10 +1,10 @@
-"""Checks a ``podTemplate`` against the restricted Pod Security Standard and Plimsoll's own limits.
+"""Check a ``podTemplate`` against the restricted Pod Security Standard and Plimsoll's own limits.
 
-Anyone who may create an InferenceService chooses its pod template. Without limits, they could
-create any pod, for example on the node's network or with another ServiceAccount. The admission
-policy in ``config/pod-template-policy.yaml`` refuses such a template at its creation. This module
-checks the complete template before it is applied, in case that policy is not installed or was
-installed later.
+Anyone who may create an InferenceService sets its pod template. Without limits, they could create
+any pod, for example with host networking or with another ServiceAccount. The admission policy in
+``config/pod-template-policy.yaml`` rejects such a template when it is created. This module checks
+the complete template before it is applied, in case that policy is not installed or was installed
+later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plimsoll_operator.render.engine import KEYS_VOLUME
 
 
 class NotAllowed(ValueError):
-    """Error for a template that its namespace does not allow. The message names each field."""
+    """Raised for a template that is not allowed in its namespace. The message names each field."""
 
 
 VOLUMES = frozenset(
@@ -65,8 +65,8 @@ OWN_VOLUMES = {
     "config": {names.SUPERVISOR},
     KEYS_VOLUME: {names.ENGINE},
 }
-"""Containers that may mount a volume of the operator: ``run`` has the admin token, and ``token``
-the token of the ServiceAccount."""
+"""Containers that may mount a volume of the operator: ``run`` contains the admin token, and
+``token`` the ServiceAccount's token."""
 
 HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
 IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
@@ -78,10 +78,10 @@ def check(service: InferenceService, template: dict[str, Any], rendered: dict[st
     Also raise it if the template changes the ``rendered`` identity of the pod or the volumes with
     tokens.
     """
-    found = list(_problems(service, template, rendered))
-    if found:
+    problems = list(_problems(service, template, rendered))
+    if problems:
         raise NotAllowed(
-            f"{'; '.join(found[:8])}. An administrator can exempt the namespace with the "
+            f"{'; '.join(problems[:8])}. An administrator can exempt the namespace with the "
             "chart's podTemplate.unrestrictedNamespaces"
         )
 
@@ -147,23 +147,23 @@ def _container(one: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[st
 
 
 def _context(context: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[str]:
-    """Check the fields that the security contexts of pods and containers share.
+    """Yield the problems with the fields that security contexts of pods and containers share.
 
     ``pod`` is the context that a container inherits, empty for the pod itself.
     """
-    whole = pod | {key: value for key, value in context.items() if value is not None}
-    if whole.get("runAsNonRoot") is not True:
+    effective = pod | {key: value for key, value in context.items() if value is not None}
+    if effective.get("runAsNonRoot") is not True:
         yield f"{at}.runAsNonRoot must be true"
-    if whole.get("runAsUser") == 0:
+    if effective.get("runAsUser") == 0:
         yield f"{at}.runAsUser must not be 0"
-    if (whole.get("seccompProfile") or {}).get("type") not in PROFILES:
+    if (effective.get("seccompProfile") or {}).get("type") not in PROFILES:
         yield f"{at}.seccompProfile.type must be RuntimeDefault or Localhost"
-    if (whole.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in PROFILES:
+    if (effective.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in PROFILES:
         yield f"{at}.appArmorProfile.type must be RuntimeDefault or Localhost"
-    labels = whole.get("seLinuxOptions") or {}
+    labels = effective.get("seLinuxOptions") or {}
     if labels.keys() - {"level", "type"} or labels.get("type", "") not in SELINUX:
         yield f"{at}.seLinuxOptions must be those of a container"
-    if (whole.get("windowsOptions") or {}).get("hostProcess"):
+    if (effective.get("windowsOptions") or {}).get("hostProcess"):
         yield f"{at}.windowsOptions.hostProcess must not be true"
 
 

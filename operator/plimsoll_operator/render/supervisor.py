@@ -1,4 +1,4 @@
-"""Renders the supervisor's configuration and arguments, the same in a pod and in local mode."""
+"""Render the supervisor's configuration and arguments, the same in a pod and in local mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod
 def supervisor_config(
     service: InferenceService, places: Places | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
-    """Return the supervisor's configuration, with bytes and seconds. Without a UID it has no slots.
+    """Return the supervisor's configuration. A service without a UID has no slots.
 
     ``container`` is the engine's container; local mode has none.
     """
@@ -60,16 +60,16 @@ PARTIAL_DEVICES = re.compile(
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
 )
-"""Names of resources that give a pod a part of a device. They are NVIDIA's time-slicing and MPS,
-and the names for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and
-Intel."""
+"""Pattern for resources that give a pod part of a device. It covers NVIDIA's time-slicing and MPS.
+It also covers the names for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS
+and Intel."""
 SHARING_LABELS = frozenset(
     {"cloud.google.com/gke-gpu-sharing-strategy", "nvidia.com/gpu.sharing-strategy"}
 )
 """Labels of nodes with shared devices, unless the value is ``none``: those of GKE and of NVIDIA's
 feature discovery."""
 SHARING_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory"})
-"""Annotations of the KAI scheduler and Run:ai for a part of a device."""
+"""Annotations of the KAI scheduler and Run:ai that request part of a device."""
 
 
 def shares_device(
@@ -81,10 +81,10 @@ def shares_device(
     """Report whether other containers may use the container's devices, according to the manifest.
 
     ``resources`` are the names of its resources, and ``claims`` those of its resourceClaims in the
-    ``pod`` spec. Other pods may use a claim that exists by itself. A claim from a template belongs
-    to the pod, and is shared if two of its containers use it.
+    ``pod`` spec. A claim that exists independently of the pod may be shared with other pods. A
+    claim from a template belongs to the pod, and is shared if two of its containers use it.
     """
-    given = {
+    independent = {
         one.get("name") for one in _objects(pod, "resourceClaims") if one.get("resourceClaimName")
     }
     native = [
@@ -94,7 +94,7 @@ def shares_device(
     used = Counter(name for one in users for name in set(claims_of(one)))
     return (
         any(PARTIAL_DEVICES.search(str(name)) for name in resources)
-        or any(name in given or used[name] > 1 for name in claims)
+        or any(name in independent or used[name] > 1 for name in claims)
         or any(name in SHARING_LABELS and value != "none" for name, value in _node_labels(pod))
         or not SHARING_ANNOTATIONS.isdisjoint(annotations)
     )
@@ -120,7 +120,7 @@ def claims_of(container: Mapping[str, Any]) -> list[str]:
 
 
 def _objects(found: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects in a list of an unchecked manifest."""
+    """Yield the objects in a list of an unvalidated manifest."""
     listed = found.get(field)
     yield from (
         one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)
@@ -137,8 +137,8 @@ def _shares(service: InferenceService) -> bool:
 
 def _admin_url(engine: Engine, at: Places) -> str:
     """Return the URL for admin calls: the admin port, or the serving port of an external engine."""
-    own = _adapter_type(engine) is EngineType.PLIMSOLL
-    if own:
+    is_plimsoll = _adapter_type(engine) is EngineType.PLIMSOLL
+    if is_plimsoll:
         return f"http://127.0.0.1:{at.admin_port}"
     return f"{_scheme(engine)}://127.0.0.1:{at.port}"
 
@@ -175,7 +175,7 @@ def supervisor_args(places: SupervisorPlaces) -> list[str]:
 
 
 def config_map(service: InferenceService, beside: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ConfigMap with ``supervisor.json`` and the other files (``beside``).
+    """Return the ConfigMap with ``supervisor.json`` and the files in ``beside``, by name.
 
     It is mounted as a directory, so that changes need no restart.
     """

@@ -1,21 +1,21 @@
-"""Background parts of the operator, and what a failure of each means.
+"""Background parts of the operator, and the effect of a failure of each.
 
-A failed part is restarted after a growing delay.
+A failed part is restarted with an increasing delay.
 
 ==================  ============================================================================
 part                a failure
 ==================  ============================================================================
-scrape, breaker     never ends the operator: figures are unknown, and without the circuit breaker
-                    each service's own limit holds. Retried without a limit
-reconcile, resync,  ends the operator after :data:`MAX_FAILURES` in a row: nothing works without
+scrape, breaker     never stops the operator: values are unknown, and without the circuit breaker
+                    each service's own limit applies. Retried without a limit
+reconcile, resync,  stops the operator after :data:`MAX_FAILURES` in a row: nothing works without
 canary              them, and a new process may recover
-watch               ends the operator at once: kopf retries each watch itself, and raises only
-                    for what a new process has to set up
-election            ends the operator at once: another one may lead already
+watch               stops the operator at once: kopf retries each watch itself, and only raises
+                    errors that a new process may fix
+election            stops the operator at once: another one may already lead
 ==================  ============================================================================
 
 A failed reconcile of one service is not a failure of the part: the queue retries that service.
-Before the first full list, an API server that does not answer ends the operator, too.
+Until the first full list, an unresponsive API server also stops the operator.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 8
-"""Consecutive failures that end the operator: about two minutes of back-off."""
+"""Number of consecutive failures that stop the operator, after about two minutes of back-off."""
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0
 RECOVERED_S = 300.0
-"""Seconds of uninterrupted running after which a part's failures are counted from zero."""
+"""Seconds of uninterrupted running after which a part's failure count is reset."""
 
 
 class Background:
-    """Runs parts of the operator in the background, and counts the failures of each."""
+    """Runner of the operator's background parts, which counts the failures of each."""
 
     def __init__(
         self,
@@ -49,23 +49,23 @@ class Background:
     async def keep(
         self, name: str, part: Callable[[], Awaitable[None]], needed: bool = True
     ) -> None:
-        """Run ``part`` repeatedly, with a growing delay after failures.
+        """Run ``part`` repeatedly, with an increasing delay after failures.
 
-        Raises its last exception if it is ``needed`` and failed :data:`MAX_FAILURES` times in a
-        row. A part that is not needed is retried without a limit.
+        If it is ``needed`` and has failed :data:`MAX_FAILURES` times in a row, raise its last
+        exception. Otherwise it is retried without a limit.
         """
-        row = 0
+        consecutive = 0
         while True:
-            began = self._clock()
+            started = self._clock()
             try:
                 await part()
                 raise RuntimeError("it ended unexpectedly")
             except Exception as error:
-                row = 1 if self._clock() - began >= RECOVERED_S else row + 1
+                consecutive = 1 if self._clock() - started >= RECOVERED_S else consecutive + 1
                 self.failures[name] += 1
-                if needed and row >= MAX_FAILURES:
-                    log.critical("%s failed %d times in a row: %r", name, row, error)
+                if needed and consecutive >= MAX_FAILURES:
+                    log.critical("%s failed %d times in a row: %r", name, consecutive, error)
                     raise
-                delay = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(row - 1, 10))
+                delay = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(consecutive - 1, 10))
                 log.error("%s failed; retrying in %.0f s", name, delay, exc_info=error)
             await self._sleep(delay)

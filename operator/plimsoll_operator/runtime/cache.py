@@ -1,4 +1,4 @@
-"""Cache of objects by service, filled by watches, lists and the operator's own writes."""
+"""Cache of objects by service or policy, filled by watches, lists and the operator's own writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref,
 
 
 class _CompressedObject(NamedTuple):
-    """Stored object: UID, resource version, and the compressed object.
+    """Stored object: UID, resource version, and compressed JSON.
 
     A service with its ten children takes 115 KiB as Python objects, and 9 KiB compressed.
     """
@@ -34,14 +34,14 @@ class _CompressedObject(NamedTuple):
         return found
 
     def has_version(self, meta: Object) -> bool:
-        """Report whether this is the version in the metadata ``meta``."""
+        """Report whether the object has the UID and resource version in ``meta``."""
         return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
 
     def is_older(self, than: _CompressedObject) -> bool:
         """Report whether this is an older version of the same object (UID).
 
-        Resource versions are comparable: officially since 1.35, and before that in fact, as etcd
-        revisions.
+        Resource versions are comparable: officially since 1.35, and before that in practice, as
+        etcd revisions.
         """
         if self.uid != than.uid or not (self.version.isdigit() and than.version.isdigit()):
             return False
@@ -54,7 +54,7 @@ class _CompressedObject(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Compressed object of a list."""
+    """Compressed object from a list."""
 
     key: Key
     where: Ref
@@ -63,17 +63,17 @@ class Listed(NamedTuple):
 
 OWNERS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
-"""Maximum compressed size of the objects of a service or policy; enough for some thousand pods."""
+"""Maximum compressed size of the objects of a service or policy; enough for several thousand
+pods."""
 
 MAX_PASSED_OVER = 10_000
 
 
 class Store:
-    """Newest known version of each object. Callers get copies.
+    """Cache of the newest known version of each object. Callers get copies.
 
-    Anyone may create objects with our labels. So an object from a watch or a list is stored only if
-    it is :meth:`is_expected`: its owner must be known and below its size limit.
-
+    Anyone may create objects with Plimsoll's labels. An object from a watch or a list is therefore
+    stored only if it :meth:`is_expected`: its owner must be known and below its size limit.
     ``changes`` counts stored and removed objects by kind.
     """
 
@@ -82,11 +82,11 @@ class Store:
         self._gone: set[str] = set()
         self._bytes: Counter[Key] = Counter()
         self._passed_over: tuple[set[Key], set[Key]] = (set(), set())
-        """Keys of unexpected objects: from before the current list, and since it began."""
+        """Keys of unexpected objects: those before the current list, and those since it began."""
         self.changes: Counter[str] = Counter()
 
     def is_expected(self, item: Object, owners: Container[Key] = ()) -> bool:
-        """Report whether ``item`` is a service, policy or incident, or belongs to a known one.
+        """Report whether ``item`` is a service, policy or incident, or has a known owner.
 
         ``owners`` are known in addition to the stored ones.
         """
@@ -100,7 +100,7 @@ class Store:
     def pass_over(self, item: Object) -> None:
         """Record that ``item`` is not stored, so that a later list does not count it as missed.
 
-        Otherwise, objects created before their owner would make a working watch look stale.
+        Otherwise, objects created before their owner would make a working watch appear stale.
         """
         key = key_of(item)
         if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER:
@@ -113,7 +113,10 @@ class Store:
         return kept is not None and kept.has_version(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
-        """Store ``item`` unless a newer version is stored; return its service."""
+        """Store ``item`` unless a newer version is stored.
+
+        Return the key of its service or policy.
+        """
         key = key_of(item)
         if key is not None:
             self._put(key, ref(item), _CompressedObject.compress(item))
@@ -128,7 +131,7 @@ class Store:
             self.changes[where.kind] += 1
 
     def remove(self, item: Object) -> Key | None:
-        """Remove ``item`` unless its name now belongs to another object; return its service."""
+        """Remove ``item`` unless its name now belongs to another object. Return its owner's key."""
         key = key_of(item)
         if key is not None:
             self._remove(key, ref(item), item["metadata"].get("uid", ""))
@@ -147,71 +150,72 @@ class Store:
             self._bytes.pop(key, None)
 
     def begin_listing(self) -> None:
-        """Begin a list; :meth:`replace` does not restore objects that are deleted from now on."""
+        """Start a list. :meth:`replace` does not restore objects that are deleted from now on."""
         self._gone = set()
         self._passed_over = (self._passed_over[1], set())
 
     def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[Listed]:
-        """Compress the objects of a list for :meth:`replace`; reuse those that are stored.
+        """Compress listed objects for :meth:`replace`, reusing those already stored.
 
-        ``owners`` were listed before.
+        ``owners`` are the keys of services and policies that were listed earlier. Unexpected
+        objects are omitted.
         """
-        found = []
+        compressed = []
         for item in items:
             key = key_of(item)
             if key is not None and self.is_expected(item, owners):
                 where = ref(item)
-                before = self._objects.get(key, {}).get(where)
-                if before is None or not before.has_version(item["metadata"]):
-                    before = _CompressedObject.compress(item)
-                found.append(Listed(key, where, before))
+                stored = self._objects.get(key, {}).get(where)
+                if stored is None or not stored.has_version(item["metadata"]):
+                    stored = _CompressedObject.compress(item)
+                compressed.append(Listed(key, where, stored))
             else:
                 self.pass_over(item)
-        return found
+        return compressed
 
     def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
         """Replace the stored objects of ``kind`` with a complete list at this resource version.
 
-        Returns the number of objects that were missing in the store, outdated, or deleted since.
-        Stored objects that are newer than the list stay, because watches continue while the list is
+        Return the number of objects that were missing, outdated, or deleted meanwhile. Stored
+        objects that are newer than the list are kept, because watches continue while the list is
         read.
         """
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()
-        behind = 0
+        missed = 0
         for key, where, fresh in items:
             if fresh.uid in self._gone:
                 continue
             listed.add((key, where))
             present.add(fresh.uid)
-            before = self._objects.get(key, {}).get(where)
-            if before is None:
-                behind += not any(key in some for some in self._passed_over)
+            stored = self._objects.get(key, {}).get(where)
+            if stored is None:
+                missed += not any(key in some for some in self._passed_over)
             else:
-                behind += before.is_older(fresh)
+                missed += stored.is_older(fresh)
             self._put(key, where, fresh)
         for key in self.known_keys():
             for where, kept in list(self._objects[key].items()):
                 stale = where.kind == kind and (key, where) not in listed
                 if stale and not kept.is_after(version):
                     self._remove(key, where, kept.uid)
-                    behind += (
+                    missed += (
                         kept.uid not in present
-                    )  # not deleted: its labels now name another owner
-        return behind
+                    )  # otherwise it still exists, with labels of another owner
+        return missed
 
     def get(self, key: Key, wanted: Ref) -> Object | None:
-        """Return an object of a service; None if it is not stored."""
+        """Return an object of a service or policy; None if it is not stored."""
         kept = self._objects.get(key, {}).get(wanted)
         return kept.item if kept else None
 
     def children(self, key: Key, kinds: Container[str]) -> list[Object]:
-        """Return a service's objects of the given kinds."""
+        """Return the objects of the given kinds that belong to a service or policy."""
         known = self._objects.get(key, {}).items()
         return [kept.item for where, kept in known if where.kind in kinds]
 
     def of_kind(self, kind: str) -> list[Object]:
-        """Return the objects of a kind of all services."""
+        """Return all stored objects of a kind."""
         return [
             kept.item
             for known in self._objects.values()
@@ -220,14 +224,14 @@ class Store:
         ]
 
     def count(self, kind: str, namespace: str) -> int:
-        """Return the number of objects of a kind in a namespace."""
+        """Return the number of stored objects of a kind in a namespace."""
         some = (known for key, known in self._objects.items() if key.namespace == namespace)
         return sum(where.kind == kind for known in some for where in known)
 
     def known_keys(self) -> list[Key]:
-        """Return all services, including those of which only children are stored."""
+        """Return the keys of all services and policies, also those with only children stored."""
         return list(self._objects)
 
     def services(self) -> list[Key]:
-        """Return the services whose InferenceService is stored."""
+        """Return the keys of the stored InferenceServices."""
         return [key for key, known in self._objects.items() if Ref(SERVICE.kind, key.name) in known]

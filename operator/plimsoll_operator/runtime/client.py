@@ -1,4 +1,4 @@
-"""The operator's client of the API server: list, get, server-side apply, delete.
+"""Client of the API server: list, get, server-side apply, delete.
 
 Objects are plain dictionaries. The client never reads an object, changes it and writes it back.
 """
@@ -30,16 +30,16 @@ METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_S = 300
 SILENT_S = 120.0
-"""Seconds without an event after which a watch is broken. The API server sends a bookmark each
-minute."""
+"""Seconds without an event after which a watch counts as broken. The API server sends a bookmark
+each minute."""
 MAX_EVENT_BYTES = 4 << 20
-"""Maximum size of a watch event: the metadata of one object, with annotations of up to 256 KiB."""
+"""Maximum size of a watch event: the metadata of an object, with annotations of up to 256 KiB."""
 METADATA_PAGE = 50
-"""Objects in a page of metadata: at most 75 MiB, if each has labels of 1.5 MiB."""
+"""Number of objects in a page of metadata: at most 75 MiB, if each has labels of 1.5 MiB."""
 KEPT_METADATA = ("name", "labels", "resourceVersion")
 MAX_ANSWER_BYTES = 32 << 20
-"""Maximum size of an answer as JSON. Anyone may create objects of 1.5 MiB with our labels, and a
-parsed object takes about five times as much."""
+"""Maximum size of a response as JSON. Anyone may create objects of 1.5 MiB with Plimsoll's labels,
+and a parsed object takes about five times as much memory."""
 MAX_EVENTS = 50
 MATCHES_NOTHING = "1"
 """Resource version of no object: etcd's first revision belongs to the cluster itself."""
@@ -50,7 +50,7 @@ MAX_WAIT_S = 10.0
 
 
 class ApiError(Exception):
-    """Error from the API server. ``message`` is its own text, which names the field."""
+    """Error response of the API server. ``message`` is the server's text, which names the field."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -58,29 +58,29 @@ class ApiError(Exception):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the same request fails until someone changes something.
+        """Whether the same request will fail until someone changes something.
 
-        The API server answers a server-side apply with an unknown field with 500.
+        The API server returns 500 for a server-side apply with an unknown field.
         """
         malformed = self.message.startswith("failed to create typed patch object")
         return malformed or self.status in (400, 403, 404, 422)
 
 
 class TooLargeError(OSError):
-    """Error for an answer larger than :data:`MAX_ANSWER_BYTES`."""
+    """Raised for a response larger than :data:`MAX_ANSWER_BYTES`."""
 
 
 class Conflict(ApiError):
-    """Error for a request for a version of the object that is not the current one."""
+    """Raised for a request that names a version of the object which is not the current one."""
 
 
 class Api:
     """Client of the API server with one connection pool.
 
-    Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not answer
+    Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not respond
     within ``timeout_s``. ``writes`` counts writes for services by verb and kind, ``requests`` all
     requests, and ``refusals`` throttled ones. A request is sent at most ``tries`` times. Writes
-    must complete within ``left_s``; if that is 0, none is sent.
+    must complete within ``left_s``; if it is 0, none is sent.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Api:
     ) -> Api:
         """Connect with ``kubeconfig``, or else the pod's account, or else the default kubeconfig.
 
-        Raises OSError if the file is missing or names no cluster.
+        Raises OSError if the file is missing or defines no cluster.
         """
         settings = client.Configuration()
-        # Like kubectl: Python 3.13 also requires key identifiers, which many clusters' CAs lack.
+        # As in kubectl: Python 3.13 also requires key identifiers, which many clusters' CAs lack.
         settings.disable_strict_ssl_verification = True
         settings.connection_pool_maxsize = 0  # each watch keeps a connection
         try:
@@ -133,8 +133,8 @@ class Api:
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """Yield all objects of a kind that concern the operator, page by page.
 
-        Each page has the resource version of the whole list. With ``name``, only that object is
-        listed, for accounts that may list but not get. If objects are large, pages are shorter.
+        Each page comes with the resource version of the whole list. With ``name``, only that object
+        is listed, for accounts that may list but not get. If objects are large, pages are smaller.
         """
         query = {"labelSelector": kind.selector} if kind.selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else _fields(kind)
@@ -149,9 +149,9 @@ class Api:
                 limit = max(1, limit // 4)
                 continue
             limit = min(kind.page, 2 * limit)
-            # Items of a list lack these two fields.
-            about = {"apiVersion": kind.api_version, "kind": kind.kind}
-            yield [about | item for item in items], version
+            # The items of a list lack these two fields.
+            type_meta = {"apiVersion": kind.api_version, "kind": kind.kind}
+            yield [type_meta | item for item in items], version
             if not following:
                 return
             query["continue"] = following
@@ -159,7 +159,7 @@ class Api:
     async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
         """Return names, labels and versions of a namespace's objects, and the list's version.
 
-        The list has pages, because anyone may create objects with megabytes of metadata.
+        The list is paged, because anyone may create objects with megabytes of metadata.
         """
         query, first = {"limit": str(METADATA_PAGE)} | _fields(kind), ""
         items: list[Object] = []
@@ -177,8 +177,8 @@ class Api:
     ) -> tuple[list[Object], str, str]:
         """Return a page of a list: its objects, the list's version, and the continue token.
 
-        Raises OSError if the answer is not a page. A proxy may send such an answer, and watches
-        must continue after it.
+        Raises OSError if the response is not a list, for example from a proxy, so that watches
+        retry.
         """
         page = await self._call("GET", path, query, accept=accept)
         try:
@@ -201,17 +201,17 @@ class Api:
         query |= {"timeoutSeconds": str(WATCH_S)} | _fields(kind)
         await self.limit.acquire()
         limits = aiohttp.ClientTimeout(total=WATCH_S + SILENT_S, sock_read=SILENT_S)
-        what = f"watch of {kind.plural}"
+        subject = f"watch of {kind.plural}"
         path = kind.path(namespace)
-        answer = await self._open("GET", path, query, accept=accept, limits=limits)
+        response = await self._open("GET", path, query, accept=accept, limits=limits)
         try:
-            if answer.status >= 400:
-                raise _error(answer.status, await answer.read())
+            if response.status >= 400:
+                raise _error(response.status, await response.read())
             rest = b""
-            async for chunk in answer.response.content.iter_any():
+            async for chunk in response.response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
                 if len(rest) > MAX_EVENT_BYTES:
-                    raise OSError(f"{what}: an event of more than {MAX_EVENT_BYTES} bytes")
+                    raise OSError(f"{subject}: an event of more than {MAX_EVENT_BYTES} bytes")
                 for line in lines:
                     event = json.loads(line)
                     item = event["object"]
@@ -221,34 +221,34 @@ class Api:
                         raise KeyError("resourceVersion")
                     yield event["type"], item
         except aiohttp.ClientError as error:
-            raise OSError(f"{what}: {error or repr(error)}") from error
+            raise OSError(f"{subject}: {error or repr(error)}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise OSError(f"{what}: this is not an event: {error}") from error
+            raise OSError(f"{subject}: this is not an event: {error}") from error
         finally:
-            answer.response.close()
+            response.response.close()
 
     async def serves(self, kind: Kind) -> bool:
         """Report whether the cluster currently serves this API."""
         try:
-            found = await self._call("GET", kind.group_path)
+            resources = await self._call("GET", kind.group_path)
         except ApiError as error:
             if error.status == 404:
                 return False
             raise
-        return any(one["name"] == kind.plural for one in found.get("resources") or ())
+        return any(resource["name"] == kind.plural for resource in resources.get("resources") or ())
 
     async def events_of(self, namespace: str, uid: str) -> list[Object]:
-        """Return Warning Events about the object ``uid``, up to a limit."""
+        """Return the Warning Events about the object with ``uid``, at most :data:`MAX_EVENTS`."""
         of = f"involvedObject.uid={uid},type=Warning"
         query = {"limit": str(MAX_EVENTS), "fieldSelector": of}
         return (await self._page(EVENT.path(namespace), query))[0]
 
     async def probe(self, kind: Kind, namespace: str | None) -> None:
-        """Read at most one object, to check whether reads work."""
+        """Read at most one object, to check whether the API server responds."""
         await self._call("GET", kind.path(namespace), {"limit": "1"})
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """Read an object; return None if there is none."""
+        """Return an object; None if it does not exist."""
         try:
             return await self._call("GET", kind.path(namespace, name))
         except ApiError as error:
@@ -270,11 +270,10 @@ class Api:
         return await self._call("PUT", path, body=_for_server(item))
 
     async def evict(self, namespace: str, pod: str, uid: str) -> bool:
-        """Evict the pod; return False if it must be tried again.
+        """Evict the pod. Return False if it must be retried.
 
-        A disruption budget may prevent it, or the pod has changed meanwhile. A later pod of the
-        same name is not evicted: the UID of a pod of a StatefulSet is the only difference to its
-        predecessor.
+        A disruption budget may prevent the eviction, and the pod may have changed meanwhile. The
+        UID prevents the eviction of a later pod of the same name, for example in a StatefulSet.
         """
         self.writes["evict", "Pod"] += 1
         body = {
@@ -304,7 +303,7 @@ class Api:
     async def apply(
         self, kind: Kind, item: Object, subresource: str = "", manager: str = MANAGER
     ) -> Object:
-        """Apply server-side: the operator owns the fields in ``item``; other fields stay unchanged.
+        """Apply server-side: the operator owns the fields in ``item``; others are not changed.
 
         Raises :class:`Conflict` if ``item`` names a resource version that is not the current one.
         """
@@ -315,20 +314,20 @@ class Api:
             kind.path(meta["namespace"], meta["name"], subresource),
             {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"},
             yaml_of(_for_server(item)),
-            # With a parameter in the content type, the client does not encode the body.
+            # A parameter in the content type keeps the client from encoding the body.
             "application/apply-patch+yaml; charset=utf-8",
         )
 
     async def delete(self, kind: Kind, item: Object) -> bool:
-        """Delete exactly the version that was read; return False if it has changed."""
+        """Delete exactly the version that was read. Return False if it has changed."""
         meta = item["metadata"]
-        seen = {key: meta[key] for key in ("uid", "resourceVersion")}
+        preconditions = {key: meta[key] for key in ("uid", "resourceVersion")}
         self.writes["delete", kind.kind] += 1
         try:
             await self._call(
                 "DELETE",
                 kind.path(meta["namespace"], meta["name"]),
-                body={"preconditions": seen, "propagationPolicy": "Background"},
+                body={"preconditions": preconditions, "propagationPolicy": "Background"},
             )
         except ApiError as error:
             if error.status not in (404, 409):
@@ -346,7 +345,7 @@ class Api:
         patient: bool = True,
         accept: str = WHOLE,
     ) -> Object:
-        for left in reversed(range(self._tries if patient else 1)):
+        for remaining in reversed(range(self._tries if patient else 1)):
             await self.limit.acquire()
             if method != "GET":
                 query = (query or {}) | self._timeout_parameter(method, path)
@@ -356,17 +355,17 @@ class Api:
                 break
             if patient:
                 self.refusals += 1
-            if left:
+            if remaining:
                 await asyncio.sleep(wait)
         if status >= 400:
             raise _error(status, data)
         try:
-            found: Object = json.loads(data)
-        except ValueError as error:  # perhaps the answer of a proxy
+            decoded: Object = json.loads(data)
+        except ValueError as error:  # for example a response of a proxy
             raise OSError(f"{method} {path}: the answer is not JSON: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(decoded, dict):
             raise OSError(f"{method} {path}: the answer is not an object")
-        return _with_owned_fields(found) if isinstance(found.get("metadata"), dict) else found
+        return _with_owned_fields(decoded) if isinstance(decoded.get("metadata"), dict) else decoded
 
     def _timeout_parameter(self, method: str, path: str) -> dict[str, str]:
         """Return the query parameter that limits how long the API server delays a write."""
@@ -381,7 +380,7 @@ class Api:
     async def _connected(self, _: Any, context: Any, __: Any) -> None:
         """Raise OSError if a write waited too long for its connection.
 
-        The process may also have been paused meanwhile.
+        The process may also have been suspended meanwhile.
         """
         if context.method != "GET":
             self._timeout_parameter(context.method, context.path)
@@ -390,29 +389,29 @@ class Api:
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
         accept: str,
     ) -> tuple[int, bytes, float]:  # fmt: skip
-        """Send a request; return status, body and ``Retry-After`` in seconds."""
-        answer = await self._open(method, path, query, body, content_type, accept)
+        """Send a request. Return status, body, and ``Retry-After`` in seconds."""
+        response = await self._open(method, path, query, body, content_type, accept)
         data = bytearray()
         try:
-            async for chunk in answer.response.content.iter_any():
+            async for chunk in response.response.content.iter_any():
                 data += chunk
                 if len(data) > MAX_ANSWER_BYTES:
-                    answer.response.close()
+                    response.response.close()
                     text = f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB"
                     raise TooLargeError(f"{method} {path}: {text}")
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {str(error) or repr(error)}") from error
-        retry_after = str((answer.headers or {}).get("Retry-After") or "1")
+        retry_after = str((response.headers or {}).get("Retry-After") or "1")
         seconds = whole_number(retry_after[:MAX_DIGITS])
         wait = 1.0 if seconds is None else float(seconds)
-        return answer.status, bytes(data), min(wait, MAX_WAIT_S)
+        return response.status, bytes(data), min(wait, MAX_WAIT_S)
 
     async def _open(
         self, method: str, path: str, query: dict[str, str] | None, body: Any = None,
         content_type: str = "application/json", accept: str = WHOLE,
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:  # fmt: skip
-        """Send a request and return the response; the caller reads the body."""
+        """Send a request and return the response. The caller reads the body."""
         headers = {"Accept": accept, "Content-Type": content_type}
         method, url, headers, body, _ = await self._client.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -427,19 +426,19 @@ class Api:
 
 
 def with_owned_fields(metadata: Object) -> Object:
-    """Replace ``managedFields``, which can be larger than the rest, by a hash of our own fields.
+    """Replace ``managedFields``, which can exceed the rest in size, by a hash of Plimsoll's fields.
 
-    The replicas of a Deployment have their own hash, because an autoscaler may own them.
+    The replicas of a Deployment are marked separately, because an autoscaler may own them.
     """
-    made = {name: value for name, value in metadata.items() if name != "managedFields"}
-    for one in metadata.get("managedFields") or ():
-        applied = one.get("manager") == MANAGER and one.get("operation") == "Apply"
-        if applied and not one.get("subresource"):
-            fields = dict(one.get("fieldsV1") or {})
+    reduced = {name: value for name, value in metadata.items() if name != "managedFields"}
+    for entry in metadata.get("managedFields") or ():
+        applied = entry.get("manager") == MANAGER and entry.get("operation") == "Apply"
+        if applied and not entry.get("subresource"):
+            fields = dict(entry.get("fieldsV1") or {})
             spec = dict(fields.get("f:spec") or {})
             replicas = "+replicas" if spec.pop("f:replicas", None) is not None else ""
-            made[OWNED_FIELDS] = digest(fields | {"f:spec": spec}) + replicas
-    return made
+            reduced[OWNED_FIELDS] = digest(fields | {"f:spec": spec}) + replicas
+    return reduced
 
 
 def _with_owned_fields(item: Object) -> Object:
@@ -448,7 +447,7 @@ def _with_owned_fields(item: Object) -> Object:
 
 
 def _for_server(item: Object) -> Object:
-    """Return ``item`` without the operator's additions, for the API server."""
+    """Return ``item`` without the operator's additions, as the API server expects it."""
     meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS}
     return item | {"metadata": meta}
 
@@ -460,8 +459,8 @@ def _fields(kind: Kind) -> dict[str, str]:
 def yaml_of(item: Object) -> bytes:
     """Return JSON that is also valid YAML, because server-side apply parses it as YAML.
 
-    YAML has no surrogate pairs, so most characters are not escaped. Characters are escaped that
-    YAML calls not printable (1.2.2, section 5.1) or treats as line breaks.
+    YAML has no surrogate pairs, so most characters are not escaped. Only those that YAML calls not
+    printable (1.2.2, section 5.1) or treats as line breaks are.
     """
     text = json.dumps(item, ensure_ascii=False)
     return _NOT_PRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()

@@ -1,11 +1,11 @@
 """Leader election with a Lease, so that only one of several operators leads.
 
-As in client-go, a holder counts as dead if its Lease did not change for the Lease's duration on the
-observer's own clock; clocks of different machines are never compared. A leader that cannot renew in
-time exits. A renewal counts from before its request, and each attempt ends within the remaining
-time. :meth:`Election.left_s` limits each write: a process that was paused writes nothing after it
-continues, even before it exits, and the API server drops writes that were delayed too long. So two
-operators never write at the same time.
+As in client-go, a holder counts as dead if its Lease has not changed for the Lease's duration on
+the observer's own clock; clocks of different machines are never compared. A leader that cannot
+renew in time exits. A renewal counts from before its request, and each attempt ends within the
+remaining time. :meth:`Election.left_s` limits each write: a process that was suspended writes
+nothing when it continues, even before it exits, and the API server drops writes that were delayed
+too long. So two operators never write at the same time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 log = logging.getLogger(__name__)
 
 MAX_DURATION_S = 120
-"""Maximum lease duration that is respected; otherwise a wrong duration could exclude other
+"""Maximum lease duration that is respected. Otherwise a wrong duration could exclude other
 operators forever."""
 
 
 class LeadershipLost(Exception):
-    """Error if the Lease was not renewed in time, or another process holds it."""
+    """Raised when the Lease was not renewed in time, or another process holds it."""
 
 
 class Election:
-    """Leader election: call ``acquire``, then immediately ``keep``, and ``release`` at the end."""
+    """Leader election. Call ``acquire``, then immediately ``keep``, and ``release`` at exit."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
         clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
-        """Create the election; its ``api`` must not wait when the server throttles."""
+        """Create the election. Its ``api`` must not wait when the server throttles."""
         self._api, self._namespace, self._name = api, namespace, name
         self._identity, self._clock, self._clocks = identity, clock, clocks
         self._seen: tuple[Object, float] = ({}, -math.inf)
@@ -60,8 +60,8 @@ class Election:
     def left_s(self) -> float:
         """Return the seconds for which no other process can take over; 0 for a standby.
 
-        They end before the Lease does: a write that is sent within them has the difference of
-        ``lease`` and ``renew`` to take effect.
+        They end before the Lease expires: a write that is sent within them has the difference
+        between ``lease`` and ``renew`` to take effect.
         """
         if not self.leading:
             return 0.0
@@ -86,7 +86,7 @@ class Election:
     async def keep(self) -> None:
         """Renew until cancelled. Raises :class:`LeadershipLost` if renewals fail for too long.
 
-        Can be called again after a cancellation, because the time of the last renewal is kept.
+        It can be called again after a cancellation, because the time of the last renewal is kept.
         """
         while self.is_leader():
             await asyncio.sleep(min(self._clocks.retry, self.left_s()))
@@ -103,7 +103,7 @@ class Election:
         raise LeadershipLost(f"not renewed for {self._clock() - self._renewed:.0f} s")
 
     async def release(self) -> None:
-        """Release the Lease, so that the next leader need not wait; log a failure."""
+        """Release the Lease, so that the next leader does not have to wait. Log a failure."""
         if not self.leading:
             return
         self.leading = False
@@ -117,9 +117,9 @@ class Election:
             log.warning("cannot release the leader's Lease: %s", str(error) or repr(error))
 
     async def _try_acquire(self, within_s: float) -> str:
-        """Acquire or renew the Lease if possible; return its holder.
+        """Acquire or renew the Lease if possible. Return its holder.
 
-        Raises TimeoutError after ``within_s`` seconds or half the time of a renewal.
+        Raises TimeoutError after ``within_s`` seconds or half of ``renew``, whichever is shorter.
         """
         async with asyncio.timeout(min(within_s, self._clocks.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
@@ -143,8 +143,11 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write the Lease for this process; return its holder, or "" if another one was faster."""
-        began = self._clock()
+        """Write the Lease for this process.
+
+        Return its holder; empty if another writer was faster.
+        """
+        started = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
                 await self._api.replace(LEASE, lease)
@@ -154,7 +157,7 @@ class Election:
             # The next read shows the holder. If someone edited the leader's own Lease, the leader
             # can read it again in the remaining time.
             return ""
-        self.leading, self._renewed = True, began
+        self.leading, self._renewed = True, started
         return self._identity
 
     @property
@@ -162,22 +165,23 @@ class Election:
         return math.ceil(self._clocks.lease)
 
     def _is_expired(self, lease: Object) -> bool:
-        """Report whether the spec did not change for the Lease's duration on this process's clock.
+        """Report whether the spec has not changed for the Lease's duration on this process's clock.
 
-        Other clients write the Lease's metadata, so only the spec shows that a holder is alive.
+        Other clients may change the Lease's metadata, so only the spec shows that the holder is
+        alive.
         """
         spec, now = lease.get("spec") or {}, self._clock()
         if self._seen[0] != spec:
             self._seen = (spec, now)
-        written = spec.get("leaseDurationSeconds") or 0
-        duration = max(self._clocks.lease, min(written, MAX_DURATION_S))
-        return now - self._seen[1] > duration
+        declared_s = spec.get("leaseDurationSeconds") or 0
+        duration_s = max(self._clocks.lease, min(declared_s, MAX_DURATION_S))
+        return now - self._seen[1] > duration_s
 
     def _new_lease(self) -> Object:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            # With this label, the operator's watch of Leases gets the renewals as a heartbeat.
+            # With this label, the operator's watch of Leases receives the renewals as a heartbeat.
             "metadata": {
                 "name": self._name,
                 "namespace": self._namespace,

@@ -1,4 +1,4 @@
-"""Work queue of reconciles, and rate limit of API requests."""
+"""Work queue for reconciles, and rate limit for API requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKOFF_MAX_S = 120.0
 
 
 def backoff(failures: int, jitter: float) -> float:
-    """Return the delay before the next attempt after ``failures`` in a row: 0.5 s to 120 s.
+    """Return the seconds until the next attempt after ``failures`` in a row: 0.5 to 120.
 
     ``jitter`` in [0, 1) shortens the delay by up to half.
     """
@@ -27,7 +27,7 @@ def backoff(failures: int, jitter: float) -> float:
 
 
 class WorkQueue(Generic[K]):
-    """Queue of keys. A key that is added while it is handled is handled again after that."""
+    """Queue of keys. A key that is added while it is being handled is handled again afterwards."""
 
     def __init__(
         self,
@@ -36,7 +36,8 @@ class WorkQueue(Generic[K]):
     ) -> None:
         """Create the queue.
 
-        ``done`` is called after each key with the seconds waited, the seconds taken, and the error.
+        After each key, ``done`` is called with the seconds it waited, the seconds it took, and the
+        error or None.
         """
         self._workers, self._done = workers, done
         self._ready: asyncio.Queue[K] = asyncio.Queue()
@@ -63,7 +64,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Queue ``key`` after ``delay_s`` seconds, unless it is added before."""
+        """Queue ``key`` after ``delay_s`` seconds, unless it is added earlier."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -81,7 +82,7 @@ class WorkQueue(Generic[K]):
         """Handle keys until cancelled, which also cancels the running handlers.
 
         ``handle`` may raise any exception; the key is then retried later. ``run`` may be called
-        again after it ended, and begins with the keys that were running or scheduled.
+        again after it ended, and starts with the keys that were running or scheduled.
         """
         for key in list(self._timers):
             self.add(key)
@@ -96,9 +97,9 @@ class WorkQueue(Generic[K]):
     async def _work(self, handle: Callable[[K], Awaitable[None]]) -> None:
         while True:
             key = await self._ready.get()
-            since = self._waiting.pop(key)
+            queued_at = self._waiting.pop(key)
             self._running.add(key)
-            began = time.monotonic()
+            started = time.monotonic()
             failure: Exception | None = None
             try:
                 await handle(key)
@@ -126,16 +127,16 @@ class WorkQueue(Generic[K]):
                 if key in self._again:
                     self._again.discard(key)
                     self.add(key)
-                self._done(began - since, time.monotonic() - began, failure)
+                self._done(started - queued_at, time.monotonic() - started, failure)
             # A reconcile without requests never yields: a thousand of them would delay probes,
             # watches and the renewal of the leader's Lease.
             await asyncio.sleep(0)
 
 
 class RateLimit:
-    """Limits requests to ``rate`` per second on average, with bursts of ``burst``.
+    """Rate limiter for requests: ``rate`` per second on average, with bursts of up to ``burst``.
 
-    Callers proceed in the order of their calls of :meth:`acquire`.
+    Callers proceed in the order in which they call :meth:`acquire`.
     """
 
     def __init__(

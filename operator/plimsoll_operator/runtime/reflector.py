@@ -1,8 +1,8 @@
-"""Lists and then watches one kind, in one namespace or in all, without a gap in between.
+"""List and then watch one kind, in one namespace or in all, without a gap in between.
 
 kopf's watches cover what the leader reconciles. Reflectors have two other uses: every replica
-watches the policies for its webhook, and in a namespace with policies, the leader watches the
-metadata of all pods.
+watches the policies for its webhook, and the leader watches the metadata of all pods in namespaces
+with policies.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 GONE = 410
 """HTTP status for a resource version that is too old. The objects are then listed again, the first
-time immediately. An API server with an outdated cache may repeatedly list versions that are too
+time without delay. An API server with an outdated cache may repeatedly return versions that are too
 old."""
 
 
 class Reflector:
     """Reflector that lists and watches one kind.
 
-    Calls ``listed`` with each full list, and ``seen`` with each changed object and whether it was
-    deleted.
+    It calls ``listed`` with each full list, and ``seen`` with each changed object and whether it
+    was deleted.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Reflector:
         self.error: ApiError | OSError | TimeoutError | None = None
         """Last failure; None while the watch works."""
         self.tried = asyncio.Event()
-        """Set after the first list or failure."""
+        """Event that is set after the first list or failure."""
         self._failures = 0
 
     async def run(self) -> None:
-        """List and watch until cancelled; after a failure, list again with a growing delay."""
+        """List and watch until cancelled. After a failure, list again with an increasing delay."""
         while True:
             try:
                 version = await self._list()
@@ -81,7 +81,7 @@ class Reflector:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Watch until the server ends the watch; return the version to continue from."""
+        """Watch until the server ends the watch. Return the resource version to continue from."""
         accept = WHOLE if self._whole else METADATA
         async for event, item in self._api.watch(self._kind, self._namespace, version, accept):
             version, self._failures = item["metadata"]["resourceVersion"], 0

@@ -1,7 +1,7 @@
-"""Full lists in addition to the watches; they repair and count what a watch missed.
+"""Full lists in addition to the watches. They repair and count what a watch missed.
 
-kopf does not report an object that is missing from the list with which it starts a watch. So the
-operator lists the objects itself soon after a watch starts. See
+kopf does not report an object that is missing from the list with which it starts a watch. The
+operator therefore lists the objects itself soon after a watch starts. See
 ``docs/decisions/0001-operator-runtime.md``.
 """
 
@@ -20,15 +20,15 @@ from plimsoll_operator.runtime.watches import Watches
 log = logging.getLogger(__name__)
 
 MAX_WAITS = 20
-"""Maximum number of times that a list is delayed, so that a watch that restarts repeatedly does not
+"""Maximum number of times that a list is delayed, so that a watch that keeps restarting does not
 delay it forever."""
 
 
 class Resync:
-    """Loop that lists every kind, compares the list with the cache, and queues every service.
+    """Loop that lists every kind, updates the cache, and queues all services and policies.
 
-    ``served`` has the optional kinds that the cluster served at the last list. ``groups`` is set
-    once LeaderWorkerSets were among them.
+    ``served`` contains the optional kinds that the cluster served at the last list. ``groups`` is
+    set once LeaderWorkerSet has been among them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Resync:
         self.groups = asyncio.Event()
 
     async def run(self, every_s: float) -> None:
-        """List every ``every_s`` seconds, and soon after a watch restarted or became stale."""
+        """List every ``every_s`` seconds, and soon after a watch has restarted or become stale."""
         while True:
             period = (
                 min(every_s, self._clocks.suspicious) if self._watches.stale_kinds(1) else every_s
@@ -64,7 +64,7 @@ class Resync:
                 log.warning("resync: cannot list objects: %s", str(error) or repr(error))
 
     async def list_all(self, count_missed: bool = True) -> None:
-        """List all kinds and queue all services; check for optional kinds.
+        """List all kinds and queue all services and policies. Also detect the optional kinds.
 
         With ``count_missed``, changes without an event count against their watch; events have
         ``clocks.event`` seconds to arrive. The first list is not compared.
@@ -95,20 +95,20 @@ class Resync:
     async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[Listed], str]:
         """Return all objects of a kind, and the resource version of the list.
 
-        If there are several lists, their oldest version is returned.
+        For several namespaces, the oldest version is returned.
         """
         items: list[Listed] = []
         versions = []
         for namespace in self._namespaces or (None,):
             async for page, version in self._api.pages(kind, namespace):
-                # Compressed page by page: the uncompressed list would be ten times as large.
+                # Compress page by page: the uncompressed list would be ten times as large.
                 items += self._store.listed(page, owners)
                 versions.append(version)
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 
 
 async def wait_until_quiet(listing: asyncio.Event, for_s: float) -> None:
-    """Clear ``listing`` and return once it was not set for ``for_s`` seconds."""
+    """Clear ``listing``. Return once it has not been set for ``for_s`` seconds."""
     for _ in range(MAX_WAITS):
         listing.clear()
         await asyncio.sleep(for_s)

@@ -1,7 +1,7 @@
-"""Watches of all kinds, which fill the store and the queue. No handler writes.
+"""Watches that fill the store and the queue. No handler writes to the API server.
 
-All watches except those of policies are kopf's; their handlers are in ``handlers``. kopf logs in to
-the API server with the pod's service account or a kubeconfig.
+kopf runs most watches, with the handlers in ``handlers``; policies and LeaderWorkerSets have
+reflectors. kopf logs in with the pod's service account or a kubeconfig.
 """
 
 from __future__ import annotations
@@ -36,32 +36,34 @@ registry = kopf.OperatorRegistry()
 
 def settings() -> kopf.OperatorSettings:
     """Return kopf's settings, without Events, annotations, finalizers and namespace discovery."""
-    made = kopf.OperatorSettings()
-    made.posting.enabled = False
-    made.posting.loggers = False
-    made.peering.standalone = True
-    made.scanning.disabled = True
-    made.watching.server_timeout = SERVER_TIMEOUT_S
-    made.watching.client_timeout = CLIENT_TIMEOUT_S
+    options = kopf.OperatorSettings()
+    options.posting.enabled = False
+    options.posting.loggers = False
+    options.peering.standalone = True
+    options.scanning.disabled = True
+    options.watching.server_timeout = SERVER_TIMEOUT_S
+    options.watching.client_timeout = CLIENT_TIMEOUT_S
     # kopf keeps each object's event in a task until the task was idle. With lists in small pieces,
     # whose tasks end immediately, a whole list is never in memory.
-    made.watching.chunk_size = CHUNK
-    made.queueing.idle_timeout = IDLE_S
+    options.watching.chunk_size = CHUNK
+    options.queueing.idle_timeout = IDLE_S
     # Handlers take microseconds, so the exit need not wait for them.
-    made.queueing.exit_timeout = 0.5
-    made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
-    made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
-    made.persistence.diffbase_storage = _NoDiffs()
+    options.queueing.exit_timeout = 0.5
+    options.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
+    options.persistence.progress_storage = kopf.AnnotationsProgressStorage(
+        prefix="kopf.plimsoll.dev"
+    )
+    options.persistence.diffbase_storage = _NoDiffs()
     for kind in WATCHED:
         if kind.selector:
-            made.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
-    return made
+            options.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
+    return options
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Storage that keeps no last-handled configurations, because no handler needs a diff.
+    """Storage that stores no last-handled configurations, because no handler needs a diff.
 
-    Copying each object would be a third of the work.
+    Copying each object would take a third of the CPU time.
     """
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
@@ -75,7 +77,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class Watches:
-    """Memo that kopf passes to each handler; stores objects and the times of events."""
+    """Memo that kopf passes to each handler. It stores objects and the times of events."""
 
     def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
         self._store, self._queue = store, queue
@@ -84,8 +86,8 @@ class Watches:
         self._misses: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.listing = asyncio.Event()
-        """Set when kopf lists, because deletions before that list have no event."""
-        self.listing.set()  # kopf's first lists are still to come
+        """Event that is set when kopf lists, because deletions before that list cause no event."""
+        self.listing.set()  # kopf has not made its first lists yet
         self.events = 0
 
     @property
@@ -99,12 +101,12 @@ class Watches:
         return {kind: now - last for kind, last in self._last.items()}
 
     def count_missed(self, kind: str, missed: int) -> None:
-        """Record a full list with ``missed`` changes that had no event."""
+        """Record the result of a full list: ``missed`` changes that had no event."""
         self.missed[kind] += missed
         self._misses[kind] = self._misses[kind] + 1 if missed else 0
 
     def stale_kinds(self, lists: int) -> list[str]:
-        """Return the kinds whose last ``lists`` full lists all found changes without an event."""
+        """Return the kinds whose last ``lists`` full lists all showed changes without an event."""
         return sorted(kind for kind, count in self._misses.items() if count >= lists)
 
     def __copy__(self) -> Watches:
@@ -112,10 +114,10 @@ class Watches:
         return self
 
     def handle_event(self, kind: Kind, event: str | None, item: Object) -> None:
-        """Store the object of an event and queue its service.
+        """Store the object of an event and queue its service or policy.
 
-        An event without a type is from the list that starts a watch. A version that is already
-        stored needs no reconcile: the operator wrote it itself, or a list repeats it.
+        An event without a type comes from the list that starts a watch. A version that is already
+        stored needs no reconcile: either the operator wrote it or a list repeats it.
         """
         if kind.watched:
             self._last[kind.kind] = time.monotonic()
@@ -142,9 +144,9 @@ async def _run_all(reflectors: Sequence[Reflector]) -> None:
 
 
 class PolicyWatch:
-    """Watch of the policies in every replica: a standby has a webhook but does not run kopf.
+    """Watch of the policies, in every replica: a standby has a webhook but does not run kopf.
 
-    Calls ``on_change`` with each policy and whether it was deleted.
+    It calls ``on_change`` with each policy and whether it was deleted.
     """
 
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
@@ -179,9 +181,9 @@ class PolicyWatch:
 
 
 class GroupWatch:
-    """Watch on the LeaderWorkerSets of services, from the time when the cluster serves their kind.
+    """Watch of the services' LeaderWorkerSets, from when the cluster serves their kind.
 
-    A resync sets ``served`` then, and also finds the objects that were deleted.
+    A resync then sets ``served``. It also finds the objects that have been deleted.
     """
 
     def __init__(
@@ -207,7 +209,7 @@ class GroupWatch:
 
 
 class Login(kopf.ConnectionInfo):
-    """Login that verifies the API server's certificate like kubectl.
+    """Login that verifies the API server's certificate as kubectl does.
 
     Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such as those of
     EKS.
@@ -240,10 +242,10 @@ def login_in_pod(**given: Any) -> Login | None:
 def with_ip_address(
     account: kopf.ConnectionInfo, environ: Mapping[str, str]
 ) -> kopf.ConnectionInfo:
-    """Return the account with the API server's address instead of its name.
+    """Return the account with the API server's IP address instead of its name.
 
-    The kubelet sets the address in each container. kopf would use the name, and no watch would
-    start without the cluster's DNS.
+    The kubelet sets the address in each container. kopf would use the name, and without the
+    cluster's DNS no watch would start.
     """
     host = environ.get("KUBERNETES_SERVICE_HOST")
     if not host:
@@ -254,6 +256,6 @@ def with_ip_address(
 
 
 def login_with_kubeconfig(**given: Any) -> Login | None:
-    """Log in with the kubeconfig that KUBECONFIG names."""
-    found = kopf.login_with_kubeconfig(**given)
-    return Login.from_connection(found) if found else None
+    """Log in with the kubeconfig that KUBECONFIG names. Return None if there is none."""
+    connection = kopf.login_with_kubeconfig(**given)
+    return Login.from_connection(connection) if connection else None

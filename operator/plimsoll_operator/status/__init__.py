@@ -1,1 +1,1 @@
-"""Status of InferenceServices and SupervisionPolicies: pure functions of observed objects."""
+"""Build the status of InferenceServices and SupervisionPolicies, in pure functions."""

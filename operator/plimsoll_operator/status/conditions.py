@@ -1,20 +1,20 @@
 """Conditions of an InferenceService.
 
 ===========================  ==================================================================
-``Ready``                    enough replicas take requests, of whichever revision
-``EngineReady``              every replica's engine container is ready; if not, why
+``Ready``                    enough replicas, of any revision, accept requests
+``EngineReady``              every replica's engine container is ready
 ``SupervisorReady``          every replica's supervisor container is ready
-``MemoryWithinBudget``       no replica has exhausted a growth budget; Unknown without figures
+``MemoryWithinBudget``       no replica has exhausted a leak budget; Unknown without values
 ``RestartBudgetExhausted``   a supervisor may restart nothing until a person resets its budget
 ``Progressing``              a rollout is in progress, or replicas are missing
-``Reconciling``              the same, if it is True; tools that know kstatus wait for its end
+``Reconciling``              True while Progressing is; tools that use kstatus wait for its end
 ``Stalled``                  nothing will change until someone changes something
 ``OOMKilled``                the last termination of a replica's container was an OOM kill
-``CrashLooping``             a replica's container terminates again and again
-``SuspectRevision``          most replicas of the present revision have the same leak
+``CrashLooping``             a replica's container keeps terminating
+``SuspectRevision``          most replicas of the current revision have the same leak
 ``SlowLeak``                 memory of a replica grows without a limit; nothing acts on it
 ``MemoryNearLimit``          a replica is near its memory limit; nothing acts on it
-``EngineObserved``           every supervisor sees its engine, its memory and its metrics
+``EngineObserved``           every supervisor observes its engine's process, memory and metrics
 ``ObjectsComplete``          every enabled object exists with all requested fields
 ``LeakFree``                 the newest revision does not leak; Unknown until that is decided
 ===========================  ==================================================================
@@ -55,7 +55,7 @@ NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Condition without its times. ``status`` None means Unknown."""
+    """Condition without its times. If ``status`` is None, the condition is Unknown."""
 
     type: Type | PolicyCondition
     status: bool | None
@@ -77,27 +77,28 @@ def rollout_conditions(
     deployment: Object | None, wanted: int, may_miss: int, engines: Verdict | None = None,
     drained: Sequence[str] = (),
 ) -> list[Verdict]:  # fmt: skip
-    """Return ``Ready``, ``Progressing`` and ``Stalled`` from the Deployment's status.
+    """Return ``Ready``, ``Progressing`` and ``Stalled`` from the workload's status.
 
     Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions, so it stays True
-    through a rollout that keeps enough of them. Otherwise it names the first cause in ``engines``,
-    the verdict on ``EngineReady``. ``Progressing`` does the same while a new pod waits, for example
-    for a device of an old one. ``drained`` are the pods that a person keeps out of service.
+    during a rollout that keeps enough of them. If it is False, it names the first cause in
+    ``engines``, the condition ``EngineReady``. ``Progressing`` does the same while a new pod waits,
+    for example for a device of an old one. ``wanted`` is the number of replicas, of which
+    ``may_miss`` may be missing. ``drained`` are the pods that a person keeps out of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
-    seen = (deployment or {}).get("status") or {}
+    status = (deployment or {}).get("status") or {}
     generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
-    current = bool(deployment) and seen.get("observedGeneration", 0) >= generation
-    ready, updated = seen.get("readyReplicas", 0), seen.get("updatedReplicas", 0)
-    rolled_out = current and updated == wanted == seen.get("replicas", 0)
-    refused = _creation_failure(seen)
+    current = bool(deployment) and status.get("observedGeneration", 0) >= generation
+    ready, updated = status.get("readyReplicas", 0), status.get("updatedReplicas", 0)
+    rolled_out = current and updated == wanted == status.get("replicas", 0)
+    refused = _creation_failure(status)
     count = f"{ready} of {wanted} replicas are ready"
     count += f"; {refused.message}" if refused else ""
     count += f"; drained by a person: {', '.join(drained)}" if drained else ""
     count = count[:MAX_MESSAGE]
     late = current and any(
         one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded"
-        for one in seen.get("conditions") or ()
+        for one in status.get("conditions") or ()
     )
     missing = "ReplicasNotReady" if rolled_out else "RollingOut"
     if wanted == 0 and rolled_out:
@@ -111,14 +112,14 @@ def rollout_conditions(
         reason = reason or ("ReplicasDrained" if drained else missing)
         verdict = Verdict(Type.READY, False, reason, text[:MAX_MESSAGE])
     done = rolled_out and ready == wanted
-    waits = f"; {trouble.message}" if trouble and not done and trouble.reason != NOT_READY else ""
+    cause = f"; {trouble.message}" if trouble and not done and trouble.reason != NOT_READY else ""
     return [
         verdict,
         Verdict(
             Type.PROGRESSING,
             not done and not late,
             "RolloutComplete" if done else "ProgressDeadlineExceeded" if late else missing,
-            f"{count}{waits}"[:MAX_MESSAGE],
+            f"{count}{cause}"[:MAX_MESSAGE],
         ),
         Verdict(
             Type.STALLED,
@@ -134,15 +135,15 @@ def rollout_conditions(
 
 
 def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return ``Reconciling``, which kstatus knows, from the last verdict on ``Progressing``."""
-    seen = [one for one in verdicts if one.type is Type.PROGRESSING]
-    if not (seen and seen[-1].status):
+    """Return ``Reconciling``, which kstatus reads, from the last ``Progressing`` condition."""
+    progressing = [one for one in verdicts if one.type is Type.PROGRESSING]
+    if not (progressing and progressing[-1].status):
         return Verdict(Type.RECONCILING, False, "AsExpected")
-    return Verdict(Type.RECONCILING, True, seen[-1].reason, seen[-1].message)
+    return Verdict(Type.RECONCILING, True, progressing[-1].reason, progressing[-1].message)
 
 
 def _creation_failure(status: Object) -> Cause | None:
-    """Return why pods cannot be created: a quota, Pod Security, or a refused template."""
+    """Return why pods cannot be created: a quota, Pod Security, or a rejected template; or None."""
     for one in status.get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             return Cause(str(one.get("reason") or "FailedCreate"), str(one.get("message", "")))
@@ -156,9 +157,10 @@ GATEWAY = "install the Gateway API with its Inference Extension, or remove spec.
 def completeness(
     service: InferenceService, missing: Sequence[str], absent: Sequence[str] = ()
 ) -> list[Verdict]:
-    """Return ``ObjectsComplete``: enabled objects and fields that the cluster does not support.
+    """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
 
-    ``absent`` are objects with the fields that were missing after an apply.
+    ``missing`` are kinds that the cluster does not serve. ``absent`` are objects with the fields
+    that were missing after they were applied.
     """
     wanted = service.spec
     enabled = {
@@ -195,11 +197,12 @@ def completeness(
 def container_conditions(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
     """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods.
 
-    ``events`` are the Events of pods that wait for a volume or a sandbox, by pod name.
+    ``events`` are the Events of pods that wait for a volume or a sandbox, by pod name. ``now`` is
+    RFC 3339.
     """
-    found = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
+    types = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
     return [
-        _container(type_, pods, find_not_ready(pods, name, events, now)) for type_, name in found
+        _container(type_, pods, find_not_ready(pods, name, events, now)) for type_, name in types
     ]
 
 
@@ -235,7 +238,7 @@ def termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdict]:
 
 
 def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdict]:
-    """Return ``SuspectRevision``, and ``Stalled`` while a rollout is held or rolled back."""
+    """Return ``SuspectRevision``, and ``Stalled`` while a rollout is paused or rolled back."""
     acts = decision.action in ("Held", "RolledBack") and not decision.requested
     if suspect is None and not acts:
         return [Verdict(Type.SUSPECT_REVISION, False, NO_SUSPECT)]
@@ -244,7 +247,7 @@ def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> 
         if suspect
         else "its leaking replicas no longer exist"
     )
-    found = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK, evidence)]
+    verdicts = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK, evidence)]
     if acts:
         text = (
             f"rolled back to revision {decision.revision}: {evidence}; change the spec to continue"
@@ -252,15 +255,16 @@ def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> 
             else f"rollout on hold: {evidence}; change the spec or rollout.onLeak to continue"
         )
         reason = f"{decision.action}ForLeak"
-        found.append(Verdict(Type.PROGRESSING, False, reason, text))
-        found.append(Verdict(Type.STALLED, True, reason, text))
-    return found
+        verdicts.append(Verdict(Type.PROGRESSING, False, reason, text))
+        verdicts.append(Verdict(Type.STALLED, True, reason, text))
+    return verdicts
 
 
 def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
     """Return ``Progressing`` for ``rollout.revision: LastGood``, which is not a failure.
 
-    ``complete`` means that all replicas run the requested revision.
+    It is ``Stalled`` without a good revision. ``complete`` is whether all replicas run the
+    requested revision.
     """
     if not decision.requested:
         return []
@@ -275,7 +279,7 @@ def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verd
 
 
 def budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Verdict]:
-    """Return ``MemoryWithinBudget`` and ``RestartBudgetExhausted`` from the figures."""
+    """Return ``MemoryWithinBudget`` and ``RestartBudgetExhausted`` from the supervisors' values."""
     spent = sorted(
         pod for pod, one in figures.items() if max(one.host or 0.0, one.device or 0.0) >= 1.0
     )
@@ -299,9 +303,9 @@ def budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Verdict]
 
 
 def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]) -> Verdict:
-    """Return ``SlowLeak``; the replica with the least time left comes first."""
-    judged = [pod for pod, one in figures.items() if one.slow is not None]
-    if not judged:
+    """Return ``SlowLeak``. Its message lists the replica with the least time left first."""
+    evaluated = [pod for pod, one in figures.items() if one.slow is not None]
+    if not evaluated:
         text = "no supervisor has watched its engine for long enough, which takes about 9 hours"
         return Verdict(type_, None, "InsufficientData", text)
     leaks = sorted(
@@ -310,7 +314,7 @@ def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFig
     )
     if not leaks:
         return Verdict(
-            type_, False, "NoSlowLeak", f"judged in {len(judged)} of {len(figures)} pods"
+            type_, False, "NoSlowLeak", f"judged in {len(evaluated)} of {len(figures)} pods"
         )
     text = "; ".join(
         f"{pod}: {slow_leak_text(slow.kind, slow.segment, slow.bytes_per_s, slow.limit_s)}"
@@ -324,7 +328,7 @@ def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFig
 def near_limit(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures], already: bool
 ) -> Verdict:
-    """Return ``MemoryNearLimit``; ``already`` is whether it was True before."""
+    """Return ``MemoryNearLimit``. ``already`` is whether it was True before."""
     if all(one.limit is None for one in figures.values()):
         text = "no supervisor knows its engine's memory limit and how much of it is in use"
         return Verdict(type_, None, "NoMetrics", text)
@@ -338,7 +342,7 @@ def near_limit(
 def engine_observed(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
 ) -> Verdict:
-    """Return ``EngineObserved``, with the reason from the supervisors."""
+    """Return ``EngineObserved``, with the reason that the supervisors report."""
     if all(one.missing_signals is None for one in figures.values()):
         return Verdict(type_, None, "NoMetrics", "no supervisor reports what it sees")
     lost = find_pods_missing_signals(figures)
@@ -354,7 +358,7 @@ def figure_conditions(
     before: Object,
     types: type[Type] | type[PolicyCondition],
 ) -> list[Verdict]:
-    """Return the conditions that services and policies share, from the supervisors' figures.
+    """Return the conditions that services and policies share, from the supervisors' values.
 
     ``before`` is the previous status.
     """
@@ -370,7 +374,7 @@ def figure_conditions(
 
 
 def leak_free(type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]]) -> Verdict:
-    """Return ``LeakFree`` from the newest revisions, which are names with their verdicts."""
+    """Return ``LeakFree`` from ``newest``, the verdicts on the newest revisions by name."""
     if not newest:
         return Verdict(type_, None, "NoReplicas", "there are no pods of a known revision")
     leaks = {one["leaks"] for _, one in newest}

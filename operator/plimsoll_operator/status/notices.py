@@ -1,6 +1,6 @@
-"""Finds changes of an InferenceService or SupervisionPolicy that cause an Event. Pure.
+"""Find changes of an InferenceService or SupervisionPolicy that cause an Event, in pure functions.
 
-A notice belongs to a change, so an unchanged object has none.
+A notice is about a change, so an unchanged object has none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plimsoll_operator.plans.service import Failure
 
 @dataclass(frozen=True)
 class Notice:
-    """Event without its object and times. ``reason`` is one word for programs."""
+    """Event without its object and times. ``reason`` is a CamelCase word."""
 
     reason: str
     message: str
@@ -28,32 +28,34 @@ class Notice:
 def rollout_started(
     live: Object | None, desired: Object, decision: RolloutDecision
 ) -> list[Notice]:
-    """Return the notices for a Deployment applied over ``live``: a rollout or rollback began."""
+    """Return the notices about a rollout or rollback that applying ``desired`` starts."""
     before, after = _revision(live), _revision(desired)
-    found = []
-    restart_id, had = _restart_id(desired), _restart_id(live)
-    if live is not None and restart_id != had and before != after:
+    notices = []
+    restart_id, old_restart_id = _restart_id(desired), _restart_id(live)
+    if live is not None and restart_id != old_restart_id and before != after:
         said = (
             f"spec.restart.id is now {make_printable_line(restart_id)!r}"
             if restart_id
             else "spec.restart.id was removed"
         )
-        found.append(Notice("RestartRequested", f"{said}: replacing the pods"))
+        notices.append(Notice("RestartRequested", f"{said}: replacing the pods"))
     paused, was_paused = _paused(desired), live is not None and _paused(live)
     if decision.action == "RolledBack" and before != after:
-        found.append(_rollback(before, after, decision))
-    elif live is not None and before != after:  # a new service needs no notice
-        found.append(Notice("RolloutStarted", f"rollout from revision {before} to {after} started"))
+        notices.append(_rollback(before, after, decision))
+    elif live is not None and before != after:  # a new service causes no notice
+        notices.append(
+            Notice("RolloutStarted", f"rollout from revision {before} to {after} started")
+        )
     if paused and not was_paused:
         text = f"rollout of revision {after} is on hold: most of its replicas have the same leak"
-        found.append(Notice("RolloutHeld", text, "Warning"))
+        notices.append(Notice("RolloutHeld", text, "Warning"))
     elif was_paused and not paused and before == after:
-        found.append(Notice("RolloutResumed", f"rollout of revision {after} continues"))
-    return found
+        notices.append(Notice("RolloutResumed", f"rollout of revision {after} continues"))
+    return notices
 
 
 def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
-    """Return the notice of a rollback; a warning unless a person requested it."""
+    """Return the notice about a rollback; a warning unless a person requested it."""
     if decision.requested:
         text = (
             f"rolling back from revision {before} to {after}"
@@ -65,7 +67,7 @@ def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
 
 
 def rollout_finished(before: Object, after: Object) -> list[Notice]:
-    """Return the notice of a rollout or rollback that completed between two statuses."""
+    """Return the notice about a rollout or rollback that completed between two statuses."""
     was, now = before.get("revisions") or {}, after.get("revisions") or {}
     current = now.get("current")
     if not current or current == was.get("current"):
@@ -76,19 +78,19 @@ def rollout_finished(before: Object, after: Object) -> list[Notice]:
 
 
 def failure_notice(failure: Failure) -> Notice:
-    """Return the notice of a failure, with the API server's message or the error in the spec."""
+    """Return the notice about a failure, with the API server's message or the spec's error."""
     return Notice(failure.reason, failure.message, "Warning")
 
 
 def restart_requested(workload: str) -> Notice:
-    """Return the notice of a rolling restart that was requested from a policy's workload."""
+    """Return the notice that a policy requested a rolling restart of ``workload``."""
     text = f"asked {workload} for a rolling restart, because some of its pods have no supervisor"
     return Notice("RestartRequested", text)
 
 
 def new_suspects(before: Object, after: Object) -> list[Notice]:
-    """Return the notices of workloads whose revision became suspect between two statuses."""
-    known, found = _suspects(before), _suspects(after)
+    """Return the notices about workloads whose revision became suspect since ``before``."""
+    known, suspects = _suspects(before), _suspects(after)
     return [
         Notice(
             "SuspectRevision",
@@ -96,13 +98,13 @@ def new_suspects(before: Object, after: Object) -> list[Notice]:
             f" leak: {leak}",
             "Warning",
         )
-        for (workload, revision), (leak, leaking, replicas) in found.items()
+        for (workload, revision), (leak, leaking, replicas) in suspects.items()
         if (workload, revision) not in known
     ]
 
 
 def injection_stopped(before: Object, after: Object) -> list[Notice]:
-    """Return the notice that injection stopped between two statuses of a policy."""
+    """Return the notice that the injection stopped between two statuses of a policy."""
     was, now = (_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
     if now.get("reason") == was.get("reason"):
         return []

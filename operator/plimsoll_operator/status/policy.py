@@ -1,4 +1,4 @@
-"""Builds the complete ``status`` of a SupervisionPolicy, for an apply to the subresource."""
+"""Build the complete ``status`` of a SupervisionPolicy, to apply to the subresource."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def status(
 ) -> Object:
     """Return the new status of ``item``.
 
-    ``pods`` is None if the spec is invalid; the previous values about pods then stay. ``figures``
-    is None until the supervisors were first scraped. ``now`` is in RFC 3339. ``wait_reasons``
-    explain why pods of a workload still wait for their recreation. ``events`` are the Events of
-    pods whose containers are not created, by pod name. ``injection`` is the decision on injection.
-    ``memory`` are the policy's budgets, None if the spec is invalid, and ``latest`` the figures of
-    the last scrape.
+    ``pods`` is None if the spec is invalid; the previous values about pods are then kept.
+    ``figures`` is None until the supervisors have been scraped. ``now`` is RFC 3339.
+    ``wait_reasons`` say why pods of a workload still wait to be recreated. ``events`` are the
+    Events of pods whose containers have not been created, by pod name. ``injection`` is the new
+    ``status.injection``. ``memory`` contains the policy's budgets, None if the spec is invalid, and
+    ``latest`` the values from the last scrape.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -134,30 +134,33 @@ def status(
 
 
 def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
-    """Count the pods by state; a supervised pod's supervisor must observe its engine."""
-    there = [one for one in pods if one.state is not SupervisionState.LEAVING]
+    """Count the pods by state.
+
+    A supervised pod counts only if its supervisor observes its engine.
+    """
+    active = [one for one in pods if one.state is not SupervisionState.LEAVING]
     refused = sorted(
-        (one for one in there if one.state is SupervisionState.REFUSED), key=lambda one: one.name
+        (one for one in active if one.state is SupervisionState.REFUSED), key=lambda one: one.name
     )
-    found: Object = {
-        "selected": len(there),
+    counts: Object = {
+        "selected": len(active),
         "supervised": sum(
-            one.state is SupervisionState.SUPERVISED and one.name not in blind for one in there
+            one.state is SupervisionState.SUPERVISED and one.name not in blind for one in active
         ),
-        "waitingForRestart": sum(one.state is SupervisionState.WAITING for one in there),
+        "waitingForRestart": sum(one.state is SupervisionState.WAITING for one in active),
         "refused": len(refused),
     }
     if refused:
         shown = refused[:MAX_REFUSED_PODS]
-        found["refusals"] = [{"pod": one.name, "reason": one.reason} for one in shown]
-    return found
+        counts["refusals"] = [{"pod": one.name, "reason": one.reason} for one in shown]
+    return counts
 
 
 def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
     """Count the open incidents by pod.
 
-    An incident counts only if the policy supervises its pod, because anyone with the service
-    account of such a pod may write incidents in the policy's name.
+    An incident counts only if the policy supervises its pod, because anyone with the ServiceAccount
+    of such a pod may write incidents in the policy's name.
     """
     supervised = {one.name for one in pods if one.state is SupervisionState.SUPERVISED}
     return Counter(
@@ -179,13 +182,13 @@ def _workloads(
     recommend: Callable[[Workload, Object | None], Object | None],
     judge: Callable[[Workload, Sequence[Object], Object], list[Object]],
 ) -> Object:
-    """Return ``workloads``, limited to the most important ones."""
-    there = [one for one in pods if one.state is not SupervisionState.LEAVING]
+    """Return ``workloadCount`` and ``workloads``, limited to the most important ones."""
+    active = [one for one in pods if one.state is not SupervisionState.LEAVING]
     known = index_workload_statuses(before)
-    workloads = group_pods(there)
+    workloads = group_pods(active)
     suspected = find_suspects(group_pods(pods), incidents, known)
     owned = incidents_of_workloads(workloads, incidents)
-    made = []
+    entries = []
     for one in workloads:
         shown: Object = _workload_fields(one.ref) | {
             "selected": len(one.pods),
@@ -205,8 +208,8 @@ def _workloads(
         roles = sorted({pod.role for pod in one.pods if pod.role is not None})
         shown |= {"roles": [role.value for role in roles]} if roles else {}
         earlier = known.get(str(one.ref or "Pod/")) or {}
-        used = _consumed(one, figures, earlier)
-        shown |= {} if used is None else {"consumedPercent": used}
+        consumed_percent = _consumed(one, figures, earlier)
+        shown |= {} if consumed_percent is None else {"consumedPercent": consumed_percent}
         said = recommend(one, earlier.get("recommendation"))
         shown |= {} if said is None else {"recommendation": said}
         if one.ref is not None and (judged := judge(one, owned.get(one.ref, ()), earlier)):
@@ -216,8 +219,8 @@ def _workloads(
         if one.ref in suspected:
             action = {"action": "Held"} if text == SUSPECT else {}
             shown["suspectRevision"] = suspected[one.ref] | action
-        made.append(shown)
-    made.sort(
+        entries.append(shown)
+    entries.sort(
         key=lambda one: (
             "suspectRevision" not in one,
             -one.get("consumedPercent", -1),
@@ -227,7 +230,7 @@ def _workloads(
             one.get("name", ""),
         )
     )
-    return {"workloadCount": len(made), "workloads": made[:MAX_SHOWN_WORKLOADS]}
+    return {"workloadCount": len(entries), "workloads": entries[:MAX_SHOWN_WORKLOADS]}
 
 
 def _recommendation(
@@ -237,7 +240,7 @@ def _recommendation(
     latest: Mapping[str, SupervisorFigures],
     now: str,
 ) -> Object | None:
-    """Return the recommendation for the newest revision of ``workload``; None without one."""
+    """Return the recommendation for the newest revision of ``workload``; None if there is none."""
     supervised = [one for one in workload.pods if one.state is SupervisionState.SUPERVISED]
     newest = max(supervised, key=lambda one: one.created, default=None)
     if newest is None:
@@ -249,7 +252,7 @@ def _recommendation(
 
 
 def _workload_fields(ref: WorkloadRef | None) -> Object:
-    """Return group, kind and name. The creator of a pod may write any text there."""
+    """Return group, kind and name. The creator of a pod may set any text there."""
     if ref is None:
         return {"kind": "Pod"}
     group = {"apiGroup": make_printable_line(ref.api_group, 253)} if ref.api_group else {}
@@ -262,7 +265,7 @@ def _workload_fields(ref: WorkloadRef | None) -> Object:
 def _consumed(
     workload: Workload, figures: Mapping[str, SupervisorFigures] | None, before: Object
 ) -> int | None:
-    """Return the largest consumed budget in the workload's pods in percent; None if unknown."""
+    """Return the highest consumed budget of the workload's pods in percent; None if unknown."""
     if figures is None:
         return before.get("consumedPercent")
     found = [figures[one.name] for one in workload.pods if one.name in figures]
@@ -286,7 +289,7 @@ def _suspicion(workloads: Sequence[Object]) -> Verdict:
 
 
 def _newest(workloads: Sequence[Object]) -> list[tuple[str, Object]]:
-    """Return the verdict on the newest revision of each workload."""
+    """Return the name of each workload with the verdict on its newest revision."""
     return [
         (f"{one['kind']}/{one['name']} ", one["verdicts"][0])
         for one in workloads
@@ -342,7 +345,7 @@ def _ready(
 
 
 def _progress(failure: Failure | None) -> list[Verdict]:
-    """Return ``Reconciling`` and ``Stalled``, depending on whether another attempt may help."""
+    """Return ``Reconciling`` and ``Stalled``: the former if a retry may help, the latter if not."""
     trying = failure is not None and not failure.is_lasting
     return [
         Verdict(
@@ -359,7 +362,7 @@ def _progress(failure: Failure | None) -> list[Verdict]:
 
 
 def _blocked_pods(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tuple[str, Cause]]:
-    """Return supervised pods that will not become ready by waiting, each with its cause."""
+    """Return supervised pods that will not become ready by themselves, each with its cause."""
     return [
         (one.name, why)
         for one in sorted(pods, key=lambda one: one.name)

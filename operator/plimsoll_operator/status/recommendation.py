@@ -1,4 +1,4 @@
-"""Builds the ``recommendation`` in a status: the memory contract of a revision. Pure."""
+"""Build the ``recommendation`` in a status: the memory contract of a revision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_operator.fleet.pods import subtract_times
 from plimsoll_operator.kinds import Object
 
 KEPT_S = 3600.0
-"""Minimum time in seconds between two changes for one revision."""
+"""Minimum seconds between two changes of the recommendation for a revision."""
 
 
 def recommendation(
@@ -24,8 +24,8 @@ def recommendation(
 ) -> Object | None:
     """Return the recommendation for ``revision``; None without enough data.
 
-    ``before`` is the previous recommendation, ``figures`` are those of the revision's pods,
-    ``request`` is the current memory request in bytes, and ``now`` is in RFC 3339.
+    ``before`` is the previous recommendation, ``figures`` are the values of the revision's pods,
+    ``request`` is the current memory request in bytes, and ``now`` is RFC 3339.
     """
     same = before if before is not None and before.get("revision") == revision else None
     if same is not None and subtract_times(str(same.get("time") or now), now) < KEPT_S:

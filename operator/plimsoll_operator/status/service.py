@@ -1,4 +1,4 @@
-"""Builds the complete ``status`` of an InferenceService, for an apply to the subresource."""
+"""Build the complete ``status`` of an InferenceService, to apply to the subresource."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from plimsoll_operator.status.recommendation import recommendation
 
 RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
 RETIRED_TYPES = frozenset({"OutOfMemoryKilled"})
-"""Types of conditions that earlier operators wrote; they are removed."""
+"""Condition types that earlier operator versions wrote. They are removed."""
 
 
 def status(
@@ -54,11 +54,11 @@ def status(
 ) -> Object:
     """Return the new status of ``item``.
 
-    ``service`` is None if the spec is invalid. ``workload`` makes the pods. ``figures`` is None
-    until the supervisors were first scraped: the last status's memory facts then stay. ``now`` is
-    RFC 3339. ``missing`` names kinds that the cluster does not have. ``plan`` is None if there is
-    none. ``events`` are the Events of pods whose containers are not created, by the pod's name.
-    ``latest`` are the figures of the last scrape.
+    ``service`` is None if the spec is invalid. ``workload`` creates the pods. ``figures`` is None
+    until the supervisors have been scraped: the memory values of the last status are then kept.
+    ``now`` is RFC 3339. ``missing`` are kinds that the cluster does not serve. ``plan`` is None if
+    the spec could not be planned. ``events`` are the Events of pods whose containers have not been
+    created, by pod name. ``latest`` are the values from the last scrape.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -81,7 +81,7 @@ def status(
     if failure is not None:
         verdicts += conditions.failure_conditions(failure)
     if figures is not None or "conditions" not in before:
-        # Unknown from the beginning: adding the condition later would cost a write.
+        # Set it to Unknown at first: adding the condition later would cost a write.
         verdicts += conditions.budget_conditions(figures or {})
         verdicts += conditions.figure_conditions(figures or {}, before, ConditionType)
     judged = before.get("verdicts") or []
@@ -126,13 +126,13 @@ def status(
 
 
 def _selector(item: Object, service: InferenceService | None) -> str:
-    """Return the selector of one pod for each replica."""
+    """Return the label selector of the scale subresource, which selects one pod per replica."""
     labels = {SERVICE_LABEL: item["metadata"]["name"]} if service is None else serving(service)
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 def figure_fields(before: Object, figures: Mapping[str, SupervisorFigures] | None) -> Object:
-    """Return ``memory`` and ``drained`` from the figures; without figures, the previous values."""
+    """Return ``memory`` and ``drained`` from the values; without values, the previous fields."""
     if figures is None:
         return {key: before[key] for key in ("memory", "drained") if key in before}
     found: Object = {"memory": make_memory_status(figures), "drained": count_drained(figures)}
@@ -166,7 +166,7 @@ def _revisions(
 
 
 def _wanted_replicas(service: InferenceService, workload: Object | None) -> int:
-    """Return the wanted number of replicas; an autoscaler sets it in the workload."""
+    """Return the desired number of replicas; an autoscaler sets it in the workload."""
     if service.spec.autoscaling is None:
         return service.spec.replicas
     spec = (workload or {}).get("spec") or {}
@@ -176,10 +176,10 @@ def _wanted_replicas(service: InferenceService, workload: Object | None) -> int:
 def merge_conditions(
     before: Object, verdicts: Sequence[Verdict], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Merge the verdicts into the conditions, and set the times of changes.
+    """Merge the verdicts into the conditions, and set ``lastTransitionTime``.
 
-    A condition without a verdict stays unchanged. Of two verdicts on one condition, the later one
-    counts.
+    A condition without a verdict is not changed. Of two verdicts on one condition, the later one is
+    used.
     """
     known: dict[str, Any] = {
         one["type"]: one
