@@ -3,9 +3,9 @@
 Times are in RFC 3339, sizes in bytes. The supervisor writes these structs, the command line reads
 them, and the CRD is generated from them.
 
-Any client with the token of a supervised pod may write them. So the schema and
-``config/admission-policy.yaml`` limit names, texts, lists, the object's size and the number of
-writes. A pod has at most :data:`MAX_OF_POD` incidents; each is written at most 1 +
+Any client with the token of a supervised pod may write them. The schema and
+``config/admission-policy.yaml`` therefore limit names, texts, lists, the object's size and the
+number of writes. A pod has at most :data:`MAX_OF_POD` incidents; each is written at most 1 +
 :data:`MAX_WRITES` times and takes about 16 KiB.
 """
 
@@ -21,14 +21,14 @@ from plimsoll_api.manifest import written
 from plimsoll_api.roles import PodRole
 
 MAX_OF_POD = 20
-"""Maximum number of incidents of a pod; their names end with a number below this."""
+"""Maximum number of incidents per pod. Their names end with a number below it."""
 MAX_WRITES = 100
 """Maximum number of times that a supervisor writes the status of an incident."""
 MAX_TEXT = 400
 MAX_SENTENCES = 12
 MAX_TIMELINE = 24
 MAX_TEXTS = 4096
-"""Maximum length of all texts of a status together, in characters."""
+"""Maximum total length of all texts of a status in characters."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Word = Annotated[str, msgspec.Meta(max_length=63)]
@@ -202,7 +202,7 @@ class IncidentCondition(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def _characters(texts: str, of: str = "") -> str:
-    """Return CEL for the number of characters in a list of texts, or in a field of its items."""
+    """Return a CEL expression for the total length of texts in a list, or of their field ``of``."""
     one = f"has(x.{of}) ? size(x.{of}) : 0" if of else "size(x)"
     return f"(has({texts}) ? {texts}.map(x, {one}).sum() : 0)"
 

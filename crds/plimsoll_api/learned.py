@@ -1,7 +1,7 @@
 """Growth that supervisors observed in the replicas of a workload, kept beyond the life of a pod.
 
-Supervisors report it in their metrics. The operator stores it in the ConfigMap of their
-configuration, so that new pods and revisions do not start to learn again. The values come from
+Supervisors report it in their metrics. The operator stores it in the ConfigMap with their
+configuration, so that new pods and revisions do not have to learn it again. The values come from
 pods, so they are limited here, and a file that exceeds a limit is ignored.
 """
 
@@ -22,9 +22,9 @@ MAX_LEARNED = 100
 MAX_LEARNED_BYTES = 128 << 10
 """Maximum size of a file. A workload takes 300 bytes, or 700 with the longest possible names."""
 WINDOWS_H = (1, 6, 24)
-"""Windows, in hours, over which growth is measured."""
+"""Windows in hours over which growth is measured."""
 MAX_SEEN_S = 14 * 86400
-"""Maximum duration of observation in seconds: two weeks, so that each weekday occurs twice."""
+"""Maximum observation time in seconds: two weeks, so that each weekday occurs twice."""
 KEPT_H = MAX_SEEN_S // 3600
 """Number of hours for which observations are kept."""
 RISE_A_DAY, FALL_A_DAY = 1.25, 0.9
@@ -37,9 +37,9 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
 class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Growth of healthy replicas in one kind of memory, in bytes.
 
-    ``seen_s`` is the duration of observation. ``gains`` are the 99th percentiles of growth within
-    each of :data:`WINDOWS_H`, and ``start`` is the memory that a start needs. ``budget`` is None
-    during learning.
+    ``seen_s`` is the observation time. ``gains`` are the 99th percentiles of growth within each of
+    :data:`WINDOWS_H`, and ``start`` is the memory that a start needs. ``budget`` is None while
+    learning.
     """
 
     seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEEN_S)] = 0
@@ -65,20 +65,20 @@ _Workloads = Annotated[tuple[LearnedWorkload, ...], msgspec.Meta(max_length=MAX_
 
 
 def decode(data: bytes) -> tuple[LearnedWorkload, ...]:
-    """Parse a file. Raises :class:`~plimsoll_api.decoding.Malformed` if it is invalid."""
+    """Parse a learned file. Raises :class:`~plimsoll_api.decoding.Malformed` if it is invalid."""
     if len(data) > MAX_LEARNED_BYTES:
         raise decoding.Malformed(f"it has more than {MAX_LEARNED_BYTES >> 10} KiB")
-    found: tuple[LearnedWorkload, ...] = decoding.decode(data, _Workloads)
-    return found
+    workloads: tuple[LearnedWorkload, ...] = decoding.decode(data, _Workloads)
+    return workloads
 
 
 def encode(workloads: Sequence[LearnedWorkload]) -> bytes:
-    """Return the content of a file, with one workload per line for readability."""
+    """Return the content of a learned file, with one workload per line for readability."""
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in workloads) + b"]\n"
 
 
 def stepped(now: int, wanted: int, days: float) -> int:
-    """Return the budget ``days`` after it was ``now``, moving towards ``wanted`` bytes."""
+    """Return the budget ``days`` after it was ``now``, as it approaches ``wanted`` bytes."""
     days = min(days, 365.0)
     most = math.ceil(now * math.pow(RISE_A_DAY, days))
     least = math.floor(now * math.pow(FALL_A_DAY, days))

@@ -1,8 +1,8 @@
 """Sockets that accept both IPv4 and IPv6 connections.
 
-The kubelet and Prometheus connect to a pod with the cluster's address family. In a cluster with
-only IPv6, a socket at ``0.0.0.0`` is unreachable. This module imports little, because the
-supervisor's launcher uses it.
+The kubelet and Prometheus connect to a pod over the cluster's IP family. In an IPv6-only cluster, a
+socket on ``0.0.0.0`` is unreachable. This module has few imports, because the supervisor's launcher
+uses it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import errno
 import socket
 
 EVERY_ADDRESS = "::"
-"""All addresses of this machine or pod, in both families."""
+"""All addresses of this machine or pod, in both IP families."""
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 """Errors of a kernel or sandbox without IPv6."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a TCP socket that is bound to ``host`` and ``port``, but does not listen yet.
+    """Return a TCP socket that is bound to ``host`` and ``port`` but does not listen yet.
 
     :data:`EVERY_ADDRESS` includes IPv4, and means only IPv4 if there is no IPv6. Raises OSError, or
     OverflowError for an invalid port.
@@ -34,14 +34,14 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     # asyncio disables Nagle's algorithm only for sockets with an explicit protocol.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if host == EVERY_ADDRESS:
-            # Otherwise a setting of the network namespace decides.
-            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        found.bind((host, port))
+            # Otherwise a setting of the network namespace applies.
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind((host, port))
     except (OSError, OverflowError):
-        found.close()
+        bound.close()
         raise
-    return found
+    return bound

@@ -15,10 +15,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of records as lines of JSON."""
+    """Formatter of log records as lines of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line, without a line break at its end."""
+        """Return the record as one line, without a trailing newline."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {
             "ts": when.replace("+00:00", "Z"),
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str = "INFO", libraries: Mapping[str, str] | None = None) -> None:
-    """Configure the root logger to write JSON; ``libraries`` sets levels by logger name."""
+    """Configure the root logger to write JSON. ``libraries`` are log levels by logger name."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""``spec.supervision.maintenanceWindow``: time for restarts that can wait."""
+"""``spec.supervision.maintenanceWindow``: when restarts that can wait are performed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll_api.units import DAY_S
 
 
 class Weekday(StrEnum):
-    """Day of the week; its position is its number, 0 for Monday."""
+    """Day of the week, in order: Monday has the number 0."""
 
     MONDAY = "Monday"
     TUESDAY = "Tuesday"
@@ -109,9 +109,9 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
     ] = ()
 
     def opens_in(self, now: float) -> float:
-        """Return the seconds from ``now`` (Unix) until the window opens; zero while it is open."""
+        """Return the seconds from ``now`` (Unix) until the window opens; 0 while it is open."""
         today = int(now // DAY_S)
-        # Yesterday's window may still be open.
+        # Begin with yesterday, whose window may still be open.
         for day in range(today - 1, today + 8):
             start = day * DAY_S + self.start_s
             if self.days and (day + _EPOCH_WEEKDAY) % 7 not in self.days:

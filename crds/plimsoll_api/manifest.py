@@ -1,9 +1,9 @@
-"""Converts manifests to msgspec structs.
+"""Convert manifests to msgspec structs.
 
-A struct holds parsed values: bytes and seconds as numbers. :func:`written` annotates each field
+A struct contains parsed values: bytes and seconds as numbers. :func:`written` annotates each field
 with its manifest form: its name, quantities such as ``512Mi`` or ``24h``, its description and its
 CEL rules. Both the CRD's schema (:mod:`plimsoll_api.structural`) and the parser
-(:func:`from_manifest`) use these annotations, so they cannot differ.
+(:func:`from_manifest`) use these annotations, so they cannot diverge.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Path = tuple[int | str, ...]
 class FieldForm(NamedTuple):
     """Form of a value in a manifest.
 
-    ``read`` converts the manifest's value to the struct's value and raises ValueError. ``write``
-    converts defaults back. ``schema`` is the structural schema of the manifest's value.
+    ``read`` converts the manifest's value to the struct's value, or raises ValueError. ``write``
+    converts default values back. ``schema`` is the structural schema of the manifest's value.
     """
 
     read: Callable[[Any], Any]
@@ -53,9 +53,9 @@ class FieldForm(NamedTuple):
 
 
 def text_of(value: Any) -> str:
-    """Return ``value`` as text; a whole number is also a quantity.
+    """Return a string, or an integer as a string. Raises ValueError for other types.
 
-    Raises ValueError for other types.
+    A quantity such as ``4096`` is a valid integer in YAML.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("must be a string")
@@ -92,7 +92,7 @@ def _positive_seconds(value: Any) -> float:
 
 POSITIVE_BYTES = FieldForm(_positive_bytes, int, QUANTITY_SCHEMA)
 LIMIT_BYTES = FieldForm(_limit_bytes, int, QUANTITY_SCHEMA)
-"""Limit, rounded down. The API server compares the quantities as written, and this form must refuse
+"""Limit, rounded down. The API server compares the quantities as written, and this form must reject
 the same ones."""
 DURATION = FieldForm(_seconds, format_duration, DURATION_SCHEMA)
 POSITIVE_DURATION = FieldForm(
@@ -101,7 +101,7 @@ POSITIVE_DURATION = FieldForm(
 
 
 class Several(dict[str, Any]):
-    """Values for several fields of a struct, from one value in a manifest."""
+    """Values of several struct fields that come from a single value in a manifest."""
 
 
 class Field(NamedTuple):
@@ -120,7 +120,7 @@ class Field(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """Whether a manifest must have the field."""
+        """Whether a manifest must set the field."""
         return self.default is msgspec.NODEFAULT
 
 
@@ -133,8 +133,8 @@ def written(
 ) -> msgspec.Meta:
     """Return the annotation of a field: its description for ``kubectl explain`` and its form.
 
-    ``name`` is the name in the manifest if it differs from the struct's in camelCase. ``schema``
-    adds keys to the structural schema.
+    ``name`` is the name in the manifest if it is not the camelCase of the struct's. ``schema`` adds
+    keys to the structural schema.
     """
     extra = (schema or {}) | (validations(*rules) if rules else {})
     return msgspec.Meta(
@@ -154,7 +154,7 @@ _SPLIT: dict[type, tuple[Field, ...]] = {}
 
 
 def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the fields of ``struct`` that a manifest has, which are those with a description."""
+    """Return the fields of ``struct`` that a manifest can set: those with a description."""
     if struct not in _SPLIT:
         hints = get_type_hints(struct, include_extras=True)
         found = (_field(one, hints[one.name]) for one in msgspec.structs.fields(struct))
@@ -207,7 +207,7 @@ class ProblemKind(StrEnum):
 
 
 class Problem(NamedTuple):
-    """Problem in a manifest. ``path`` leads to it from the struct."""
+    """Problem in a manifest. ``path`` is its location, relative to the struct."""
 
     path: Path
     fault: ProblemKind
@@ -216,7 +216,7 @@ class Problem(NamedTuple):
 
 
 class ManifestError(ValueError):
-    """Error for an invalid manifest, with all its ``problems``."""
+    """Raised for an invalid manifest, with all its ``problems``."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(f"{_dotted(one.path)}: {one.message}" for one in problems))
@@ -285,7 +285,7 @@ def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
 
 
 def _allowed(type_: Any) -> str:
-    """Return a message with the allowed values of an enumeration or a list of it, or else empty."""
+    """Return a message with the allowed values of an enumeration or a list of it; or empty."""
     inner = next(iter(get_args(type_)), type_)
     inner, _ = unwrap(inner)
     if isinstance(inner, type) and issubclass(inner, Enum):

@@ -1,4 +1,4 @@
-"""Memory contract of a revision: a sentence, and requests and limits to set. Pure."""
+"""Build the memory contract of a revision: a sentence, and the requests and limits to set."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from plimsoll_api.peers import MAX_GROWTH_BYTES, PeerGrowth
 from plimsoll_api.units import DAY_S, format_bytes, format_left
 
 STEP_BYTES = 256 << 20
-"""Requests and limits are rounded up to a multiple of this size."""
+"""Step to which requests and limits are rounded up."""
 MIN_REQUESTS, MIN_GROWTH_AGE_S = 1000, 3600
 """Minimum number of requests, and of seconds after the warm-up, before growth rates are shown."""
 MAX_FORECAST_S = 3 * 365 * DAY_S
-"""Longest time until a limit that a text mentions."""
+"""Longest time until a limit is reached that a sentence mentions."""
 SHOWN_SHARE = 0.01
-"""Minimum share of the level above which unfilled pools are mentioned."""
+"""Minimum share of the level from which unfilled pools are mentioned."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
 
@@ -39,7 +39,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Contract(NamedTuple):
-    """Sentence about one kind of memory, and its request and limit in bytes."""
+    """Sentence about one kind of memory, with its request and limit in bytes."""
 
     text: str
     request: int
@@ -49,7 +49,7 @@ class Contract(NamedTuple):
 def needs_of(
     memory: str, level: int, limit: int | None, ledger: Iterable[LedgerEntry]
 ) -> MemoryNeeds:
-    """Return the needs for ``memory`` (host or device), with the pools in the ledger."""
+    """Return the needs for ``memory`` (host or device), with the pools from the ledger."""
     pools = [(one.bytes, one.bound) for one in ledger if one.kind == memory]
     bounded = [(size, bound) for size, bound in pools if bound is not None]
     return MemoryNeeds(
@@ -67,7 +67,7 @@ def contract(
     budget: int,
     request: int | None = None,
 ) -> Contract:
-    """Return the contract of a revision for the worst of its replicas; ``needs`` is not empty.
+    """Return the contract for the worst replica of a revision. ``needs`` must not be empty.
 
     ``growth`` is the growth since the warm-up, ``budget`` the leak budget and ``request`` the
     current request, in bytes.
@@ -76,25 +76,29 @@ def contract(
     level = max(one.level for one in needs)
     full = worst.level + worst.unfilled
     limit = min((one.limit for one in needs if one.limit is not None), default=None)
-    said = [f"{memory} memory needs {format_bytes(level)} at this load"]
+    sentences = [f"{memory} memory needs {format_bytes(level)} at this load"]
     if request is not None and request < level:
-        said[0] += f", request {format_bytes(request)} is too small"
+        sentences[0] += f", request {format_bytes(request)} is too small"
     if worst.unfilled > SHOWN_SHARE * level:
-        said.append(f"fills to {format_bytes(full)} (declared pools {format_bytes(worst.pools)})")
+        sentences.append(
+            f"fills to {format_bytes(full)} (declared pools {format_bytes(worst.pools)})"
+        )
     if limit is not None and limit < full:
-        said[-1] += f", limit {format_bytes(limit)} is too small"
-    each = max((g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0)
-    if each >= 1:
-        said.append(f"grows by {format_bytes(_two_digits(each))} a request")
+        sentences[-1] += f", limit {format_bytes(limit)} is too small"
+    per_request = max(
+        (g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0
+    )
+    if per_request >= 1:
+        sentences.append(f"grows by {format_bytes(_two_digits(per_request))} a request")
     rate = max((g.bytes / g.age_s for g in growth if g.age_s >= MIN_GROWTH_AGE_S), default=0.0)
     if rate > 0 and limit is not None and (left_s := (limit - level) / rate) <= MAX_FORECAST_S:
-        lasts = format_left(max(0.0, left_s))
-        said.append(f"the limit lasts {lasts} at this traffic")
-    return Contract("; ".join(said), _rounded(level), _rounded(full + budget))
+        duration = format_left(max(0.0, left_s))
+        sentences.append(f"the limit lasts {duration} at this traffic")
+    return Contract("; ".join(sentences), _rounded(level), _rounded(full + budget))
 
 
 def _two_digits(value: float) -> float:
-    """Round ``value`` to two digits, so that a status seldom changes."""
+    """Round ``value`` to two significant digits, so that a status seldom changes."""
     return round(value, 1 - math.floor(math.log10(value)))
 
 

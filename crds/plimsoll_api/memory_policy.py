@@ -1,4 +1,4 @@
-"""``spec.memory``: growth budgets of a replica, in bytes and seconds."""
+"""``spec.memory``: leak budgets of a replica, in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from plimsoll_api.manifest import (
 from plimsoll_api.units import DAY_S, format_bytes
 
 NEAR_LIMIT_RATIO = 0.95
-"""Share of a memory limit, without reclaimable memory, above which the replica counts as near
-it."""
+"""Share of a memory limit, without reclaimable memory, above which a replica counts as near its
+limit."""
 AUTO = "Auto"
 """Value of ``growthBudget`` for a learned budget."""
 PROVISIONAL_BYTES = 2 << 30
 PROVISIONAL_SHARE = 0.125
 """Budget before a level is known: an eighth of the memory limit, at most 2 GiB. This is a choice,
-not a measurement: large enough that a first day seldom exhausts it, and small enough to report a
-leak well before the limit."""
+not a measurement: large enough to be seldom exhausted on the first day, and small enough to report
+a leak well before the limit."""
 
 
 def provisional(limit_bytes: int | None) -> int:
-    """Return the budget of ``Auto`` in bytes before a level is known."""
+    """Return the budget of ``Auto`` in bytes until a level is known."""
     if limit_bytes is None:
         return PROVISIONAL_BYTES
     return max(1, min(PROVISIONAL_BYTES, int(PROVISIONAL_SHARE * limit_bytes)))
@@ -124,7 +124,7 @@ class MemoryBudget(msgspec.Struct, frozen=True):
         if self.minimum_bytes is not None and not self.auto:
             raise ValueError(f"minimum requires growthBudget: {AUTO}")
         if self.auto and self.limit_bytes is not None:
-            # An earlier supervisor refuses a budget above the limit.
+            # Older supervisors reject a budget above the limit.
             msgspec.structs.force_setattr(
                 self, "growth_bytes", min(self.growth_bytes, self.limit_bytes)
             )
@@ -159,10 +159,10 @@ class AutoBudgets(msgspec.Struct, frozen=True):
 
 
 def budget_of(text: str, window_s: float = DAY_S) -> MemoryBudget:
-    """Parse a budget: a size or ``Auto``. Raises ValueError."""
+    """Parse a budget: a size or ``Auto``. Raises ValueError for other text."""
     value = GROWTH_BUDGET.read(text)
-    given = value if isinstance(value, Several) else {"growth_bytes": value}
-    return MemoryBudget(window_s=window_s, **given)
+    parsed = value if isinstance(value, Several) else {"growth_bytes": value}
+    return MemoryBudget(window_s=window_s, **parsed)
 
 
 class MemoryPolicy(msgspec.Struct, frozen=True):
@@ -216,7 +216,7 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
         return any(one is not None and one.auto for one in (self.host, self.device))
 
     def auto_of(self, kind: IncidentKind) -> MemoryBudget | None:
-        """Return the budget for incidents of ``kind`` if it is learned, or else None."""
+        """Return the budget for incidents of ``kind`` if it is learned; None otherwise."""
         budgets = {IncidentKind.HOST_GROWTH: self.host, IncidentKind.DEVICE_GROWTH: self.device}
         budget = budgets.get(kind)
         return budget if budget is not None and budget.auto else None

@@ -1,4 +1,4 @@
-"""Names that several parts must agree on: API group, kinds, labels, annotations, files, ports."""
+"""Names that several parts share: API group, kinds, labels, annotations, files, ports."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ POLICY_LABEL = f"{API_GROUP}/policy"
 policy's name."""
 
 REFUSED = f"{API_GROUP}/not-supervised"
-"""Annotation of a selected pod without a supervisor: the reason why the SupervisionPolicy does not
-supervise it."""
+"""Annotation of a selected pod without a supervisor: why the SupervisionPolicy does not supervise
+it."""
 
 ROLE_LABEL = f"{API_GROUP}/role"
 """Label of a supervised pod: its role in disaggregated or multi-node serving. A value in the pod
@@ -29,11 +29,11 @@ REVISION_LABEL = f"{API_GROUP}/revision"
 """Label of a pod: hash of the spec that its template was first rendered from."""
 
 APPLIED_HASH = f"{API_GROUP}/applied-hash"
-"""Annotation: hash of the object as applied; it differs after a field was removed."""
+"""Annotation: hash of the object as applied. It changes even if only a field was removed."""
 
 POD_HASH = f"{API_GROUP}/pod-hash"
-"""Annotation: hash of the parts of the spec that affect pods; part of the pinned revision's
-name."""
+"""Annotation: hash of the parts of the spec that affect pods, which is part of the name of the
+pinned revision."""
 
 RESTART_ID = f"{API_GROUP}/restart-id"
 """Annotation of the Deployment: the last ``restart.id`` that caused a rolling restart."""
@@ -60,13 +60,12 @@ directory does not exist."""
 
 OPERATOR = "plimsoll-operator"
 """Field manager of the operator's writes, and holder of the slot Leases that the operator
-blocks."""
+closes."""
 
 UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART = "manual", "drain", "restart"
 UNREADY_REASONS = (UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART)
-"""Reasons for which a supervisor keeps its pod unready: a person drained it, an incident drains it,
-or its engine restarts. Used in ``/state`` and in the metric
-``plimsoll_supervisor_out_of_service``."""
+"""Reasons why a supervisor keeps its pod unready: a person drained it, an incident drains it, or
+its engine restarts. Used in ``/state`` and in the metric ``plimsoll_supervisor_out_of_service``."""
 
 TOKEN_FILE = "admin-token"
 """File in the run directory with the bearer token of the admin protocol. The supervisor writes it,
@@ -77,17 +76,17 @@ SUPERVISOR_MODULE, ASK_MODULE = "plimsoll_sidecar.launcher", "plimsoll_sidecar.a
 runs actions for a person (it prints an :mod:`~plimsoll_api.action_answer`)."""
 
 RESET_FILE = "reset-restart-budget"
-"""File in the supervisor's state directory that requests a reset of the restart budget; the
-supervisor removes it."""
+"""File in the supervisor's state directory that requests a reset of the restart budget. The
+supervisor deletes it."""
 ASK_SOCKET = "ask.sock"
 """Socket in the supervisor's state directory for actions by people."""
 
 DRAIN_S = 30.0
-"""Default maximum duration of a drain in seconds, also before a restart."""
+"""Default maximum duration of a drain in seconds, including a drain before a restart."""
 
 
 def action_limit_s(drain_s: float) -> float:
-    """Return the maximum duration of a person's action in seconds, for a drain of ``drain_s``.
+    """Return the time limit in seconds for an action by a person, with a drain of ``drain_s``.
 
     After the drain, an external server may use its own shutdown timeout, and a worker may need ten
     minutes to load its weights.
@@ -106,6 +105,6 @@ probe."""
 def policy_object_name(policy: str) -> str:
     """Return the name of a policy's ConfigMap, Role and RoleBinding.
 
-    It contains a dot, which no name of an InferenceService's object does.
+    It contains a dot, unlike the names of an InferenceService's objects.
     """
     return f"{policy}.policy"

@@ -1,8 +1,8 @@
-"""Enumerations that accept words of later versions.
+"""Enumerations that accept values of later versions.
 
-The parts of one installation have different versions: an upgrade of the operator restarts no pods,
-and each pod keeps its supervisor and engine. So a reader must accept unknown words. It keeps their
-text, which equals no known word.
+The parts of an installation have different versions: an upgrade of the operator restarts no pods,
+and each pod keeps its supervisor and engine. A reader must therefore accept unknown values. It
+keeps their text, which is not equal to any member.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 class OpenEnum(StrEnum):
     """Enumeration that later versions may extend.
 
-    An unknown word keeps its text, equals no member, is not in ``list(...)`` and has a false
-    ``is_known``. Text that is not a short plain word raises ValueError, or msgspec's error in a
+    An unknown value keeps its text, equals no member, is not in ``list(...)``, and its ``is_known``
+    is False. Text that is not a short plain word raises ValueError, or msgspec's error in a
     decoder.
     """
 
@@ -35,12 +35,12 @@ class OpenEnum(StrEnum):
 
     @property
     def is_known(self) -> bool:
-        """Whether this version knows the word."""
+        """Whether this version knows the value."""
         return self.value in type(self)._value2member_map_
 
 
 def unknown_words(value: object) -> Iterator[OpenEnum]:
-    """Yield the unknown words in ``value``, a struct or a container of structs."""
+    """Yield the unknown values in ``value``, a struct or a container of structs."""
     if isinstance(value, OpenEnum):
         if not value.is_known:
             yield value

@@ -15,7 +15,7 @@ COUNT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
 _LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
 _METRIC = r"^[^/%]*[^/%.][^/%]*$"
-"""The API server takes the name of a metric as a part of a path."""
+"""Pattern for a metric's name, which the API server uses as part of a path."""
 
 
 def _as_text(value: Any) -> Any:
@@ -36,7 +36,7 @@ Count = Annotated[
         }
     ),
 ]
-"""Number of replicas, or percentage of them."""
+"""Number of replicas, or a percentage of them."""
 
 Labels = Annotated[
     dict[str, Annotated[str, StringConstraints(max_length=63, pattern=_LABEL)]],
@@ -45,7 +45,7 @@ Labels = Annotated[
 
 
 def count(text: str) -> int | str:
-    """Return the count as Kubernetes writes it: an integer, or text that ends with %."""
+    """Return the count as Kubernetes writes it: an integer, or a string that ends with %."""
     return text if text.endswith("%") else int(text)
 
 

@@ -19,7 +19,7 @@ def host_name(header: str) -> str:
 
 
 def normalize_host(name: str) -> str:
-    """Return ``name`` in lower case, without surrounding spaces and a final dot."""
+    """Return ``name`` in lower case, without surrounding spaces and a trailing dot."""
     return name.strip().lower().removesuffix(".")
 
 

@@ -1,6 +1,7 @@
 """``spec.parallelism``: a model that one replica serves with several devices, on one or more nodes.
 
-Each device holds one rank. The number of nodes follows from the ranks and the devices of a pod.
+Each device runs one rank. The number of nodes follows from the number of ranks and the devices per
+pod.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ MAX_NODES = 64
 MAX_SERVICE_NAME = 44
 """Maximum length of the name of a service with ``parallelism``.
 
-A label of the pods has ``NAME-lws-GROUP-HASH`` as its value, with up to 3 digits and 10 characters.
+The value of a pod label is ``NAME-lws-GROUP-HASH``, with up to 3 digits and 10 characters.
 """
 
 DEVICES = (
     *("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"),
     *("habana.ai/gaudi", "huawei.com/Ascend", "google.com/tpu", "aws.amazon.com/neuron"),
 )
-"""Beginnings of the names of resources that are devices for ranks.
+"""Name prefixes of resources that are devices for ranks.
 
-Network adapters (``rdma/hca``, ``vpc.amazonaws.com/efa``) are resources with a domain as well.
+The names of network adapters (``rdma/hca``, ``vpc.amazonaws.com/efa``) have a domain, too.
 """
 
 _FLAGS = {
@@ -41,8 +42,8 @@ _FLAGS = {
 }
 """Flags that the operator sets.
 
-SGLang's ``--dp-size`` is none of them: it belongs to attention data parallelism, which divides the
-tensor ranks.
+SGLang's ``--dp-size`` is not one of them: it belongs to attention data parallelism, which divides
+the tensor ranks.
 """
 
 ENGINE_MESSAGE = (
@@ -103,7 +104,7 @@ class Parallelism(ResourceModel):
 
 
 def count_nodes(wanted: Parallelism | None, engine: Engine) -> int:
-    """Return the number of nodes, and so of pods, of each replica."""
+    """Return the number of nodes, and therefore of pods, of each replica."""
     return 1 if wanted is None else wanted.ranks // wanted.devices(engine.resources.limits)
 
 
@@ -115,10 +116,13 @@ def refusal(wanted: Parallelism | None, engine: Engine) -> str | None:
         return ENGINE_MESSAGE
     if engine.type is EngineType.SGLANG and wanted.data > 1:
         return DATA_MESSAGE
-    devices, share = wanted.devices(engine.resources.limits), wanted.tensor * wanted.pipeline
-    nodes, left = divmod(wanted.ranks, devices)
-    uneven = wanted.data > 1 and share % devices and devices % share
-    if left or uneven or not 1 <= nodes <= MAX_NODES:
+    devices, ranks_per_copy = (
+        wanted.devices(engine.resources.limits),
+        wanted.tensor * wanted.pipeline,
+    )
+    nodes, remainder = divmod(wanted.ranks, devices)
+    uneven = wanted.data > 1 and ranks_per_copy % devices and devices % ranks_per_copy
+    if remainder or uneven or not 1 <= nodes <= MAX_NODES:
         return NODES_MESSAGE
     pattern = re.compile(_FLAGS[engine.type].replace("$", r"\Z"))
     return FLAGS_MESSAGE if any(pattern.match(one) for one in engine.args) else None
@@ -155,7 +159,7 @@ PARALLELISM_RULES = (
     _if_set(_FITS, NODES_MESSAGE, ".parallelism"),
     *(_if_set(_without_flags(one), FLAGS_MESSAGE, ".engine.args") for one in _FLAGS),
 )
-"""The CEL rules of :func:`refusal`."""
+"""CEL rules that match :func:`refusal`."""
 
 NAME_RULE = rule(
     f"!has(self.spec.parallelism) || size(self.metadata.name) <= {MAX_SERVICE_NAME}", NAME_MESSAGE

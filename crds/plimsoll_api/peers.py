@@ -1,6 +1,6 @@
-"""Growth of a service's replicas, published by the operator while one of them may leak.
+"""Growth of a service's replicas, published by the operator while one of them may be leaking.
 
-The file is in the ConfigMap of the supervisor's configuration. Its values come from the pods, so
+The file is in the ConfigMap with the supervisor's configuration. Its values come from the pods, so
 they are limited here, and a file that exceeds a limit is ignored.
 """
 
@@ -28,7 +28,7 @@ class PeerGrowth(msgspec.Struct, frozen=True):
     """Growth of one kind of memory since the warm-up, as the replica's supervisor reports it.
 
     ``bytes`` is the growth at comparable load that no ledger explains. ``age_s`` is the time since
-    the warm-up in whole seconds, and ``requests`` the number of answered requests since then.
+    the warm-up in whole seconds, and ``requests`` the number of completed requests since then.
     """
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
@@ -39,7 +39,7 @@ class PeerGrowth(msgspec.Struct, frozen=True):
 class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Replica of the service. ``workload`` is the owner of a policy's pod.
 
-    Null growth is unknown.
+    ``host`` and ``device`` are None if unknown.
     """
 
     pod: Annotated[str, msgspec.Meta(max_length=253)]
@@ -53,13 +53,13 @@ _Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_PEERS)]
 
 
 def decode(data: bytes) -> tuple[Peer, ...]:
-    """Parse a file. Raises :class:`~plimsoll_api.decoding.Malformed` if it is invalid."""
+    """Parse a peers file. Raises :class:`~plimsoll_api.decoding.Malformed` if it is invalid."""
     if len(data) > MAX_PEERS_BYTES:
         raise decoding.Malformed(f"it has more than {MAX_PEERS_BYTES >> 10} KiB")
-    found: tuple[Peer, ...] = decoding.decode(data, _Peers)
-    return found
+    peers: tuple[Peer, ...] = decoding.decode(data, _Peers)
+    return peers
 
 
 def encode(peers: Sequence[Peer]) -> bytes:
-    """Return the content of a file, with one replica per line for readability."""
+    """Return the content of a peers file, with one replica per line for readability."""
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in peers) + b"]\n"

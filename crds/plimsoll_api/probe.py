@@ -1,4 +1,4 @@
-"""``spec.probe``: probe that the operator loads into an engine's Python processes."""
+"""``spec.probe``: the probe that the operator loads into an engine's Python processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PATH_MESSAGE = (
 
 
 def refusal(probe: Probe, engine: Engine) -> str | None:
-    """Return the reason why ``engine`` cannot have the probe; None if it can."""
+    """Return why ``engine`` cannot have the probe; None if it can."""
     if not probe.enabled:
         return None
     if engine.type is EngineType.PLIMSOLL or engine.admin_contract == "Plimsoll":
@@ -81,4 +81,4 @@ SPEC_RULES = (
         fieldPath=".engine.env",
     ),
 )
-"""The CEL rules of :func:`refusal`."""
+"""CEL rules that match :func:`refusal`."""

@@ -119,7 +119,7 @@ def _amount(of: str) -> str:
 
 
 def _rule(of: str, wrong: str, message: str) -> dict[str, str]:
-    """Return the rule that ``wrong`` is false for each resource; ``r`` is its name."""
+    """Return the rule that rejects resources for which ``wrong`` is true. ``r`` is their name."""
     return rule(
         f"!has(self.{of}) || !self.{of}.exists(r, {wrong})",
         f"resources.{of}: an amount {message}",
@@ -137,4 +137,4 @@ RESOURCE_RULES: dict[str, Any] = validations(
     _rule("requests", f"{_UNSHARED} && (!{_HAS_LIMIT} || {_COMPARED} != 0)", _SAME),
     _rule("limits", f"r.contains('/') && !{_amount('limits')}.isInteger()", _WHOLE),
 )
-"""The same checks as CEL rules for each ``resources``."""
+"""CEL rules for each ``resources`` that match the checks of :class:`Resources`."""

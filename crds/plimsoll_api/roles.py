@@ -1,8 +1,8 @@
-"""Finds the role of a pod in disaggregated or multi-node serving.
+"""Find the role of a pod in disaggregated or multi-node serving.
 
 The labels of controllers take precedence over the engine's arguments. A pod of a multi-node group
-without another role is its leader or a worker. Anyone who may create pods can write labels, so a
-role grants no permissions.
+without another role is its leader or a worker. Anyone who may create pods can set labels, so a role
+grants no permissions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KV_TRANSFER_CONFIG = "--kv-transfer-config"
 DISAGGREGATION_MODE = "--disaggregation-mode"
 
 DISAGGREGATED_SET_ROLE = "disaggregatedset.x-k8s.io/role"
-"""Label with the name of a role, which its author chooses; only the usual names are recognized."""
+"""Label with the name of a role. Its author may choose any; only the usual names are recognized."""
 LLM_D_ROLE = "llm-d.ai/role"
 """Label of llm-d, which KServe also sets on the pods of an LLMInferenceService."""
 DYNAMO_TYPE = "nvidia.com/dynamo-component-type"
@@ -41,7 +41,7 @@ class PodRole(OpenEnum):
 
 
 PLACES = frozenset({PodRole.LEADER, PodRole.WORKER})
-"""Roles that only say where a pod is in its group, for pods without another role."""
+"""Roles that only describe the position of a pod in its group. Any other role takes precedence."""
 _LLM_D = {
     "prefill": PodRole.PREFILL,
     "encode-prefill": PodRole.PREFILL,
@@ -73,7 +73,7 @@ _BY_LABEL: tuple[tuple[str, Mapping[str, PodRole]], ...] = (
     (DYNAMO_SUBTYPE, _DYNAMO),
     (COMPONENT, _KSERVE),
 )
-"""Labels and the roles for their values, the most specific label first."""
+"""Labels with the roles of their values, most specific label first."""
 _KV_ROLES = {
     "kv_producer": PodRole.PREFILL,
     "kv_consumer": PodRole.DECODE,
@@ -89,7 +89,7 @@ _PROGRAMS = {
 
 
 class ConnectorOptions(msgspec.Struct):
-    """Options of a connector that limit how long it holds blocks, and nested connectors."""
+    """Options of a connector that limit how long it holds blocks, and its nested connectors."""
 
     kv_lease_duration: float | None = None
     decoder_kv_blocks_ttl: float | None = None
@@ -109,19 +109,19 @@ def role_of(
 ) -> PodRole | None:
     """Return the role of a pod with ``labels`` and the engine arguments ``words``; None if unknown.
 
-    ``worker`` is whether the pod of a group is a worker; None for a pod without a group.
+    ``worker`` is whether the pod is a worker of its group; None for a pod without a group.
     """
-    found = [_role_of_label(labels, label, roles) for label, roles in _BY_LABEL]
-    found.append(role_of_arguments(words))
-    known = [role for role in found if role is not None]
-    parts = [role for role in known if role not in PLACES]
-    if parts or known:
-        return (parts or known)[0]
+    candidates = [_role_of_label(labels, label, roles) for label, roles in _BY_LABEL]
+    candidates.append(role_of_arguments(words))
+    known = [role for role in candidates if role is not None]
+    serving_roles = [role for role in known if role not in PLACES]
+    if serving_roles or known:
+        return (serving_roles or known)[0]
     return None if worker is None else PodRole.WORKER if worker else PodRole.LEADER
 
 
 def role_of_arguments(words: Sequence[str]) -> PodRole | None:
-    """Return the role in the arguments ``words``; None if there is none."""
+    """Return the role that the arguments ``words`` set; None if they set none."""
     if (mode := _MODES.get(next(option_values(words, DISAGGREGATION_MODE), ""))) is not None:
         return mode
     config = transfer_config(words)
@@ -132,7 +132,7 @@ def role_of_arguments(words: Sequence[str]) -> PodRole | None:
 
 
 def transfer_config(words: Sequence[str]) -> TransferConfig | None:
-    """Return vLLM's configuration of KV transfers in the arguments; None if it is malformed."""
+    """Return vLLM's KV-transfer configuration from the arguments; None if it is malformed."""
     text = next(option_values(words, KV_TRANSFER_CONFIG), None)
     if text is None:
         return _from_keys(words)
@@ -143,12 +143,12 @@ def transfer_config(words: Sequence[str]) -> TransferConfig | None:
 
 
 def option_values(words: Sequence[str], flag: str) -> Iterator[str]:
-    """Yield the values of a flag from last to first; the last one takes precedence."""
+    """Yield the values of a flag from last to first, because the last one takes precedence."""
     for number in range(len(words) - 1, -1, -1):
-        name, given, value = words[number].partition("=")
+        name, equals, value = words[number].partition("=")
         if name.replace("_", "-") != flag:
             continue
-        if given:
+        if equals:
             yield value
         elif number + 1 < len(words):
             yield words[number + 1]

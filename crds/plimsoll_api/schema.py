@@ -1,4 +1,4 @@
-"""Field types of manifests. Their checks in pydantic also become checks in the CRD's schema."""
+"""Field types of manifests. Their pydantic checks are also part of the CRD's schema."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _more_than_zero_seconds(text: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """Return a whole number as text: YAML parses ``4096`` as a number, which is also a quantity."""
+    """Return an integer as text, for quantities such as ``4096``, which YAML parses as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -93,7 +93,7 @@ Amount = Annotated[
     AfterValidator(_validate_not_negative),
     Field(json_schema_extra=_AMOUNT_SCHEMA),
 ]
-"""Amount of a resource, at least zero."""
+"""Amount of a resource; at least zero."""
 PositiveQuantity = Annotated[Quantity, AfterValidator(_validate_more_than_zero_bytes)]
 Duration = Annotated[str, AfterValidator(_is_duration), Field(json_schema_extra=DURATION_SCHEMA)]
 PositiveDuration = Annotated[
@@ -113,8 +113,8 @@ structural."""
 
 
 ATOMIC = ResourceModel.model_config | {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
-"""Configuration of a model that one field manager owns as a whole, because a mixture of two values
-would be wrong."""
+"""Configuration of a model that one field manager must own as a whole, because a mixture of two
+values would be wrong."""
 
 
 class FromStruct:

@@ -180,7 +180,7 @@ _ONLY_FOR = {
     "env": ("hf://", "s3://"),
     "resources": ("hf://", "s3://"),
 }
-"""Fields of a model that some sources do not support."""
+"""Fields of a model, with the URI schemes that support them."""
 
 
 def _only_for(name: str) -> str:
@@ -291,7 +291,7 @@ class Engine(ResourceModel):
     @field_validator("admin_contract", mode="before")
     @classmethod
     def _convert_stored_contract(cls, contract: object) -> object:
-        """Convert the words of an earlier release, whose default the API server stored."""
+        """Convert the values of an earlier release, whose default the API server stored."""
         return {"none": "None", "plimsoll": "Plimsoll"}.get(str(contract), contract)
 
     @field_validator("port")
@@ -317,7 +317,7 @@ class Engine(ResourceModel):
 
 ENGINE_RULES = validations(
     rule(
-        # CEL checks an object's default before its fields get theirs.
+        # CEL checks an object's default before the defaults of its fields are set.
         "!has(self.type) || self.type == 'plimsoll' || has(self.image)",
         "engine.image is needed for every engine.type but plimsoll",
         fieldPath=".type",
@@ -341,13 +341,13 @@ ENGINE_RULES = validations(
 SUPERVISOR_RESOURCES = Resources(
     limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
 )
-"""Default resources of a supervisor. It was measured at 34 MiB and 2 % of a processor."""
+"""Default resources of a supervisor, which was measured at 34 MiB and 2 % of a CPU."""
 
 
 DOWNLOAD_RESOURCES = Resources(
     limits={"memory": "2Gi"}, requests={"cpu": "100m", "memory": "256Mi"}
 )
-"""Default resources of a model download. Its buffers take a quarter of the limit."""
+"""Default resources of a model download. Its buffers take a quarter of the memory limit."""
 
 
 class SupervisorSettings(ResourceModel):

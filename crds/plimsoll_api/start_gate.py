@@ -1,7 +1,8 @@
 """Start gate: a starting engine waits until its supervisor reports that its devices are free.
 
-If a gate is configured, the supervisor keeps its answer in a file in the run directory. The engine
-writes a new question at each start. Both files are small and replaced atomically.
+The engine writes a new question to a file in the run directory at each start. If a gate is
+configured, the supervisor maintains its answer in another file. Both files are small and replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * QUESTION_BYTES}
 class GateAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of the supervisor, written at ``at`` in Unix seconds.
 
-    ``answered`` is the last question whose engine may start. ``reason`` explains why another engine
-    waits.
+    ``answered`` is the last question whose engine may start. ``reason`` says why a later one waits.
     """
 
     at: float

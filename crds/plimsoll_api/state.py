@@ -15,7 +15,7 @@ from plimsoll_api.supervision import Action
 
 
 class SignalReason(StrEnum):
-    """Reason why a supervisor lacks a signal; logs, metrics and status use the same word."""
+    """Reason why a supervisor lacks a signal. Logs, metrics and status use the same word."""
 
     ENGINE_NOT_FOUND = "EngineNotFound"
     ENGINE_SILENT = "EngineSilent"
@@ -31,7 +31,7 @@ class SignalReason(StrEnum):
 
 
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of one signal on which the supervisor judges an engine.
+    """State of one signal by which the supervisor assesses an engine.
 
     ``reason`` is a :class:`SignalReason` and ``message`` says what to do; both are empty if the
     signal is available.
@@ -46,10 +46,10 @@ class View(msgspec.Struct, kw_only=True):
     """Content of ``/state``, written after each sample. Times are in Unix seconds.
 
     ``budgets`` is the current MemoryPolicy. ``set_aside`` are damaged files of the journal that
-    were moved to the folder ``set-aside`` of the state directory. ``out_of_service`` maps each
-    reason that keeps the pod unready (``names.UNREADY_REASONS``) to the time at which it ends.
-    ``signals`` are those of the newest sample: ``engine``, ``metrics``, ``host``, ``device``,
-    ``shared_memory``. ``role`` is the pod's role in disaggregated or multi-node serving.
+    were moved to ``set-aside`` in the state directory. ``out_of_service`` maps each reason that
+    keeps the pod unready (``names.UNREADY_REASONS``) to the time at which it ends. ``signals`` are
+    those of the newest sample: ``engine``, ``metrics``, ``host``, ``device``, ``shared_memory``.
+    ``role`` is the pod's role in disaggregated or multi-node serving.
     """
 
     time: float

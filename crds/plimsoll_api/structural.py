@@ -1,4 +1,4 @@
-"""Structural schema of msgspec structs for a CRD."""
+"""Structural schemas of msgspec structs for a CRD."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LIMITS = {
 def structural(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the structural schema of ``struct`` in its manifest form.
 
-    A field that is never null and whose parts have defaults gets the default ``{}``, so that these
-    defaults apply if a manifest omits it. ``RULES`` of the struct are rules of the whole object.
+    A struct field that is never null and whose fields all have defaults gets the default ``{}``, so
+    that these apply if a manifest omits it. ``RULES`` of the struct are rules on the whole object.
     """
     known = fields(struct)
     required = [one.name for one in known if one.required]
@@ -37,9 +37,9 @@ def structural(struct: type[msgspec.Struct]) -> dict[str, Any]:
 def _property(one: Field) -> dict[str, Any]:
     schema = dict(one.form.schema) if one.form is not None else _type(one.type, one.constraints)
     out = schema | one.schema
-    both = [part.get("x-kubernetes-validations", []) for part in (schema, one.schema)]
-    if all(both):
-        out["x-kubernetes-validations"] = [*both[0], *both[1]]
+    rules = [part.get("x-kubernetes-validations", []) for part in (schema, one.schema)]
+    if all(rules):
+        out["x-kubernetes-validations"] = [*rules[0], *rules[1]]
     out["description"] = one.description
     if "properties" in out:
         if not one.nullable and not one.required:
@@ -71,5 +71,5 @@ def _type(type_: Any, limits: msgspec.Meta) -> dict[str, Any]:
 
 
 def _bounds(type_: type, limits: msgspec.Meta) -> dict[str, Any]:
-    found = {word: getattr(limits, name) for name, word in _LIMITS.get(type_, {}).items()}
-    return {word: value for word, value in found.items() if value is not None}
+    values = {word: getattr(limits, name) for name, word in _LIMITS.get(type_, {}).items()}
+    return {word: value for word, value in values.items() if value is not None}

@@ -77,8 +77,8 @@ _DRAIN_MODES = {mode.value.capitalize(): mode for mode in DrainMode}
 
 
 _STORED_DRAIN_MODES = _DRAIN_MODES | {mode.value: mode for mode in DrainMode}
-"""Also accepts the values of an earlier release, whose default the API server wrote into each
-object."""
+"""Accepted values. They include those of an earlier release, whose default the API server stored in
+each object."""
 
 
 def _read_drain_mode(value: Any) -> DrainMode:
@@ -92,7 +92,7 @@ DRAIN_MODE = FieldForm(
     lambda mode: mode.value.capitalize(),
     {"type": "string", "enum": list(_DRAIN_MODES)},
 )
-"""The value is in CamelCase in a manifest. It is in lower case in the admin protocol and in a
+"""Form of a drain mode: CamelCase in a manifest. It is in lower case in the admin protocol and in a
 supervisor's configuration, which an older supervisor may read."""
 
 

@@ -23,15 +23,16 @@ from plimsoll_api.workloads import WorkloadRef, slot_names, slot_owner
 CONFIG_FILE = "supervisor.json"
 NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
 AMD_EXPORTER_PORT = "AMD_EXPORTER_PORT"
-"""Environment variables of the supervisor's container if a manifest sets an exporter's port."""
+"""Environment variables of the supervisor's container, set if a manifest sets an exporter's
+port."""
 
 CONTAINER_ENV = "PLIMSOLL_CONTAINER"
-"""Environment variable of the engine's container with the container's name, which identifies the
+"""Environment variable of the engine's container: the container's name, which identifies the
 engine's processes."""
 
 POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
 """Environment variable of the supervisor's container in a pod of a SupervisionPolicy: a
-:class:`PodEngine` as JSON. It has what differs between the pods of the policy, which share one
+:class:`PodEngine` as JSON. It contains what differs between the pods of the policy, which share one
 configuration."""
 
 GROUP_ENV = "PLIMSOLL_GROUP"
@@ -39,14 +40,15 @@ GROUP_ENV = "PLIMSOLL_GROUP"
 are groups: a :class:`GroupMember` as JSON."""
 
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
-"""Environment variable of both containers: folder of the probes' sockets."""
+"""Environment variable of both containers: directory of the probes' sockets."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Place of a pod in a multi-node group, which is one replica of its workload.
+    """Membership of a pod in a multi-node group, which is one replica of its workload.
 
-    ``key`` identifies the group within the workload. The leader serves and restarts the group; a
-    ``worker`` does neither. ``subdomain`` is the headless Service of the group's pods, or empty.
+    ``key`` identifies the group within the workload. The leader serves requests and restarts the
+    group; a ``worker`` does neither. ``subdomain`` is the headless Service of the group's pods, or
+    empty.
     """
 
     key: Annotated[str, msgspec.Meta(max_length=63)] = msgspec.field(name="index")
@@ -58,8 +60,8 @@ class ServiceRef(msgspec.Struct, frozen=True):
     """InferenceService or SupervisionPolicy that a replica belongs to, by ``kind``.
 
     ``uid`` is empty in local mode. ``workload`` is the owner of a policy's pod, and ``group`` the
-    pod's place in a multi-node group of that workload. ``role`` is the pod's role in disaggregated
-    or multi-node serving; None if it has none.
+    pod's membership in a multi-node group of that workload. ``role`` is the pod's role in
+    disaggregated or multi-node serving; None if it has none.
     """
 
     name: str
@@ -72,23 +74,23 @@ class ServiceRef(msgspec.Struct, frozen=True):
 
     @property
     def is_worker(self) -> bool:
-        """Whether the pod is a worker of its group; the leader then acts for it."""
+        """Whether the pod is a worker of its group. If so, the leader acts for it."""
         return self.group is not None and self.group.worker
 
 
 class MainProcess(msgspec.Struct, frozen=True):
-    """Process, identified by its PID and its start in clock ticks since boot."""
+    """Process, identified by its PID and its start time in clock ticks since boot."""
 
     pid: int
     started: int
 
 
 class EngineEndpoint(msgspec.Struct, frozen=True):
-    """Addresses of the engine on the pod's loopback.
+    """Addresses of the engine on the pod's loopback interface.
 
-    ``container`` is the container's name in its environment (:data:`CONTAINER_ENV`), or empty, as
-    outside a pod. A worker of a multi-node engine does not serve (``serves``). ``process`` is the
-    main process if a person named it; in a pod, the supervisor finds it.
+    ``container`` is the container's name in its environment (:data:`CONTAINER_ENV`); empty outside
+    a pod. ``serves`` is False for a worker of a multi-node engine. ``process`` is the main process
+    if a person specified it; in a pod, the supervisor finds it.
     """
 
     type: EngineType
@@ -102,17 +104,17 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
 
     @property
     def pid(self) -> int | None:
-        """PID of the named main process; None without one."""
+        """PID of the specified main process; None if there is none."""
         return None if self.process is msgspec.UNSET else self.process.pid
 
 
 class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The engine of one pod, as found when the pod was created.
+    """The engine of one pod, as detected when the pod was created.
 
-    ``memory_limit_bytes`` is the memory limit of the engine's container, or None without a limit.
-    ``shared_device`` says whether a device plugin gives the container only part of a device.
-    ``restarts`` says whether the kubelet restarts the container after it ends. ``graph`` is the
-    object that makes all roles of disaggregated serving.
+    ``memory_limit_bytes`` is the memory limit of the engine's container; None if it has none.
+    ``shared_device`` is whether a device plugin gives the container only part of a device.
+    ``restarts`` is whether the kubelet restarts the container after it terminates. ``graph`` is the
+    object that creates all roles of disaggregated serving.
     """
 
     engine: EngineEndpoint
@@ -129,7 +131,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     """Complete configuration of a supervisor.
 
     ``slots`` are the names of the service's slot Leases; empty in local mode. For a
-    SupervisionPolicy, they are for pods without a workload.
+    SupervisionPolicy, they are those for pods without a workload.
     """
 
     service: ServiceRef
@@ -141,14 +143,14 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
-    """Combine a policy's configuration with the engine that admission found in one of its pods.
+    """Combine a policy's configuration with the engine that admission detected in one of its pods.
 
     The result has the pod's engine and memory limit, the slots of its workload, and only actions
-    that help it. The supervisor of a worker only observes; the group's leader acts.
+    that help it. The supervisor of a worker only observes, because the group's leader acts.
     """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
-        # A budget above the limit could never be exhausted: the kernel would kill the engine first.
+        # A budget above the limit would never be exhausted: the kernel would kill the engine first.
         growth = min(host.growth_bytes, pod.memory_limit_bytes)
         host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
     shared = memory.shared_device or pod.shared_device
@@ -157,7 +159,7 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
         useless |= {Action.POD_REPLACE}
     if not pod.restarts:  # the end of the engine would end the pod
         useless |= {Action.WORKER_RESTART, Action.ENGINE_RESTART}
-    ladder = tuple(one for one in config.supervision.ladder if one not in useless)
+    ladder = tuple(action for action in config.supervision.ladder if action not in useless)
     recycle = config.supervision.recycle if set(ladder) - {Action.TRIM} else None
     supervision = replace(config.supervision, ladder=ladder, recycle=recycle, start_gate=None)
     service = replace(config.service, workload=pod.workload, group=pod.group, role=pod.role)
@@ -175,7 +177,7 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
 
 
 def of_member(config: SupervisorConfig, member: GroupMember) -> SupervisorConfig:
-    """Combine a service's configuration with the place of one of its pods in a group."""
+    """Combine a service's configuration with the group membership of one of its pods."""
     role = PodRole.WORKER if member.worker else PodRole.LEADER
     return _restrict_worker(
         replace(
@@ -187,7 +189,7 @@ def of_member(config: SupervisorConfig, member: GroupMember) -> SupervisorConfig
 
 
 def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
-    """Return ``config``, which only observes if the pod is a worker: its leader acts."""
+    """Return ``config``, restricted to observing if the pod is a worker: its leader acts."""
     if not config.service.is_worker:
         return config
     supervision = replace(config.supervision, mode=Mode.OBSERVE, recycle=None)
@@ -195,7 +197,7 @@ def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
 
 
 def decode(data: bytes) -> SupervisorConfig:
-    """Parse a configuration file. :class:`~plimsoll_api.decoding.Malformed` names an invalid field.
+    """Parse a configuration file. Raises :class:`~plimsoll_api.decoding.Malformed` if invalid.
 
     Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
     read the configuration of a newer operator.
@@ -204,9 +206,8 @@ def decode(data: bytes) -> SupervisorConfig:
 
 
 def encode(config: SupervisorConfig) -> bytes:
-    """Format a configuration file.
+    """Return the content of a configuration file.
 
-    The same configuration always gives the same bytes, so that the ConfigMap does not change
-    without a reason.
+    Equal configurations give equal bytes, so that the ConfigMap does not change without a reason.
     """
     return msgspec.json.format(msgspec.json.encode(config, order="sorted"), indent=2) + b"\n"

@@ -6,12 +6,12 @@ import time
 from datetime import UTC, datetime
 
 LAST_TIME = 253_402_300_799.0
-"""End of the year 9999 in Unix seconds, the last time in RFC 3339."""
+"""End of the year 9999 in Unix seconds, the last time that RFC 3339 can represent."""
 NO_TIME = "--:--:--"
 
 
 def rfc3339(at: float) -> str:
-    """Format Unix seconds as Kubernetes' Time: whole seconds, UTC, limited to the valid range."""
+    """Format Unix seconds as Kubernetes' Time: whole seconds, UTC, clamped to the valid range."""
     return _moment(at).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -31,7 +31,7 @@ def unix_seconds(text: str) -> float:
 def clock_time(at: float | None, form: str = "%H:%M:%S") -> str:
     """Format Unix seconds as local time (``form`` as in ``strftime``); ``--:--:--`` if unknown.
 
-    A time outside the valid range is also unknown.
+    A time outside the valid range also counts as unknown.
     """
     try:
         return time.strftime(form, time.localtime(at)) if at is not None else NO_TIME

@@ -2,8 +2,8 @@
 
 The sampler creates a :class:`Sample` in each interval and the detector consumes it. ``plimsoll
 record`` writes samples to a trace and ``plimsoll replay`` reads them. A replay differs from a live
-run only in clock and source. The format is JSON Lines, UTF-8, optionally gzip: one :class:`Header`,
-then one sample per line.
+run only in the clock and the source. The format is JSON Lines in UTF-8, optionally compressed with
+gzip: one :class:`Header`, then one sample per line.
 
 A key that is absent or null is unknown, never zero. Unknown keys are ignored. Sizes are in bytes,
 times in seconds.
@@ -25,17 +25,17 @@ from plimsoll_api.decoding import Malformed, decode
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_TRACE_LINE_BYTES = 4 << 20
-"""Maximum length of a line, equal to that of an engine's longest accepted answer. A file may be a
-gzip bomb."""
+"""Maximum length of a line, equal to that of an engine's longest accepted response. It limits the
+memory that a gzip bomb can take."""
 _UNREADABLE = (OSError, EOFError, zlib.error)
 
 
 class TraceError(ValueError):
-    """Error for an unreadable trace. The message names the file and the line."""
+    """Raised for an unreadable trace. The message names the file and the line."""
 
 
 class EngineInfo(msgspec.Struct, omit_defaults=True):
-    """Recorded engine; empty if unknown."""
+    """Engine that was recorded; fields are empty if unknown."""
 
     type: str
     version: str = ""
@@ -64,9 +64,9 @@ class Budgets(msgspec.Struct, omit_defaults=True):
 
 
 class Header(msgspec.Struct, kw_only=True):
-    """First line of a trace. It does not reveal what is wrong with the run.
+    """First line of a trace. It does not say what is wrong with the recorded run.
 
-    ``shared_device`` means that others also used the engine's devices, and ``used`` includes their
+    ``shared_device`` means that others also used the engine's devices, so ``used`` includes their
     memory.
     """
 
@@ -84,7 +84,7 @@ class Header(msgspec.Struct, kw_only=True):
 class RoleRss(msgspec.Struct, omit_defaults=True):
     """Memory of one process. ``role`` is an external engine's name for it, or its role.
 
-    ``in_use`` is the memory of malloc and Python's objects, ``retained`` the unused memory in
+    ``in_use`` is the memory of malloc and of Python's objects, ``retained`` the unused memory in
     malloc; null if the process does not report them.
     """
 
@@ -97,7 +97,7 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 
     @property
     def anonymous(self) -> int | None:
-        """Anonymous memory, resident or swapped out; null if the resident part is unknown."""
+        """Anonymous memory, resident or swapped out; None if the resident part is unknown."""
         return None if self.rss_anon is None else self.rss_anon + (self.swap or 0)
 
 
@@ -120,19 +120,19 @@ class OpenFiles(msgspec.Struct):
 class Host(msgspec.Struct, omit_defaults=True):
     """Host memory of the engine's processes, in bytes.
 
-    ``rss_*`` are sums over ``processes`` processes; zero if all known processes have ended.
-    ``oom_kills`` counts the kernel's kills in their cgroup. ``frontend_lives`` is false if the
-    process on which the others depend has ended. ``cpu_s`` is the CPU time of the others, in
+    ``rss_*`` are sums over ``processes`` processes; zero if all known processes have exited.
+    ``oom_kills`` counts the kernel's OOM kills in their cgroup. ``frontend_lives`` is false if the
+    process on which the others depend has exited. ``cpu_s`` is the CPU time of the others, in
     seconds since an arbitrary start.
 
-    ``shm_orphan`` is shared memory that no running process holds, and ``shm_orphan_earlier`` its
-    part from an earlier container of the engine. ``swap`` is the processes' memory in swap, and
-    ``cgroup_swap`` that of their cgroup; no other value includes them.
+    ``shm_orphan`` is shared memory that no running process holds, and ``shm_orphan_earlier`` the
+    part of it that an earlier container of the engine left. ``swap`` is the processes' memory in
+    swap, and ``cgroup_swap`` that of their cgroup; no other value includes them.
 
     ``hugetlb`` are huge pages from the node's pool. ``cgroup_kernel`` excludes reclaimable memory.
-    ``cgroup_other`` is charged to the cgroup, but in no category of the kernel.
-    ``cgroup_reclaimable`` is what the kernel reclaims before it kills. ``cgroup_throttled`` counts
-    how often the cgroup exceeded ``memory.high``, which delays its processes.
+    ``cgroup_other`` is charged to the cgroup, but to no category of the kernel.
+    ``cgroup_reclaimable`` is what the kernel reclaims before an OOM kill. ``cgroup_throttled``
+    counts how often the cgroup exceeded ``memory.high``, which throttles its processes.
     """
 
     rss_anon: int | None = None
@@ -184,7 +184,7 @@ class Torch(msgspec.Struct, omit_defaults=True):
 
 
 class Device(msgspec.Struct, omit_defaults=True):
-    """One device; ``used`` and ``total`` cover the whole device.
+    """Memory of one device; ``used`` and ``total`` cover the whole device.
 
     ``shared`` is the evidence that others use the device; null if there is none.
     """
@@ -201,7 +201,7 @@ SampleLoad = Load
 
 
 class LedgerLine(msgspec.Struct, omit_defaults=True):
-    """Owner in the engine's ledger: bytes in use, and their maximum."""
+    """Owner in the engine's ledger: bytes in use, and their upper bound."""
 
     owner: str
     kind: str
@@ -212,8 +212,8 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 class Sample(msgspec.Struct, omit_defaults=True):
     """One observation, ``t`` seconds after the start. ``epoch`` increases at each engine restart.
 
-    ``serving`` is whether the serving port answered; null if it was not asked, as usual while the
-    status is available. ``ready`` is false while the engine reports that it starts, warms up or
+    ``serving`` is whether the serving port responded; null if it was not queried, as usual while
+    the status is available. ``ready`` is false while the engine reports that it starts, warms up or
     replaces its worker; null in an unknown state. ``load_age_s`` is the age of ``load`` if it is
     polled. ``parts`` are an external engine's names for its processes.
     """
@@ -236,9 +236,9 @@ _encoder = msgspec.json.Encoder()
 
 
 def open_for_writing(path: Path) -> IO[bytes]:
-    """Open a trace for writing, compressed if its name ends with ``.gz``."""
+    """Open a trace for writing, compressed if its name ends with ``.gz``. Raises OSError."""
     if path.name.endswith(".gz"):
-        # No mtime: gzip's field ends in 2106, and a later clock would raise an error.
+        # Write no mtime: gzip's field ends in 2106, and a later clock would raise an error.
         return cast("IO[bytes]", gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
     return path.open("wb")
 
@@ -257,7 +257,7 @@ def write_line(out: IO[bytes], line: Header | Sample) -> None:
 def read(path: Path) -> tuple[Header, Iterator[Sample]]:
     """Return the header of a trace and an iterator over its samples.
 
-    Raises :class:`TraceError`, which names the file and the unreadable line.
+    Raises :class:`TraceError`, also while iterating, which names the file and the unreadable line.
     """
     try:
         raw = _open_for_reading(path)

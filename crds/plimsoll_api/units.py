@@ -1,4 +1,4 @@
-"""Parses and formats Kubernetes quantities and durations, in bytes and seconds."""
+"""Parse and format Kubernetes quantities and durations, in bytes and seconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _QUANTITY = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
 )
 MAX_QUANTITY = 64
-"""Maximum length of a quantity. Exponents have at most two digits. Together, these limit the
-parsing time: 1e99999999 alone would take minutes."""
+"""Maximum length of a quantity. Exponents have at most two digits. Both limit the parsing time:
+1e99999999 alone would take minutes."""
 MAX_DIGITS = 18
 """Maximum number of digits, so that numbers fit into 63 bits."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -28,9 +28,9 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def whole_number(text: str) -> int | None:
-    """Parse a number of at most 18 ASCII digits; None for other text.
+    """Parse a number of at most 18 ASCII digits. Return None for other text.
 
-    ``str.isdigit`` alone accepts text that ``int`` refuses: "²", and more than 4,300 digits.
+    ``str.isdigit`` alone accepts text that ``int`` rejects: "²", and more than 4,300 digits.
     """
     return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else None
 
@@ -59,7 +59,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Parse a duration such as ``90s``, ``10m``, ``1h30m`` or ``250ms`` to seconds."""
+    """Parse a duration such as ``90s``, ``1h30m`` or ``250ms`` to seconds. Raises ValueError."""
     if not _DURATION.match(text):
         raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
     return sum(float(n) * _UNIT_S[unit] for n, unit in _DURATION_PART.findall(text))
@@ -74,7 +74,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_left(seconds: float) -> str:
-    """Format the time until an event for people: ``12 days``, or ``31 hours`` below two days."""
+    """Format the time until an event for people: ``12 days``; below two days, ``31 hours``."""
     if seconds >= 2 * DAY_S:
         return f"{seconds / DAY_S:.0f} days"
     return f"{seconds / 3600:.0f} hours"

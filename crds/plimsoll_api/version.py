@@ -7,7 +7,7 @@ UNKNOWN_VERSION = "unknown"
 
 def version() -> str:
     """Return the installed version; ``unknown`` if the packages have no metadata."""
-    # A late import: it loads half of the email package, which most programs do not need.
+    # Import it only here: it loads half of the email package, which most programs do not need.
     from importlib import metadata
 
     try:

@@ -1,7 +1,7 @@
-"""Finds a pod's workload, its replica of that workload, and its revision.
+"""Find a pod's workload, its replica of that workload, and its revision.
 
-Only the pod's labels and owner references are read, so other people's pods cost no further request.
-Anyone who may create pods can write both, so they grant no permissions.
+Only the pod's labels and owner references are read, so other people's pods cost no additional
+request. Anyone who may create pods can set both, so they grant no permissions.
 """
 
 from __future__ import annotations
@@ -63,25 +63,25 @@ _BEHIND_REPLICA_SETS = (
     (TEMPLATE_HASH, APPS, "Deployment"),
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),
 )
-"""Pod label, group and kind for controllers whose ReplicaSets are named NAME-LABEL."""
+"""Pod label, API group and kind of controllers whose ReplicaSets are named NAME-LABEL."""
 _GRAPHS = (
     (DISAGGREGATED_NAME, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION),
     (DYNAMO_NAME, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION),
 )
-"""Controllers whose objects for a role have another name in each revision. Each has the label with
-its name, its API group and kind, and the label with the revision."""
+"""Controllers whose objects for a role have another name in each revision: the label with the
+controller's name, its API group and kind, and the label with the revision."""
 KV_ROLES = frozenset({PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH})
-"""Roles whose pods replace only those of the same role."""
+"""Roles whose pods can only be replaced by pods of the same role."""
 _ROLES = {role.value: role for role in PodRole}
 PARTNERS = {PodRole.PREFILL: PodRole.DECODE, PodRole.DECODE: PodRole.PREFILL}
-"""The role of the pods with which a pod of a role exchanges KV blocks."""
+"""Role of the pods with which a pod of each role exchanges KV blocks."""
 
 
 class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """Workload that owns a pod, such as a Deployment.
 
     The text form is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the kind's
-    default. An empty ``api_group`` means the default.
+    default. An empty ``api_group`` is replaced by the default.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND)]
@@ -99,7 +99,7 @@ class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, text: str) -> WorkloadRef | None:
-        """Parse the text form; None for an empty text."""
+        """Parse the text form. Return None for an empty text."""
         kind, _, name = text.partition("/")
         kind, _, api_group = kind.partition(".")
         return cls(kind, name, api_group) if kind else None
@@ -110,11 +110,11 @@ class Membership:
     """The workload, group and revision of a pod.
 
     ``workload`` is None for a pod without a controller, and ``api_group`` is the workload's.
-    ``group`` names the multi-node group that is one replica together with this pod: the key of a
-    LeaderWorkerSet's group, or a RayCluster as a whole. It is empty if the pod is a replica by
-    itself, and ``worker`` says that it does not lead the group. ``revision`` is empty if the
-    workload's kind has none. ``graph`` is the object that makes all roles of disaggregated serving,
-    if the labels name one. A controller that renames its children with each revision is itself the
+    ``group`` names the multi-node group that forms one replica with this pod: the key of a
+    LeaderWorkerSet's group, or a RayCluster. It is empty if the pod is a replica by itself.
+    ``worker`` is whether the pod does not lead the group. ``revision`` is empty if the workload's
+    kind has none. ``graph`` is the object that creates all roles of disaggregated serving, if the
+    labels name one. A controller that renames its children with each revision is itself the
     workload.
     """
 
@@ -126,12 +126,12 @@ class Membership:
     graph: WorkloadRef | None = None
 
     def replica(self, pod: str) -> str:
-        """Return the name of the pod's replica."""
+        """Return the name of the replica that the pod is or belongs to."""
         return f"group {self.group}" if self.group else pod
 
     @property
     def ray_cluster(self) -> str:
-        """Name of the pod's RayCluster; empty without one."""
+        """Name of the pod's RayCluster; empty if it has none."""
         ray = self.workload is not None and self.workload.kind == RAY_KIND
         return self.group if ray and self.api_group == RAY_API else ""
 
@@ -144,20 +144,22 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
     )
     if owner is None:
         return Membership()
-    found = _owned_membership(labels, owner)
+    owned = _owned_membership(labels, owner)
     for label, api_group, kind, revision in _GRAPHS:
         if name := str(labels.get(label, "")):
             graph = _ref(api_group, kind, name)
-            made = str(labels.get(revision) or found.revision)
-            return replace(found, workload=graph, api_group=api_group, revision=made, graph=graph)
+            revision_name = str(labels.get(revision) or owned.revision)
+            return replace(
+                owned, workload=graph, api_group=api_group, revision=revision_name, graph=graph
+            )
     kserve = str(labels.get(KSERVE_LLM_NAME, ""))
     if kserve and labels.get(PART_OF_LABEL) == PART_OF_KSERVE_LLM:
-        return replace(found, graph=_ref(KSERVE_API, KSERVE_LLM_KIND, kserve))
-    return found
+        return replace(owned, graph=_ref(KSERVE_API, KSERVE_LLM_KIND, kserve))
+    return owned
 
 
 def _owned_membership(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Membership:
-    """Return the membership that the labels and the owner reference to a controller show."""
+    """Return the membership that the labels and the controller's owner reference show."""
     api_group = str(owner.get("apiVersion", "")).rpartition("/")[0]
     kind, name = str(owner.get("kind", "")), str(owner.get("name", ""))
     revision = str(labels.get(CONTROLLER_HASH, ""))
@@ -174,25 +176,25 @@ def _owned_membership(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Me
         return Membership(_ref(RAY_API, RAY_KIND, cluster), RAY_API, cluster)
     if kind == "ReplicaSet":
         for label, owner_group, owner_kind in _BEHIND_REPLICA_SETS:
-            found = str(labels.get(label, ""))
-            if found and name.endswith(f"-{found}"):
-                made_by = _ref(owner_group, owner_kind, name.removesuffix(f"-{found}"))
-                return Membership(made_by, owner_group, revision=found)
+            template_hash = str(labels.get(label, ""))
+            if template_hash and name.endswith(f"-{template_hash}"):
+                made_by = _ref(owner_group, owner_kind, name.removesuffix(f"-{template_hash}"))
+                return Membership(made_by, owner_group, revision=template_hash)
     return Membership(_ref(api_group, kind, name), api_group, revision=revision)
 
 
 def lws_group(labels: Mapping[str, Any]) -> str:
     """Return the pod's group in a LeaderWorkerSet; empty if its labels name none.
 
-    The group key never changes, whereas an index may be missing or move to another group.
+    The group key never changes, whereas an index may be missing or be reused for another group.
     """
     return str(labels.get(LWS_GROUP) or labels.get(LWS_INDEX) or "")
 
 
 class SlotOwner(NamedTuple):
-    """The pods that share slots: those of a workload or a graph, or a policy's pods without one.
+    """Owner of slots: a workload, a graph, or None for a policy's pods without a workload.
 
-    With a ``role``, only the pods of that role share them.
+    With a ``role``, only the pods of that role share the slots.
     """
 
     ref: WorkloadRef | None = None
@@ -202,21 +204,21 @@ class SlotOwner(NamedTuple):
 def slot_owner(
     scope: SlotScope, workload: WorkloadRef | None, graph: WorkloadRef | None, role: PodRole | None
 ) -> SlotOwner:
-    """Return which slots a pod takes.
+    """Return the owner of the slots that a pod takes.
 
-    Pods of different roles do not replace each other, so each role of a graph has its own slots.
+    Pods of different roles cannot replace each other, so each role of a graph has its own slots.
     With ``Graph``, all roles share them, so that prefill and decode engines never restart at the
     same time. Pods with such a role but without a graph then share the policy's own slots.
     """
     has_kv_role = role in KV_ROLES
     if scope is SlotScope.GRAPH and (graph is not None or has_kv_role):
         return SlotOwner(graph)
-    several = workload is not None and workload == graph
-    return SlotOwner(workload, role if several and has_kv_role else None)
+    has_several_roles = workload is not None and workload == graph
+    return SlotOwner(workload, role if has_several_roles and has_kv_role else None)
 
 
 def slot_names(policy: str, owner: SlotOwner, count: int) -> tuple[str, ...]:
-    """Return the names of the restart-slot Leases of ``owner`` among a policy's pods.
+    """Return the names of the ``count`` restart-slot Leases of ``owner`` for ``policy``.
 
     The operator and the supervisor both use these names.
     """
@@ -236,15 +238,15 @@ def ray_service_name(policy: str, cluster: str) -> str:
 
 
 def members_service_name(policy: str) -> str:
-    """Return the name of the headless Service of all supervised pods of a policy: a DNS label.
+    """Return the name of the headless Service for all supervised pods of a policy, a DNS label.
 
-    It shows which of them are ready, also those that only an InferencePool sends requests to.
+    It shows which of them are ready, also if only an InferencePool sends them requests.
     """
     return "-".join(("plimsoll", *_name_parts(policy, policy)))
 
 
 def _name_parts(name: str, whole: str) -> list[str]:
-    """Return parts of an object's name: ``name`` in valid characters, and a digest of ``whole``.
+    """Return parts for an object's name: ``name`` in valid characters, and a digest of ``whole``.
 
     At most 32 characters of ``name`` are kept.
     """
@@ -253,7 +255,7 @@ def _name_parts(name: str, whole: str) -> list[str]:
 
 
 def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
-    """Format the annotation of a slot that lists its replicas.
+    """Format a slot's annotation that lists its replicas.
 
     Commas separate the pods of a replica, and spaces separate replicas.
     """
@@ -261,23 +263,23 @@ def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
 
 
 def parse_replicas(text: str) -> list[tuple[str, ...]]:
-    """Parse the output of :func:`format_replicas`."""
+    """Parse the output of :func:`format_replicas` to the pods of each replica."""
     return [tuple(one.split(",")) for one in text.split()]
 
 
 def format_roles(pods: Mapping[PodRole, Iterable[str]]) -> str:
-    """Format the annotation of a slot that lists the pods of each role."""
+    """Format a slot's annotation that lists the pods of each role."""
     return " ".join(f"{role}={','.join(names)}" for role, names in sorted(pods.items()))
 
 
 def parse_roles(text: str) -> dict[PodRole, tuple[str, ...]]:
-    """Parse the text of :func:`format_roles`. Unknown roles are left out."""
-    found = {}
-    for one in text.split():
-        role, _, names = one.partition("=")
+    """Parse the output of :func:`format_roles`. Unknown roles are omitted."""
+    pods_by_role = {}
+    for entry in text.split():
+        role, _, names = entry.partition("=")
         if role in _ROLES and names:
-            found[_ROLES[role]] = tuple(names.split(","))
-    return found
+            pods_by_role[_ROLES[role]] = tuple(names.split(","))
+    return pods_by_role
 
 
 def _ref(api_group: str, kind: str, name: str) -> WorkloadRef:
