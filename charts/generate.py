@@ -128,10 +128,7 @@ _HEAD = [
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files and delete surplus ones.
-
-    With ``--check``, only list differences and return 1.
-    """
+    """Write the files. With ``--check``, only name those that differ, and return 1 if any does."""
     parser = argparse.ArgumentParser(prog="charts/generate.py", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only fail if a file is out of date")
     check = parser.parse_args(arguments).check

@@ -427,10 +427,7 @@ class Operation(msgspec.Struct, omit_defaults=True):
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """Body of every error response.
-
-    ``code`` is stable, in CamelCase; ``message`` says what to do.
-    """
+    """Body of an error response. ``code`` is stable, in CamelCase; ``message`` says what to do."""
 
     code: str
     message: str

@@ -82,10 +82,10 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
     """Evidence on whether memory grows without bound, however slowly. It triggers no action.
 
     ``slow_leak`` is true if the memory has grown for hours, beyond chance and without slowing down;
-    only then are the other fields set. ``bytes_per_s`` is between ``slowest`` and ``fastest`` (90
-    %), observed for ``span_s``. ``limit`` is the memory limit, and ``limit_s`` the time until it is
-    reached at that rate: ``limit_earliest_s`` at the fastest rate, ``limit_latest_s`` at the
-    slowest. If these times are null, ``no_time`` is the reason.
+    only then are the other fields set. ``slowest`` and ``fastest`` are the 90 % confidence interval
+    of ``bytes_per_s``, observed for ``span_s``. ``limit`` is the memory limit, and ``limit_s`` the
+    time until it is reached at that rate: ``limit_earliest_s`` at the fastest rate,
+    ``limit_latest_s`` at the slowest. If these times are null, ``no_time`` is the reason.
     """
 
     slow_leak: bool = False
@@ -104,13 +104,11 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
 def suspicion_texts(suspicions: Iterable[Suspicion]) -> list[str]:
     """Return a description of each suspicion, with its confidence, for people."""
     texts = []
-    for suspicion in suspicions:
-        where = f" of {suspicion.segment.value}" if suspicion.segment else ""
-        who = f" in {suspicion.process}" if suspicion.process else ""
-        why = f"; {suspicion.unconfirmed}" if suspicion.unconfirmed else ""
-        texts.append(
-            f"{suspicion.kind.value}{where}{who}, confidence {suspicion.confidence:.0%}{why}"
-        )
+    for one in suspicions:
+        where = f" of {one.segment.value}" if one.segment else ""
+        who = f" in {one.process}" if one.process else ""
+        why = f"; {one.unconfirmed}" if one.unconfirmed else ""
+        texts.append(f"{one.kind.value}{where}{who}, confidence {one.confidence:.0%}{why}")
     return texts
 
 
@@ -155,9 +153,8 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
     ``over_budget`` means that the budget is exhausted, or would be before a drain could end;
     disruptive actions require it. ``growing`` means that the memory is still growing; otherwise a
     restart can wait. ``unconfirmed`` is another possible explanation, with the evidence that would
-    settle it, for example garbage that has not been collected yet; it permits a trim, but no
-    restart. ``pod`` is the pod that holds the memory, if it is another pod of the same multi-node
-    group.
+    settle it, such as garbage that has not been collected yet; it permits a trim, but no restart.
+    ``pod`` is the pod of the same multi-node group that holds the memory, if it is another one.
     """
 
     kind: IncidentKind

@@ -1,7 +1,6 @@
 """Find the control group that accounts for a process's memory.
 
-The functions are pure: the caller reads ``/proc/PID/cgroup``, and decides to which directory the
-paths are relative.
+The functions are pure: the caller reads ``/proc/PID/cgroup`` and resolves the relative paths.
 """
 
 from __future__ import annotations

@@ -30,10 +30,9 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 
 
 def _check_subdomain(key: str) -> str:
-    """Reject a key whose prefix is not a DNS subdomain, such as ``a..b``, which the pattern allows.
+    """Raise ValueError for a key whose prefix is no DNS subdomain: the pattern allows ``a..b``.
 
-    Because of one such key, the API server would reject the webhooks of all policies. Raises
-    ValueError.
+    Because of one such key, the API server would reject the webhooks of all policies.
     """
     prefix, slash, _ = key.rpartition("/")
     if slash and not _SUBDOMAIN.fullmatch(prefix):

@@ -78,7 +78,7 @@ def encode(workloads: Sequence[LearnedWorkload]) -> bytes:
 
 
 def stepped(now: int, wanted: int, days: float) -> int:
-    """Return the budget ``days`` after it was ``now``, as it approaches ``wanted`` bytes."""
+    """Return the budget after ``days``, moved from ``now`` towards ``wanted`` bytes."""
     days = min(days, 365.0)
     most = math.ceil(now * math.pow(RISE_A_DAY, days))
     least = math.floor(now * math.pow(FALL_A_DAY, days))

@@ -55,7 +55,7 @@ class FieldForm(NamedTuple):
 def text_of(value: Any) -> str:
     """Return a string, or an integer as a string. Raises ValueError for other types.
 
-    A quantity such as ``4096`` is a valid integer in YAML.
+    YAML parses a quantity such as ``4096`` as an integer.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("must be a string")
@@ -133,8 +133,8 @@ def written(
 ) -> msgspec.Meta:
     """Return the annotation of a field: its description for ``kubectl explain`` and its form.
 
-    ``name`` is the name in the manifest if it is not the camelCase of the struct's. ``schema`` adds
-    keys to the structural schema.
+    ``name`` is the name in the manifest; by default, it is the struct's in camelCase. ``schema``
+    adds keys to the structural schema.
     """
     extra = (schema or {}) | (validations(*rules) if rules else {})
     return msgspec.Meta(

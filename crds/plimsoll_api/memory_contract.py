@@ -76,25 +76,21 @@ def contract(
     level = max(one.level for one in needs)
     full = worst.level + worst.unfilled
     limit = min((one.limit for one in needs if one.limit is not None), default=None)
-    sentences = [f"{memory} memory needs {format_bytes(level)} at this load"]
+    said = [f"{memory} memory needs {format_bytes(level)} at this load"]
     if request is not None and request < level:
-        sentences[0] += f", request {format_bytes(request)} is too small"
+        said[0] += f", request {format_bytes(request)} is too small"
     if worst.unfilled > SHOWN_SHARE * level:
-        sentences.append(
-            f"fills to {format_bytes(full)} (declared pools {format_bytes(worst.pools)})"
-        )
+        said.append(f"fills to {format_bytes(full)} (declared pools {format_bytes(worst.pools)})")
     if limit is not None and limit < full:
-        sentences[-1] += f", limit {format_bytes(limit)} is too small"
-    per_request = max(
-        (g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0
-    )
-    if per_request >= 1:
-        sentences.append(f"grows by {format_bytes(_two_digits(per_request))} a request")
+        said[-1] += f", limit {format_bytes(limit)} is too small"
+    each = max((g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0)
+    if each >= 1:
+        said.append(f"grows by {format_bytes(_two_digits(each))} a request")
     rate = max((g.bytes / g.age_s for g in growth if g.age_s >= MIN_GROWTH_AGE_S), default=0.0)
     if rate > 0 and limit is not None and (left_s := (limit - level) / rate) <= MAX_FORECAST_S:
-        duration = format_left(max(0.0, left_s))
-        sentences.append(f"the limit lasts {duration} at this traffic")
-    return Contract("; ".join(sentences), _rounded(level), _rounded(full + budget))
+        lasts = format_left(max(0.0, left_s))
+        said.append(f"the limit lasts {lasts} at this traffic")
+    return Contract("; ".join(said), _rounded(level), _rounded(full + budget))
 
 
 def _two_digits(value: float) -> float:

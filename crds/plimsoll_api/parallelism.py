@@ -1,7 +1,6 @@
 """``spec.parallelism``: a model that one replica serves with several devices, on one or more nodes.
 
-Each device runs one rank. The number of nodes follows from the number of ranks and the devices per
-pod.
+Each device runs one rank. The number of nodes follows from the ranks and the devices per pod.
 """
 
 from __future__ import annotations
@@ -116,13 +115,10 @@ def refusal(wanted: Parallelism | None, engine: Engine) -> str | None:
         return ENGINE_MESSAGE
     if engine.type is EngineType.SGLANG and wanted.data > 1:
         return DATA_MESSAGE
-    devices, ranks_per_copy = (
-        wanted.devices(engine.resources.limits),
-        wanted.tensor * wanted.pipeline,
-    )
-    nodes, remainder = divmod(wanted.ranks, devices)
-    uneven = wanted.data > 1 and ranks_per_copy % devices and devices % ranks_per_copy
-    if remainder or uneven or not 1 <= nodes <= MAX_NODES:
+    devices, share = wanted.devices(engine.resources.limits), wanted.tensor * wanted.pipeline
+    nodes, left = divmod(wanted.ranks, devices)
+    uneven = wanted.data > 1 and share % devices and devices % share
+    if left or uneven or not 1 <= nodes <= MAX_NODES:
         return NODES_MESSAGE
     pattern = re.compile(_FLAGS[engine.type].replace("$", r"\Z"))
     return FLAGS_MESSAGE if any(pattern.match(one) for one in engine.args) else None

@@ -382,7 +382,7 @@ class SupervisorSettings(ResourceModel):
     @field_validator("resources")
     @classmethod
     def _set(cls, resources: Resources | None) -> Resources | None:
-        """Replace None with the default: the API server once wrote None into each service."""
+        """Replace the default by None: an earlier release stored the default in each service."""
         return None if resources == SUPERVISOR_RESOURCES else resources
 
 

@@ -1,8 +1,7 @@
 """Start gate: a starting engine waits until its supervisor reports that its devices are free.
 
-The engine writes a new question to a file in the run directory at each start. If a gate is
-configured, the supervisor maintains its answer in another file. Both files are small and replaced
-atomically.
+At each start, the engine writes a new question to a file in the run directory. If a gate is
+configured, the supervisor answers in another file. Both files are small and replaced atomically.
 """
 
 from __future__ import annotations

@@ -46,9 +46,8 @@ PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
 class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """Membership of a pod in a multi-node group, which is one replica of its workload.
 
-    ``key`` identifies the group within the workload. The leader serves requests and restarts the
-    group; a ``worker`` does neither. ``subdomain`` is the headless Service of the group's pods, or
-    empty.
+    ``key`` identifies the group within the workload. The leader serves and restarts the group; a
+    ``worker`` does neither. ``subdomain`` is the headless Service of the group's pods, or empty.
     """
 
     key: Annotated[str, msgspec.Meta(max_length=63)] = msgspec.field(name="index")

@@ -144,18 +144,16 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
     )
     if owner is None:
         return Membership()
-    owned = _owned_membership(labels, owner)
+    base = _owned_membership(labels, owner)
     for label, api_group, kind, revision in _GRAPHS:
         if name := str(labels.get(label, "")):
             graph = _ref(api_group, kind, name)
-            revision_name = str(labels.get(revision) or owned.revision)
-            return replace(
-                owned, workload=graph, api_group=api_group, revision=revision_name, graph=graph
-            )
+            hash_ = str(labels.get(revision) or base.revision)
+            return replace(base, workload=graph, api_group=api_group, revision=hash_, graph=graph)
     kserve = str(labels.get(KSERVE_LLM_NAME, ""))
     if kserve and labels.get(PART_OF_LABEL) == PART_OF_KSERVE_LLM:
-        return replace(owned, graph=_ref(KSERVE_API, KSERVE_LLM_KIND, kserve))
-    return owned
+        return replace(base, graph=_ref(KSERVE_API, KSERVE_LLM_KIND, kserve))
+    return base
 
 
 def _owned_membership(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Membership:
@@ -192,7 +190,7 @@ def lws_group(labels: Mapping[str, Any]) -> str:
 
 
 class SlotOwner(NamedTuple):
-    """Owner of slots: a workload, a graph, or None for a policy's pods without a workload.
+    """Owner of slots: a workload, a graph, or a policy if ``ref`` is None.
 
     With a ``role``, only the pods of that role share the slots.
     """

@@ -286,17 +286,15 @@ def _meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
 
 def _incident(item: Object) -> str:
     spec, status = item["spec"], item.get("status") or {}
-    meta, attribution = item["metadata"], status.get("attribution") or {}
+    meta, growth = item["metadata"], status.get("attribution") or {}
     role = (spec.get("target") or {}).get("role")
-    segment = " ".join(
-        str(attribution[one]) for one in ("segment", "process") if attribution.get(one)
-    )
+    place = " ".join(str(growth[one]) for one in ("segment", "process") if growth.get(one))
     return (
         f"<tr><th scope=row>{_text(meta.get('namespace', ''))}/{_text(meta['name'])}</th>"
         f"<td>{_text(spec.get('kind'))}</td>"
         f"<td class=warn>{_text(status.get('phase', 'Unknown'))}</td>"
         f"<td class=w>{_text(spec.get('pod'))} <small>{_text(role)}</small></td>"
-        f"<td>{_text(segment or 'unknown')}</td>"
+        f"<td>{_text(place or 'unknown')}</td>"
         f"<td class=d>{_text(spec.get('openedAt'))}</td>"
         f"<td class=m>{_text(status.get('message'))}</td></tr>"
     )

@@ -97,10 +97,7 @@ class Scraper:
         return self._latest.get(key, {})
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
-        """Scrape the pods of a policy, which are not in the store.
-
-        ``addresses`` are by pod name.
-        """
+        """Scrape the pods of a policy, which are not stored. ``addresses`` are by pod name."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:

@@ -1,8 +1,7 @@
 """Issue the webhook's certificates: one long-lived CA, and a short-lived leaf for each replica.
 
 A Secret stores the CA. Each replica signs its own leaf, whose private key never leaves the replica.
-The API server trusts the CA through ``caBundle``, so the configuration does not change when a leaf
-is renewed.
+The API server trusts the CA through ``caBundle``, so a new leaf needs no change there.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Certificate:
 def needs_renewal(
     current: Certificate | None, now: datetime.datetime, valid: datetime.timedelta
 ) -> bool:
-    """Report whether to renew ``current``, which has the lifetime ``valid``. True if it is None."""
+    """Report whether ``current``, with the lifetime ``valid``, must be renewed. True for None."""
     try:
         return current is None or now >= current.expires - valid / 3
     except ValueError:
@@ -66,12 +65,12 @@ def create_authority(
     key = ec.generate_private_key(ec.SECP256R1())
     name = _make_name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
     ends = x509.BasicConstraints(ca=True, path_length=0)
-    certificate = (
+    cert = (
         _make_builder(name, name, key.public_key(), key.public_key(), now, now + valid)
         .add_extension(ends, critical=True)
         .sign(key, hashes.SHA256())
     )
-    text = certificate.public_bytes(serialization.Encoding.PEM)
+    text = cert.public_bytes(serialization.Encoding.PEM)
     return Certificate(text, _encode_private_key(key), text)
 
 
@@ -81,7 +80,7 @@ def create_leaf(
     now: datetime.datetime,
     valid: datetime.timedelta = LEAF_LIFETIME,
 ) -> Certificate:
-    """Create a certificate for ``host`` that expires no later than its signer's.
+    """Create a certificate for ``host``, which expires no later than the signer's certificate.
 
     Raises ValueError if ``signer`` has no valid certificate or private key.
     """
@@ -92,7 +91,7 @@ def create_leaf(
     key = ec.generate_private_key(ec.SECP256R1())
     ends = min(now + valid, issuer.not_valid_after_utc)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    certificate = (
+    cert = (
         _make_builder(
             _make_name("plimsoll-webhook"), issuer.subject, key.public_key(), signing.public_key(),
             now, ends,
@@ -103,33 +102,29 @@ def create_leaf(
         .sign(signing, hashes.SHA256())
     )  # fmt: skip
     return Certificate(
-        certificate.public_bytes(serialization.Encoding.PEM),
-        _encode_private_key(key),
-        signer.bundle,
+        cert.public_bytes(serialization.Encoding.PEM), _encode_private_key(key), signer.bundle
     )
 
 
 def is_authority(found: Certificate) -> bool:
     """Report whether ``found`` is a CA certificate with the matching private key."""
     try:
-        certificate = x509.load_pem_x509_certificate(found.certificate)
+        cert = x509.load_pem_x509_certificate(found.certificate)
         key = serialization.load_pem_private_key(found.key, None)
-        ends = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        ends = cert.extensions.get_extension_for_class(x509.BasicConstraints).value
     except (ValueError, TypeError, x509.ExtensionNotFound):
         return False
-    matches = (
-        isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
-    )
-    return matches and ends.ca
+    is_pair = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == cert.public_key()
+    return is_pair and ends.ca
 
 
 def split_bundle(bundle: bytes) -> list[bytes]:
     """Return the certificates in a bundle, each as PEM; empty if the bundle is malformed."""
     try:
-        certificates = x509.load_pem_x509_certificates(bundle)
+        certs = x509.load_pem_x509_certificates(bundle)
     except ValueError:
         return []
-    return [certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates]
+    return [cert.public_bytes(serialization.Encoding.PEM) for cert in certs]
 
 
 def _make_builder(

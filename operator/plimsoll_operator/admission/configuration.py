@@ -91,7 +91,7 @@ def build_configuration(
 
 
 def interleave_namespaces(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
-    """Return the policies in turns: one of each namespace, then the second of each, and so on."""
+    """Return the policies in round-robin order of their namespaces."""
     counts: Counter[str] = Counter()
     ranked = []
     for policy in policies:

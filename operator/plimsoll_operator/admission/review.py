@@ -45,10 +45,7 @@ class PolicyCache:
         self._ordered: dict[str, list[SupervisionPolicy]] = {}
 
     def update(self, item: Object, gone: bool) -> None:
-        """Store a policy, or remove it if ``gone``.
-
-        Parse it only if more than its status changed.
-        """
+        """Store a policy, or remove it if ``gone``. A change of its status alone is not parsed."""
         meta = item["metadata"]
         namespace, name = meta["namespace"], meta["name"]
         cached = self._known.setdefault(namespace, {})
@@ -92,8 +89,7 @@ MAX_WARNING_CHARS = 240
 class Reviewer:
     """Builder of admission responses from the cached policies. It passes each result to ``count``.
 
-    Until a pod has started with the current images, only up to ``limit`` replicas of a policy get a
-    supervisor.
+    Until a pod has run with the current images, at most ``limit`` replicas of a policy get them.
     """
 
     def __init__(
@@ -172,24 +168,18 @@ class Reviewer:
         """
         images, now = format_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
-        recent = {
-            name: tried_at
-            for name, tried_at in self._tries.pop(key, {}).items()
-            if now - tried_at < STARTUP_TRIAL_S
+        tried = {
+            name: at for name, at in self._tries.pop(key, {}).items() if now - at < STARTUP_TRIAL_S
         }
-        if recent:
-            self._tries[key] = recent
+        if tried:
+            self._tries[key] = tried
         replica = find_group(request["object"]["metadata"]) or str(request["uid"])
-        if replica in recent:
+        if replica in tried:
             return ""
-        injection = parse_injection(self._policies.status(policy))
-        why = reason_to_skip(policy, injection, images, len(recent), self._limit)
-        if (
-            not why
-            and not (injection is not None and injection.proven)
-            and not request.get("dryRun")
-        ):
-            self._tries[key] = recent | {replica: now}
+        state = parse_injection(self._policies.status(policy))
+        why = reason_to_skip(policy, state, images, len(tried), self._limit)
+        if not why and not (state is not None and state.proven) and not request.get("dryRun"):
+            self._tries[key] = tried | {replica: now}
         return why
 
 

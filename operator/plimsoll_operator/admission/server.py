@@ -55,7 +55,7 @@ LOG_INTERVAL_S = 10.0
 
 
 class AdmissionServer:
-    """HTTPS server that calls ``review``, from request body to response body, in threads."""
+    """HTTPS server that passes each request body to ``review`` in a thread and sends the result."""
 
     def __init__(self, review: Callable[[bytes], bytes], failed: Callable[[], None]) -> None:
         """Prepare the server. It calls ``failed`` for each review that it rejects."""
@@ -91,10 +91,7 @@ class AdmissionServer:
             await runner.cleanup()
 
     def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
-        """Create the protocol of a new connection.
-
-        If there are too many, close the longest idle one.
-        """
+        """Create the protocol of a new connection. If there are too many, close the idlest one."""
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(next(iter(self._open)))
         handler = make()
@@ -211,10 +208,7 @@ class AdmissionWebhook:
         return None if self._upkeep.is_waiting_for_leader() else self.problem()
 
     def start(self, background: Background) -> None:
-        """Start serving.
-
-        A failure never stops the operator: pods then start without a supervisor.
-        """
+        """Start serving. A failure never stops the operator; pods then get no supervisor."""
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "admission": self._serve,
             "admission-upkeep": self._upkeep.run,

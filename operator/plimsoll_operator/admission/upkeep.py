@@ -61,7 +61,7 @@ class WebhookMetrics(Protocol):
     """Metrics of the webhook."""
 
     def admitted(self, result: str, count: int = 1) -> None:
-        """Add ``count`` reviews with ``result``."""
+        """Increase the number of reviews with ``result`` by ``count``."""
 
     def certificate(self, secret: str, expires_s: float) -> None:
         """Set the expiry time of the certificate in ``secret``, in Unix seconds."""
@@ -166,10 +166,7 @@ class WebhookUpkeep:
             self._checked = self._turned
 
     async def _read_source(self) -> Certificate | None:
-        """Read the Secret; the leader creates or renews the operator's own.
-
-        Return None if unusable.
-        """
+        """Return the certificate in the Secret, or None. The leader creates or renews the CA."""
         secret = await self._api.get(SECRET_KIND, self._address.namespace, self._webhook.name)
         found, trouble = _read_certificate(secret, self._secret)
         if found is not None and not self._webhook.provided and not is_authority(found):
@@ -185,10 +182,8 @@ class WebhookUpkeep:
         return found
 
     async def _create_authority(self) -> Certificate:
-        authority = create_authority(self._now())
-        texts = zip(
-            SECRET_KEYS, (authority.certificate, authority.key, authority.bundle), strict=True
-        )
+        ca = create_authority(self._now())
+        texts = zip(SECRET_KEYS, (ca.certificate, ca.key, ca.bundle), strict=True)
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -200,8 +195,8 @@ class WebhookUpkeep:
         except ApiError as error:
             self._trouble = f"cannot write Secret {self._secret}: {error}"
             raise
-        log.info("the webhook has a new CA, which expires at %s", authority.expires.isoformat())
-        return authority
+        log.info("the webhook has a new CA, which expires at %s", ca.expires.isoformat())
+        return ca
 
     def _use_source(self, found: Certificate | None) -> None:
         """Use the current content of the Secret; without one, keep the previous content."""

@@ -41,10 +41,7 @@ MAX_LEASE_TRANSITIONS = 2**31
 
 
 class _LeaseState(NamedTuple):
-    """State of a Lease: its spec and whether it has a holder.
-
-    ``at`` is when the spec last changed, ``since`` when ``taken`` last changed.
-    """
+    """State of a Lease, with the times of its last change (``at``) and of ``taken`` (``since``)."""
 
     version: str
     at: float
@@ -53,7 +50,7 @@ class _LeaseState(NamedTuple):
 
 
 class CircuitBreaker:
-    """Limiter of the number of slots that supervisors hold in the whole cluster."""
+    """Cluster-wide limit on the number of slots that supervisors hold."""
 
     def __init__(
         self,
@@ -176,10 +173,9 @@ class CircuitBreaker:
         self._renewed.pop(lease["metadata"]["uid"], None)
 
     async def _write(self, lease: Object, who: str) -> Object | None:
-        """Set the holder of a Lease. Return None if it was written or can no longer be.
+        """Set the holder of a Lease to ``who``. On a conflict, return the current version.
 
-        Return the newer version if ``lease`` was outdated. A Lease whose update the API server
-        rejects does not block the others.
+        Return None if the Lease was written or cannot be. A rejection does not block other Leases.
         """
         spec = dict(lease.get("spec") or {})
         timestamp = rfc3339_micro(time.time())

@@ -48,10 +48,7 @@ NO_GROUPS = (
 
 @dataclass
 class _Observation:
-    """Objects read from the cluster.
-
-    ``pods`` are those that are neither terminating nor finished.
-    """
+    """Objects read from the cluster. ``pods`` excludes terminating and finished ones."""
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None

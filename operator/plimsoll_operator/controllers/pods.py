@@ -39,11 +39,10 @@ async def reconcile_pods(
     incidents: list[Object], now: str, config: Config, kept: Collection[str] = (),
     groups: Sequence[GroupStarts] = (),
 ) -> float | None:  # fmt: skip
-    """Write and delete incidents, and evict pods. Return the seconds until the next check.
+    """Write and delete incidents, and evict pods. Return the seconds until the next check, or None.
 
-    ``pods`` are all pods of the service or policy, including terminating ones. ``kept`` has the
-    names of pods that no controller would replace; they are not evicted. ``groups`` are the
-    multi-node groups. Returns None if no check is due.
+    ``pods`` are all pods of the service or policy, including terminating ones. ``kept`` names pods
+    that are not evicted, because nothing would replace them. ``groups`` are the multi-node groups.
     """
     incidents = await _delete_surplus(api, store, key, incidents, now, config)
     for one in incidents:
@@ -76,16 +75,16 @@ async def retain_incidents(
     due = []
     for incident in await _delete_surplus(api, store, key, incidents, now, config):
         try:
-            remaining_s = config.clocks.orphans - max(
+            left = config.clocks.orphans - max(
                 0.0, subtract_times(_read_deletion_time(incident), now)
             )
         except (ValueError, OverflowError):
             await _apply_incident(
                 api, store, _make_deletion_patch(incident, now), manager=DELETION_MANAGER
             )
-            remaining_s = config.clocks.orphans
-        if remaining_s > 0.0:
-            due.append(remaining_s)
+            left = config.clocks.orphans
+        if left > 0.0:
+            due.append(left)
         else:
             await _delete_incident(api, store, key, incident)
     return min(due, default=None)
@@ -154,13 +153,11 @@ async def read_pod_events(
     be mounted, and does not change while the pod waits. Raises ApiError if the request may succeed
     later: without Events, the status would lose its reason and then get it back.
     """
-    requeue_s = (
-        [next_change_s] if (next_change_s := compute_next_change_s(pods, now)) is not None else []
-    )
+    requeue_s = [due_s] if (due_s := compute_next_change_s(pods, now)) is not None else []
     events: dict[str, list[Object]] = {}
     for pod in pods:
-        creating_s = pod.measure_creating_s(now)
-        if creating_s is None or creating_s < MIN_CREATING_S or len(events) == MAX_PODS_WITH_EVENTS:
+        age_s = pod.measure_creating_s(now)
+        if age_s is None or age_s < MIN_CREATING_S or len(events) == MAX_PODS_WITH_EVENTS:
             continue
         requeue_s.append(clocks.creating_again)
         try:

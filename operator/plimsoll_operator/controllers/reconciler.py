@@ -39,7 +39,7 @@ def now() -> str:
 
 
 def earliest_s(*due_s: float | None) -> float | None:
-    """Return the shortest of the delays that are not None; None if all are."""
+    """Return the shortest delay that is not None; None if there is none."""
     return min((delay_s for delay_s in due_s if delay_s is not None), default=None)
 
 

@@ -122,19 +122,15 @@ class RefusedCreations:
 
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
         """Return the rejections in a namespace's Events, each with its Event."""
-        rejections: list[tuple[RefusedCreation, Object]] = []
+        refused: list[tuple[RefusedCreation, Object]] = []
         for events in EVENT_KINDS:
             count = 0
             async for page, _ in self._api.pages(events, namespace):
                 count += len(page)
-                rejections += [
-                    (rejection, event)
-                    for event in page
-                    if (rejection := read_event(event)) and rejection.at
-                ]
+                refused += [(one, event) for event in page if (one := read_event(event)) and one.at]
                 if count >= MAX_EVENTS:
                     break
-        return rejections
+        return refused
 
     async def _read_owner(self, namespace: str, event: Object) -> Object | None:
         """Return the object that the Event is about; None if it was deleted or cannot be read."""

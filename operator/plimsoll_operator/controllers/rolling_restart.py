@@ -39,10 +39,7 @@ MAX_CHECKS_PER_RECONCILE = 10
 
 
 class _WorkloadCheck(NamedTuple):
-    """Result of checking a workload for one generation of a policy.
-
-    ``at`` is the monotonic time of the check, ``text`` the workload's status text.
-    """
+    """Check of a workload for one generation of a policy. ``text`` describes the result."""
 
     generation: tuple[str, int, bool]
     at: float

@@ -83,8 +83,8 @@ class PolicyController(Reconciler[_Observation]):
         """
         super().__init__(api, store, scraper, config, later, clock)
         clocks, images = config.clocks, config.images
-        is_webhook_current = webhook if config.webhook is not None else None
-        self._restarts = RollingRestarts(api, is_webhook_current, clocks=clocks)
+        check = webhook if config.webhook is not None else None
+        self._restarts = RollingRestarts(api, check, clocks=clocks)
         self._selected = PolicyPods(
             api, store, images, add, config.request_timeout_s, clocks.policy_pods, clock
         )
@@ -196,12 +196,10 @@ class PolicyController(Reconciler[_Observation]):
             self._scraper.latest(key),
         )
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
-        workloads = index_workload_statuses(wanted)
-        self.suspects[key] = tuple(
-            name for name in workloads if "suspectRevision" in workloads[name]
-        )
+        shown = index_workload_statuses(wanted)
+        self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
         self.verdicts[key] = verdicts = [
-            (name, one) for name in workloads for one in workloads[name].get("verdicts") or ()
+            (name, one) for name in shown for one in shown[name].get("verdicts") or ()
         ]
         again_s = clocks.publish if needs_time(one for _, one in verdicts) else None
         return wanted, earliest_s(next_s, again_s)

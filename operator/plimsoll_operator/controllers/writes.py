@@ -62,8 +62,7 @@ class OwnedObjectWriter:
     """Writer of the planned objects of a service or policy.
 
     After each write, it stores the fields that the API server attributes to Plimsoll. While these
-    are unchanged, it does not apply the same object again, even if the server or another webhook
-    changed other fields.
+    are unchanged, it does not apply the same object again, even if others changed other fields.
     """
 
     def __init__(self, api: Api, store: Store) -> None:
@@ -78,8 +77,8 @@ class OwnedObjectWriter:
         """Apply one object. Return False if it is up to date.
 
         ``uid`` is the UID of the owner. An object of another owner lacks Plimsoll's labels, so no
-        watch shows it. The first write of an object therefore requires that none of its name
-        exists. Raises :class:`NameConflictError` if one does.
+        watch shows it. The first write therefore fails if any object has the name. Raises
+        :class:`NameConflictError` in that case.
         """
         kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
         if live is not None and owner_uid(live) != uid:
@@ -170,7 +169,7 @@ class FailureCounter:
 
 
 class ClaimModeCache:
-    """Cache of whether pods on several nodes may mount a claim. Decides the rollout strategy."""
+    """Cache of whether pods on several nodes may mount a claim, for the rollout strategy."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock

@@ -73,8 +73,7 @@ SEGMENTS = frozenset(segment.value for segment in Segment)
 class SlowLeak:
     """Slow leak of a replica.
 
-    ``segment`` is empty if unknown. ``limit_s`` is the seconds until the memory limit is reached;
-    None if unknown.
+    ``segment`` is empty if unknown, ``limit_s`` the time until the memory limit; None if unknown.
     """
 
     kind: str

@@ -29,10 +29,9 @@ OURS = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 @dataclass(frozen=True)
 class GroupStarts:
-    """Recent starts of a group.
+    """Recent starts of a group. ``leader`` is its newest leader pod, ``age_s`` that pod's age.
 
-    ``leader`` is its newest leader pod and ``age_s`` that pod's age in seconds. ``recreations`` is
-    their number within :data:`WINDOW_S`.
+    ``recreations`` is the number of recreations within :data:`WINDOW_S`.
     """
 
     leader: SelectedPod

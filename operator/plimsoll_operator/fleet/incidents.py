@@ -252,18 +252,16 @@ def _requests_replacement(incident: Object) -> bool:
 def _has_its_pod(incident: Object, pod: PodView | None) -> bool:
     """Report whether the incident's own pod exists, rather than a later pod of the same name.
 
-    Both times come from the API server.
+    It compares the creation times, which the API server sets.
     """
     if pod is None:
         return False
-    age_difference_s = _subtract_times(
-        str(incident["metadata"].get("creationTimestamp")), pod.created
-    )
-    return age_difference_s is None or age_difference_s <= 0
+    delay_s = _subtract_times(str(incident["metadata"].get("creationTimestamp")), pod.created)
+    return delay_s is None or delay_s <= 0
 
 
 def _has_restarted_group(incident: Object) -> bool:
-    """Report whether the incident restarted a multi-node group, and so all of its processes."""
+    """Report whether the incident has restarted its whole multi-node group."""
     steps = (incident.get("status") or {}).get("timeline") or ()
     done = any(
         one.get("step") == ENGINE_RESTART and one.get("outcome") in STARTED_OUTCOMES
@@ -308,7 +306,7 @@ def _make_incident(
 def _end_incident(
     found: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
-    """Add the status that ends the incident, within the size that its writer left available."""
+    """Add the status update that ends the incident, truncated to the limits of the CRD."""
     identity = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}
@@ -335,10 +333,8 @@ def _add_conditions(status: Object, opened_at: str) -> Object:
 
     An incident's spec never changes, so its generation is always 1.
     """
-    conditions = conditions_of(
-        status["phase"], status.get("outcome"), opened_at, status.get("endedAt")
-    )
-    return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(conditions)}
+    added = conditions_of(status["phase"], status.get("outcome"), opened_at, status.get("endedAt"))
+    return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(added)}
 
 
 def _parse_time(at: str) -> float | None:

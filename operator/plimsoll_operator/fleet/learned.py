@@ -101,12 +101,12 @@ def _merge_learned(
     if old is not None and before is not None and before.revision != revision:
         # The next revision starts with the budget, and learns its own growth.
         old = LearnedMemory(budget=old.budget) if old.budget is not None else None
-    learned = [one for report in reports if (one := read(report)) is not None and one.seen_s > 0]
-    longest = max((one.seen_s for one in learned), default=0)
-    learned = [one for one in learned if one.seen_s * 2 >= longest]
-    if not learned:
+    valid = [one for report in reports if (one := read(report)) is not None and one.seen_s > 0]
+    longest = max((one.seen_s for one in valid), default=0)
+    valid = [one for one in valid if one.seen_s * 2 >= longest]
+    if not valid:
         return old
-    budgets = [one.budget for one in learned if one.budget is not None]
+    budgets = [one.budget for one in valid if one.budget is not None]
     budget = statistics.median_low(budgets) if budgets else None
     current = old.budget if old is not None else None
     if current is not None and before is not None:
@@ -114,13 +114,12 @@ def _merge_learned(
         budget = current if budget is None else stepped(current, budget, days)
     seen_s = max(longest, old.seen_s if old is not None else 0)
     first, second, third = (
-        statistics.median_low(one.gains[index] for one in learned)
-        for index in range(len(WINDOWS_H))
+        statistics.median_low(one.gains[index] for one in valid) for index in range(len(WINDOWS_H))
     )
     return LearnedMemory(
         seen_s=int(min(seen_s, MAX_SEEN_S) // HOUR_S * HOUR_S),
         gains=(first, second, third),
-        start=statistics.median_low(one.start for one in learned),
+        start=statistics.median_low(one.start for one in valid),
         budget=budget,
     )
 

@@ -50,10 +50,7 @@ Events = Mapping[str, Sequence[Object]]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Reason why a container is not ready.
-
-    ``blocking`` is True if only a person can fix it.
-    """
+    """Reason why a container is not ready. ``blocking`` is True if only a person can fix it."""
 
     reason: str
     message: str
@@ -64,10 +61,9 @@ class Cause:
 class Container:
     """Status of a container. An empty text means that there is none; times are RFC 3339.
 
-    ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` are set for a
-    waiting container. ``terminations`` contains its last terminations (Kubernetes' ``terminated``),
-    newest first. ``startup_s`` is the time that its startup probe allows, and ``memory`` its memory
-    limit.
+    ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` are those of a
+    waiting container. ``terminations`` are the last ones (Kubernetes' ``terminated``), newest
+    first. ``startup_s`` is the time that its startup probe allows, and ``memory`` its memory limit.
     """
 
     name: str
@@ -173,8 +169,7 @@ class PodView:
     """Parsed status of a pod.
 
     ``placed`` is when it was scheduled, and ``unscheduled`` why it was not. ``over`` is whether it
-    has succeeded or failed. ``group`` is its LeaderWorkerSet group; empty if the pod is a replica
-    by itself.
+    has ended. ``group`` is its LeaderWorkerSet group; empty if the pod is a replica by itself.
     """
 
     name: str

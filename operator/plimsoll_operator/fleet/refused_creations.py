@@ -65,10 +65,10 @@ _POD = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 
 @dataclass(frozen=True, slots=True)
 class RefusedCreation:
-    """The API server's message about the pods of one ``owner``, last at ``at`` (RFC 3339).
+    """Rejection of the pods of one ``owner``, last reported at ``at`` (RFC 3339).
 
-    ``key`` begins with the owner's UID, and is equal for attempts with the same response. ``node``
-    is the Ray node type of the pod, empty if it is not a Ray node.
+    ``reason`` is the API server's message. ``key`` begins with the owner's UID, and is equal for
+    equal messages. ``node`` is the Ray node type of the pod; empty if it is not a Ray node.
     """
 
     owner: str
@@ -86,17 +86,15 @@ def read_event(event: Object) -> RefusedCreation | None:
         return None
     if not _REFUSAL.search(text) or _UNRELATED_REFUSALS.search(text):
         return None
-    timestamp = event.get("lastTimestamp") or event.get("eventTime") or ""
+    time = event.get("lastTimestamp") or event.get("eventTime") or ""
     series = (event.get("series") or {}).get("lastObservedTime")
     prefix = _POD.search(text)
     reason = make_printable_line(text[prefix.end() :] if prefix else text, MAX_REASON)
     uid = str(reference.get("uid") or "")
     owner = make_printable_line(f"{reference.get('kind')} {reference.get('name')}", 253)
     # A denial may contain the pod's generated name.
-    without_names = re.sub(r'"[^"]*-[^"]*"', '""', reason)
-    return RefusedCreation(
-        owner, reason, str(series or timestamp), f"{uid[:36]}/{digest(without_names)}", node
-    )
+    plain = re.sub(r'"[^"]*-[^"]*"', '""', reason)
+    return RefusedCreation(owner, reason, str(series or time), f"{uid[:36]}/{digest(plain)}", node)
 
 
 def find_owner_kind(event: Object) -> Kind | None:
@@ -187,7 +185,7 @@ def _fits_quota_without(quota: re.Match[str], added: list[Object]) -> bool:
 
 
 def _compute_usage(container: Object, counted: str) -> Fraction:
-    """Return a container's usage of a resource as quotas name it, such as ``limits.cpu``."""
+    """Return how much of a resource a container uses, by its name in quotas (``limits.cpu``)."""
     kind, dot, name = counted.partition(".")
     resources = container.get("resources") or {}
     amounts: Mapping[str, str] = resources.get(kind if dot else "requests") or {}

@@ -38,7 +38,7 @@ REPLICA_SET_KINDS = ("Deployment", "Rollout")
 
 @dataclass(frozen=True)
 class Suspect:
-    """A revision of which most replicas leak.
+    """A revision that leaks in most of its replicas.
 
     ``since`` is when the leak began in the replica that completed the majority (RFC 3339).
     """
@@ -298,7 +298,7 @@ MAX_GOOD_REVISIONS = 2
 
 
 def make_revisions_status(before: Object, update: str, rolled_out: str, bad: str) -> Object:
-    """Return ``status.revisions`` after an observation.
+    """Return the new ``status.revisions``.
 
     ``rolled_out`` is the revision that all replicas run, empty during a rollout. ``bad`` is a
     revision that leaks or that was rolled back from, empty if there is none.
@@ -361,12 +361,8 @@ def find_rollback_revision(
     This is the newest good one, unless another good one is already running because someone rolled
     back to it.
     """
-    candidates = [
-        revision
-        for revision in list_good_revisions(revisions)
-        if revision != update and revision in known
-    ]
-    return running if running in candidates else next(iter(candidates), "")
+    usable = [name for name in list_good_revisions(revisions) if name != update and name in known]
+    return running if running in usable else next(iter(usable), "")
 
 
 def _pause_rollout(status: Object, update: str) -> RolloutDecision:

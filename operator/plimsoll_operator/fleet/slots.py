@@ -83,13 +83,13 @@ def allocate_slots(
     slots = [one for one in leases if _is_slot(one)]
     waits = _find_waiting_slot_sets(incidents, slots)
     shares = _ShareCounter(slots, limit)
-    allocation = Allocation()
+    result = Allocation()
     candidates = []
     for one in slots:
         if holder(one) in ("", OPERATOR_HOLDER) or one["metadata"]["uid"] in dead:
             candidates.append(one)
         else:
-            allocation.held += 1
+            result.held += 1
             if one["metadata"]["uid"] not in overlong:
                 shares.hold(_make_slot_set(one))
     waiting = [one for one in candidates if _make_slot_set(one) in waits]
@@ -102,19 +102,17 @@ def allocate_slots(
             one["metadata"]["name"],
         )
     )
-    allocation.waiting = len(waiting)
+    result.waiting = len(waiting)
     for one in waiting:
-        (allocation.granted if shares.admit(_make_slot_set(one)) else allocation.close).append(one)
-    allocation.asking = sum(
-        waits[_make_slot_set(one)][0] == ASKING_RANK for one in allocation.close
-    )
-    closed = {one["metadata"]["uid"] for one in allocation.close}
-    allocation.reopen = [
+        (result.granted if shares.admit(_make_slot_set(one)) else result.close).append(one)
+    result.asking = sum(waits[_make_slot_set(one)][0] == ASKING_RANK for one in result.close)
+    closed = {one["metadata"]["uid"] for one in result.close}
+    result.reopen = [
         one
         for one in candidates
         if holder(one) == OPERATOR_HOLDER and one["metadata"]["uid"] not in closed
     ]
-    return allocation
+    return result
 
 
 class _ShareCounter:
@@ -154,8 +152,8 @@ def _find_waiting_slot_sets(
 ) -> dict[SlotSet, tuple[int, str]]:
     """Return, for each slot set with an open incident, its rank and the oldest creation time.
 
-    A set with an incident that requests a slot ranks first. The writer of an incident controls its
-    opening time and workload, so a policy's slot itself lists the pods that may take it.
+    A set with an incident that requests a slot ranks first. The times and the workload that an
+    incident's writer sets are ignored: a policy's slot itself lists the pods that may take it.
     """
     of_pods: dict[tuple[str, str], SlotSet] | None = None
     waiting: dict[SlotSet, tuple[int, str]] = {}
@@ -195,7 +193,7 @@ def holder(lease: Object) -> str:
 
 
 def _is_slot(lease: Object) -> bool:
-    """Report whether the Lease is named like a slot. Anyone may put Plimsoll's label on a Lease.
+    """Report whether the Lease has the name of a slot: anyone may set Plimsoll's label.
 
     A policy's slot that is free and that no pod may take does not count.
     """

@@ -160,9 +160,8 @@ def choose_workloads(
 def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
     """Return the names of unused slots whose restarts still count against a restart budget.
 
-    A workload that is scaled to zero or recreated must not get its restart budget back. The last
-    holder of a Lease wrote its time, which is trusted only for this. The newest
-    :data:`MAX_WORKLOADS` are kept. ``now`` is RFC 3339.
+    A workload that is scaled to zero or recreated must not get its restart budget back. The times
+    are those that the last holders wrote. The newest :data:`MAX_WORKLOADS` are kept.
     """
     dated = []
     for one in leases:
@@ -180,10 +179,8 @@ def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str
 
 def index_workload_statuses(status: Object) -> dict[str, Object]:
     """Return the status of each workload, by its :class:`WorkloadRef` as text."""
-    statuses = status.get("workloads") or ()
+    listed = status.get("workloads") or ()
     return {
-        str(
-            WorkloadRef(entry.get("kind", ""), entry.get("name", ""), entry.get("apiGroup", ""))
-        ): entry
-        for entry in statuses
+        str(WorkloadRef(item.get("kind", ""), item.get("name", ""), item.get("apiGroup", ""))): item
+        for item in listed
     }

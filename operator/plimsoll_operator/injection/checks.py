@@ -51,10 +51,7 @@ def find_supervisor(pod: Object) -> Object | None:
 
 
 def check_shape(pod: Object, at: str, fields: OptionNames) -> None:
-    """Reject a pod in which no supervisor can run, whatever its engine is.
-
-    Raises InjectionError.
-    """
+    """Raise InjectionError for a pod in which no supervisor can run, whatever its engine is."""
     if pod.get("hostPID"):
         raise InjectionError(
             f"{at}.hostPID: true: the supervisor could see and signal every process of the node: "

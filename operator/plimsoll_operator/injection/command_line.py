@@ -123,23 +123,21 @@ def _add_command(
 
 
 def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
-    """Return a command without keywords, assignments and wrapper programs; record the variables."""
-    remaining = list(words)
-    while remaining:
-        if remaining[0] in KEYWORDS:
-            remaining = remaining[1:]
-        elif (assignment := ASSIGNMENT.fullmatch(remaining[0])) is not None:
-            line.variables[assignment[1]] = assignment[2]
-            remaining = remaining[1:]
-        elif remaining[0] in ("export", "declare", "local", "readonly"):
-            remaining = [word for word in remaining[1:] if ASSIGNMENT.fullmatch(word)]
-        elif get_program_name(remaining[0]) in WRAPPERS and (
-            inner := _find_wrapped_command(remaining[1:])
-        ):
-            remaining = inner
+    """Return a command without keywords, wrappers and assignments, which are added to ``line``."""
+    rest = list(words)
+    while rest:
+        if rest[0] in KEYWORDS:
+            rest = rest[1:]
+        elif (match := ASSIGNMENT.fullmatch(rest[0])) is not None:
+            line.variables[match[1]] = match[2]
+            rest = rest[1:]
+        elif rest[0] in ("export", "declare", "local", "readonly"):
+            rest = [word for word in rest[1:] if ASSIGNMENT.fullmatch(word)]
+        elif get_program_name(rest[0]) in WRAPPERS and (inner := _find_wrapped_command(rest[1:])):
+            rest = inner
         else:
             break
-    return remaining
+    return rest
 
 
 def _find_wrapped_command(words: Sequence[str]) -> list[str]:

@@ -231,7 +231,7 @@ def find_engine(
         )
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
-    resource_names = (*limits, *(resources.get("requests") or ()))
+    asked = (*limits, *(resources.get("requests") or ()))
     evidence = chosen.by if kind in (None, chosen.kind) else ""
     return EngineContainer(
         container=str(container["name"]),
@@ -244,7 +244,7 @@ def find_engine(
         uid=_find_uid(pod, container, where, path),
         is_hidden=_is_hidden(pod, container),
         shm=_find_shm_mount(container),
-        shares_device=shares_device(resource_names, claims_of(container), pod, annotations),
+        shares_device=shares_device(asked, claims_of(container), pod, annotations),
         no_restart_reason="" if native else _find_no_restart_reason(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
         notes=address.notes,

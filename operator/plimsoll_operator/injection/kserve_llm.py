@@ -65,10 +65,7 @@ MAX_LABEL_CHARS = 63
 
 @dataclass(frozen=True)
 class _Workload:
-    """The service's ``spec`` or ``prefill``, which describes pods of one kind.
-
-    ``at`` is its path.
-    """
+    """The part of a service's spec that describes pods of one kind; ``at`` is its path."""
 
     spec: Object
     at: str
@@ -102,7 +99,7 @@ def inject_llm_service(
     spec = _get_object(changed, "spec", where)
     changed["spec"] = spec
     model = str(_get_object(spec, "model", f"{where}: spec").get("name") or name)
-    template_spec: Object = {}
+    merged: Object = {}
     notes: list[str] = []
     engines: list[EngineContainer] = []
     for workload in _list_workloads(spec, where):
@@ -110,12 +107,12 @@ def inject_llm_service(
         if isinstance(result, str):
             notes.append(f"{workload.at}: {unchanged_note(result)}")
             continue
-        engine, additions = result
+        engine, part = result
         engines.append(engine)
         if workload.spec is spec:
-            template_spec |= additions
+            merged |= part
         else:
-            template_spec["prefill"] = additions
+            merged["prefill"] = part
         notes += notes_of(workload.at, _make_pod(workload), engine, options)
         if workload.spec.get("worker") is not None:
             notes.append(f"{workload.at}.worker: {unchanged_note(WORKERS_MESSAGE)}")
@@ -126,7 +123,7 @@ def inject_llm_service(
         "apiVersion": changed["apiVersion"],
         "kind": CONFIG_KIND,
         "metadata": make_metadata(config_name, meta.get("namespace")),
-        "spec": template_spec,
+        "spec": merged,
     }
     refs = spec.get("baseRefs") or []
     if not isinstance(refs, list) or not all(isinstance(one, dict) for one in refs):
@@ -160,8 +157,8 @@ def _add_supervisor(
     """Return the engine and its part of the configuration, or why the pods are left unchanged."""
     labels = _get_object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
     generated = {KSERVE_LLM_NAME: name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
-    if (mismatch := selector_mismatch({**generated, **labels}, options)) is not None:
-        return mismatch
+    if (reason := selector_mismatch({**generated, **labels}, options)) is not None:
+        return reason
     if workload.spec.get("worker") is not None and not options.group_restarts:
         raise InjectionError(
             f"{workload.at}: KServe sets restartPolicy RecreateGroupOnPodRestart, which recreates"
@@ -184,7 +181,7 @@ def _add_supervisor(
         check_names(pod, at)
     places = find_supervisor_places(pod, engine)
     check_engine(pod, pod["containers"], engine, at, options, places)
-    pod_engine = PodEngine(
+    info = PodEngine(
         engine=make_endpoint(engine),
         memory_limit_bytes=parse_memory_limit(engine) or None,
         shared_device=engine.shares_device,
@@ -196,12 +193,7 @@ def _add_supervisor(
     kept = {key: container[key] for key in ("ports", "resources") if key in container}
     added: Object = {"containers": [{"name": engine.container, **kept}]}
     add_supervisor(
-        added,
-        engine,
-        options,
-        names.supervisor(name),
-        (make_pod_engine_variable(pod_engine),),
-        places,
+        added, engine, options, names.supervisor(name), (make_pod_engine_variable(info),), places
     )
     for key in kept:
         del added["containers"][0][key]

@@ -183,7 +183,7 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
 def _choose_declared_port(
     container: Object, default: int | None, path: str
 ) -> tuple[int, str] | None:
-    """Return a declared port: one with an HTTP name, the default, or the only one; or None."""
+    """Return a declared port, or None: one with an HTTP name, the default, or the only one."""
     listed = [
         (
             str(one.get("name") or ""),
@@ -191,16 +191,14 @@ def _choose_declared_port(
         )
         for at, one in enumerate(container.get("ports") or ())
     ]
-    candidates = [
-        (name, port) for name, port in listed if not OTHER_PORT_NAMES.search(name.lower())
-    ]
-    named = [(name, port) for name, port in candidates if HTTP_PORT_NAMES.search(name.lower())]
+    usable = [(name, port) for name, port in listed if not OTHER_PORT_NAMES.search(name.lower())]
+    named = [(name, port) for name, port in usable if HTTP_PORT_NAMES.search(name.lower())]
     for name, port in named:
         return port, f"by its port {name}"
-    if default is not None and default in [port for _, port in candidates]:
+    if default is not None and default in [port for _, port in usable]:
         return default, "by its ports"
-    if len(candidates) == 1:
-        return candidates[0][1], f"by its port {candidates[0][0]}".rstrip()
+    if len(usable) == 1:
+        return usable[0][1], f"by its port {usable[0][0]}".rstrip()
     return None
 
 

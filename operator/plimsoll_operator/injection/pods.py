@@ -129,10 +129,8 @@ def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]
     names = {one.get("name") for one in listed}
     if not isinstance(model, dict) or KSERVE_CONTAINER in names:
         return listed
-    runtime_spec = _find_runtime(model, runtimes)
-    added = [
-        one for one in (runtime_spec or {}).get("containers") or () if one["name"] not in names
-    ]
+    known = _find_runtime(model, runtimes)
+    added = [one for one in (known or {}).get("containers") or () if one["name"] not in names]
     base = next((one for one in added if one["name"] == KSERVE_CONTAINER), None)
     others = [one for one in added if one is not base]
     if base is None:
@@ -143,10 +141,9 @@ def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]
     merged["args"] = [*(base.get("args") or ()), *(model.get("args") or ())]
     env = [*(base.get("env") or ()), *(model.get("env") or ())]
     merged["env"] = list({one["name"]: one for one in env}.values())
-    runtime_resources, model_resources = base.get("resources") or {}, model.get("resources") or {}
+    preset, given = base.get("resources") or {}, model.get("resources") or {}
     merged["resources"] = {
-        key: (runtime_resources.get(key) or {}) | (model_resources.get(key) or {})
-        for key in ("limits", "requests")
+        key: (preset.get(key) or {}) | (given.get(key) or {}) for key in ("limits", "requests")
     }
     return [*listed, merged, *others]
 
@@ -198,10 +195,7 @@ def set_container_name_variable(pod: Object, container: str) -> None:
 
 
 def _iterate_leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
-    """Yield the pod specs of a LeaderWorkerSet.
-
-    Without a leader template, leaders use the workers'.
-    """
+    """Yield the pods of a LeaderWorkerSet. The workers' template is the default for leaders."""
     path = ("spec", "leaderWorkerTemplate")
     group = _get_or_create_object(document, path, where)
     # The default of the LeaderWorkerSet API.

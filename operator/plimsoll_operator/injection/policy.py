@@ -107,8 +107,7 @@ def format_images(policy: SupervisionPolicy, images: Images) -> str:
 def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> AdmittedPod:
     """Return ``pod`` with a supervisor, or with an annotation that says why it has none.
 
-    The argument is not changed. In a pod that already has the supervisor, it is replaced by an
-    equal one.
+    The argument is not changed. The injection is idempotent.
     """
     changed = copy.deepcopy(pod)
     try:
@@ -148,10 +147,7 @@ def _set_metadata(metadata: Object, field: str, key: str, value: str) -> None:
 
 
 def _check_pod(pod: Object) -> None:
-    """Reject a pod in which no supervisor can run, whatever its engine is.
-
-    Raises InjectionError.
-    """
+    """Raise InjectionError for a pod in which no supervisor can run, whatever its engine is."""
     meta, spec = pod["metadata"], pod["spec"]
     check_types(spec, POD_PATH)
     check_shape(spec, POD_PATH, POLICY_OPTION_NAMES)
@@ -203,8 +199,7 @@ def _is_in_group(labels: Object) -> bool:
 def find_group(metadata: Object) -> str:
     """Return the name of a new pod's multi-node group; empty if the pod is a replica by itself.
 
-    The webhook of LeaderWorkerSet may add the group's index later, so a worker's group is named
-    after its leader.
+    The webhook of LeaderWorkerSet may add the group's index later, so workers name their leader.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if cluster := membership(metadata).ray_cluster:
@@ -265,7 +260,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
     places = find_supervisor_places(spec, engine) if group is None else SUPERVISED
     check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, places)
     member = membership(pod["metadata"])
-    pod_engine = PodEngine(
+    detected = PodEngine(
         engine=make_endpoint(engine, serves=group is None or not group.worker),
         workload=member.workload,
         graph=member.graph,
@@ -275,12 +270,10 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         restarts=not engine.no_restart_reason,
         role=role_of(labels, engine.words, None if group is None else group.worker),
     )
-    if pod_engine.role is not None:
-        _set_metadata(pod["metadata"], "labels", ROLE_LABEL, pod_engine.role.value)
+    if detected.role is not None:
+        _set_metadata(pod["metadata"], "labels", ROLE_LABEL, detected.role.value)
     config_map = policy_object_name(policy.metadata.name)
-    add_supervisor(
-        spec, engine, options, config_map, (make_pod_engine_variable(pod_engine),), places
-    )
+    add_supervisor(spec, engine, options, config_map, (make_pod_engine_variable(detected),), places)
     return engine
 
 

@@ -135,14 +135,10 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
         )
     module, rest = words[at + 1], words[at + 2 :]
     if module in SERVER_MODULES:
-        classification = ProgramClassification(
+        server = ProgramClassification(
             SERVER_MODULES[module], rest, module, no_port_reason=_explain_missing_port(rest)
         )
-        return (
-            _classify_huggingface(classification)
-            if module == "huggingfaceserver"
-            else classification
-        )
+        return _classify_huggingface(server) if module == "huggingfaceserver" else server
     if module in SERVE_COMMANDS:
         return _classify_subcommand(module, rest)
     if (worker := WORKER_MODULES.fullmatch(module)) is not None:

@@ -36,11 +36,10 @@ def add_supervisor(
     env: tuple[Object, ...] = (),
     at: SupervisorPlaces = SUPERVISED,
 ) -> None:
-    """Add the supervisor of ``engine`` to the pod spec ``pod``, in place.
+    """Add the supervisor of ``engine`` to the pod spec ``pod``, in place. Raises InjectionError.
 
     It replaces an earlier injection. ``config_map`` is the ConfigMap with its configuration,
-    ``env`` is added to its environment, and ``at`` contains its paths and ports. Raises
-    InjectionError.
+    ``env`` is added to its environment, and ``at`` contains its paths and ports.
     """
     supervisor = _make_container(pod, engine, options, at)
     supervisor["env"] = [*supervisor["env"], *env]
@@ -65,37 +64,35 @@ def _make_container(
 ) -> Object:
     containers = list_containers(pod, options.runtimes)
     others = other_containers(pod | {"containers": containers})
-    container_spec = supervisor_container(
-        options.supervisor, options.image, options.resources, others, at
-    )
+    base = supervisor_container(options.supervisor, options.image, options.resources, others, at)
     # Without a policy, the supervisor writes no objects and needs no service account token.
     unwanted = ("shm",) if options.token else ("token", "shm")
-    mounts = [mount for mount in container_spec["volumeMounts"] if mount["name"] not in unwanted]
+    mounts = [mount for mount in base["volumeMounts"] if mount["name"] not in unwanted]
     # The supervisor searches the engine's own shared memory for leftover files.
     shm = [engine.shm] if engine.shm is not None else []
     uid = options.run_as_user if options.run_as_user is not None else engine.uid
     security: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
     if uid is not None or not options.assigned_user:
         security |= {"runAsUser": uid or 0, "runAsNonRoot": bool(uid)}
-    port_names = {
+    used = {
         port.get("name")
         for container in (*containers, *native_sidecars(pod))
         for port in container.get("ports") or []
         if isinstance(port, dict)
     }
-    return container_spec | {
+    return base | {
         # A Service resolves a named target port in any container, so names must be unique.
         "ports": [
             port | {"name": f"{port['name']}-{port['containerPort']}"}
-            if port["name"] in port_names
+            if port["name"] in used
             else port
-            for port in container_spec["ports"]
+            for port in base["ports"]
         ],
         "volumeMounts": [
             *(mount | {"name": VOLUME_PREFIX + mount["name"]} for mount in mounts),
             *shm,
         ],
-        "securityContext": container_spec["securityContext"] | security,
+        "securityContext": base["securityContext"] | security,
     }
 
 

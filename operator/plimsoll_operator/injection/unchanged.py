@@ -25,7 +25,7 @@ def selector_mismatch(labels: Mapping[str, Any], options: InjectionOptions) -> s
 def group_restart_reason(
     options: InjectionOptions, policy: str = "RecreateGroupOnPodRestart"
 ) -> str:
-    """Return why a supervisor in a group with this restart ``policy`` needs consent."""
+    """Return the message that a group with this restart ``policy`` needs the user's consent."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"
         f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"

@@ -54,17 +54,15 @@ def decide_injection(
     a recent rejection of a pod of the policy. It resumes with other images, another generation of
     the policy or another value of :data:`RETRY`; earlier pods and rejections then no longer count.
     """
-    previous = (
-        before if before is not None and before.images == images else Injection(images=images)
-    )
-    stopped, since, proven = previous.stopped, previous.since, previous.proven
-    rejected_anyway = previous.refused_anyway
+    last = before if before is not None and before.images == images else Injection(images=images)
+    stopped, since, proven = last.stopped, last.since, last.proven
+    anyway = last.refused_anyway
     if stopped is not None and not _is_in_force(stopped, policy):
         stopped, since, proven = None, now, False
     elif stopped is not None and any(
         _is_refused_without_supervisor(stopped, one) for one in refused
     ):
-        rejected_anyway = [*rejected_anyway, stopped.refusal][-MAX_ANYWAY:]
+        anyway = [*anyway, stopped.refusal][-MAX_ANYWAY:]
         stopped, since = None, now
     injected = [
         one for one in pods
@@ -77,7 +75,7 @@ def decide_injection(
         (one for one in injected if one.start.stuck and not (one.start.engine and proven)),
         key=lambda one: one.name,
     )
-    new = [one for one in refused if one.at > (since or "") and one.key not in rejected_anyway]
+    new = [one for one in refused if one.at > (since or "") and one.key not in anyway]
     cause = None
     if new:
         cause = (new[0].owner, new[0].reason, new[0].key)
@@ -99,10 +97,10 @@ def decide_injection(
         waiting=len({one.member.replica(one.name) for one in injected if not one.start.ran}),
         since=since,
         stopped=stopped,
-        refused_anyway=rejected_anyway,
+        refused_anyway=anyway,
     )
-    status: Object = found.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return status
+    written: Object = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return written
 
 
 def reason_to_skip(
@@ -113,14 +111,12 @@ def reason_to_skip(
     ``tried`` is the number of replicas to which this webhook recently gave one and which the status
     does not count yet.
     """
-    previous = (
-        before if before is not None and before.images == images else Injection(images=images)
-    )
-    if previous.stopped is not None and _is_in_force(previous.stopped, policy):
-        return f"injection is stopped, because {stop_cause(previous.stopped)}"
-    if previous.proven:
+    last = before if before is not None and before.images == images else Injection(images=images)
+    if last.stopped is not None and _is_in_force(last.stopped, policy):
+        return f"injection is stopped, because {stop_cause(last.stopped)}"
+    if last.proven:
         return ""
-    waiting = max(tried, previous.waiting if previous.stopped is None else 0)
+    waiting = max(tried, last.waiting if last.stopped is None else 0)
     if waiting < limit:
         return ""
     return f"{waiting} replicas wait for {images}, with which no pod has run yet"
@@ -135,12 +131,8 @@ def stop_cause(stopped: InjectionStop) -> str:
 
 def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreation) -> bool:
     """Report whether the API server also rejects the same owner's pods without a supervisor."""
-    same_owner = (
-        bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
-    )
-    return (
-        same_owner and bool(refused.at) and subtract_times(stopped.time, refused.at) > PROPAGATION_S
-    )
+    same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
+    return same and bool(refused.at) and subtract_times(stopped.time, refused.at) > PROPAGATION_S
 
 
 def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:

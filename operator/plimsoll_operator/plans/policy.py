@@ -141,11 +141,9 @@ def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
 
 
 def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Return why some supervisors have no slot; None if the ``chosen`` workloads suffice."""
-    with_slots = {(one.ref, one.role) for one in chosen}
-    without = [
-        one for one in workloads if one.needs_slots and (one.ref, one.role) not in with_slots
-    ]
+    """Return the failure if workloads that are not ``chosen``, or some pods, get no slot."""
+    known = {(one.ref, one.role) for one in chosen}
+    without = [one for one in workloads if one.needs_slots and (one.ref, one.role) not in known]
     if without:
         who = list_names([display_name(one.ref) for one in without])
         text = (
@@ -170,7 +168,7 @@ def display_name(ref: WorkloadRef | None) -> str:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first names as a text, with the number of the others."""
+    """Join the first names for a message, with the number of omitted ones."""
     more = len(names) - MAX_LISTED_NAMES
     return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 

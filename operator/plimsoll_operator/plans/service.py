@@ -37,10 +37,7 @@ CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why the spec cannot be applied.
-
-    ``is_lasting`` is True if a retry cannot help.
-    """
+    """Reason why the spec cannot be applied. ``is_lasting`` is True if a retry cannot help."""
 
     reason: str
     message: str
@@ -78,12 +75,10 @@ def parse(item: Object) -> InferenceService:
 def _is_deeper(value: Any, limit: int) -> bool:
     level = [value]
     for _ in range(limit + 1):
-        nested = [item for item in level if isinstance(item, dict | list) and item]
-        if not nested:
+        inner = [one for one in level if isinstance(one, dict | list) and one]
+        if not inner:
             return False
-        level = [
-            part for item in nested for part in (item.values() if isinstance(item, dict) else item)
-        ]
+        level = [part for one in inner for part in (one.values() if isinstance(one, dict) else one)]
     return True
 
 

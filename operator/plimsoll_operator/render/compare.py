@@ -6,8 +6,7 @@ other lists are replaced as a whole.
 
 An object is applied again only if its hash has changed, or the hash of the fields that the API
 server attributes to Plimsoll. Neither changes if the server formats a quantity differently or drops
-a field, or if a webhook rewrites an image. A client that changes one of Plimsoll's fields takes
-over its ownership, which changes the second hash.
+a field, or if a webhook rewrites an image. A client that changes such a field becomes its owner.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ _TEXTS = frozenset({"annotations", "args", "command", "data", "labels", "matchLa
 def needs_apply(
     desired: dict[str, Any], live: dict[str, Any] | None, fields: str | None = None
 ) -> bool:
-    """Report whether ``live`` is missing, was applied from another object, or others changed it.
+    """Report whether ``live`` is missing, or differs from ``desired`` or from the last application.
 
     ``fields`` is the hash of Plimsoll's fields after the last application. If it is None, after a
     restart of the operator, the contents are compared.

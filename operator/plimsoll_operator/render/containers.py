@@ -24,10 +24,9 @@ status then shows."""
 class Images:
     """Default images of services and policies, with their pull secrets and resources.
 
-    If ``probe`` is None, the probe uses the supervisor's image. ``pull_secrets`` are Secrets in the
-    namespace of each pod. ``resources`` are those of the supervisor, and ``download`` those of
-    model downloads. ``host`` is the listen address for engines that can listen on only one address
-    family.
+    If ``probe`` is None, the probe uses the supervisor's image. ``pull_secrets`` are Secrets in
+    each pod's namespace. ``resources`` are those of the supervisor, ``download`` those of
+    downloads. ``host`` is the listen address for engines that support only one address family.
     """
 
     engine: str
@@ -67,13 +66,9 @@ def resources(wanted: Resources) -> dict[str, Any]:
 
 def claimed_devices(wanted: EngineResources) -> tuple[list[Object], list[Object]]:
     """Return the resource claims of the pod, and those of the engine's container."""
-    listed = [
-        claim.model_dump(by_alias=True, exclude_none=True) for claim in wanted.resource_claims
-    ]
-    pod = [{key: claim[key] for key in claim if key != "request"} for claim in listed]
-    return pod, [
-        {key: claim[key] for key in ("name", "request") if key in claim} for claim in listed
-    ]
+    listed = [one.model_dump(by_alias=True, exclude_none=True) for one in wanted.resource_claims]
+    pod = [{key: one[key] for key in one if key != "request"} for one in listed]
+    return pod, [{key: one[key] for key in ("name", "request") if key in one} for one in listed]
 
 
 QOS_RESOURCES = ("cpu", "memory")

@@ -136,13 +136,9 @@ def _is_exclusive(spec: dict[str, Any], shared: Collection[str]) -> bool:
     that are not ``shared``.
     """
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
-    has_exclusive = any(_has_devices(one) or _has_node_ports(one) for one in containers)
-    has_own_claim = any(name not in shared for name in claims(spec))
-    return (
-        bool(spec.get("hostNetwork") or spec.get("resourceClaims"))
-        or has_exclusive
-        or has_own_claim
-    )
+    taken = any(_has_devices(one) or _has_node_ports(one) for one in containers)
+    claimed = any(name not in shared for name in claims(spec))
+    return bool(spec.get("hostNetwork") or spec.get("resourceClaims")) or taken or claimed
 
 
 def claims(spec: dict[str, Any]) -> list[str]:

@@ -43,8 +43,7 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
 def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
     """Return the init container that downloads the model; empty if no download is needed.
 
-    It uses the supervisor's image. It resumes an interrupted download, and exits immediately if the
-    download is complete.
+    It resumes an interrupted download, and exits immediately if the download is complete.
     """
     model = service.spec.model
     if not model.uri.startswith(("hf://", "s3://")):

@@ -95,10 +95,7 @@ def alert(
     dashboard: str = "service",
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return an alerting rule.
-
-    It fires once the condition has held for ``wait`` (a PromQL range).
-    """
+    """Return an alerting rule. It fires once its condition has held for the range ``wait``."""
     query = "?var-namespace={{ $labels.namespace }}&var-service={{ $labels.service }}"
     return {
         "alert": name,

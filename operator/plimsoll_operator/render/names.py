@@ -90,7 +90,7 @@ def digest(value: Any) -> str:
 def owned(
     item: dict[str, Any], kind: str, owner: ObjectMeta, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """Return ``item`` with ``labels``, and with ``owner``, an object of ``kind``, as controller."""
+    """Return ``item`` with ``labels``, controlled by ``owner``, an object of ``kind``."""
     meta = item["metadata"]
     reference = {
         "apiVersion": API_VERSION,

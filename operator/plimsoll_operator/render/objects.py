@@ -53,19 +53,15 @@ def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     wanted = service.spec.disruption
     if not wanted.enabled:
         return []
-    max_unavailable = wanted.max_unavailable
-    unavailable = (
-        service.spec.supervision.max_unavailable
-        if max_unavailable is None
-        else count(max_unavailable)
-    )
+    own = wanted.max_unavailable
+    missing = service.spec.supervision.max_unavailable if own is None else count(own)
     return [
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": {"name": service.metadata.name},
             "spec": {
-                "maxUnavailable": _count_pods(unavailable, service.spec.nodes),
+                "maxUnavailable": _count_pods(missing, service.spec.nodes),
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
                 "selector": {"matchLabels": names.selector(service.metadata.name)},
             },
@@ -74,9 +70,9 @@ def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _count_pods(replicas: int | str, nodes: int) -> int | str:
-    """Return how many pods may be missing for evictions to start in ``replicas`` groups.
+    """Convert a limit on unavailable replicas to a limit on unavailable pods.
 
-    The first eviction ends all pods of its group before an eviction in another group may follow.
+    An eviction ends all pods of its group before an eviction in another group may follow.
     """
     return (replicas - 1) * nodes + 1 if isinstance(replicas, int) and replicas else replicas
 
@@ -84,7 +80,7 @@ def _count_pods(replicas: int | str, nodes: int) -> int | str:
 def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
     """Return a Lease for each restart slot.
 
-    They are applied without ``spec``, because the supervisors that acquire and release them own it.
+    They are applied without ``spec``, which belongs to the supervisors that acquire the Leases.
     """
     wanted = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
     return [
@@ -94,7 +90,7 @@ def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def network_policy(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the NetworkPolicy, if enabled, for clients and monitoring.
+    """Return the NetworkPolicy, if enabled, which admits clients and monitoring.
 
     The admin port listens only on loopback. The kubelet's probes come from the pod's own node,
     which no policy blocks; other peers can reach the probe port only if the spec lists them.

@@ -113,10 +113,7 @@ class Store:
         return kept is not None and kept.has_version(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
-        """Store ``item`` unless a newer version is stored.
-
-        Return the key of its service or policy.
-        """
+        """Store ``item`` unless a newer version is stored. Return its service or policy."""
         key = key_of(item)
         if key is not None:
             self._put(key, ref(item), _CompressedObject.compress(item))
@@ -157,8 +154,7 @@ class Store:
     def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[Listed]:
         """Compress listed objects for :meth:`replace`, reusing those already stored.
 
-        ``owners`` are the keys of services and policies that were listed earlier. Unexpected
-        objects are omitted.
+        ``owners`` are the keys of owners that were listed before. Unexpected objects are omitted.
         """
         compressed = []
         for item in items:
@@ -176,9 +172,9 @@ class Store:
     def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
         """Replace the stored objects of ``kind`` with a complete list at this resource version.
 
-        Return the number of objects that were missing, outdated, or deleted meanwhile. Stored
-        objects that are newer than the list are kept, because watches continue while the list is
-        read.
+        Return the number of objects that the store lacked, had in an older version, or should have
+        deleted. Stored objects that are newer than the list are kept, because watches continue
+        while the list is read.
         """
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()

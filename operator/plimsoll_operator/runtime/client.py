@@ -50,7 +50,7 @@ MAX_WAIT_S = 10.0
 
 
 class ApiError(Exception):
-    """Error response of the API server. ``message`` is the server's text, which names the field."""
+    """Raised for an error response of the API server. ``message`` is its text."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")

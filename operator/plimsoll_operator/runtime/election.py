@@ -143,10 +143,7 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write the Lease for this process.
-
-        Return its holder; empty if another writer was faster.
-        """
+        """Write the Lease for this process. Return its holder; empty if another one was faster."""
         started = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
@@ -167,8 +164,7 @@ class Election:
     def _is_expired(self, lease: Object) -> bool:
         """Report whether the spec has not changed for the Lease's duration on this process's clock.
 
-        Other clients may change the Lease's metadata, so only the spec shows that the holder is
-        alive.
+        Other clients may change the metadata, so only the spec shows that the holder is alive.
         """
         spec, now = lease.get("spec") or {}, self._clock()
         if self._seen[0] != spec:

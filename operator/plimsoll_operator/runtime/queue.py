@@ -36,8 +36,7 @@ class WorkQueue(Generic[K]):
     ) -> None:
         """Create the queue.
 
-        After each key, ``done`` is called with the seconds it waited, the seconds it took, and the
-        error or None.
+        ``done`` is called after each key with the seconds waited, the seconds taken, and the error.
         """
         self._workers, self._done = workers, done
         self._ready: asyncio.Queue[K] = asyncio.Queue()

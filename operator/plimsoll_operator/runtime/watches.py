@@ -36,28 +36,26 @@ registry = kopf.OperatorRegistry()
 
 def settings() -> kopf.OperatorSettings:
     """Return kopf's settings, without Events, annotations, finalizers and namespace discovery."""
-    options = kopf.OperatorSettings()
-    options.posting.enabled = False
-    options.posting.loggers = False
-    options.peering.standalone = True
-    options.scanning.disabled = True
-    options.watching.server_timeout = SERVER_TIMEOUT_S
-    options.watching.client_timeout = CLIENT_TIMEOUT_S
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.posting.loggers = False
+    made.peering.standalone = True
+    made.scanning.disabled = True
+    made.watching.server_timeout = SERVER_TIMEOUT_S
+    made.watching.client_timeout = CLIENT_TIMEOUT_S
     # kopf keeps each object's event in a task until the task was idle. With lists in small pieces,
     # whose tasks end immediately, a whole list is never in memory.
-    options.watching.chunk_size = CHUNK
-    options.queueing.idle_timeout = IDLE_S
+    made.watching.chunk_size = CHUNK
+    made.queueing.idle_timeout = IDLE_S
     # Handlers take microseconds, so the exit need not wait for them.
-    options.queueing.exit_timeout = 0.5
-    options.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
-    options.persistence.progress_storage = kopf.AnnotationsProgressStorage(
-        prefix="kopf.plimsoll.dev"
-    )
-    options.persistence.diffbase_storage = _NoDiffs()
+    made.queueing.exit_timeout = 0.5
+    made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
+    made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
+    made.persistence.diffbase_storage = _NoDiffs()
     for kind in WATCHED:
         if kind.selector:
-            options.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
-    return options
+            made.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
+    return made
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
@@ -181,9 +179,9 @@ class PolicyWatch:
 
 
 class GroupWatch:
-    """Watch of the services' LeaderWorkerSets, from when the cluster serves their kind.
+    """Watch of the services' LeaderWorkerSets. It starts once the cluster serves their kind.
 
-    A resync then sets ``served``. It also finds the objects that have been deleted.
+    A resync then sets ``served``. It also detects the objects that have been deleted.
     """
 
     def __init__(
@@ -223,7 +221,7 @@ class Login(kopf.ConnectionInfo):
 
     @classmethod
     def from_connection(cls, found: kopf.ConnectionInfo) -> Login:
-        """Return a copy of a login with this verification."""
+        """Convert kopf's login ``found`` to a :class:`Login`."""
         return cls(
             **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
         )

@@ -80,10 +80,9 @@ def rollout_conditions(
     """Return ``Ready``, ``Progressing`` and ``Stalled`` from the workload's status.
 
     Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions, so it stays True
-    during a rollout that keeps enough of them. If it is False, it names the first cause in
-    ``engines``, the condition ``EngineReady``. ``Progressing`` does the same while a new pod waits,
-    for example for a device of an old one. ``wanted`` is the number of replicas, of which
-    ``may_miss`` may be missing. ``drained`` are the pods that a person keeps out of service.
+    during a rollout that keeps enough of them. If False, it names the first cause in ``engines``,
+    the condition ``EngineReady``. ``Progressing`` does the same while a new pod waits, for example
+    for a device of an old one. ``drained`` are the pods that a person keeps out of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
     status = (deployment or {}).get("status") or {}
@@ -159,8 +158,7 @@ def completeness(
 ) -> list[Verdict]:
     """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
 
-    ``missing`` are kinds that the cluster does not serve. ``absent`` are objects with the fields
-    that were missing after they were applied.
+    ``missing`` are kinds that it does not serve, ``absent`` objects with fields that it dropped.
     """
     wanted = service.spec
     enabled = {
@@ -197,8 +195,7 @@ def completeness(
 def container_conditions(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
     """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods.
 
-    ``events`` are the Events of pods that wait for a volume or a sandbox, by pod name. ``now`` is
-    RFC 3339.
+    ``events`` are the Events of pods that wait for a volume or a sandbox, by pod name.
     """
     types = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
     return [
@@ -261,10 +258,9 @@ def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> 
 
 
 def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
-    """Return ``Progressing`` for ``rollout.revision: LastGood``, which is not a failure.
+    """Return ``Progressing``, or ``Stalled`` if there is no good revision, for ``LastGood``.
 
-    It is ``Stalled`` without a good revision. ``complete`` is whether all replicas run the
-    requested revision.
+    Neither is a failure. ``complete`` is whether all replicas run the requested revision.
     """
     if not decision.requested:
         return []

@@ -31,8 +31,8 @@ def rollout_started(
     """Return the notices about a rollout or rollback that applying ``desired`` starts."""
     before, after = _revision(live), _revision(desired)
     notices = []
-    restart_id, old_restart_id = _restart_id(desired), _restart_id(live)
-    if live is not None and restart_id != old_restart_id and before != after:
+    restart_id, had = _restart_id(desired), _restart_id(live)
+    if live is not None and restart_id != had and before != after:
         said = (
             f"spec.restart.id is now {make_printable_line(restart_id)!r}"
             if restart_id

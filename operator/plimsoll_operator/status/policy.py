@@ -134,10 +134,7 @@ def status(
 
 
 def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
-    """Count the pods by state.
-
-    A supervised pod counts only if its supervisor observes its engine.
-    """
+    """Count pods by state. To count as supervised, a pod's supervisor must observe its engine."""
     active = [one for one in pods if one.state is not SupervisionState.LEAVING]
     refused = sorted(
         (one for one in active if one.state is SupervisionState.REFUSED), key=lambda one: one.name
