@@ -60,7 +60,7 @@ def strict(schema: Any) -> Any:
     if schema.get("x-kubernetes-int-or-string"):
         return INT_OR_STRING
     result = {key: strict(value) for key, value in schema.items()}
-    if isinstance(kind := result.get("type"), str):  # or a property named "type"
+    if isinstance(kind := result.get("type"), str):  # else a property named "type"
         if result.get("nullable"):
             result["type"] = [kind, "null"]
         if "properties" in result and not result.get("x-kubernetes-preserve-unknown-fields"):
@@ -150,7 +150,7 @@ def main() -> int:
         without_null(one)
         for text in manifests
         for one in yaml.safe_load_all(text)
-        if one is not None and "kind" in one  # not Argo CD's patch
+        if one is not None and "kind" in one  # omit Argo CD's patch
     ]
     with tempfile.TemporaryDirectory() as folder:
         openapi = Path(module["Dir"]) / "api" / "openapi-spec" / "v3"

@@ -21,7 +21,7 @@ from plimsoll_api.manifest import written
 from plimsoll_api.roles import PodRole
 
 MAX_OF_POD = 20
-"""Maximum number of incidents per pod. Their names end with a number below it."""
+"""Maximum number of incidents per pod. The names of the incidents end with a smaller number."""
 MAX_WRITES = 100
 """Maximum number of times that a supervisor writes the status of an incident."""
 MAX_TEXT = 400

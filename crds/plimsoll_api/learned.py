@@ -28,8 +28,8 @@ MAX_SEEN_S = 14 * 86400
 KEPT_H = MAX_SEEN_S // 3600
 """Number of hours for which observations are kept."""
 RISE_A_DAY, FALL_A_DAY = 1.25, 0.9
-"""Maximum daily rise and fall of a learned budget, as factors. It falls slowly, so that a busy week
-after a quiet one causes no alarm."""
+"""Maximum daily rise and fall of a learned budget, as factors. A budget falls slowly, so that a
+busy week after a quiet one causes no alarm."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
 

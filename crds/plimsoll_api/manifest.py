@@ -285,7 +285,7 @@ def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
 
 
 def _allowed(type_: Any) -> str:
-    """Return a message with the allowed values of an enumeration or a list of it; or empty."""
+    """Return a message with the allowed values of an enumeration or a list of one, if it is one."""
     inner = next(iter(get_args(type_)), type_)
     inner, _ = unwrap(inner)
     if isinstance(inner, type) and issubclass(inner, Enum):

@@ -17,7 +17,7 @@ STEP_BYTES = 256 << 20
 MIN_REQUESTS, MIN_GROWTH_AGE_S = 1000, 3600
 """Minimum number of requests, and of seconds after the warm-up, before growth rates are shown."""
 MAX_FORECAST_S = 3 * 365 * DAY_S
-"""Longest time until a limit is reached that a sentence mentions."""
+"""Longest time that a sentence gives for reaching a limit."""
 SHOWN_SHARE = 0.01
 """Minimum share of the level from which unfilled pools are mentioned."""
 

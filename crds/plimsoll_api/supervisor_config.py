@@ -156,7 +156,7 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     useless: set[Action] = set()
     if pod.workload is None:  # nothing would recreate the pod
         useless |= {Action.POD_REPLACE}
-    if not pod.restarts:  # the end of the engine would end the pod
+    if not pod.restarts:  # if the engine ended, the pod would end, too
         useless |= {Action.WORKER_RESTART, Action.ENGINE_RESTART}
     ladder = tuple(action for action in config.supervision.ladder if action not in useless)
     recycle = config.supervision.recycle if set(ladder) - {Action.TRIM} else None

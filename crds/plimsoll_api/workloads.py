@@ -68,8 +68,8 @@ _GRAPHS = (
     (DISAGGREGATED_NAME, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION),
     (DYNAMO_NAME, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION),
 )
-"""Controllers whose objects for a role have another name in each revision: the label with the
-controller's name, its API group and kind, and the label with the revision."""
+"""Controllers that rename the objects of a role with each revision: the label with the controller's
+name, its API group and kind, and the label with the revision."""
 KV_ROLES = frozenset({PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH})
 """Roles whose pods can only be replaced by pods of the same role."""
 _ROLES = {role.value: role for role in PodRole}

@@ -132,7 +132,7 @@ class Scraper:
                 self._rounds.clear()
 
     def session(self) -> aiohttp.ClientSession:
-        """Return an HTTP client without proxies, cookies and decompression."""
+        """Return an HTTP client that uses no proxies, cookies or decompression."""
         return aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT),

@@ -91,7 +91,10 @@ class AdmissionServer:
             await runner.cleanup()
 
     def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
-        """Create the protocol of a new connection. If there are too many, close the idlest one."""
+        """Create the protocol of a connection.
+
+        If there are too many, close the longest idle one.
+        """
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(next(iter(self._open)))
         handler = make()

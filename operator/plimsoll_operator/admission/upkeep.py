@@ -207,7 +207,7 @@ class WebhookUpkeep:
         self._source = found
 
     async def _configure(self, source: Certificate, check: bool) -> None:
-        """Read which bundle the API server trusts. The leader first updates the configuration."""
+        """Determine which bundle the webhook configuration trusts. The leader updates it first."""
         policies, bundle = self._policies.all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]

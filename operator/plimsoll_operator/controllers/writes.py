@@ -100,7 +100,7 @@ class OwnedObjectWriter:
                 raise NameConflictError(desired) from None
             if existing is not None:
                 self._store.put(existing)
-            raise  # the new object may change the plan
+            raise  # the object that was found may change the plan
         return True
 
     async def remove(self, key: Key, surplus: Sequence[Object]) -> None:

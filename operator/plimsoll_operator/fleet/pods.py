@@ -381,7 +381,7 @@ def _event_time(event: Object) -> str:
 
 
 def _remove_control_characters(text: str) -> str:
-    """Return one line without control, format (bidi overrides) and unassigned characters."""
+    """Return one line of text without control, format (bidi) and unassigned characters."""
     kept = (" " if unicodedata.category(character)[0] in "CZ" else character for character in text)
     return " ".join("".join(kept).split())
 

@@ -67,9 +67,9 @@ def check_shape(pod: Object, at: str, fields: OptionNames) -> None:
 
 
 def check_names(pod: Object, at: str) -> None:
-    """Reject containers and volumes that have the names of the supervisor's.
+    """Reject containers and volumes whose names the supervisor needs. Raises InjectionError.
 
-    Do not call this for a pod that already has Plimsoll's supervisor. Raises InjectionError.
+    Do not call this for a pod that already has Plimsoll's supervisor.
     """
     for field in ("initContainers", "containers"):
         for one in pod.get(field) or ():

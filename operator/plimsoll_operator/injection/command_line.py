@@ -33,7 +33,7 @@ TOKEN_PATTERN = re.compile(
     | \\(?P<escaped>.) | (?P<command>\$\(|`) | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-"""Pattern for parts of words in a shell script, and separators. No part is matched twice."""
+"""Pattern for separators and parts of words in a shell script. It matches in linear time."""
 ESCAPED = re.compile(r"\\([\\\"$`\n])")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})

@@ -75,7 +75,7 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
         if isinstance(engine, str):
             notes.append(f"{at}: {unchanged_note(engine)}")
             continue
-        # At most one pod spec of a document is not a worker's.
+        # At most one pod spec per document is not a worker's.
         add_supervisor(
             pod.spec,
             engine,

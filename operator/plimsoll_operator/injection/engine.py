@@ -35,7 +35,7 @@ from plimsoll_operator.render.supervisor import claims_of, shares_device
 Object = dict[str, Any]
 
 COMMAND_RANK, IMAGE_RANK, OPTIONS_RANK = 3, 2, 1
-"""Strength of each kind of evidence."""
+"""Ranks of the kinds of evidence, strongest first."""
 ENGINE_OPTIONS = {
     EngineType.VLLM: re.compile(
         r"--(gpu[-_]memory[-_]utilization|max[-_]model[-_]len|max[-_]num[-_]seqs"

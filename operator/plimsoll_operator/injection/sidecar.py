@@ -106,8 +106,8 @@ def _add_to_pod(
     at = next((n for n, one in enumerate(others) if one.get("name") == engine), len(others))
     pod["initContainers"] = [*others[:at], container, *others[at:]]
     volumes = {VOLUME_PREFIX + name: source for name, source in SUPERVISOR_VOLUMES.items()}
-    # The ConfigMap may be missing when a pod is created, and is deleted with its policy. The pod
-    # must start without it: then the supervisor only watches.
+    # The ConfigMap may not exist when a pod is created, and is deleted with its policy. The pod
+    # must start without it: the supervisor then only observes.
     volumes[CONFIG_VOLUME] = {"configMap": {"name": config_map, "optional": True}}
     if options.token:
         volumes[TOKEN_VOLUME] = {"projected": {"sources": token_sources()}}

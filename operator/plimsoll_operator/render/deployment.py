@@ -121,7 +121,7 @@ def rolling_update(
         unavailable = "1" if surge in _NONE else unavailable
     if wanted.max_unavailable is not None:
         unavailable = wanted.max_unavailable
-        # If only one is set, and to 0, the other must allow progress.
+        # If only maxUnavailable is set, to 0, maxSurge must allow progress.
         surge = "1" if unavailable in _NONE and wanted.max_surge is None else surge
     return {"maxSurge": count(surge), "maxUnavailable": count(unavailable)}
 

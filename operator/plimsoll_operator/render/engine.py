@@ -156,8 +156,8 @@ def _server(service: InferenceService) -> dict[str, Any]:
         "startupProbe": probe(ready, engine.port, scheme)
         | {"failureThreshold": math.ceil(budget_s / PROBE_PERIOD_S)},
         "readinessProbe": probe(ready, engine.port, scheme) | {"failureThreshold": 2},
-        # Liveness means that the frontend answers. A stalled worker is the supervisor's business:
-        # the kubelet would restart it outside of slot, budget and journal.
+        # Liveness means that the frontend responds. The supervisor handles a stalled worker: the
+        # kubelet would restart it without a slot, a budget and an entry in the journal.
         "livenessProbe": probe(engine.probes.liveness or "/health", engine.port, scheme)
         | {"periodSeconds": 10, "failureThreshold": 6},
     }

@@ -103,7 +103,7 @@ def _containers(service: InferenceService, images: Images, worker: bool) -> dict
         supervisor["env"] += member_env(service, worker)
     downloads = model.download(service, images)
     pod = {
-        # Downloads come first, so that the supervisor does not wait for them.
+        # Downloads come first: the supervisor starts only when they are complete.
         "initContainers": [*downloads, supervisor],
         "containers": [engine],
         "volumes": _volumes(service),

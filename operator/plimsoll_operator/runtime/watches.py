@@ -43,11 +43,11 @@ def settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True
     made.watching.server_timeout = SERVER_TIMEOUT_S
     made.watching.client_timeout = CLIENT_TIMEOUT_S
-    # kopf keeps each object's event in a task until the task was idle. With lists in small pieces,
+    # kopf keeps each object's event in a task until the task has been idle. With small chunks,
     # whose tasks end immediately, a whole list is never in memory.
     made.watching.chunk_size = CHUNK
     made.queueing.idle_timeout = IDLE_S
-    # Handlers take microseconds, so the exit need not wait for them.
+    # Handlers take microseconds, so kopf does not have to wait for them on exit.
     made.queueing.exit_timeout = 0.5
     made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")

@@ -142,7 +142,7 @@ def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _creation_failure(status: Object) -> Cause | None:
-    """Return why pods cannot be created: a quota, Pod Security, or a rejected template; or None."""
+    """Return why pods cannot be created, such as a quota; None if they can."""
     for one in status.get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             return Cause(str(one.get("reason") or "FailedCreate"), str(one.get("message", "")))
