@@ -35,7 +35,7 @@ registry = kopf.OperatorRegistry()
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return kopf's settings, without Events, annotations, finalizers and namespace discovery."""
+    """Return kopf's settings: no Events, annotations, finalizers or namespace discovery."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.posting.loggers = False
