@@ -151,7 +151,7 @@ class InferenceServiceController(Reconciler[_Observation]):
     async def status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the status, and the seconds until time alone may change it; None if it cannot."""
+        """Return the status, and the seconds until it may change without an event, or None."""
         now, clocks = self._clock(), self._config.clocks
         events, next_s = await read_pod_events(self._api, key.namespace, observed.pods, now, clocks)
         wanted = status(

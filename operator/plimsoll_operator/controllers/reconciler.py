@@ -118,7 +118,7 @@ class Reconciler(ABC, Generic[Observation]):
     async def status(
         self, key: Key, item: Object, observed: Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the status, and the seconds until time alone may change it; None if it cannot."""
+        """Return the status, and the seconds until it may change without an event, or None."""
 
     @abstractmethod
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:

@@ -176,7 +176,7 @@ class PolicyController(Reconciler[_Observation]):
     async def status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the status, and the seconds until time alone may change it; None if it cannot."""
+        """Return the status, and the seconds until it may change without an event, or None."""
         figures, now = self._scraper.published(key), self._clock()
         views = [one.view for one in observed.pods or () if one.view]
         clocks, incidents = self._config.clocks, self._list_incidents(key)
