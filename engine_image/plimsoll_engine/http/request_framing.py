@@ -26,7 +26,11 @@ class StrictConnection(h11.Connection):
 
     def next_event(self) -> Any:
         """Return the next event. Raises h11.RemoteProtocolError if the length is ambiguous."""
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            # h11 raises it in its own method, so the traceback would be a reference cycle.
+            raise error.with_traceback(None) from None
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             if {b"transfer-encoding", b"content-length"} <= names:

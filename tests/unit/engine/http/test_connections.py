@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 import threading
@@ -21,6 +22,7 @@ from plimsoll_engine.api.answer import encode_error_body, refuse_connection
 from plimsoll_engine.api.body import BodyReader, BodyRefused
 from plimsoll_engine.http import connection
 from plimsoll_engine.http.budget import BodyBudget
+from plimsoll_engine.http.connection import Connection
 from plimsoll_engine.http.connections import Connections
 from plimsoll_engine.http.limits import HttpLimits
 
@@ -148,6 +150,23 @@ def test_an_ambiguous_length_is_refused_and_nothing_after_it_answered(
     assert message in answer.decode()
     assert answer.count(b"HTTP/1.1 ") == 1
     until(lambda: len(connections) == 0)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /", post(2, b"ab"), b"nonsense\r\n\r\n"])
+def test_a_closed_connection_leaves_no_reference_cycle(
+    served: tuple[Port, Connections, App], sent: bytes
+) -> None:
+    port, connections, _ = served
+    gc.collect()
+    gc.disable()
+    try:
+        with client(port, sent) as one:
+            if sent.endswith((b"b", b"\n")):
+                one.recv(1)
+        until(lambda: not len(connections))
+        until(lambda: not any(type(one) is Connection for one in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 def test_requests_in_a_row_are_each_answered(served: tuple[Port, Connections, App]) -> None:
