@@ -74,9 +74,15 @@ class ResponsesResponse(GenerationResponse):
         """Return the events that end a failed stream."""
         fields = {"code": error.code, "message": str(error), "param": error.param}
         failure = {"code": error.code or "server_error", "message": str(error)}
+        closed = [*self._output.close_items("incomplete")]
         response = self._make_response() | {"status": "failed", "error": failure}
-        whole = self._output.encode_event("response.failed", {"response": response})
-        return self._output.encode_event("error", fields) + whole
+        return b"".join(
+            [
+                *closed,
+                self._output.encode_event("error", fields),
+                self._output.encode_event("response.failed", {"response": response}),
+            ]
+        )
 
     def collect(self, choice: Choice, delta: Delta) -> None:
         """Add ``delta`` to an answer that is not streamed."""
@@ -182,10 +188,14 @@ class ResponseOutput:
             if not self.items:
                 yield from self._add_text("", [])
             status = "incomplete" if delta.finish_reason == "length" else "completed"
-            yield from self._close_reasoning(status)
-            yield from self._close_message(status)
-            yield from self._close_call("incomplete")
+            yield from self.close_items(status)
             self.finish_reason = delta.finish_reason
+
+    def close_items(self, status: str) -> Iterator[bytes]:
+        """Close the open item, if any. Yield its events."""
+        yield from self._close_reasoning(status)
+        yield from self._close_message(status)
+        yield from self._close_call("incomplete")
 
     def _add_text(self, text: str, tokens: list[msgspec.Raw]) -> Iterator[bytes]:
         if self._open_text is None:

@@ -100,3 +100,18 @@ def test_every_token_has_its_log_probability() -> None:
     told = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
     assert [len(tokens) for tokens in told] == [1, 1]
     assert told[0][0]["token"] == "7"
+
+
+def test_a_failure_closes_the_open_item_with_what_it_has() -> None:
+    for piece, kind in (("one", "message"), ("<think>why", "reasoning"), (CALL[:-16], "call")):
+        output = ResponseOutput(
+            "x", str, tool_families.create_parser("hermes", {}), ReasoningParser()
+        )
+        list(output.add(Delta(piece if kind == "reasoning" else f"</think>{piece}", None, [])))
+        *_, last = output.close_items("incomplete")
+        done = json.loads(last.decode().splitlines()[1].removeprefix("data: "))
+        assert done["type"] == "response.output_item.done"
+        assert done["item"] == output.items[-1]
+        assert done["item"]["status"] == "incomplete"
+        assert done["item"].get("arguments") or done["item"]["content"][0]["text"]
+        assert list(output.close_items("incomplete")) == []
