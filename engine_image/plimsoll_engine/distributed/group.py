@@ -221,7 +221,7 @@ class ProcessGroup(Group):
         return x
 
     def close(self, lost: bool = False) -> None:
-        """Destroy the group. With ``lost``, wait for no rank."""
+        """Destroy the group. If ``lost``, do not wait for other ranks."""
         if not dist.is_initialized():
             return
         if self._memory is not None:

@@ -67,7 +67,7 @@ def read_index(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
-    """Open a file and yield its tensors, mapped. Raises LoadError that names an unreadable file."""
+    """Open ``path`` and yield its memory-mapped tensors. Raises LoadError if it is unreadable."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -1,4 +1,4 @@
-"""Check that a transformers model computes the same with and without the paged KV pool.
+"""Check that a transformers model gives the same result with and without the paged KV pool.
 
 An architecture may keep state other than keys and values, add terms to its attention scores, or use
 another mask, and its code does not declare that. Loading a model therefore runs the same tokens

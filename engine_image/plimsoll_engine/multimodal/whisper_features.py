@@ -63,7 +63,7 @@ class WhisperProcessor:
         return self.process_window(audio.decode(data, self.rate)[: self.window])
 
     def process_windows(self, data: bytes) -> list[tuple[float, Processed]]:
-        """Return the start in seconds and the features of each window. Raises MediaError."""
+        """Return the duration in seconds and the features of each window. Raises MediaError."""
         samples = audio.decode(data, self.rate)
         return [
             (len(piece) / self.rate, self.process_window(piece))

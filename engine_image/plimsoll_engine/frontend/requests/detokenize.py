@@ -96,7 +96,7 @@ def find_prompt_context(
     """Return the shortest token sequence at the end of a prompt that decodes to whole characters.
 
     Trailing tokens that complete no character are omitted, because their character is not part of
-    the answer. The list is empty if the last tokens have no text.
+    the output. The list is empty if the last tokens have no text.
     """
     shown = [one for one in prompt_ids[-2 * MAX_PENDING_TOKENS :] if one not in skipped]
     for end in range(len(shown), max(0, len(shown) - 4), -1):
