@@ -302,12 +302,12 @@ def get_part_text(part: dict[str, Any]) -> str:
     """Return the text of a part of ``content``. Raises ApiError if it is not text."""
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
-    if kind in TEXT_PARTS and not isinstance(text, str):
-        raise invalid(f"a part of type {kind} has no text: add a string", "content")
-    if not isinstance(text, str) or kind not in TEXT_PARTS:
+    if kind not in TEXT_PARTS:
         raise invalid(
             f"content of type {kind!r} is not supported: this model accepts only text",
             "content",
             "unsupported_value",
         )
+    if not isinstance(text, str):
+        raise invalid(f"a part of type {kind} has no text: add a string", "content")
     return text

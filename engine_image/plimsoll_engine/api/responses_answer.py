@@ -74,14 +74,11 @@ class ResponsesResponse(GenerationResponse):
         """Return the events that end a failed stream."""
         fields = {"code": error.code, "message": str(error), "param": error.param}
         failure = {"code": error.code or "server_error", "message": str(error)}
-        closed = [*self._output.close_items("incomplete")]
+        closed = b"".join(self._output.close_items("incomplete"))
         response = self._make_response() | {"status": "failed", "error": failure}
-        return b"".join(
-            [
-                *closed,
-                self._output.encode_event("error", fields),
-                self._output.encode_event("response.failed", {"response": response}),
-            ]
+        failed = self._output.encode_event("error", fields)
+        return (
+            closed + failed + self._output.encode_event("response.failed", {"response": response})
         )
 
     def collect(self, choice: Choice, delta: Delta) -> None:

@@ -34,7 +34,7 @@ _CHAT_FIELDS = {
 
 
 def to_messages(
-    instructions: str | None, given: str | list[dict[str, Any]], unknown: list[str] | None = None
+    instructions: str | None, given: str | list[dict[str, Any]], unknown: list[str]
 ) -> list[Message]:
     """Return the messages of a conversation. Raises ApiError for an invalid item.
 
@@ -44,9 +44,8 @@ def to_messages(
     if instructions is not None:
         found.append(Message(role="system", content=instructions))
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    ignored: list[str] = [] if unknown is None else unknown
     for number, item in enumerate(items):
-        _append_item(found, item, f"input[{number}]", ignored)
+        _append_item(found, item, f"input[{number}]", unknown)
     if not found:
         raise invalid("input has no message, tool call or tool output", "input")
     return found
@@ -133,8 +132,7 @@ def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Messa
 
 
 def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
-    names = ("call_id", "name", "arguments")
-    call, name, arguments = (_get_text(item, key, field) for key in names)
+    call, name, arguments = (_get_text(item, key, field) for key in _FIELDS["function_call"])
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
