@@ -73,7 +73,7 @@ torch.zeros(1, device="cuda")
 buffer = DeviceBuffer.map(bytes.fromhex(sys.argv[1]), int(sys.argv[2]))
 """
 READS = """
-flat = buffer.tensor()[: 1 << 30].view(torch.int64)
+flat = buffer.as_tensor()[: 1 << 30].view(torch.int64)
 starts, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 times = []
 for _ in range(10):
