@@ -161,12 +161,18 @@ def _build_tool_call_grammar(
         return forced_calls.format_literal(text) if number is None else f"<[{number}]>"
 
     named = [(one.function.name, _get_parameters(body, one)) for one in tools]
+    fields = tuple(f"{_name_tool(body, one)}.function.parameters" for one in tools)
+    field = fields[0] if len(fields) == 1 else "tools"
     try:
         template = tokenizer.get_template_source(tools=True)
         text = forced_calls.build_call_grammar(family, template, named, several, tag)
     except RecursionError:
-        raise invalid("the parameters of a tool are nested too deeply", "tools") from None
-    return Grammar("lark", text, "tools")
+        raise invalid("the parameters of a tool are nested too deeply", field) from None
+    return Grammar("lark", text, field, fields)
+
+
+def _name_tool(body: ChatRequest, tool: Tool) -> str:
+    return f"tools[{(body.tools or []).index(tool)}]"
 
 
 def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
@@ -178,7 +184,7 @@ def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
     schema = {key: value for key, value in parameters.items() if value is not None}
     kinds = schema.get("type") or "object"
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
-        place = f"tools[{(body.tools or []).index(tool)}].function.parameters.type"
+        place = f"{_name_tool(body, tool)}.function.parameters.type"
         raise invalid("the parameters of a tool must be an object", place)
     given = schema | {"type": "object"}
     if not schema or not parameters.get("properties", True):

@@ -174,8 +174,7 @@ class RequestPreparer:
             chat = responses_request.to_chat(body, limits.strict, warnings)
             prepared = self._prepare_chats(chat, [chat.messages], "messages", limits, warnings)
         except ApiError as error:
-            param = (error.param or "").partition("[")[0]
-            error.param = responses_request.FIELD_NAMES.get(param, error.param)
+            responses_request.rename_field(error)
             raise
         prepared.response_fields = msgspec.json.encode(
             responses_request.list_echoed_fields(body, self._tokenizer.checkpoint.sampling_defaults)

@@ -265,6 +265,18 @@ FIELD_NAMES = {
 """Field names in this body for the field names of a chat, for error messages."""
 
 
+def rename_field(error: ApiError) -> None:
+    """Replace the field name of a chat in ``error`` by that of this body."""
+    if error.param is None:
+        return
+    field = error.param.replace(".function.", ".")
+    name = FIELD_NAMES.get(field.partition("[")[0]) or FIELD_NAMES.get(field, field)
+    message = str(error)
+    if message.startswith(f"{error.param}: "):
+        error.args = (name + message.removeprefix(error.param),)
+    error.param = name
+
+
 def _make_echoed_format(text: TextOptions | None) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins((text and text.format) or TextFormat())
     return {name: value for name, value in found.items() if value is not None}

@@ -41,7 +41,7 @@ from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesResponse
-from plimsoll_engine.api.responses_request import FIELD_NAMES
+from plimsoll_engine.api.responses_request import rename_field
 from plimsoll_engine.api.sampling_params import get_num_prompt_logprobs
 from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
@@ -167,9 +167,7 @@ def _add_generation(
                 engine, prepared, _get_tenant(request), "resp"
             )
         except ApiError as error:
-            field = (error.param or "").replace(".function.", ".")
-            name = FIELD_NAMES.get(field.partition("[")[0]) or FIELD_NAMES.get(field, field)
-            error.param = name or None
+            rename_field(error)
             raise
         stream = bool(prepared.body.stream)
         answer = ResponsesResponse(

@@ -24,12 +24,14 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
 
     ``text`` is a JSON schema for ``json_schema``, empty for ``json_object``, a regular expression
     for ``regex``, or a Lark grammar in llguidance's dialect for ``lark``. ``field`` names the
-    request field in error messages.
+    request field in error messages. In the grammar of forced tool calls, ``tool_fields`` names the
+    field of each schema: the rules of schema N begin with ``tool_N``.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
     text: str = ""
     field: str = "grammar"
+    tool_fields: tuple[str, ...] = ()
 
 
 class Sampling(msgspec.Struct, array_like=True):

@@ -87,6 +87,11 @@ Group 1 is the name of a token, group 2 the start of a schema, and group 3 the e
 schema.
 """
 
+_SCHEMA_ERROR = re.compile(
+    r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?=\n *\d+ \| |\Z)", re.DOTALL
+)
+"""Pattern of an error in a Lark grammar: its line, the fault, and then lines of the grammar."""
+
 Key = tuple[str, str]
 _RESOURCE_ERRORS = (TrialFailed, OSError, MemoryError, RuntimeError)
 """Errors that a lack of processes, files, memory or threads causes, whatever the grammar.
@@ -355,7 +360,7 @@ class Grammars:
             return GrammarServerLost(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             if isinstance(error, GrammarError):
-                return GrammarError(job.grammar.field, error.why)
+                return _create_schema_error(job.grammar, error.why)
             lacking = isinstance(error, _RESOURCE_ERRORS) and not isinstance(error, RecursionError)
             return GrammarError(job.grammar.field, shorten_error(str(error)), unavailable=lacking)
         finally:
@@ -419,6 +424,20 @@ class Grammars:
                 " read its tokenizer.json, or it has no end token",
             )
         return self._vocabulary.compile(grammar)
+
+
+def _create_schema_error(grammar: Grammar, why: str) -> GrammarError:
+    """Return the error for a refused ``grammar``.
+
+    Clients do not know the grammar of a forced tool call. Its error therefore names the tool's
+    schema instead of the place in the grammar.
+    """
+    found = _SCHEMA_ERROR.match(why) if grammar.tool_fields else None
+    if found is None:
+        return GrammarError(grammar.field, why)
+    rule = re.match(r"tool_(\d+)", grammar.text.split("\n")[int(found[1]) - 1])
+    field = grammar.field if rule is None else grammar.tool_fields[int(rule[1])]
+    return GrammarError(field, found[2])
 
 
 def _lower_priority() -> None:

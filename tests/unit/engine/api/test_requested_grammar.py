@@ -167,6 +167,10 @@ def test_a_call_is_no_answer_that_has_a_format(ask: Ask) -> None:
     found = ask(tools=TOOLS, tool_choice="required", response_format=wanted)
     assert found is not None
     assert found.field == "tools"
+    assert found.tool_fields == tuple(f"tools[{n}].function.parameters" for n in range(2))
+    only = ask(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "g"}})
+    assert only is not None
+    assert only.field == "tools[1].function.parameters"
 
 
 @pytest.mark.parametrize("added", [False, True])

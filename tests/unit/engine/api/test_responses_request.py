@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll_engine.api.decoding import decode
-from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.output_grammar import list_forced_tools
 from plimsoll_engine.api.protocol import ChatRequest, Message
 from plimsoll_engine.api.responses_request import (
@@ -16,6 +16,7 @@ from plimsoll_engine.api.responses_request import (
     ResponsesRequest,
     drop_hosted_tools,
     list_echoed_fields,
+    rename_field,
     to_chat,
 )
 
@@ -135,6 +136,23 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as error:
         chat(**fields)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("tools[1].function.parameters", "tools[1].parameters"),
+        ("response_format.json_schema.schema", "text.format.schema"),
+        ("messages", "input"),
+        (None, None),
+    ],
+)
+def test_an_error_of_the_chat_has_the_name_of_the_response(
+    field: str | None, name: str | None
+) -> None:
+    error = invalid(f"{field}: required is no list", field)
+    rename_field(error)
+    assert (error.param, str(error)) == (name, f"{name}: required is no list")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from plimsoll_engine.api import tool_families
+from plimsoll_engine.api.decoding import decode
+from plimsoll_engine.api.output_grammar import build_grammar
+from plimsoll_engine.api.protocol import ChatRequest
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import BASE_BYTES, Grammars, Vocabulary
+from plimsoll_engine.frontend.requests import tokenizer as frontend
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, RequestFailure, Token
@@ -275,6 +280,36 @@ def test_a_bad_grammar_is_refused_by_its_field(
     ]
     assert message in dropped[0].message
     assert len(dropped[0].message) < 2_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"type": "object", "properties": {"a": {}}, "required": "a"},
+         "Expected array for 'required', got \"a\""),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}},
+         "regex parse error:\n    (\n    ^\nerror: unclosed group"),
+        ({"type": "object", "properties": {"a": {"type": "strin"}}, "required": ["a"]},
+         "Invalid type: strin"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}},
+         "Pointer '/$defs/b' does not exist"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("family", tool_families.NAMES)
+def test_a_bad_schema_of_a_forced_tool_is_refused_by_the_tool(
+    family: str, schema: Any, fault: str, engine: EngineCore, helpers: Any, tiny_checkpoint: Path
+) -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name, parameters in (("f", {"type": "object"}), ("g", schema))
+    ]
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
+    request = decode(json.dumps(body | {"tool_choice": "required"}).encode(), ChatRequest)
+    grammar = build_grammar(request, frontend.Tokenizer(tiny_checkpoint), family)
+    engine.submit(helpers.submit("bad", [6] * 9, 20, grammar=grammar))
+    (failure,) = run(engine)[1]
+    assert failure.param == "tools[1].function.parameters"
+    assert failure.message == f"{failure.param}: {fault}"
 
 
 def chain(rules: int, rule: str, last: str) -> str:
