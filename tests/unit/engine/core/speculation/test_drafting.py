@@ -204,6 +204,48 @@ def test_a_stop_token_among_drafts_ends_the_text_there(make_engine: Any, helpers
     assert [t.finish_reason for t in tokens] == [None] * (len(tokens) - 1) + ["stop"]
 
 
+@pytest.mark.parametrize("place", range(5))
+def test_logits_that_are_not_finite_behind_an_accepted_draft_end_their_request_alone(
+    place: int,
+    prompts: dict[str, list[int]],
+    expected: list[Token],
+    make_engine: Any,
+    helpers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rows of one step are spoilt from ``place`` on: its tokens before them are kept."""
+    engine = make_engine(speculation=speculation(Oracle(texts(expected), 1.0)))
+    compute = engine.runner.compute
+    kept: list[int] = []
+
+    def damage(inputs: Any, chunks: Any) -> Any:
+        tokens, logits = compute(inputs, chunks)
+        row = 0
+        for chunk in (chunk for chunk in chunks if chunk.ends):
+            rows = 1 + len(chunk.drafts)
+            if chunk.request.request_id == "greedy" and rows == 5 and not kept:
+                logits[row + place : row + rows] = float("nan")
+                kept.append(chunk.request.num_outputs + place)
+            row += rows
+        return tokens, logits
+
+    monkeypatch.setattr(engine.runner, "compute", damage)
+    for name in ("greedy", "sampled"):
+        engine.submit(helpers.submit(name, prompts[name], NEW_TOKENS, **KINDS[name]))
+    tokens, dropped = [], []
+    while engine.has_work:
+        output = engine.step()
+        tokens += output.tokens
+        dropped += output.dropped
+    assert {"greedy": [], **texts(tokens)} == {
+        "greedy": texts(expected)["greedy"][: kept[0]],
+        "sampled": texts(expected)["sampled"],
+    }
+    assert [(one.request_id, one.reason) for one in dropped] == [("greedy", "error")]
+    assert engine.pool.num_used == 0
+    assert not engine.live
+
+
 def test_prompt_lookup_takes_fewer_steps_on_a_text_that_repeats(
     make_engine: Any, helpers: Any
 ) -> None:
