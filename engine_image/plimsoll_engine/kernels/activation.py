@@ -1,4 +1,4 @@
-"""SiLU activation of an MLP: silu(gate) x up."""
+"""Activation of a gated MLP: silu(gate) * up."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = F
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) x up of ``gate_up`` [rows, 2 * size] as [rows, size].
+    """Return silu(first half) * second half of ``gate_up`` [rows, 2 * size] as [rows, size].
 
-    Memory-bound: it moves three times as many bytes as the result has.
+    Memory-bound: it moves three times the bytes of the result.
     """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)

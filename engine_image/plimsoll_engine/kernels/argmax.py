@@ -1,11 +1,11 @@
 """Argmax of each row of logits: the next token of greedy requests.
 
-A row is split into parts, and one program computes each part, so that even a single row fills the
-GPU. A second kernel combines the parts. Ties go to the first column, as in torch. NaN never wins,
-and the result of a row with only NaN and -inf is -1.
+Each row is split into parts, one per program, so that even a single row fills the GPU. A second
+kernel combines the parts. Ties go to the first column, as in torch. NaN is ignored, and a row of
+only NaN and -inf has the result -1.
 
-If several ranks hold parts of a row, each rank encodes its best value and column in a key. The
-largest key belongs to the best column of the whole row.
+If several ranks hold parts of a row, each rank encodes its highest value and the value's column as
+an integer key. The largest key of all ranks gives the argmax of the whole row.
 
 With noise added to each row, the argmax is a sample from the row's softmax; see kernels/draw.py.
 """
@@ -37,7 +37,7 @@ def _best_of_parts(
     wait_for_previous_kernel(OVERLAP)
     value = tl.load(x + row * columns + column, mask=column < columns, other=float("-inf"))
     value = value.to(tl.float32)
-    value = tl.where(value == value, value, float("-inf"))  # NaN never wins
+    value = tl.where(value == value, value, float("-inf"))  # ignore NaN
     highest, at = tl.max(value, axis=0, return_indices=True)
     place = row * tl.num_programs(1) + part
     tl.store(best + place, highest)
@@ -68,7 +68,7 @@ def _best_noisy_of_parts(
     rest = 1.0 - uniform
     exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / (1.0 - rest)))
     value -= tl.log(exponential)
-    value = tl.where(value == value, value, float("-inf"))  # NaN never wins
+    value = tl.where(value == value, value, float("-inf"))  # ignore NaN
     highest, at = tl.max(value, axis=0, return_indices=True)
     place = row * tl.num_programs(1) + part
     tl.store(best + place, highest)
@@ -88,7 +88,7 @@ def _best(
     highest, at = tl.max(value, axis=0, return_indices=True)
     found = tl.load(where + row * parts + at).to(tl.int64)
     if KEYS:
-        # An integer with the order of the floats; -0.0 and 0.0 are equal.
+        # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.
         bits = (highest + 0.0).to(tl.int32, bitcast=True)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
         found = (ordered.to(tl.int64) << 32) | (LOWER - (first + found))
@@ -98,20 +98,19 @@ def _best(
 
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
-    """Return the column of the highest value in each row of ``x`` [rows, columns], int64 [rows]."""
+    """Return the column of the maximum of each row of ``x`` [rows, columns], as int64 [rows]."""
     return _of_rows(x, 0, keys=False)
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Sample as :func:`plimsoll_engine.kernels.draw.draw`, in one pass over ``x``."""
+    """Sample columns like :func:`plimsoll_engine.kernels.draw.draw`, in one pass over ``x``."""
     return _of_rows(x, 0, keys=False, noise=(scales, keys))
 
 
 def find_best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
-    """Return the key of the highest value in each row of ``x`` [rows, columns], int64 [rows].
+    """Return the key of the maximum of each row of ``x`` [rows, columns], as int64 [rows].
 
-    ``first`` is the index in the whole row of the first column of ``x``. If values are equal, the
-    first column has the largest key.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.find_best_keys`.
     """
     return _of_rows(x, first, keys=True)
 

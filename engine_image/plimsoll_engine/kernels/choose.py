@@ -1,4 +1,4 @@
-"""Choose the implementation of the operations for a device."""
+"""Choose the implementation of the decoder operations for a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from plimsoll_engine.kernels.reference import ReferenceOps
 
 
 def choose_ops(device: torch.device) -> Ops:
-    """Return Triton's operations on CUDA, and torch's elsewhere. Import Triton only on CUDA."""
+    """Return the Triton operations for a CUDA device, or the torch operations for any other.
+
+    Triton is imported only for CUDA.
+    """
     if device.type != "cuda":
         return ReferenceOps()
     from plimsoll_engine.kernels.fused import FusedOps

@@ -1,14 +1,13 @@
 """Attention of one new token per sequence over its context in the paged KV pool.
 
 It is memory-bound: each key and value is read once for all query heads that share it. A context is
-split into parts of whole tiles, and one program computes each part, so that a few long contexts
-fill the GPU. The last program of a context to arrive combines its parts by their log-sum-exp, in
-the order of the parts (Flash-Decoding). The result is therefore the same in every run. A context of
-one part costs no more than without parts.
+split into parts of whole tiles, one per program, so that even a few long contexts fill the GPU. The
+last program of a context to finish combines the parts by their log-sum-exp (Flash-Decoding). It
+adds them in a fixed order, so the result is deterministic. A context of one part has no overhead.
 
 By default, Triton compiles a variant for arguments that are 1 or a multiple of 16, and for aligned
 pointers. Arguments that change from step to step are excluded from this specialisation, here and in
-the other kernels. Otherwise, each combination would be compiled or loaded while requests wait.
+the other kernels. Otherwise, Triton would compile or load each new variant while requests wait.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from plimsoll_engine.kernels.step_plan import Pages
 NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
 AT_ONCE = tl.constexpr(4)
-"""Number of parts that are loaded together when they are combined."""
+"""Number of parts that are loaded at a time to be combined."""
 NOTHING = tl.constexpr(-1e30)
-"""Logarithm of the sum of no scores. It is finite, so that two of them can be subtracted."""
+"""Log-sum-exp of no scores. It is finite, because the difference of two infinities is NaN."""
 SCALED_REGISTERS = 128
-"""Registers per thread for e4m3 keys.
+"""Maximum number of registers per thread for e4m3 keys.
 
-With wide tiles, four programs on a multiprocessor then have as many bytes in flight as with 16-bit
-keys. The compiler reports no spills. Without the limit, it uses 168 registers.
+With this limit and wide tiles, a multiprocessor runs four programs, with as many bytes in flight as
+for 16-bit keys. The compiler reports no spills. Without the limit, it uses 168 registers.
 """
 
 
@@ -50,14 +49,14 @@ def _decode_attention(
 ):  # fmt: skip
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     allow_next_kernel(OVERLAP)
-    # Contexts and tables were written before the step's first kernel.
+    # No wait is needed: contexts and tables were written before the step's first kernel.
     context = tl.load(contexts + sequence)
     lowest = tl.maximum(context - window, 0)
     base = lowest // TILE * TILE
     per_part = tl.maximum(tl.cdiv(tl.cdiv(context - base, TILE), SPLITS), TILES) * TILE
     begin = base + split * per_part
     end = tl.minimum(begin + per_part, context)
-    # One program of each context stays, so that this kernel ends after the previous one.
+    # The first program of each context must stay: this kernel may not end before the previous one.
     if SPLITS > 1:  # noqa: SIM102
         if (split > 0) & (begin >= context):
             return
@@ -95,7 +94,7 @@ def _decode_attention(
         weighted = weighted * kept[:, None]
         weighted += tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
         best = higher
-    # A padding row has no context: its result is zero.
+    # A padding row has no context, and its result is zero.
     safe = tl.where(total > 0, total, 1.0)
     result = weighted / safe[:, None]
     place = out + row[:, None] * DIM + dims[None, :]
@@ -124,7 +123,7 @@ def _join(
     sums, lse, place, row, mine, here, parts, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     GROUP_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the ``parts`` of a context, and write the result to ``place``."""
+    """Combine the results of the ``parts`` of a context, and store them at ``place``."""
     dims = tl.arange(0, DIM_PAD)
     best = tl.full([GROUP_PAD], NOTHING, tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
@@ -133,7 +132,7 @@ def _join(
         for other in tl.static_range(AT_ONCE):
             there = first + other < parts
             at = row * SPLITS + first + other
-            # From the L2 cache: other multiprocessors have written these parts.
+            # Bypass the L1 cache, because other multiprocessors have written these parts.
             log = tl.load(lse + at, mask=mine & there, other=NOTHING, cache_modifier=".cg")
             part = tl.load(
                 sums + at[:, None] * DIM + dims[None, :], mask=here & there, other=0.0,
@@ -165,10 +164,12 @@ def decode_attention(
 
     ``query`` and ``out`` are [sequences, heads, dim]. The rows of ``keys`` and ``values`` are
     [slots, kv heads, dim] of the same dtype, or e4m3 with scales. ``tables`` int32 [sequences,
-    width] are the block numbers of each sequence, with ``page`` tokens per block. ``contexts``
-    int32 [sequences] are the numbers of tokens; a context of 0 gives zeros. ``limit`` is the
-    argument of :func:`choose_cut`. ``arrivals`` int32 are zeros before and after, at least one for
-    each sequence and kv head. Kernels with the same ``arrivals`` must not run at the same time.
+    width] contains the block numbers of each sequence, with ``page`` tokens per block. ``contexts``
+    int32 [sequences] contains the context lengths in tokens; for a length of 0, the result is
+    zeros. ``limit`` is the maximum context length, or 0 if unknown. ``cut`` overrides the partition
+    that :func:`choose_cut` returns. ``arrivals`` is int32 zeros, at least one for each sequence and
+    kv head, and is zeroed again afterwards. Kernels that share ``arrivals`` must not run at the
+    same time.
     """
     sequences, heads, dim = query.shape
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None

@@ -1,4 +1,4 @@
-"""Partition of decode attention into programs. Each partition has its own kernel."""
+"""Partition of decode attention into GPU programs. Each partition is compiled to its own kernel."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ WIDE_BYTES = 256
 
 
 class Cut(NamedTuple):
-    """Partition of the work: a program reads ``tile`` tokens at a time.
+    """Partition of contexts into parts, one per program.
 
-    A context has at most ``splits`` parts, of at least ``tokens`` tokens each.
+    A context has at most ``splits`` parts of at least ``tokens`` tokens each. A program reads
+    ``tile`` tokens at a time.
     """
 
     tile: int
@@ -29,28 +30,29 @@ CUTS = (
     (1023, Cut(WIDE_TILE, 16, 1024)),
     (COUNTERS, Cut(TILE, 4, 1024)),
 )
-"""Partitions by the maximum number of contexts, times key heads.
+"""Pairs of a maximum number of contexts * kv heads, and the partition to use up to that number.
 
-The more there are, the longer a part may be: other contexts keep the GPU busy. Programs without a
-part are not free: on an H200, 6,000 of them take 2 us. Chosen on an H200 with 1 to 256 contexts of
-320 tokens, of 300 to 1,700, and of 300 to 4,000. Others had lognormal lengths (median 600, sigma
-0.9). ``bench/kernels.py`` measures some of them.
+With more contexts, parts may be longer, because the other contexts keep the GPU busy. Programs
+without a part are not free: on an H200, 6,000 of them take 2 us. Chosen on an H200 with 1 to 256
+contexts. Their lengths were 320 tokens, 300 to 1,700, 300 to 4,000, or lognormal (median 600, sigma
+0.9). ``bench/kernels.py`` repeats some of these measurements.
 """
 
 
 def compute_row_bytes(dim: int, itemsize: int) -> int:
-    """Return the bytes of one head's key with ``dim`` elements, padded as the kernel reads it."""
+    """Return the size of one head's key in bytes, with ``dim`` padded as in the kernel."""
     return next_power_of_2(dim) * itemsize
 
 
 def choose_cut(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
-    """Return the partition of ``sequences`` contexts, equal for all steps of a captured size.
+    """Return the partition for a step with ``sequences`` contexts.
 
-    ``row_bytes`` is the result of :func:`compute_row_bytes`. ``limit`` is the maximum number of
-    tokens in a context; 0 if unknown.
+    It does not depend on the current context lengths, so a captured graph can be replayed.
+    ``row_bytes`` is the result of :func:`compute_row_bytes`. ``limit`` is the maximum context
+    length in tokens, or 0 if unknown.
 
-    One program reads about 25 GB/s, so that a context of 8192 tokens takes 0.2 ms, and a step ends
-    with its longest context.
+    A single program reads about 25 GB/s, which is 0.2 ms for a context of 8192 tokens, and a step
+    takes as long as its longest context.
     """
     programs = sequences * kv_heads
     if programs > COUNTERS:

@@ -1,9 +1,9 @@
-"""Triton's cache of compiled kernels, for a volume that may be full or read-only.
+"""Cache of compiled Triton kernels that works on a full or read-only volume.
 
 Triton loads each kernel from a file in its cache, so no worker can start without the cache. If
 TRITON_CACHE_DIR is not writable, new kernels go to a private folder in the temporary directory. The
-next worker finds them there; another pod compiles them again. Triton writes the files of a kernel
-under temporary names and lists them last, so a partial kernel is never loaded.
+next worker finds them there, but other pods compile them again. Triton writes the files of a kernel
+under temporary names, and the list of these files last, so a partial kernel is never loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _reported: set[str] = set()
 
 
 class DiskCache(FileCacheManager):  # type: ignore[misc]
-    """Disk cache of one kernel, with the interface that Triton expects."""
+    """Disk cache entry of one kernel, with the interface that Triton expects."""
 
     key: str
     cache_dir: str
@@ -37,7 +37,10 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
             self._move(key, error)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Return the files of a compiled kernel by name, from the cache or the fallback folder."""
+        """Return the paths of a compiled kernel's files by name, or None if it is not cached.
+
+        Searches the cache, then the fallback folder.
+        """
         found: dict[str, str] | None = super().get_group(filename)
         if found is None and (_path() / self.key).is_dir():
             kept, self.cache_dir = self.cache_dir, str(_folder() / self.key)
@@ -47,9 +50,9 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
         return found
 
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
-        """Store a file of a compiled kernel. Use the fallback folder if the cache is not writable.
+        """Store a file of a compiled kernel, and return its path.
 
-        Raises OSError if neither is writable.
+        Uses the fallback folder if the cache is not writable. Raises OSError if neither is.
         """
         try:
             return str(super().put(data, filename, binary))
@@ -67,8 +70,8 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
         if where not in _reported:
             _reported.add(where)
             log.warning(
-                "TRITON_CACHE_DIR %s cannot be written: %s; storing kernels in %s: free space, or"
-                " name a writable volume",
+                "cannot write to TRITON_CACHE_DIR %s: %s; storing compiled kernels in %s instead:"
+                " free space, or set TRITON_CACHE_DIR to a writable directory",
                 where, error.strerror, folder,
             )  # fmt: skip
         self.key = key

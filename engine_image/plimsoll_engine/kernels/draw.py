@@ -1,14 +1,14 @@
-"""Sampling from a softmax in which rounding changes tokens no more than probabilities.
+"""Sampling from a softmax by the Gumbel-max trick, which is robust to rounding errors.
 
-The token is the column with the largest sum of logit / temperature and Gumbel noise. The noise of a
-column depends only on the row's key and the column's index. Rounding that shifts a distribution by
-1e-6 therefore changes one token in a million, on any device and in any batch. (A search in the
-cumulative sum of the probabilities is a thousand times as sensitive, because each partial sum can
-cross the random number.)
+The sampled token is the column with the largest sum of logit / temperature and Gumbel noise. The
+noise of a column depends only on the row's key and the column's index. A rounding error that shifts
+the distribution by 1e-6 therefore changes one token in a million, on any device and in any batch.
+(Inverse transform sampling from the cumulative probabilities is a thousand times as sensitive,
+because the random number can lie close to any of the partial sums.)
 
-The hash has two rounds of multiply and xor-shift, each preceded by one word of the key. The
-constants come from Chris Wellons' search for unbiased 32-bit hashes ("lowbias32"). 62 bits make a
-number in (0, 1), so that even the least likely token can be sampled.
+The hash has two rounds of multiply and xor-shift, each preceded by an xor with one word of the key.
+The constants come from Chris Wellons' search for unbiased 32-bit hashes ("lowbias32"). The random
+numbers in (0, 1) have 62 bits, so that even the least likely token can be sampled.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ STEP = 2.0**-31
 BELOW_ONE = 1 - 2.0**-24
 """Largest float32 below 1."""
 ELEMENTS = 1 << 17
-"""Number of float32 elements to process at a time. More than a core's cache takes twice as long."""
+"""Number of float32 elements to process at a time on a CPU.
+
+More elements do not fit into a core's cache and take twice as long.
+"""
 
 
 def compute_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return negated Gumbel noise: logarithms of exponentially distributed numbers.
+    """Return negated Gumbel noise, float32 [rows, columns], for ``keys`` int32 [rows, 2].
 
-    ``keys`` is int32 [rows, 2], and the result float32 [rows, columns].
+    These are the logarithms of exponentially distributed numbers.
     """
     x = torch.arange(columns, dtype=torch.int32, device=keys.device) ^ keys[:, :1]
     x ^= (x >> 16) & 0xFFFF
@@ -39,16 +42,16 @@ def compute_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
     x *= SECOND
     x ^= (x >> 16) & 0xFFFF
     x &= LOW_31
-    # Small numbers, which win the argmax, keep all their bits.
+    # Small numbers win the argmax. They keep all their bits.
     uniform = x.float().add_(low).mul_(STEP).clamp_(max=BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_()
 
 
 def draw(logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Sample a column of each row, int64 [rows].
+    """Sample one column per row from its softmax. Return the columns as int64 [rows].
 
-    ``logits`` is [rows, columns], ``scales`` float32 [rows] are the inverse temperatures, and
-    ``keys`` is int32 [rows, 2].
+    ``logits`` is [rows, columns]. ``scales`` float32 [rows] contains the inverse temperatures, and
+    ``keys`` int32 [rows, 2] the keys of the random numbers.
     """
     rows, columns = logits.shape
     at_once = max(1, ELEMENTS // columns) if logits.device.type == "cpu" else rows

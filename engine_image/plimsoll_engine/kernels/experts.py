@@ -1,12 +1,13 @@
-"""Mixture of experts: grouped products of each expert with its rows, in one launch each.
+"""Mixture of experts as grouped matrix products: one launch computes a product for all experts.
 
-A program computes one tile of one expert's product: a block of its pairs (see ``routing.py``) times
-some of its columns. The first product gathers the rows and ends with silu(gate) x up. The second
-product is scaled by the router's weight. A last kernel sums the experts of a row in float32, in the
-order of the row's choice. The result therefore does not depend on the order of the programs.
+A program computes one tile of one expert's product: a block of its (row, expert) pairs (see
+``routing.py``) by a block of columns. The first product gathers the rows and applies silu(gate) *
+up. The second product is scaled by the router's weights. A last kernel sums the results of each
+row's experts in float32, from the best expert to the worst. The result therefore does not depend on
+the order in which programs run.
 
-For quantized weights, the rows of a product are quantized first, each with its own scale. The sums
-are multiplied by the scales of rows and columns.
+For a quantized weight, the rows are quantized first, each with its own scale. The product is then
+multiplied by the scales of its rows and columns.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
-    """Tile sizes of the products.
+    """Tile sizes and launch options of the grouped products.
 
-    A program computes ``rows`` pairs and ``columns`` results, and reads ``depth`` inputs at a time.
-    ``sort`` pairs are sorted at a time.
+    A program computes ``columns`` results for each of ``rows`` pairs, and reads ``depth`` inputs at
+    a time. The routing sorts ``sort`` pairs at a time.
     """
 
     rows: int
@@ -46,25 +47,21 @@ MANY = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
 FEW_PAIRS, SOME_PAIRS = 8, 96
 """Maximum mean number of pairs per expert for which FEW and SOME are chosen.
 
-They follow from an H200's specifications and are not measured yet. While an expert has fewer than
-about 150 rows, reading its weights takes longer than its products, so they should be read only
-once.
+Derived from the specifications of an H200, not measured. Below about 150 rows per expert, reading
+the weights takes longer than the arithmetic, so each weight should be read only once.
 """
 WIDE_FEW = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
 WIDE_MANY = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
-"""Tiles for float32. Its products are exact here and use no tensor cores."""
+"""Tiles for float32, which is multiplied with full precision and without tensor cores."""
 
 
 def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Return every tile that :func:`choose_tile` may return for this dtype."""
+    """Return all tiles that :func:`choose_tile` can return for ``dtype``."""
     return (WIDE_FEW, WIDE_MANY) if dtype == torch.float32 else (FEW, SOME, MANY)
 
 
 def choose_tile(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for the mean number of pairs per expert.
-
-    A pair is a row and one of the experts chosen for it. ``pairs`` and ``experts`` are totals.
-    """
+    """Return the tile for ``pairs`` (row, expert) pairs and ``experts`` experts in total."""
     if dtype == torch.float32:
         return WIDE_FEW if pairs <= FEW_PAIRS * experts else WIDE_MANY
     if pairs <= FEW_PAIRS * experts:
@@ -177,7 +174,10 @@ def _sum(
 
 
 def _factors(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
-    """Return rows and matrix, each followed by its scales, and whether they are quantized."""
+    """Return (rows, row scales, matrix, matrix scales), and whether they are quantized.
+
+    If they are not, the scales are placeholders that the kernels do not read.
+    """
     if isinstance(weight, Quantized):
         return (*quantize(rows), *weight), True
     return (rows, rows, weight, weight), False
@@ -223,7 +223,7 @@ def _products(
 
 
 _loaded: set[tuple[object, ...]] = set()
-"""Shapes for which this process has loaded all tiles."""
+"""Shapes, dtypes and options for which this process has loaded the kernels of all tiles."""
 
 
 def experts(
@@ -234,12 +234,11 @@ def experts(
     chosen: int,
     normalised: bool,
 ) -> torch.Tensor:
-    """Return the sum of the ``chosen`` best experts of each row of ``x`` [tokens, hidden].
+    """Return the weighted sum of each row's ``chosen`` best experts, as [tokens, hidden].
 
-    ``router`` is [experts, hidden], ``gate_up`` [experts * 2 * width, hidden] and ``down`` [experts
-    * hidden, width]. Rows are quantized for products with a quantized matrix. The weights of each
-    chosen expert are read once for each block of its rows. The first call for a shape computes one
-    row with every tile, so that no later step has to load a kernel while requests wait.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.experts`. The weights of an expert are read once for
+    each block of its rows. The first call for a shape computes one row with every tile, so that no
+    later step has to load a kernel while requests wait.
     """
     logits = linear(x, router)
     formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]

@@ -1,4 +1,4 @@
-"""Mixture of experts in plain torch, one expert after the other."""
+"""Mixture of experts in plain torch, one expert at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from plimsoll_engine.kernels.quantized import Quantized, Weight, product
 def route(
     x: torch.Tensor, router: torch.Tensor, chosen: int, normalised: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the experts of each row of ``x``, int64, and their weights; both [tokens, chosen].
+    """Return the indices and the weights of each row's best experts, both [tokens, chosen].
 
-    The softmax is computed in float32. The weights have the dtype of ``x``.
+    The indices are int64. The softmax is computed in float32. The weights have the dtype of ``x``
+    [tokens, hidden].
     """
     likely = product(x, router, None).softmax(dim=-1, dtype=torch.float32)
     shares, experts = likely.topk(chosen, dim=-1)
@@ -23,7 +24,7 @@ def route(
 
 
 def expert_matrix(weight: Weight, expert: int, count: int) -> Weight:
-    """Return the matrix of one expert from the stacked matrices of ``count`` experts."""
+    """Return the matrix of expert number ``expert`` from the stacked matrices of ``count``."""
     if isinstance(weight, Quantized):
         return Quantized(*(_part(tensor, expert, count) for tensor in weight))
     return _part(weight, expert, count)
@@ -42,7 +43,7 @@ def experts(
     chosen: int,
     normalised: bool,
 ) -> torch.Tensor:
-    """Return the sum of the ``chosen`` best experts of each row of ``x`` [tokens, hidden].
+    """Return the weighted sum of each row's ``chosen`` best experts, as [tokens, hidden].
 
     See :meth:`plimsoll_engine.kernels.ops.Ops.experts`.
     """

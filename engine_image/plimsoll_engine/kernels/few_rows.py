@@ -1,13 +1,13 @@
-"""Product of a matrix and a few rows for decode steps, fused with what follows it in a layer.
+"""Matrix product of a few rows for decode steps, fused with the operations that follow it.
 
-It is memory-bound: it reads the whole matrix for a few operations an element. Each program
+It is memory-bound: it reads the whole matrix for a few operations per element. Each program
 prefetches the first part of its matrix before it waits for the previous kernel, so that memory is
 never idle between kernels. Hopper's tensor memory accelerator (TMA) reads the rest. The matrix must
 have 16-bit elements.
 
 If a product has fewer tiles than the GPU has multiprocessors, several programs share a tile. Each
-sums over a part of the inputs, and the last to arrive adds these sums in the order of the parts.
-The result is therefore the same in every run.
+sums over a part of the inputs, and the last to finish adds these sums. It adds them in a fixed
+order, so the result is deterministic.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LINE = 8
 """Number of 16-bit elements in 16 bytes, the minimum that TMA reads."""
 WARPS = 4
 PROGRAMS = 64
-"""Minimum number of programs of a product. Fewer do not keep the memory of an H100 busy."""
+"""Minimum number of programs of a product. Fewer do not saturate the memory of an H100."""
 LONG = 4096
-"""Minimum number of inputs of a program for which two programs share its work."""
+"""Minimum number of inputs per program for which the work is split between two programs."""
 
 
 class Tile(NamedTuple):
-    """Tile of ``parts`` programs: ``size`` columns of the result, ``depth`` inputs at a time.
+    """Tile of ``size`` columns of the result, computed by ``parts`` programs.
 
-    ``stages`` tiles of inputs are loaded ahead. A program prefetches ``ahead`` bytes of each row of
-    its part of the matrix.
+    A program reads ``depth`` inputs at a time and loads up to ``stages`` such blocks ahead. It
+    first prefetches ``ahead`` bytes of each row of its part of the matrix.
     """
 
     size: int
@@ -51,10 +51,11 @@ class Tile(NamedTuple):
 
 
 def choose_tile(size: int, columns: int, silu: bool, padded: int) -> Tile:
-    """Return the tile for a product that has ``size`` results a row, each of ``columns`` inputs.
+    """Return the tile for a product of [``padded``, ``columns``] with [``size``, ``columns``].
 
-    Measured on an H200 and an H100 in the layers of a 0.6B and an 8B model
-    (``bench/few_rows.py``). If a multiprocessor runs only one program, it must read far ahead.
+    ``padded`` is the number of rows after padding. Measured on an H200 and an H100 in the layers of
+    a 0.6B and an 8B model (``bench/few_rows.py``). If a multiprocessor runs only one program, that
+    program must read far ahead.
     """
     if silu:
         return Tile(64, 128, 5, ahead=512)
@@ -114,7 +115,7 @@ def _few_rows(
         if tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel") < PARTS - 1:
             return
         tl.store(arrivals + tl.program_id(0), 0)
-        # From the L2 cache: other multiprocessors have written these sums.
+        # Bypass the L1 cache, because other multiprocessors have written these sums.
         result = tl.load(sums + at, mask=there, other=0.0, cache_modifier=".cg")
         for other in tl.static_range(1, PARTS):
             more = sums + other * of_part + at
@@ -132,7 +133,7 @@ def _few_rows(
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """Report whether :func:`few_rows` can multiply with ``weight``."""
+    """Report whether :func:`few_rows` supports ``weight`` on its device."""
     aligned = weight.shape[1] % LINE == 0 and weight.is_contiguous()
     return weight.element_size() == 2 and aligned and bool(overlap(weight.device))
 
@@ -145,13 +146,13 @@ def few_rows(
     silu: bool = False,
     into: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
+    """Return ``x @ weight.T + bias`` as [rows, size], for at most :data:`FEW_ROWS` rows.
 
-    ``rows`` is at most ``FEW_ROWS``. With ``silu`` the first half of the product's columns gates
-    the second; the result is [rows, size / 2]. If ``into`` is given, the result is added to it in
-    place. Sums are in float32. Memory-bound by ``weight``. ``arrivals`` int32 are zeros before and
-    after, at least one for each tile that programs share. Products with the same ``arrivals`` must
-    not run at the same time.
+    ``x`` is [rows, columns], and ``weight`` [size, columns]. With ``silu``, the result is
+    silu(first half) * second half of the product's columns, [rows, size / 2]. If ``into`` is given,
+    the result is added to it in place. Sums are in float32. Memory-bound by ``weight``.
+    ``arrivals`` is int32 zeros, at least one for each tile that programs share, and is zeroed again
+    afterwards. Products that share ``arrivals`` must not run at the same time.
     """
     rows, columns = x.shape
     size = weight.shape[0] // 2 if silu else weight.shape[0]

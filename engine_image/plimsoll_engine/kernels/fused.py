@@ -1,4 +1,4 @@
-"""Operations in Triton, for CUDA. See :mod:`plimsoll_engine.kernels.ops`."""
+"""Decoder operations in Triton, for CUDA. See :mod:`plimsoll_engine.kernels.ops`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from plimsoll_engine.kernels.whole_prompts import (
 )
 
 MIN_SEPARATE_RESULTS = 1 << 23
-"""Minimum number of results for which the output projection of whole prompts is a separate launch.
+"""Minimum number of output elements for which whole prompts are projected in their own launch.
 
-The launch then fills an H200 twice, and reads the attention where the library wrote it.
+Such a launch fills an H200 twice, and reads the attention output where the library wrote it.
 """
 
 
@@ -46,21 +46,21 @@ class FusedOps:
         self._counters: torch.Tensor | None = None
 
     def _arrivals(self, device: torch.device) -> torch.Tensor:
-        """Return the counters with which programs that share work find out who arrives last.
+        """Return the int32 counters by which programs that share work learn which finishes last.
 
-        The kernels of a step run one after the other, and each leaves the counters at 0.
+        The kernels of a step run one after another, and each resets the counters to 0.
         """
         if self._counters is None:
             self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         return self._counters
 
     def max_project_rows(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.max_project_rows`: one row, or a few if ``weight`` allows it."""
+        """Implement :meth:`Ops.max_project_rows`: FEW_ROWS if ``weight`` allows it, else 1."""
         several = isinstance(weight, torch.Tensor) and few_rows.fits(weight)
         return FEW_ROWS if several else 1
 
     def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.step_context`: select the library's fastest attention."""
+        """Implement :meth:`Ops.step_context`: select torch's fastest attention for prompts."""
         plan.joined = self._equal.count_step(whole_prompts(plan))
         return select_fastest_backend(plan)
 
@@ -122,7 +122,7 @@ class FusedOps:
         return rotary.rotate(query, rotary_table, norm, eps, dim)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
-        """Implement :meth:`Ops.store`, and keep keys and values for the library's attention."""
+        """Implement :meth:`Ops.store`. Also keep keys and values for whole prompts' attention."""
         for pages, rows in zip(plan.pages(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
@@ -141,9 +141,9 @@ class FusedOps:
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Write the attention of the rows that use the KV pool to ``out``.
+        """Write the attention of the rows that read the KV pool to ``out``.
 
-        These rows are the first rows of ``query`` [tokens, heads, dim] and of ``out``.
+        They come first in ``query`` [tokens, heads, dim] and in ``out``, before whole prompts.
         """
         end = len(plan.contexts) - len(whole_prompts(plan, window))
         if not end:
@@ -173,7 +173,7 @@ class FusedOps:
         out = torch.empty_like(query) if out is None else out
         self._attend_paged(query, plan, layer, scale, window, out)
         for first, prompts in attend_whole(query, plan, scale, window):
-            # A prompt's rows are contiguous on both sides: a plain copy at memory bandwidth.
+            # A prompt's rows are contiguous on both sides, so the copy runs at memory bandwidth.
             for number, rows in enumerate(prompts):
                 begin = first + number * len(rows)
                 out[begin : begin + len(rows)].copy_(rows)
@@ -189,7 +189,7 @@ class FusedOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Implement :meth:`Ops.add_attended`. Does not copy the attention of long prompts."""
+        """Implement :meth:`Ops.add_attended` without copying the attention of long prompts."""
         if count_fewest_rows(plan, window) * weight.shape[0] < MIN_SEPARATE_RESULTS:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
@@ -204,11 +204,11 @@ class FusedOps:
         return None
 
     def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
-        """Implement :meth:`Ops.add_product`. cuBLAS adds within the product and rounds once."""
+        """Implement :meth:`Ops.add_product` in one cuBLAS call, which rounds only once."""
         into.addmm_(x, weight.t())
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Implement :meth:`Ops.linear` with cuBLAS, in both formats."""
+        """Implement :meth:`Ops.linear` with cuBLAS, for plain and quantized weights."""
         if isinstance(weight, torch.Tensor):
             return linear(x, weight, bias)
         return scaled_product(x, weight, bias)
@@ -223,9 +223,9 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.project` in one kernel.
+        """Implement :meth:`Ops.project` in one kernel. Rows are not quantized.
 
-        For several rows, the norm has its own kernel. Rows are not quantized.
+        For more than one row, the norm runs in a kernel of its own.
         """
         if x.shape[0] == 1:
             return project(x, weight, bias, norm, eps, silu, into)

@@ -1,6 +1,6 @@
-"""Gate and up projections of an MLP with silu(gate) x up, in one kernel for many rows.
+"""Gate and up projections of an MLP, fused with silu(gate) * up, for many rows.
 
-The projections have twice the columns of the activation, but they never reach memory here: a
+The projections are twice as large as the activation, but this kernel never writes them to memory: a
 program computes the same tile of both projections from the same rows. Hopper's tensor memory
 accelerator (TMA) reads and writes the tiles.
 """
@@ -21,20 +21,20 @@ HOPPER = 9
 LINE = 8
 """Number of 16-bit elements in 16 bytes, the minimum that TMA reads."""
 ROWS, COLUMNS, DEPTH = 128, 128, 64
-"""Tile of each projection, and the number of input columns that are read at a time."""
+"""Tile size of each projection, and the number of input columns that are read at a time."""
 GROUP = 16
-"""Number of vertical tiles that are computed together.
+"""Number of rows of tiles that are computed together.
 
-Each multiprocessor runs one program. With this number, the programs that run together read the
-fewest rows: about 16 tiles of inputs, and 8 of weights, which are twice as large.
+Each multiprocessor runs one program. With this value, the programs that run at the same time read
+the least data: about 16 tiles of inputs, and 8 of weights, which are twice as large.
 """
 WARPS, STAGES = 8, 3
 ROUNDS, FULL = 2, 0.95
 """Minimum number of tiles per multiprocessor, and minimum share of busy time, for this kernel.
 
-All tiles take equally long, and the last tiles may not occupy all multiprocessors; the library has
-other tile sizes. Measured on an H100 (``bench/gated_product.py``): 1 to 12 % faster in the 14 cases
-above both limits, 2 to 39 % slower in the other ten.
+All tiles take equally long, and the last tiles may not occupy all multiprocessors. cuBLAS can
+choose other tile sizes. Measured on an H100 (``bench/gated_product.py``): 1 to 12 % faster in the
+14 cases above both limits, 2 to 39 % slower in the other ten.
 """
 
 
@@ -64,7 +64,7 @@ def _gated_product(
 
 @cache
 def _count_multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors of ``device``; 0 if it cannot run the kernel."""
+    """Return the number of multiprocessors of ``device``, or 0 if it cannot run the kernel."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -79,12 +79,12 @@ def fits(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> bool:
 
 
 def count_tiles(rows: int, size: int) -> int:
-    """Return the number of tiles of the result [rows, size]."""
+    """Return the number of tiles in a result of [rows, size]."""
     return cdiv(rows, ROWS) * cdiv(size, COLUMNS)
 
 
 def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Report whether :func:`gated_product` is faster than separate kernels."""
+    """Report whether :func:`gated_product` is faster than separate kernels for these arguments."""
     processors = _count_multiprocessors(x.device)
     tiles = count_tiles(x.shape[0], weight.shape[0] // 2)
     full = tiles >= FULL * cdiv(tiles, processors) * processors
@@ -92,21 +92,20 @@ def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 _loaded: set[tuple[object, ...]] = set()
-"""Kinds of products for which this process has loaded the kernel."""
+"""Device, dtype and weight shape of each product for which this process has loaded the kernel."""
 
 
 def load(x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Load the kernel for products of this kind once, so that no later request waits for it."""
+    """Load the kernel for this dtype and weight shape, so that no later request waits for it."""
     if (x.device, x.dtype, weight.shape) not in _loaded:
         gated_product(x[:1], weight)
 
 
 def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) x up of the projections of ``x`` [rows, columns] as [rows, size].
+    """Return silu(gate) * up of the projections of ``x`` [rows, columns], as [rows, size].
 
-    ``weight`` [2 * size, columns] has the rows of the gate projection, then those of the up
-    projection. All tensors are contiguous and have the same dtype. Sums and activation are in
-    float32.
+    ``weight`` [2 * size, columns] stacks the gate projection and the up projection. All tensors
+    must be contiguous and have the same dtype. Sums and activation are in float32.
     """
     _loaded.add((x.device, x.dtype, weight.shape))
     rows, columns = x.shape

@@ -1,4 +1,4 @@
-"""RMSNorm with the preceding addition to the residual stream, in one pass over the rows."""
+"""RMSNorm, fused with the preceding addition to the residual stream."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def _rms_norm(
 def rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Return the RMSNorm of ``x`` [rows, size], scaled by ``weight`` [size].
+    """Return the RMSNorm of ``x`` [rows, size] with the scale ``weight`` [size].
 
-    If ``residual`` is given, ``x`` is first added to it in place. The result has the shape and
-    dtype of ``x``. Moves twice the bytes of ``x``, and four times with ``residual``.
+    If ``residual`` is given, ``x`` is added to it in place, and the sum is normalised instead. The
+    result has the shape and dtype of ``x``. Moves twice the bytes of ``x``, or four times with
+    ``residual``.
     """
     rows, size = x.shape
     out = torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""Operations of a decoder layer, implemented in torch for CPUs and in Triton for CUDA."""
+"""Interface of the decoder operations, implemented in torch for CPUs and in Triton for CUDA."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 
 
 class Ops(Protocol):
-    """Operations on rows, one per token.
+    """Operations on tensors with one row per token.
 
-    Methods allocate their result and do not change their inputs. Exceptions are documented. From
-    ``min_add_rows`` rows on, :meth:`add_product` and :meth:`add_attended` are faster than separate
-    operations.
+    Unless documented otherwise, methods allocate their result and do not modify their arguments.
+    With at least ``min_add_rows`` rows, :meth:`add_product` and :meth:`add_attended` are faster
+    than a product and a separate addition.
     """
 
     min_add_rows: int
 
     def max_project_rows(self, weight: Weight) -> int:
-        """Return the maximum number of rows for which :meth:`project` by ``weight`` is faster."""
+        """Return the maximum number of rows for :meth:`project` with ``weight``.
+
+        With more rows, separate operations are faster. 0 if they always are.
+        """
         ...
 
     def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Return the context in which a step of ``plan`` runs fastest."""
+        """Return the context manager in which to run a step of ``plan``."""
         ...
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``x`` [n, size] at ``index`` int [rows], as [rows, size]."""
+        """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]."""
         ...
 
     def take_token_ids(
         self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor
     ) -> torch.Tensor:
-        """Return the token IDs of a step, int64 [tokens].
+        """Return the input token IDs of a step, int64 [tokens].
 
-        If the item of ``sources`` int32 [tokens] is negative, the ID comes from ``ids`` int32
-        [tokens]. Otherwise, the item is the row of the ID in ``newest`` int64. Negative values of
-        ``newest``, which are not tokens, become 0.
+        Where ``sources`` int32 [tokens] is negative, the ID is taken from ``ids`` int32 [tokens].
+        Otherwise, ``sources`` contains the index of the ID in ``newest`` int64. Negative values in
+        ``newest`` mean that no token was sampled, and become 0.
         """
         ...
 
@@ -56,14 +59,14 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Add ``x`` to ``residual`` in place. Return :meth:`rms_norm` of the sum.
 
-        All three are [rows, size] of the same dtype; ``weight`` is [size].
+        ``x``, ``residual`` and the result are [rows, size] of the same dtype, ``weight`` is [size].
         """
         ...
 
     def compute_rotary_table(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Return cosines, then sines, of ``positions`` [tokens] x ``inverse`` float32 [dim / 2].
+        """Return the cosines, then the sines, of the rotary angles, as float32 [tokens, dim].
 
-        ``inverse`` are the inverse frequencies. The result is float32 [tokens, dim].
+        The angles are ``positions`` [tokens] times the frequencies ``inverse`` float32 [dim / 2].
         """
         ...
 
@@ -77,12 +80,13 @@ class Ops(Protocol):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalise and rotate queries and keys. Store keys and values, and return the queries.
+        """Rotate queries and keys, store keys and values in the KV pool, and return the queries.
 
-        ``qkv`` is [tokens, (heads + 2 kv heads) * dim]. ``norms``, if given, are the norms of each
-        head's queries and keys. Keys and values go to their slots of ``layer``. The queries are
-        [tokens, heads, dim] of the dtype of ``qkv``; ``heads`` may be 0. If ``out`` is given, they
-        are written there.
+        ``qkv`` is [tokens, (heads + 2 * kv heads) * dim], and ``rotary`` the result of
+        :meth:`compute_rotary_table`. ``norms`` are the weights [dim] of the RMSNorm that is applied
+        to each head's queries and keys before the rotation; None means no norm. Keys and values are
+        written to their slots in ``layer``. The result is [tokens, heads, dim] of the dtype of
+        ``qkv``, written to ``out`` if given. ``heads`` may be 0.
         """
         ...
 
@@ -90,14 +94,14 @@ class Ops(Protocol):
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
         dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Return ``query`` [tokens, heads * dim], normalised if ``norm`` is given, and rotated.
+        """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].
 
-        The result is [tokens, heads, dim] of the same dtype.
+        If ``norm`` [dim] is given, each head is normalised before. The dtype does not change.
         """
         ...
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
-        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``."""
+        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots in ``layer``."""
         ...
 
     def attend(
@@ -111,9 +115,9 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the causal attention of ``query`` [tokens, heads, dim] over each row's context.
 
-        A row sees the last ``window`` tokens up to itself, or all tokens if that is None. The
-        result has the shape and dtype of ``query``. If ``out`` is given, the result is written
-        there.
+        A row attends to itself and the tokens before it: to the last ``window`` tokens, or to all
+        if ``window`` is None. The result has the shape and dtype of ``query``, and is written to
+        ``out`` if given.
         """
         ...
 
@@ -127,17 +131,24 @@ class Ops(Protocol):
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Add :meth:`attend` times ``weight`` [size, heads * dim] to ``into`` [tokens, size]."""
+        """Add ``attended @ weight.T`` to ``into`` [tokens, size] in place.
+
+        ``attended`` is the result of :meth:`attend`, and ``weight`` is [size, heads * dim].
+        """
         ...
 
     def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
-        """Add ``x`` [rows, columns] times ``weight`` [size, columns] to ``into`` [rows, size]."""
+        """Add ``x @ weight.T`` to ``into`` [rows, size] in place.
+
+        ``x`` is [rows, columns], and ``weight`` [size, columns].
+        """
         ...
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
+        """Return ``x @ weight.T + bias`` as [rows, size].
 
-        For a quantized weight, the rows of ``x`` are quantized as well.
+        ``x`` is [rows, columns], and ``weight`` [size, columns]. If ``weight`` is quantized, the
+        rows of ``x`` are quantized as well.
         """
         ...
 
@@ -151,12 +162,12 @@ class Ops(Protocol):
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
+        """Return ``x @ weight.T + bias`` for few rows, fused with the operations around it.
 
-        The maximum number of rows is :meth:`max_project_rows`. If ``norm`` is given,
-        :meth:`rms_norm` is first applied to ``x``. With ``silu``, :meth:`silu_mul` is applied to
-        the product. If ``into`` is given, the result is added to it in place. Rows need not be
-        quantized for a quantized weight.
+        ``x`` is [rows, columns] with at most :meth:`max_project_rows` rows, and ``weight`` is
+        [size, columns]. If ``norm`` [columns] is given, :meth:`rms_norm` is first applied to ``x``.
+        With ``silu``, :meth:`silu_mul` is applied to the product. If ``into`` is given, the result
+        is added to it in place. With a quantized ``weight``, ``x`` need not be quantized.
         """
         ...
 
@@ -172,7 +183,7 @@ class Ops(Protocol):
         """Return the weighted sum of each row's ``chosen`` best experts.
 
         ``x`` is [tokens, hidden]. ``router`` [experts, hidden] scores the experts. The weights of
-        the experts are the softmax of the scores, divided by their sum over the chosen experts if
+        the sum are the softmax of the scores, divided by the total of the chosen experts if
         ``normalised``. An expert is an MLP: ``gate_up`` [experts * 2 * width, hidden] stacks the
         gate and up projections of all experts, and ``down`` [experts * hidden, width] their down
         projections. Rows are quantized for products with quantized weights. The result has the
@@ -181,40 +192,41 @@ class Ops(Protocol):
         ...
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the best column of each row of ``logits``, int64 [rows].
+        """Return the column of the maximum of each row of ``logits``, as int64 [rows].
 
         Ties go to the first column.
         """
         ...
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Sample a column of each row from its softmax, int64 [rows], equally on all devices.
+        """Sample one column per row from its softmax. Return the columns as int64 [rows].
 
-        ``logits`` is [rows, columns], ``scales`` float32 [rows] are the inverse temperatures, and
-        ``keys`` is int32 [rows, 2].
+        ``logits`` is [rows, columns]. ``scales`` float32 [rows] contains the inverse temperatures,
+        and ``keys`` int32 [rows, 2] the keys of the random numbers, which are the same on every
+        device.
         """
         ...
 
     def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """Return a key of the best column of each row of ``x`` [rows, columns], int64 [rows].
+        """Return a key for the maximum of each row of ``x`` [rows, columns], as int64 [rows].
 
-        ``x`` has the columns of the whole row from ``first`` on. The largest key among all parts of
-        a row belongs to the best column of the row, and to the first one of equal columns.
-        :func:`decode_columns` decodes a key.
+        ``x`` contains the columns from ``first`` on of wider rows. The largest key among all parts
+        of a wide row encodes the column of its maximum; ties go to the first column.
+        :func:`decode_columns` decodes keys.
         """
         ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(first half) x second half of ``gate_up`` [rows, 2 * size] as [rows, size]."""
+        """Return silu(first half) * second half of ``gate_up`` [rows, 2 * size] as [rows, size]."""
         ...
 
     def gated_linear(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return :meth:`silu_mul` of :meth:`linear` as [rows, size].
+        """Return :meth:`silu_mul` of :meth:`linear`, as [rows, size].
 
         ``x`` is [rows, columns], and ``weight`` [2 * size, columns]. The intermediate result need
-        not be rounded.
+        not be rounded to the dtype of ``x``.
         """
         ...
 
@@ -225,9 +237,9 @@ KEY_OF_MINUS_INFINITY = -0x7F800001
 
 
 def decode_columns(keys: torch.Tensor) -> torch.Tensor:
-    """Return the columns, int64 [rows], that ``keys``, int64 [rows], encode.
+    """Return the columns that ``keys`` int64 [rows] encode, as int64 [rows].
 
-    As with the fused :meth:`Ops.argmax`, a row of only NaN or minus infinity has no column: -1.
+    For a row of only NaN or minus infinity, the column is -1, as with the fused :meth:`Ops.argmax`.
     """
     columns = KEY_LOWER - (keys & KEY_LOWER)
     return columns.masked_fill_(keys >> 32 == KEY_OF_MINUS_INFINITY, -1)

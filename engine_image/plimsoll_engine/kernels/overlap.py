@@ -1,9 +1,9 @@
 """Overlap of consecutive kernels by programmatic dependent launch, on Hopper and later GPUs.
 
-A decode step of one request runs two hundred kernels of a few microseconds, so gaps between them
-matter. With this launch, a kernel starts once all programs of the previous kernel have started. It
-may read constant data, such as weights, at once. It must wait for the end of the previous kernel
-before it reads other data or writes any data.
+A decode step of one request runs two hundred kernels of a few microseconds each, so gaps between
+them matter. With programmatic dependent launch, a kernel starts once all programs of the previous
+kernel have allowed it. It may read constant data, such as weights, immediately. It must wait for
+the end of the previous kernel before it reads other data or writes any data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOPPER = (9, 0)
 
 @cache
 def overlap(device: torch.device) -> dict[str, bool]:
-    """Return the launch options that let kernels overlap; empty if ``device`` lacks them."""
+    """Return the launch options that let kernels overlap; {} if ``device`` does not support it."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
         return {}
     return {"OVERLAP": True, "launch_pdl": True}
@@ -28,7 +28,7 @@ def overlap(device: torch.device) -> dict[str, bool]:
 
 @triton.jit
 def allow_next_kernel(OVERLAP: tl.constexpr):
-    """Allow the next kernel to start."""
+    """Allow the next kernel to start once all programs have called this function or ended."""
     if OVERLAP:
         gdc_launch_dependents()
 
@@ -42,7 +42,10 @@ def wait_for_previous_kernel(OVERLAP: tl.constexpr):
 
 @triton.jit
 def prefetch(start, BYTES: tl.constexpr):
-    """Prefetch ``BYTES`` bytes, a multiple of 16, at the addresses ``start`` into the L2 cache."""
+    """Prefetch ``BYTES`` bytes from each address in ``start`` to the L2 cache.
+
+    ``BYTES`` must be a multiple of 16.
+    """
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
         "=r,l,r",

@@ -1,12 +1,12 @@
 """Attention of prompt chunks of several sequences over their contexts in the paged KV pool.
 
 One program computes one tile of a chunk's rows for one query head. It processes the context with an
-online softmax (FlashAttention-2), its own rows first. Keys that every row of the tile sees are
-processed in a loop without masks.
+online softmax (FlashAttention-2), beginning with the tile's own tokens. Keys that are visible to
+every row of the tile are processed in a loop without masks.
 
-No loop may have zero iterations, and the compiler must know that. Otherwise a path around the loop
-keeps the initial sums, and NVIDIA's assembler serialises all matrix instructions of the kernel (its
-note C7515).
+Every loop must run at least once, and the compiler must know that. Otherwise a path around the loop
+keeps the initial sums, and NVIDIA's assembler serialises all matrix instructions of the kernel
+(advisory C7515).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 ROWS, TILE = 64, 64
-"""Number of rows per program, and number of keys that it reads at a time.
+"""Number of rows per program, and number of keys that a program reads at a time.
 
 A multiprocessor runs two such programs, so that the softmax of one overlaps with the products of
-the other. Measured on an H200: 359 TFLOP/s at 4,000 rows and 222 at 100 to 1,024; programs of 128
+the other. Measured on an H200: 359 TFLOP/s at 4,000 rows and 222 at 100 to 1,024. Programs of 128
 rows reach 310 and 182.
 """
 WARPS, STAGES = 4, 3
 WIDE_ROWS, WIDE_TILE = 32, 32
-"""Tile for float32. Its products are exact here and use no tensor cores."""
+"""Tile for float32, which is multiplied with full precision and without tensor cores."""
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def _prefill_attention(
     DIM_PAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOWED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # The last tiles have the longest contexts, so they start first.
+    # Start the last tiles first, because they have the longest contexts.
     tile = tl.num_programs(2) - 1 - tl.program_id(2)
     head, sequence = tl.program_id(0), (first + tl.program_id(1)).to(tl.int64)
     kv_head = head // GROUP
@@ -108,7 +108,7 @@ def _prefill_attention(
     weighted = tl.zeros([ROWS, DIM_PAD], tl.float32)
     table = tables + sequence * width
     end = tl.minimum(oldest + ROWS, context)
-    # From the tile of the first row's own key on, some rows see keys that others do not.
+    # From this tile on, which has the first row's own key, some keys are not visible to all rows.
     full = oldest // TILE * TILE
     best, total, weighted = _walk(
         q, best, total, weighted, keys, values, key_scales, value_scales, table, full, end,
@@ -117,7 +117,7 @@ def _prefill_attention(
     )  # fmt: skip
     clear = 0
     if WINDOWED:
-        # The keys that every row sees begin at the last row's window.
+        # The keys that are visible to every row begin with the last row's window.
         low = tl.maximum(oldest - window + 1, 0) // TILE * TILE
         clear = tl.cdiv(tl.maximum(oldest + ROWS - window, 0), TILE) * TILE
         clear = tl.minimum(clear, full)
@@ -151,11 +151,12 @@ def prefill_attention(
     window: int | None,
     out: torch.Tensor,
 ) -> None:
-    """Write the causal attention of the rows of prompts to ``out``.
+    """Write the causal attention of the prompt chunks in ``query`` [tokens, heads, dim] to ``out``.
 
-    The rows are those of ``query`` [tokens, heads, dim] that belong to the sequences from ``first``
-    on, at most ``longest`` rows each. ``out`` has the same shape and dtype. With ``count = starts[s
-    + 1] - starts[s]``, row ``starts[s] + i`` is token ``contexts[s] - count + i`` of sequence s.
+    ``out`` has the shape and dtype of ``query``. The prompt chunks are the rows of the sequences
+    from ``first`` on, at most ``longest`` rows each. With ``count = starts[s + 1] - starts[s]``,
+    row ``starts[s] + i`` is token ``contexts[s] - count + i`` of sequence s. The other arguments
+    are those of :func:`plimsoll_engine.kernels.decode_attention.decode_attention`.
     """
     heads, dim = query.shape[1:]
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None

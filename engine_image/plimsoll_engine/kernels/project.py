@@ -1,11 +1,11 @@
 """Matrix-vector product, fused with the operations around it in a decoder layer.
 
-For one row, a product performs two operations per matrix element that it reads. It is memory-bound
-and short, so separate launches for each norm, activation and addition would double the time. The
-input's norm, silu(gate) x up and the addition to the residual stream are therefore fused.
+For one row, a product performs only two operations per matrix element that it reads. It is
+memory-bound and short, so separate launches for the norm, activation and addition would double the
+time. The input's norm, silu(gate) * up and the addition to the residual stream are therefore fused.
 
-A quantized matrix is read as it is, and the sums are multiplied by its scales. The row is not
-quantized. That would save nothing, because most bytes belong to the matrix.
+A quantized matrix is read in its quantized form, and the sums are multiplied by its scales. The row
+is not quantized, which would save nothing, because nearly all bytes belong to the matrix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
-    """Tile of one program: ``columns`` at a time, of as many rows as give ``elements`` elements."""
+    """Tile of one program: at most ``columns`` columns, and ``elements`` elements in total."""
 
     columns: int
     elements: int
@@ -30,12 +30,12 @@ class Tile(NamedTuple):
 
 
 LARGE = 1 << 24
-"""Number of matrix elements above which the programs fill the GPU many times."""
+"""Number of matrix elements above which the programs fill the GPU many times over."""
 TILES = {
     (False, False): Tile(4096, 16_384, 4), (False, True): Tile(2048, 8192, 8),
     (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),
 }  # fmt: skip
-"""Tile by two properties of the matrix: whether it is quantized, and whether it is large.
+"""Tile by (is quantized, is large) of the matrix.
 
 These are the fastest on an H200 for the products of a 0.6B and an 8B model (``bench/project.py``).
 """
@@ -54,7 +54,7 @@ def _project(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     second = tl.zeros([ROWS, BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
-    # Unrolled, with the norm's factor applied at the end, so that no load waits for a sum.
+    # Unroll, and apply the norm's factor at the end, so that no load waits for a sum.
     for start in tl.static_range(0, COLUMNS, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < COLUMNS
@@ -105,11 +105,12 @@ def project(
     silu: bool = False,
     into: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``weight`` [rows, columns] times ``x`` [1, columns] as [1, rows].
+    """Return ``x @ weight.T + bias`` as [1, rows].
 
-    If ``norm`` is given, ``x`` is first RMS-normalised. With ``silu``, the first half of the
-    product's rows gates the second half, and the result is [1, rows / 2]. If ``into`` [1, rows] is
-    given, the result is added to it in place. Memory-bound by ``weight``.
+    ``x`` is [1, columns], and ``weight`` [rows, columns]. If ``norm`` [columns] is given, ``x`` is
+    first normalised by RMSNorm. With ``silu``, the result is silu(first half) * second half of the
+    product, [1, rows / 2]. If ``into`` is given, the result is added to it in place. Memory-bound
+    by ``weight``.
     """
     columns = x.shape[1]
     scaled = isinstance(weight, Quantized)
@@ -118,7 +119,7 @@ def project(
     out = x.new_empty(1, rows) if into is None else into
     tile = TILES[scaled, matrix.numel() > LARGE]
     block = min(tile.columns, next_power_of_2(columns))
-    # With ``silu`` a program reads two matrices; for few rows, halve the tile to get more programs.
+    # With ``silu``, a program reads two matrices. With few rows, half a tile gives more programs.
     at_once = max(1, tile.elements // (2 if silu or rows <= 2048 else 1) // block)
     _project[(cdiv(rows, at_once),)](
         x, x if norm is None else norm, matrix, scales, x if bias is None else bias, out, rows, eps,

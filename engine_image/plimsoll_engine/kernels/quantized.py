@@ -1,8 +1,8 @@
 """Quantization to 8-bit floats with one scale per row, in plain torch.
 
-The format is e4m3 (OCP FP8): four bits of exponent, three bits of mantissa, maximum 448. The
-largest value of a row becomes 448. The error of a value is at most a sixteenth of the value, or a
-thousandth of the scale for the smallest values.
+The format is e4m3 (OCP FP8): four bits of exponent, three bits of mantissa, maximum 448. A row is
+scaled so that its largest absolute value becomes 448. The error of a value is at most a sixteenth
+of the value, or a thousandth of the scale for the smallest values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 SMALLEST = 1e-10
-"""Lower bound of a row's largest value, so that a row of zeros has a valid scale."""
+"""Lower bound for the largest absolute value of a row, so that a row of zeros has a valid scale."""
 
 
 class Quantized(NamedTuple):
@@ -29,34 +29,32 @@ Weight = torch.Tensor | Quantized
 
 
 def slice_rows(weight: Weight, first: int, last: int | None) -> Weight:
-    """Return a view of the rows ``first`` to ``last`` - 1 of ``weight`` [out, in].
-
-    None as ``last`` means the end.
-    """
+    """Return a view of the rows ``first:last`` of ``weight`` [out, in]."""
     if isinstance(weight, Quantized):
         return Quantized(weight.values[first:last], weight.scales[first:last])
     return weight[first:last]
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [..., size] as e4m3 of the same shape, and its scales float32 [..., 1]."""
+    """Return ``x`` [..., size] quantized to e4m3, and its scales float32 [..., 1]."""
     wide = x.float()
     largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
-    # On CUDA, torch multiplies by a Python number's reciprocal, which may be off by one bit.
+    # On CUDA, torch divides by a Python number by multiplying with its reciprocal, which can round
+    # differently.
     scales = largest / largest.new_full((), FP8_MAX)
     return (wide / scales).to(FP8), scales
 
 
 def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return the float32 values of ``values`` [..., size] with ``scales`` [..., 1]."""
+    """Return ``values`` [..., size] times ``scales`` [..., 1], in float32."""
     return values.float() * scales
 
 
 def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x`` [rows, in] times ``weight`` [out, in] plus ``bias`` as [rows, out].
+    """Return ``x @ weight.T + bias`` as [rows, out] of the dtype of ``x``.
 
-    The result has the dtype of ``x``. For a quantized weight, each row of ``x`` is quantized as
-    well, and products are summed in float32.
+    ``x`` is [rows, in], and ``weight`` [out, in]. If ``weight`` is quantized, each row of ``x`` is
+    quantized as well, and products are summed in float32.
     """
     if isinstance(weight, torch.Tensor):
         return _padded(x, weight, bias)
@@ -67,11 +65,11 @@ def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
 
 
 def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return torch's product. On a CPU, pad the rows to one of a few numbers.
+    """Return ``x @ weight.T + bias``. On a CPU, pad ``x`` to one of a few numbers of rows.
 
     For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB that exist as
     long as the process (torch 2.11, AVX-512). For a real model, that adds up to gigabytes. With
-    padding, only eight numbers remain between two powers of two.
+    padding, there are only eight different numbers between two powers of two.
     """
     if x.device.type != "cpu" or x.dim() != 2 or x.dtype not in (torch.bfloat16, torch.float16):
         return functional.linear(x, weight, bias)

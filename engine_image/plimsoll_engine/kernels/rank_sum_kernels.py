@@ -1,17 +1,17 @@
 """All-reduce across ranks, fused with the addition to the residual stream and the following norm.
 
-Each rank writes its part into the other ranks' buffers, signals there, and reads only its own
-buffer. Parts are added in float32 in rank order, so that all ranks get the same bits.
+Each rank writes its part into the other ranks' buffers, sets a signal there, and reads only its own
+buffer. Parts are added in float32 in rank order, so all ranks get bitwise identical results.
 
 ``header`` is this rank's own buffer (:mod:`plimsoll_engine.kernels.rank_sum_layout`). Its int64
-:data:`STATE` is a counter: the upper half counts sums, and the lower half counts the programs of
-the current sum that have started. A captured graph can therefore be replayed any number of times.
-The number of a sum has 32 bits and wraps around. That is safe, because every second sum overwrites
-the numbers in a buffer half.
+number :data:`STATE` is a counter: the upper half counts sums, and the lower half counts the
+programs of the current sum that have started. A captured graph can therefore be replayed any number
+of times. The number of a sum has 32 bits and wraps around. That is safe, because every second sum
+overwrites the numbers in a buffer half.
 
-A program waits for the same program of another rank, so all ranks must start programs in the same
-order, as the hardware does. After ``WAIT_NS``, the other rank counts as lost and the kernel traps.
-0 means to wait forever, which Triton's interpreter requires.
+A program waits for the program with the same index on other ranks, so all ranks must start their
+programs in the same order, as the hardware does. After ``WAIT_NS`` nanoseconds, the kernel
+considers the other rank lost and traps. 0 means no limit, as Triton's interpreter requires.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ LOWER = tl.constexpr((1 << 32) - 1)
 
 @triton.jit
 def _buffer(header, rank, dtype: tl.constexpr):
-    """Return the address of the buffer of ``rank`` in this process."""
+    """Return a pointer to the buffer of ``rank``, which is mapped into this process."""
     return tl.multiple_of(tl.load(header + rank).to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
 def _peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
-    """Return the buffers of the other ranks, beginning with the next rank to spread the writes.
+    """Return pointers to the other ranks' buffers, beginning with the next rank.
 
-    Addresses never change, so this may run before the wait for the previous kernel.
+    The order spreads the writes. Addresses never change, so this may run before the wait for the
+    previous kernel.
     """
     found = ()
     for step in tl.static_range(1, RANKS):
@@ -54,14 +55,14 @@ def _own_buffer(header, dtype: tl.constexpr):
 
 @triton.jit
 def _begin_sum(header):
-    """Return the number of this sum in the upper half of an int64, and the buffer half to use.
+    """Return the number of this sum, in the upper half of an int64, and the buffer half to use.
 
-    Each program calls this once.
+    Each program must call this once.
     """
     started = tl.atomic_add(header + STATE, 1, sem="relaxed", scope="gpu")
     number = (started & UPPER) + (1 << 32)
     if (started & LOWER) == tl.num_programs(0) - 1:
-        # All programs have the number, so the counter can advance to the next sum.
+        # All programs have read the number, so the counter can advance to the next sum.
         tl.store(header + STATE, number)
     return number, (number >> 32) & 1
 
@@ -91,9 +92,9 @@ def _all_arrived(signals, number, among):
 
 @triton.jit
 def _wait(signals, number, among, WAIT_NS: tl.constexpr):
-    """Wait until all ``signals`` selected by ``among`` show that the data of this sum has arrived.
+    """Wait until all ``signals`` [n] selected by ``among`` equal ``number``.
 
-    Afterwards, all threads may read the data.
+    Afterwards, all threads may read the data that the signals announce.
     """
     started = _start_ns(WAIT_NS)
     there = _all_arrived(signals, number, among)
@@ -105,14 +106,14 @@ def _wait(signals, number, among, WAIT_NS: tl.constexpr):
 
 @triton.jit
 def _all_visible(signals, number, among):
-    """Check signals as in :func:`_all_arrived`, for more signals than threads, without acquire."""
+    """Like :func:`_all_arrived`, but without acquire. There may be more signals than threads."""
     found = tl.load(signals, mask=among, other=0, volatile=True)
     return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _wait_without_acquire(signals, number, among, WAIT_NS: tl.constexpr):
-    """Wait as in :func:`_wait`, without acquire. Only later kernels may read the data."""
+    """Wait like :func:`_wait`, but without acquire: only later kernels may read the data."""
     started = _start_ns(WAIT_NS)
     there = _all_visible(signals, number, among)
     while there == 0:
@@ -122,9 +123,9 @@ def _wait_without_acquire(signals, number, among, WAIT_NS: tl.constexpr):
 
 @triton.jit
 def _set_signals(signals, number, among):
-    """Set the ``signals`` [n] selected by ``among`` after all writes of this program.
+    """Set the ``signals`` [n] selected by ``among`` to ``number``, after this program's writes.
 
-    One call sets all of them, because each release waits for the writes.
+    Set all of them in one call, because each call waits for the writes.
     """
     tl.debug_barrier()
     tl.atomic_xchg(signals, number, mask=among, sem="release", scope="sys")
@@ -132,7 +133,7 @@ def _set_signals(signals, number, among):
 
 @triton.jit
 def _load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
-    """Return the numbers of all ranks [PAD], padded at the end, and their buffers as pointers."""
+    """Return the indices of all ranks and int32 pointers to their buffers, both padded to [PAD]."""
     ranks = tl.arange(0, PAD)
     found = tl.load(header + ranks, mask=ranks < RANKS, other=0)
     return ranks, found.to(tl.pointer_type(tl.int32))
@@ -140,9 +141,9 @@ def _load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
 
 @triton.jit
 def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
-    """Add ``total`` to ``before`` and return the sum.
+    """Store ``total`` plus ``before`` in ``residual``, and its RMSNorm in ``out``.
 
-    Store the sum in ``residual`` and its norm in ``out``.
+    Return the RMSNorm.
     """
     total += before.to(tl.float32)
     rounded = total.to(residual.dtype.element_ty)
@@ -156,7 +157,7 @@ def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
 
 @triton.jit
 def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
-    """Load the words of all ranks at ``pointers``, with ``stride`` words between ranks.
+    """Return a tuple of the words of all ranks at ``pointers``, ``stride`` words apart.
 
     The words of this rank are zeros. All loads are issued together, because each round trip takes
     time.
@@ -171,7 +172,7 @@ def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
 
 @triton.jit
 def _is_missing(words, rank, RANKS: tl.constexpr, inside, number):
-    """Return 1 if a word of another rank does not belong to sum ``number`` yet, else 0."""
+    """Return 1 if any word of another rank for sum ``number`` has not arrived yet, else 0."""
     there = ~inside
     for source in tl.static_range(0, RANKS):
         own = ((words[source] & UPPER) == number) | (source == rank) | ~inside
@@ -185,11 +186,11 @@ def sum_words(
     WORDS: tl.constexpr, WORD_ROWS: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
     WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum rows of 16-bit elements with the lowest latency: each word carries the number of its sum.
+    """Sum rows of 16-bit elements, sent in words that also contain the number of the sum.
 
-    A program handles one row. A 64-bit word is written atomically; it has two elements and the
-    number of the sum. That doubles the bytes, but needs no separate signal that waits for the
-    writes.
+    Each program sums one row. A 64-bit word is written atomically, and contains two elements and
+    the number of the sum. This doubles the bytes, but has the lowest latency, because no separate
+    signal has to wait for the writes.
     """
     half = columns // 2
     row = tl.program_id(0)
@@ -242,9 +243,10 @@ def sum_words(
 def _sum_parts(
     own, parts, at, inside, rank, columns, PART_ROWS: tl.constexpr, RANKS: tl.constexpr
 ):  # fmt: skip
-    """Return the sum of ``own`` and the other ranks' parts at ``at``, in rank order.
+    """Return the sum of ``own`` and the other ranks' parts at ``at``, added in rank order.
 
-    The own part needs no branch, so that all loads are issued before the first of them is used.
+    This rank's part is selected without a branch, so that all loads are issued before any result is
+    used.
     """
     total = tl.zeros(own.shape, tl.float32)
     for source in tl.static_range(0, RANKS):
@@ -279,7 +281,7 @@ def sum_whole(
     size = PARTS // (x.dtype.element_ty.primitive_bitwidth // 8)
     half = turn * (RANKS - 1) * PART_ROWS
     for step in tl.static_range(0, RANKS - 1):
-        # For the rank that is step + 1 further, this rank is source RANKS - 2 - step.
+        # For the rank that is step + 1 ahead, this rank is source number RANKS - 2 - step.
         first = half + (RANKS - 2 - step) * PART_ROWS
         tl.store(others[step] + size + first * columns + at, own, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
@@ -301,10 +303,10 @@ def sum_shared(
 ):  # fmt: skip
     """Sum ``ROWS`` rows per program: one rank sums each block and sends the result to all others.
 
-    ``out`` is the result area of this rank's buffer. A rank keeps in ``residual`` only the rows of
-    its own blocks, and the same rows in every sum with as many rows. The programs after the first
-    ``blocks`` programs each wait for the results of ``BLOCKS_PER_WAIT`` blocks, so that senders can
-    exit early.
+    ``out`` is the result area of this rank's buffer. A rank updates only the rows of its own blocks
+    in ``residual``, and these are the same in every sum with the same number of rows. The first
+    ``blocks`` programs send and sum, and exit early. Each program after them waits for the results
+    of ``BLOCKS_PER_WAIT`` blocks.
     """
     block = tl.program_id(0)
     owner = block % RANKS
@@ -322,7 +324,7 @@ def sum_shared(
     number, turn = _begin_sum(header)
     short = (number >> 32).to(tl.int32)
     itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    # The rows of one owner are contiguous.
+    # Parts for one owner are contiguous.
     packed = ((block // RANKS) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64) * columns + column
     half = turn * (RANKS - 1) * PART_ROWS
     arrived = ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
@@ -354,9 +356,9 @@ def copy_kept_rows(
     residual, index, out, columns, rank, RANKS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Copy the rows ``index`` that :func:`sum_shared` left on this rank.
+    """Copy the rows at ``index`` of a ``residual`` after :func:`sum_shared` to ``out``.
 
-    Other rows become zeros.
+    Rows of other ranks' blocks become zeros.
     """
     column = tl.arange(0, BLOCK)
     allow_next_kernel(OVERLAP)

@@ -1,9 +1,9 @@
 """Layout of the buffer that each rank shares with the others for all-reduces.
 
-Every rank has one such buffer, and all ranks map all buffers. Sums write to the two halves of the
-buffer alternately. A rank that starts a sum has received the signals of all others in the previous
-sum, so no rank still reads the half that is written next. One exchange of signals per sum is
-enough.
+Every rank has one such buffer, and all ranks map all buffers. Consecutive sums alternate between
+two halves of the buffer. A rank that starts a sum has received the signals of all others in the
+previous sum, so no rank still reads the half that is written next. One exchange of signals per sum
+is therefore enough.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 MAX_RANKS = 16
 STATE = MAX_RANKS
-"""Index of the header's int64 that counts sums. The buffer addresses of the ranks precede it."""
+"""Index of the counter in the int64 header. The addresses of all ranks' buffers precede it."""
 ALIGNMENT = 256
 HALVES = 2
 SIGNAL_BYTES = 4
 WORD_BYTES = 8
-"""Size of a word: :data:`PAYLOAD_BYTES` of a row, and the number of its sum."""
+"""Size of a word. It consists of :data:`PAYLOAD_BYTES` bytes of a row and the number of the sum."""
 PAYLOAD_BYTES = 4
 
 
@@ -25,9 +25,9 @@ PAYLOAD_BYTES = 4
 class Layout:
     """Layout for sums of at most ``rows`` rows with ``columns`` elements of ``itemsize`` bytes.
 
-    Up to ``word_rows`` rows are sent in words. Up to ``whole_rows`` rows, which is at least as
-    many, every rank sums all rows. Above, each rank sums a share of the rows. Sizes and offsets are
-    in bytes.
+    Up to ``word_rows`` rows are sent in words. With up to ``whole_rows`` rows, which is at least
+    ``word_rows``, every rank sums all rows. With more, each rank sums a share of the rows. Offsets
+    are in bytes.
     """
 
     ranks: int
@@ -49,34 +49,34 @@ class Layout:
 
     @property
     def result_rows(self) -> int:
-        """Maximum number of rows of results that other ranks write to this buffer."""
+        """Maximum number of result rows that other ranks write to this buffer."""
         return self.rows if self.rows > self.whole_rows else 0
 
     @property
     def arrived(self) -> int:
-        """Offset of int32 [half, source, block]: number of the latest sum with that part."""
+        """Offset of int32 [half, source, block]: number of the latest sum whose part arrived."""
         return _aligned((STATE + 1) * 8)
 
     @property
     def finished(self) -> int:
-        """Offset of int32 [half, block]: number of the latest sum whose result has arrived."""
+        """Offset of int32 [half, block]: number of the latest sum whose result arrived."""
         return _aligned(self.arrived + HALVES * self.ranks * self.rows * SIGNAL_BYTES)
 
     @property
     def words(self) -> int:
-        """Offset of int64 [half, source, row, word]."""
+        """Offset of the words, int64 [half, source, row, word]."""
         return _aligned(self.finished + HALVES * self.rows * SIGNAL_BYTES)
 
     @property
     def parts(self) -> int:
-        """Offset of [half, other rank, row, column] with the sum's dtype."""
+        """Offset of the parts, [half, other rank, row, column] of the sum's dtype."""
         return _aligned(
             self.words + HALVES * self.ranks * self.word_rows * self.row_words * WORD_BYTES
         )
 
     @property
     def results(self) -> int:
-        """Offset of [row, column] with the sum's dtype, for sums whose rows the ranks share."""
+        """Offset of the results, [row, column] of the sum's dtype, for sums that ranks share."""
         sources = HALVES * (self.ranks - 1)
         return _aligned(self.parts + sources * self.part_rows * self.columns * self.itemsize)
 

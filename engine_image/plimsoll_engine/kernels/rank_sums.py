@@ -1,4 +1,4 @@
-"""All-reduces from the view of one rank: its buffer, the other buffers, and the choice of kernel.
+"""All-reduce on one rank: choose the kernel and launch it with the buffers of all ranks.
 
 See :mod:`plimsoll_engine.kernels.rank_sum_kernels` for the kernels.
 """
@@ -18,25 +18,24 @@ from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
 from plimsoll_engine.kernels.sizes import cdiv, choose_warps, next_power_of_2, rows_at_once
 
 WAIT_NS = 60_000_000_000
-"""Time after which a kernel no longer waits for another rank and traps."""
-
-
+"""Maximum time, in nanoseconds, for which a kernel waits for another rank before it traps."""
 WORD_ROWS = {2: 64, 4: 8}
 """Maximum number of rows that are sent in words, by the number of ranks.
 
-Words double the bytes that are sent to each other rank. Above this limit, that costs more than the
-signals that words save. Measured with ``bench/rank_sums.py`` on two and four H100s.
+Words double the bytes that are sent to each other rank. Above this limit, that takes longer than
+the signals that words save. Measured with ``bench/rank_sums.py`` on two and four H100s.
 """
 WHOLE_ROWS = {4: 40}
 """Maximum number of rows for which every rank sums all rows, by the number of ranks.
 
-Above, each rank sums a share of the rows: it sends and receives its part twice, for any number of
-ranks, and waits twice. Two ranks always sum all rows, because sharing would save no bytes.
+With more rows, each rank sums a share of them. It then sends and receives about twice the size of
+its part, for any number of ranks, but waits twice. Two ranks always sum all rows, because sharing
+would save no bytes.
 """
 ELSE = 4
-"""Number of ranks whose limits apply to numbers of ranks that were not measured."""
+"""Number of ranks whose limits are used for numbers of ranks that were not measured."""
 BLOCKS_PER_WAIT = 1024
-"""Number of blocks that one program waits for."""
+"""Number of blocks for whose results one program waits."""
 
 
 def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
@@ -47,11 +46,11 @@ def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
 
 
 class RankSums:
-    """All-reduce of [rows, columns] over all ranks. Their buffers have the given ``layout``.
+    """All-reduce of tensors [rows, columns] over all ranks, through buffers of one ``layout``.
 
-    ``buffer`` uint8 [bytes] is this rank's buffer and must be zero before the first sum of any
-    rank. ``addresses`` are the addresses of all ranks' buffers in this process, in rank order.
-    Every rank must compute the same sums in the same order.
+    ``buffer`` uint8 [bytes] is this rank's buffer. It must be zero before any rank starts the first
+    sum. ``addresses`` are the addresses of all ranks' buffers in this process, in rank order. Every
+    rank must compute the same sums in the same order.
     """
 
     def __init__(
@@ -80,13 +79,13 @@ class RankSums:
         return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
 
     def is_shared(self, x: torch.Tensor) -> bool:
-        """Report whether :meth:`add_norm` of ``x`` leaves each rank a share of ``residual``."""
+        """Report whether :meth:`add_norm` of ``x`` updates only a share of ``residual``."""
         return self.supports(x) and len(x) > self._layout.whole_rows
 
     def get_own_rows(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows ``index`` int [rows] of a shared ``residual``.
+        """Return the rows at ``index`` int [rows] of a shared ``residual``.
 
-        The rows of other ranks are zeros.
+        Rows that other ranks keep are zeros.
         """
         rows, columns = residual.shape
         out = residual.new_empty(len(index), columns)
@@ -100,11 +99,11 @@ class RankSums:
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add all ranks' ``x`` to ``residual`` in place. Return the norm of the sum.
+        """Add all ranks' ``x`` to ``residual`` in place. Return the RMSNorm of the result.
 
         See :meth:`plimsoll_engine.kernels.ops.Ops.add_rms_norm`. With more than
-        ``layout.whole_rows`` rows, a rank keeps only its share of ``residual``, which the next sum
-        accepts as input. The result is then valid until the next sum.
+        ``layout.whole_rows`` rows, only this rank's share of ``residual`` is updated, which is all
+        that the next sum needs. The result is then valid only until the next sum.
         """
         layout, rows = self._layout, len(x)
         x = x.contiguous()

@@ -1,4 +1,4 @@
-"""Operations in plain torch: the implementation for CPUs, and the reference of all kernels."""
+"""Decoder operations in plain torch, for CPUs and as the reference for all kernels."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from plimsoll_engine.kernels.step_plan import Pages, StepPlan
 
 @dataclass(slots=True)
 class Prefill:
-    """Prompt chunk: rows ``start`` to ``stop`` of a step, the last tokens of a context.
+    """Prompt chunk: the rows ``start:stop`` of a step, which are the last tokens of a context.
 
-    ``slots`` are the slots of the whole context.
+    ``slots`` int64 [context] are the slots of the whole context in the KV pool.
     """
 
     start: int
@@ -29,7 +29,11 @@ class Prefill:
 
 @dataclass(slots=True)
 class Gather:
-    """Slots and masks of all contexts, computed once per step for all layers."""
+    """Slots and masks of all contexts, computed once per step for all layers.
+
+    ``decode_slots`` is int64 [decodes, longest context]. ``masks`` is a cache by prefill (-1 for
+    the decode rows) and window.
+    """
 
     decode_slots: torch.Tensor
     prefills: list[Prefill]
@@ -200,7 +204,7 @@ class ReferenceOps:
         """Implement :meth:`Ops.find_best_keys`."""
         value = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         highest, at = value.max(dim=-1)
-        # An integer with the order of the floats; -0.0 and 0.0 are equal.
+        # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.
         bits = (highest + 0.0).view(torch.int32)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
         return (ordered.long() << 32) | (KEY_LOWER - (first + at))
@@ -222,14 +226,14 @@ def write_quantized(
 ) -> None:
     """Write ``values`` e4m3 [tokens, heads, dim] and ``scales`` [tokens, heads, 1] to ``slots``."""
     assert pages.scales is not None
-    # As bytes, because torch cannot index-copy 8-bit floats.
+    # torch cannot index-copy 8-bit floats, so copy them as bytes.
     pages.rows.view(torch.uint8).index_copy_(0, slots, values.view(torch.uint8))
     page, place = _places(pages.scales, slots)
     pages.scales[page, :, place] = scales.squeeze(-1)
 
 
 def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the rows at ``slots`` [...] as [..., heads, dim] of ``dtype``."""
+    """Return the unscaled rows at ``slots`` [...] as [..., heads, dim] of ``dtype``."""
     if pages.scales is None:
         return _rows_at(pages.rows, slots)
     rows = _rows_at(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)
@@ -238,7 +242,7 @@ def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
 
 
 def _rows_at(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return the ``rows`` [rows, heads, dim] at ``slots`` [...].
+    """Return the ``rows`` [slots, heads, dim] at ``slots`` [...], as [..., heads, dim].
 
     Indexing would copy element by element, which takes several times as long on a CPU.
     """
@@ -246,14 +250,15 @@ def _rows_at(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _places(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block of each slot, and the slot's offset in that block."""
+    """Return the block number of each slot, and the slot's offset in its block."""
     return slots // scales.shape[-1], slots % scales.shape[-1]
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` [tokens, heads, dim] with its halves rotated by ``rotary`` [tokens, dim].
+    """Return ``x`` [tokens, heads, dim] with rotary position embedding. The dtype does not change.
 
-    The rotation is RoFormer's in the layout of Llama's checkpoints. Shape and dtype do not change.
+    ``rotary`` [tokens, dim] contains the cosines, then the sines. As in Llama's checkpoints, each
+    element i is rotated together with element i + dim / 2.
     """
     cos, sin = rotary.unsqueeze(1).chunk(2, dim=-1)
     left, right = x.float().chunk(2, dim=-1)
@@ -261,7 +266,7 @@ def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
 
 
 def gather(plan: StepPlan) -> Gather:
-    """Return the slots that :meth:`ReferenceOps.attend` reads in every layer of this step."""
+    """Return the slots that :meth:`ReferenceOps.attend` reads in each layer of a step."""
     contexts, starts = plan.contexts.tolist(), plan.starts.tolist()
     offsets = torch.arange(plan.block_size, device=plan.tables.device)
     slots = (plan.tables.long().unsqueeze(-1) * plan.block_size + offsets).flatten(1)
@@ -276,7 +281,7 @@ def gather(plan: StepPlan) -> Gather:
 def _mask(
     plan: StepPlan, number: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
-    """Return the attention mask [rows, length]. Row i has the position ``newest[i]``."""
+    """Return the attention mask [rows, length]. Row i is at position ``newest[i]``."""
     masks = plan.derived.masks
     mask: torch.Tensor | None = masks.get((number, window))
     if mask is None:
@@ -296,7 +301,7 @@ def _decode(
     keys, values = (_read(pages, slots, query.dtype) for pages in plan.pages(layer))
     kv_heads = keys.shape[2]
     mask = _mask(plan, -1, plan.contexts[: plan.decodes] - 1, slots.shape[1], window)
-    # Query heads that share a kv head become its query rows, so that no key is copied.
+    # Pass the query heads that share a kv head as its query rows, so that no key is copied.
     out = scaled_dot_product_attention(
         query.reshape(rows, kv_heads, heads // kv_heads, dim),
         keys.transpose(1, 2),

@@ -1,8 +1,8 @@
-"""Rotary embedding of queries and keys with per-head norms, and the write to the KV pool.
+"""Rotary embedding of queries and keys with per-head norms, fused with the write to the KV pool.
 
-One program handles one token: it reads the token's row of the fused projection once, writes the
-queries, and writes keys and values to the token's slot. The last layer may need fewer queries. It
-has one launch for keys and values, and another for queries.
+One program processes one token: it reads the token's row of the fused projection once, writes the
+queries, and writes keys and values to the token's slot. The last layer may need fewer queries, so
+it has one launch for keys and values, and another for queries.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _rotated(
     source, weight, cos, sin, eps, limit, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Return both rotated halves of COUNT heads at ``source``, their offsets and their mask.
+    """Return the two rotated halves of COUNT heads at ``source``, their offsets and their mask.
 
-    Columns from ``limit`` on count as zeros.
+    Columns from ``limit`` on are treated as zeros.
     """
     head = tl.arange(0, COUNT_PAD)[:, None]
     column = tl.arange(0, HALF_PAD)[None, :]
@@ -59,7 +59,7 @@ def _rotated(
 def _store_scaled(
     target, scales, left, right, inside, head, COUNT: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip
-    """Store both halves of COUNT heads as e4m3, with the scale of each head."""
+    """Store the two halves of COUNT heads as e4m3, and the scale of each head."""
     largest = tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
     scale = scale_for(largest)
     tl.store(target, to_fp8(left, scale[:, None]), mask=inside)
@@ -82,7 +82,7 @@ def _rotate_and_store(
     dim: tl.constexpr = 2 * HALF
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
-    limit = tl.where(token < tokens, HALF, 0)  # a row of the tail is zeros
+    limit = tl.where(token < tokens, HALF, 0)  # rows of the tail are zeros
     source = qkv + token * (HEADS + 2 * KV_HEADS) * dim
     column = tl.arange(0, HALF_PAD)[None, :]
     cos = tl.load(rotary + token * dim + column, mask=column < limit, other=0.0)
@@ -130,9 +130,9 @@ def _rotate_and_store(
 
 
 def compute_rotary_table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    """Return cosines and sines of ``positions`` [tokens] x ``inverse`` [half].
+    """Return the cosines, then the sines, of the rotary angles, as float32 [tokens, 2 * half].
 
-    The result is float32 [tokens, 2 * half].
+    The angles are ``positions`` [tokens] times the frequencies ``inverse`` float32 [half].
     """
     tokens, half = len(positions), len(inverse)
     out = torch.empty(tokens, 2 * half, dtype=torch.float32, device=positions.device)
@@ -154,13 +154,13 @@ def rotate_and_store(
     tail: int | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the queries [tokens + tail, heads, dim] in ``qkv``, and store its keys and values.
+    """Rotate queries and keys, and store keys and values. Return the queries and the fresh rows.
 
-    Keys and values are written at those ``slots`` [tokens] that are not negative, and quantized if
-    ``keys`` and ``values`` have scales. With ``tail``, the second result is the keys and values of
-    this step [2, tokens + tail, kv heads, dim], in token order, with zeros in the tail; otherwise
-    None. ``heads`` may be 0. If ``out`` is given, queries are written there. Moves twice the bytes
-    of ``qkv``.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.rotate_and_store`. Keys and values of tokens with a
+    negative slot in ``slots`` [tokens] are not stored. The others are quantized if ``keys`` and
+    ``values`` have scales. The queries are [tokens + tail, heads, dim]. The fresh rows are the keys
+    and values of the step [2, tokens + tail, kv heads, dim] in token order, or None if ``tail`` is
+    None. Rows of the tail are zeros. Moves twice the bytes of ``qkv``.
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None
@@ -187,7 +187,10 @@ def rotate_and_store(
 def rotate(
     query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float, dim: int
 ) -> torch.Tensor:
-    """Return the rotated queries [tokens, heads, dim] of ``query`` [tokens, heads * dim]."""
+    """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].
+
+    If ``norm`` [dim] is given, each head is normalised before.
+    """
     tokens, heads = len(query), query.shape[1] // dim
     out = query.new_empty(tokens, heads, dim)
     nothing = [query] * 6  # unused pointers of keys and values

@@ -1,10 +1,10 @@
-"""Routing of a mixture of experts: the experts of each row, and the rows sorted by expert.
+"""Routing of a mixture of experts: choose each row's experts, and sort the rows by expert.
 
-A row is sent to its ``chosen`` best experts, which makes as many (row, expert) pairs. The grouped
-products work on blocks of pairs of one expert. Pairs are therefore sorted by expert and padded to
-whole blocks. The number of blocks depends on the rows, and the host must not wait for it. Arrays
-therefore have the worst-case size, and blocks without an expert are skipped. A CUDA graph can
-capture this.
+A row is sent to its ``chosen`` best experts, which makes ``chosen`` (row, expert) pairs. The
+grouped products work on blocks of pairs with the same expert, so pairs are sorted by expert, and
+the pairs of each expert are padded to whole blocks. The number of blocks depends on the data, and
+the host must not wait for it. Arrays therefore have the worst-case size, and blocks without an
+expert are skipped. A CUDA graph can capture this.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for
 from plimsoll_engine.kernels.sizes import next_power_of_2
 
 NO_EXPERT = tl.constexpr(-1)
-"""Owner of a block that belongs to no expert."""
+"""Value in ``owners`` for a block without an expert."""
 OWNERS = tl.constexpr(128)
-"""Number of owners that are written at a time."""
+"""Number of items of ``owners`` that are written at a time."""
 
 
 class Routes(NamedTuple):
     """Routing of a step. Pair p belongs to row ``p // chosen``.
 
-    ``shares`` [rows, chosen] are the weights of a row's experts, in the model's dtype. ``order``
-    int32 [blocks * block rows] are the pairs sorted by expert; the padding is the number of pairs.
-    ``owners`` int32 [blocks] is the expert of each block; negative for a block without an expert.
+    ``shares`` [rows, chosen] contains the weights of each row's experts, in the model's dtype.
+    ``order`` int32 [blocks * block rows] contains the pairs sorted by expert; padding has the
+    number of pairs as value. ``owners`` int32 [blocks] contains the expert of each block, or -1 for
+    a block without an expert.
     """
 
     shares: torch.Tensor
@@ -52,7 +53,7 @@ def _choose(
     logit = logit.to(tl.float32)
     part = tl.exp(logit - tl.max(logit, axis=0))
     left = part / tl.sum(part, axis=0)
-    # NaN counts as zero, so that the result is always a valid expert.
+    # Replace NaN by zero, so that the result is always a valid expert.
     left = tl.where(left == left, left, 0.0)
     left = tl.where(inside, left, -1.0)
     place = tl.arange(0, CHOSEN_PAD)
@@ -109,17 +110,17 @@ def _sort(
 
 
 def compute_max_blocks(pairs: int, experts: int, rows: int) -> int:
-    """Return the maximum number of blocks with ``rows`` pairs each, for any distribution of pairs.
+    """Return the maximum number of blocks of ``rows`` pairs, for any distribution over experts.
 
-    In the worst case, the last block of each expert has one pair.
+    In the worst case, the last block of each expert has only one pair.
     """
     return (pairs + min(experts, pairs) * (rows - 1)) // rows
 
 
 def route(logits: torch.Tensor, chosen: int, normalised: bool, rows: int, tile: int) -> Routes:
-    """Return the routing of ``logits`` [tokens, experts] in blocks of ``rows`` pairs.
+    """Return the routing for ``logits`` [tokens, experts], in blocks of ``rows`` pairs.
 
-    The softmax is computed in float32. With ``normalised``, the weights of a row add up to one.
+    The softmax is computed in float32. With ``normalised``, the weights of a row add up to 1.
     ``tile`` pairs are sorted at a time.
     """
     tokens, experts = logits.shape

@@ -1,7 +1,7 @@
-"""Gather rows, and the token IDs of a step.
+"""Gather rows of a tensor, and the token IDs of a step.
 
-torch can do both, but the first use of each of its kernels loads a library module, which adds 0.06
-s in total to every restart. These kernels load in a millisecond.
+torch can do both, but the first use of each of its kernels loads a library module, which takes
+0.06 s in total at every restart. These kernels load in a millisecond.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _rows(x, index, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = Fals
 
 
 def gather_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the rows of ``x`` [n, size] at ``index``, int32 or int64 [rows], as [rows, size]."""
+    """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]."""
     size = x.shape[1]
     out = x.new_empty(len(index), size)
     block = min(2048, next_power_of_2(size))
@@ -47,15 +47,14 @@ def _take(
     source = tl.load(sources + at, mask=inside, other=-1)
     known = tl.load(ids + at, mask=inside, other=0).to(tl.int64)
     sampled = tl.load(newest + source, mask=source >= 0, other=0)
-    sampled = tl.maximum(sampled, 0)  # -1 in a row without a token
+    sampled = tl.maximum(sampled, 0)  # -1 means that no token was sampled
     tl.store(out + at, tl.where(source >= 0, sampled, known), mask=inside)
 
 
 def take_token_ids(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-    """Return the token IDs of a step, int64 [tokens].
+    """Return the input token IDs of a step, int64 [tokens].
 
-    An ID is the item of ``newest`` int64 at the row in ``sources`` int32 [tokens]. If that is
-    negative, it is the item of ``ids`` int32 [tokens]. Negative values of ``newest`` become 0.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.take_token_ids`.
     """
     out = newest.new_empty(len(ids))
     _take[(cdiv(len(ids), 256),)](

@@ -1,7 +1,7 @@
 """Products of two quantized matrices on CUDA.
 
-A kernel quantizes the rows. torch's library product multiplies, and applies the scales of rows and
-columns to the sums. It supports sizes that are multiples of 16, and bfloat16 results. Other
+A kernel quantizes the rows. ``torch._scaled_mm`` multiplies, and applies the scales of rows and
+columns to the sums. It supports only sizes that are multiples of 16, and bfloat16 results. Other
 products use the reference implementation.
 """
 
@@ -19,7 +19,7 @@ from plimsoll_engine.kernels.sizes import next_power_of_2
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
 SMALLEST = tl.constexpr(quantized.SMALLEST)
 ALIGNED = 16
-"""Required divisor of the number of elements in a row and of rows in a weight."""
+"""Number of which both dimensions of a weight must be multiples."""
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def scale_for(largest):
 
 @triton.jit
 def to_fp8(x, scale):
-    """Return ``x`` float32 divided by its ``scale`` as e4m3, rounded to the nearest value."""
+    """Return ``x`` float32 divided by ``scale``, rounded to the nearest e4m3 value."""
     return tl.div_rn(x, scale).to(tl.float8e4nv)
 
 
@@ -50,9 +50,9 @@ def _quantize(
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [rows, size] as e4m3, and its scales float32 [rows, 1], in one kernel.
+    """Return ``x`` [rows, size] quantized to e4m3, and its scales float32 [rows, 1].
 
-    Moves one and a half times the bytes of ``x``.
+    Runs in one kernel, and moves one and a half times the bytes of a 16-bit ``x``.
     """
     x = x.contiguous()
     rows, size = x.shape
@@ -67,9 +67,9 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scaled_product(x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x`` [rows, in] times ``weight`` [out, in] plus ``bias`` as [rows, out].
+    """Return ``x @ weight.T + bias`` as [rows, out] of the dtype of ``x``.
 
-    The result has the dtype of ``x``. See :func:`plimsoll_engine.kernels.quantized.product`.
+    See :func:`plimsoll_engine.kernels.quantized.product`.
     """
     if x.dtype != torch.bfloat16 or any(size % ALIGNED for size in weight.values.shape):
         return quantized.product(x, weight, bias)

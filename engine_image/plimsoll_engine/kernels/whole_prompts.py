@@ -1,6 +1,7 @@
-"""Attention of whole prompts with torch's library, which does not read the KV pool.
+"""Attention of whole prompts by torch's ``scaled_dot_product_attention``, here "the library".
 
-It reads the keys and values of the step itself, which :class:`FreshRows` keeps until then.
+The library does not read the KV pool. It reads the keys and values that the step itself computed,
+which :class:`FreshRows` keeps until then.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 LIBRARY_ROWS = 1536
 """Minimum number of rows of a whole prompt for the library's attention.
 
-On an H200 at 4,000 rows and 128 dimensions, the library reaches 510 to 560 TFLOP/s; our kernel
-reaches 359. Prompts of unequal lengths need one call and one copy each. For these, our kernel is
-faster up to 1,400 rows with 32 heads, and up to 2,500 with 16.
+On an H200 at 4,000 rows and 128 dimensions, the library reaches 510 to 560 TFLOP/s, and our kernel
+359. Prompts of unequal lengths need one call and one copy each. For these, our kernel is faster up
+to 1,400 rows with 32 heads, and up to 2,500 with 16.
 """
 LIBRARY_STEP = 256
-"""Divisor of the padded length of a prompt, because the library makes a plan for each length."""
+"""Prompts are padded to a multiple of this, because the library makes a plan for each length."""
 STEPS_UNTIL_JOINED = 32
-"""Number of steps with the same equal prompts after which they are computed in one call.
+"""Number of steps with the same group of equal prompts after which one call computes the group.
 
-The plan takes 45 ms on the host. Two prompts of 4,000 tokens in one call save 0.8 ms of a step in
-the shape of Qwen3-0.6B. In the shape of Llama-3.1-8B, they save 1.6 ms (H200).
+The plan takes 45 ms on the host. For two prompts of 4,000 tokens, one call instead of two saves
+0.8 ms per step of a model with the shape of Qwen3-0.6B (H200). With the shape of Llama-3.1-8B, it
+saves 1.6 ms.
 """
 MAX_GROUPS = 64
-"""Maximum number of groups of equal prompts that are counted at a time."""
+"""Maximum number of groups of equal prompts whose steps are counted."""
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 """Backends of the library, fastest first."""
 
 
 def whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
-    """Return the row counts of the step's last prompts, which the library computes.
+    """Return the row counts of the prompts that the library computes, the last ones of the step.
 
     Return an empty tuple for a layer with a ``window``.
     """
@@ -47,7 +49,7 @@ def whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
 
 
 def list_padded_lengths(longest: int) -> list[int]:
-    """Return the padded lengths of prompts for the library, up to ``longest`` tokens."""
+    """Return all lengths to which prompts of up to ``longest`` tokens are padded."""
     return list(range(_padded(LIBRARY_ROWS), _padded(longest) + 1, LIBRARY_STEP))
 
 
@@ -55,9 +57,9 @@ def list_padded_lengths(longest: int) -> list[int]:
 def make_plan(
     padded: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Make the library create its plan for prompts of ``padded`` tokens; 45 ms on the host.
+    """Make the library create its plan for prompts of ``padded`` tokens. Takes 45 ms on the host.
 
-    The library keeps plans per thread, so call this in the thread that computes steps.
+    The library keeps plans per thread, so call this in the thread that runs the steps.
     """
     query = torch.zeros(padded, heads, dim, dtype=dtype, device=device)
     pairs = torch.zeros(2, padded, kv_heads, dim, dtype=dtype, device=device)
@@ -66,9 +68,9 @@ def make_plan(
 
 
 def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
-    """Return a context in which the library selects its fastest backend for whole prompts.
+    """Return a context manager in which the library uses its fastest backend for whole prompts.
 
-    Use one context for the whole step, because entering it takes as long as a launch.
+    Enter it once per step, because that takes as long as a kernel launch.
     """
     return sdpa_kernel(BACKENDS, set_priority=True) if whole_prompts(plan) else nullcontext()
 
@@ -78,10 +80,10 @@ def _padded(rows: int) -> int:
 
 
 class FreshRows(NamedTuple):
-    """Keys, values and queries of the step itself in one layer.
+    """Keys, values and queries of the step's tokens in one layer, in the model's dtype.
 
-    ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and values. ``query`` is [tokens +
-    tail, heads, dim]; None if it has no tail yet. All have the model's dtype.
+    ``pairs`` [2, tokens + tail, kv heads, dim] contains the keys and the values. ``query`` is
+    [tokens + tail, heads, dim], or None if the tail must still be appended.
     """
 
     pairs: torch.Tensor
@@ -89,7 +91,7 @@ class FreshRows(NamedTuple):
 
 
 def count_tail_rows(plan: StepPlan) -> int | None:
-    """Return the number of padding rows after the last prompt; None without a whole prompt."""
+    """Return the number of padding rows after the last prompt, or None if no prompt is whole."""
     whole = whole_prompts(plan)
     return _padded(whole[-1]) - whole[-1] if whole else None
 
@@ -100,19 +102,19 @@ def append_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
 
 
 class EqualPrompts:
-    """Decision on which equal prompts of a step are computed in one call.
+    """Decides which prompts of equal length are computed in one call.
 
-    One call takes 1 to 3 % less of a step than separate calls. But it needs a plan for the unpadded
-    length, which is the stride from one prompt to the next. Prompts are therefore joined only if
-    they recur often: as in the ski rental problem, once separate calls have cost about as much as
-    the plan.
+    One call shortens a step by 1 to 3 %, compared to separate calls. But it needs a plan for the
+    unpadded length, which is the stride from one prompt to the next. Prompts are therefore joined
+    only if the same group recurs often: once separate calls have cost about as much as the plan (a
+    ski rental problem).
     """
 
     def __init__(self) -> None:
         self._steps: Counter[tuple[int, int]] = Counter()
 
     def count_step(self, whole: tuple[int, ...]) -> frozenset[int]:
-        """Count a step with whole prompts of lengths ``whole``. Return the lengths to join."""
+        """Count a step with prompts of the lengths ``whole``. Return the lengths to join."""
         groups = {(rows, count) for rows, count in Counter(whole).items() if count > 1}
         if len(self._steps) > MAX_GROUPS:
             self._steps.clear()
@@ -132,19 +134,18 @@ def _groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
 
 
 def count_fewest_rows(plan: StepPlan, window: int | None) -> int:
-    """Return the number of rows in the smallest library call; 0 without a whole prompt."""
+    """Return the number of rows in the smallest library call, or 0 if there is none."""
     return min((rows * count for rows, count in _groups(plan, window)), default=0)
 
 
 def _causal(
     query: torch.Tensor, pairs: torch.Tensor, first: int, count: int, rows: int, scale: float
 ) -> torch.Tensor:
-    """Return causal attention within each of ``count`` prompts of ``rows`` tokens, without a copy.
+    """Return the causal attention of ``count`` prompts of ``rows`` tokens, without copying inputs.
 
     The prompts begin at row ``first``. The result is [count, rows, heads, dim] of the model's
-    dtype. The padding of a prompt is the rows that follow it; its own rows do not attend to them.
-    The library keeps plans by shape and stride, so the stride of a single prompt is the padded
-    length.
+    dtype. The rows after a prompt serve as its padding, because its own rows do not attend to them.
+    The library keeps plans by shape and stride, so a single prompt has its padded length as stride.
     """
 
     def prompts(x: torch.Tensor) -> torch.Tensor:
@@ -166,10 +167,10 @@ def _causal(
 def attend_whole(
     query: torch.Tensor, plan: StepPlan, scale: float, window: int | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the first row and the attention of each library call.
+    """Yield the index of the first row, and the attention, of each library call.
 
-    The attention is [prompts, rows, heads, dim]; ``query`` is [tokens, heads, dim]. The rows of a
-    prompt are contiguous, and a gap follows them.
+    The attention is [prompts, rows, heads, dim], and ``query`` is [tokens, heads, dim]. The rows of
+    a prompt are contiguous, and a gap follows them.
     """
     groups = _groups(plan, window)
     if not groups:
