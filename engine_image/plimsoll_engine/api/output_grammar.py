@@ -176,7 +176,7 @@ def _name_tool(body: ChatRequest, tool: Tool) -> str:
 
 
 def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
-    """Return the schema of the arguments; without properties, no arguments are allowed.
+    """Return the schema of the arguments; without properties, only required ones are allowed.
 
     Null stands for a missing keyword, as Go clients write it.
     """
@@ -188,7 +188,12 @@ def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
         raise invalid("the parameters of a tool must be an object", place)
     given = schema | {"type": "object"}
     if not schema or not parameters.get("properties", True):
-        return {"type": "object", "properties": {}, "additionalProperties": False} | given
+        closed = {"type": "object", "properties": {}, "additionalProperties": False} | given
+        required = schema.get("required")
+        if isinstance(required, list) and "additionalProperties" not in schema:
+            # A required argument without a schema of its own has any value.
+            closed["properties"] = {one: {} for one in required if isinstance(one, str)}
+        return closed
     return given
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from plimsoll_engine.api import forced_calls, output_grammar, protocol, tool_families
 from plimsoll_engine.api.decoding import decode
@@ -317,6 +317,39 @@ def test_schemas_that_are_none_are_left_to_the_compiler(schema: dict[str, Any], 
         found = ask(family, tools=tools, tool_choice="required")
         assert found is not None
         LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text))  # raises nothing
+
+
+@pytest.mark.parametrize("family", tool_families.NAMES)
+@pytest.mark.parametrize("properties", [{}, None])
+def test_a_required_argument_without_a_schema_has_any_value(
+    family: str, properties: Any, ask: Ask
+) -> None:
+    schema = {"type": "object", "properties": properties, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    found = ask(family, tools=tools, tool_choice="required")
+    assert found is not None
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(found.text), log_level=0)
+    assert matcher.get_error() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "taken"),
+    [('{"ab": "x"}', True), ('{"ab": 1}', False), ('{"ac": "x"}', False), ("{}", False)],
+)
+def test_a_required_argument_may_have_the_schema_of_a_pattern(
+    arguments: str, taken: bool, ask: Ask
+) -> None:
+    patterns = {"patternProperties": {"^a": {"type": "string"}}, "required": ["ab"]}
+    mores: list[dict[str, Any]] = [{}, {"properties": {}}, {"additionalProperties": False}]
+    for more in mores:
+        schema = {"type": "object"} | patterns | more
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        found = ask("llama3_json", tools=tools, tool_choice="required")
+        assert found is not None
+        grammar = LLMatcher.grammar_from_lark(found.text)
+        matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+        call = list(f'{{"name": "f", "parameters": {arguments}}}'.encode())
+        assert (matcher.try_consume_tokens(call) == len(call)) == taken
 
 
 def test_calls_without_arguments_are_of_their_form(ask: Ask, tokenizers: list[Tokenizer]) -> None:
