@@ -45,6 +45,26 @@ KEY, END_KEY = "<arg_key>", "</arg_key>"
 VALUE, END_VALUE = "<arg_value>", "</arg_value>"
 
 
+_CLOSE = r"</(?:seed:)?tool_call>\s{0,8}"
+_NEXT_CALL = re.compile(
+    rf"</function>\s{{0,8}}{_CLOSE}(?=<(?:seed:)?tool_call>\s{{0,8}}<function=)"
+    rf"|{_CLOSE}(?=<tool_call>[\w.-]{{1,64}}\s{{0,8}}<arg_key>)"
+)
+_END_OF_CALL = {
+    END_PARAMETER: re.compile(rf"(?:</function>\s{{0,8}})?(?:{_CLOSE})?\Z"),
+    END_VALUE: re.compile(rf"(?:{_CLOSE})?\Z"),
+}
+_MAY_END_CALL = re.compile(
+    rf"(?:</function>\s{{0,8}})?(?:{_CLOSE})?(?:<(?:seed:)?tool_call>[\w.\s-]{{0,72}})?"
+    r"(?:<[/\w:=]{0,16})?\Z"
+)
+"""Patterns of the text behind a value whose closing tag is missing.
+
+The value ends where the call's own closing tags are followed by another call, or by the end of the
+output. The last pattern matches the text that may become one of them.
+"""
+
+
 def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
     """Return the arguments of a tool that are strings, or strings or null."""
     properties = (parameters or {}).get("properties")
@@ -156,14 +176,20 @@ def _emit_value(
     """Emit a value up to the tag ``end``, if one of ``following`` comes after it.
 
     ``kind`` is that of :data:`StringArguments`; None if the value may be something else.
-    ``strips_line_breaks`` drops a line break at the start and the end. Returns whether the value is
-    complete.
+    ``strips_line_breaks`` drops a line break at the start and the end. Without the tag, the value
+    ends where the call does. Returns whether the value is complete.
     """
     text, whole, parts, is_text = emitter.text, False, list[str](), kind is True
     while not whole:
         at = text.text.find(end)
-        keep = find_overlap(text.text, end)
-        parts.append(text.take(len(text.text) - keep if at < 0 else at))
+        keep = find_overlap(text.text, end) if text.ended else _count_held_back(text.text)
+        if (ends := _find_end_of_call(text, at, end)) is not None:
+            parts.append(text.take(ends))
+            if end.startswith(text.text):
+                text.take(len(text.text))
+            at, whole = -1, True
+        else:
+            parts.append(text.take(len(text.text) - keep if at < 0 else at))
         if at >= 0:
             text.take(len(end))
             yield from text.peek()
@@ -172,7 +198,7 @@ def _emit_value(
             parts += [] if whole else [end, text.skipped]
         if is_text and (whole or any(parts)):
             parts = [emitter.add_string("".join(parts), whole, strips_line_breaks)]
-        if at < 0:
+        if at < 0 and not whole:
             if text.ended:
                 text.take(keep)
                 emitter.add_json("" if is_text else "".join(parts).strip())
@@ -187,6 +213,23 @@ def _emit_value(
             parsed = value
         emitter.add_json(dump_json(parsed))
     return True
+
+
+def _find_end_of_call(text: Reader, at: int, end: str) -> int | None:
+    """Return where the call ends before the tag ``end`` at ``at``; None if it does not."""
+    if found := _NEXT_CALL.search(text.text, 0, len(text.text) if at < 0 else at):
+        return found.start()
+    if at >= 0 or not text.finished:
+        return None
+    rest = len(text.text) - find_overlap(text.text, end)
+    found = _END_OF_CALL[end].search(text.text, 0, rest)
+    return None if found is None else found.start()
+
+
+def _count_held_back(text: str) -> int:
+    """Return the number of characters at the end of ``text`` that may be the end of a call."""
+    found = _MAY_END_CALL.search(text)
+    return 0 if found is None else len(found[0])
 
 
 def _parse_typed(value: str) -> Any:

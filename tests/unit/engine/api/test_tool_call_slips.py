@@ -5,7 +5,9 @@ Tests ``api/tool_calls.py``, ``api/tool_families.py`` and ``api/tool_arguments.p
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from typing import Any
 
 import pytest
@@ -142,3 +144,63 @@ def test_a_string_that_may_be_null_stays_a_string(schema: Any, written: str, val
         for pieces in ([text], list(text)):
             _, (call,), _ = parse(family, pieces, texts)
             assert json.loads(call.arguments) == {"a": value}
+
+
+def qwen(value: str, end: str = "</parameter>") -> str:
+    return f"{HERMES}\n<function=f>\n<parameter=a>\n{value}\n{end}</function>\n{END_HERMES}"
+
+
+def glm(value: str, end: str = "</arg_value>") -> str:
+    return f"{HERMES}f\n<arg_key>a</arg_key>\n<arg_value>{value}{end}{END_HERMES}"
+
+
+@pytest.mark.parametrize("texts", [{"f": {"a": True}}, {}])
+@pytest.mark.parametrize(
+    ("family", "text", "values"),
+    [
+        ("qwen3_coder", qwen("x", ""), ["x"]),
+        ("qwen3_coder", qwen("x", "").replace("\n", ""), ["x"]),
+        ("qwen3_coder", qwen("x", "").removesuffix(END_HERMES), ["x"]),
+        ("qwen3_coder", qwen("x", "").replace("tool_call>", "seed:tool_call>"), ["x"]),
+        ("qwen3_coder", qwen("x</function>y", ""), ["x</function>y"]),
+        ("qwen3_coder", qwen(f"x{END_HERMES}\n{HERMES}y"), [f"x{END_HERMES}\n{HERMES}y"]),
+        ("qwen3_coder", "<function=f>\n<parameter=a>x", ["x"]),
+        ("qwen3_coder", "<function=f>\n<parameter=a>x</para", ["x"]),
+        ("qwen3_coder", "<function=f>\n<parameter=a>a <b", ["a <b"]),
+        ("qwen3_coder", qwen("x", "") + "\n" + qwen("y"), ["x", "y"]),
+        ("qwen3_coder", qwen("x", "") + qwen("y", "") + "\n", ["x", "y"]),
+        ("glm45", glm("x", ""), ["x"]),
+        ("glm45", glm("x", "") + "\n", ["x"]),
+        ("glm45", glm("x", "").removesuffix(END_HERMES), ["x"]),
+        ("glm45", glm("x</function>", ""), ["x</function>"]),
+        ("glm45", glm(f"x{END_HERMES}{HERMES}y"), [f"x{END_HERMES}{HERMES}y"]),
+        ("glm45", glm("x", "") + "\n" + glm("y", ""), ["x", "y"]),
+        ("glm45", glm("x", "") + glm("y"), ["x", "y"]),
+    ],
+)
+def test_a_value_without_its_closing_tag_ends_with_its_call(
+    family: str, text: str, values: list[str], texts: Any
+) -> None:
+    rng = random.Random(text)
+    for size in (0, 1, 1, 2, 3, 7, 11):
+        cuts = sorted(rng.sample(range(len(text)), 5)) if not size else range(0, len(text), size)
+        bounds = [0, *cuts, len(text)]
+        said, found, _ = parse(family, [text[a:b] for a, b in itertools.pairwise(bounds)], texts)
+        assert [(one.name, json.loads(one.arguments), one.more) for one in found] == [
+            ("f", {"a": value}, False) for value in values
+        ]
+        assert said == ""
+    said, found, _ = parse(family, [text], texts)
+    assert [json.loads(one.arguments) for one in found] == [{"a": value} for value in values]
+
+
+def test_a_value_that_a_limit_cuts_stays_open() -> None:
+    """The finish reason ``length`` says so, and the arguments are what came."""
+    for family, text in (
+        ("qwen3_coder", "<function=f>\n<parameter=a>x"),
+        ("glm45", glm("x", "")[:-12]),
+    ):
+        parser = tool_families.create_parser(family, {"f": {"a": True}})
+        (call,) = parser.push(text, last=True).calls
+        assert call.more
+        assert call.arguments == '{"a": "x'
