@@ -26,7 +26,7 @@ from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
 from plimsoll_sidecar.act.lease_counts import make_replica_key, read_pod_uid
 from plimsoll_sidecar.act.partner import create_partners
-from plimsoll_sidecar.act.service_exit import ServiceExit, create_service_exit
+from plimsoll_sidecar.act.pod_services import ServiceExit, create_pod_services
 from plimsoll_sidecar.act.slots import LeaseSlots, Slots
 from plimsoll_sidecar.ask_server import AskServer
 from plimsoll_sidecar.clients.kube import SERVICE_ACCOUNT_FOLDER, EndpointSlices, KubeClient
@@ -119,7 +119,7 @@ def build_supervisor(
             partner = create_partners(current, leases, EndpointSlices(kube, namespace))
         member, workload = current.service.group, current.service.workload
         kind = workload.kind if workload is not None else ""
-        endpoints = create_service_exit(
+        endpoints = create_pod_services(
             kube, current.service, pod, leases.list_replicas if leases else tuple
         )
         if member is not None and member.subdomain:

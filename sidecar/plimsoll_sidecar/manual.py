@@ -184,11 +184,11 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
     """Remove the pod from its endpoints, finish the running requests, then restart the engine."""
     pod = os.environ.get("POD_NAME")
     if pod:
-        from plimsoll_sidecar.act import service_exit
+        from plimsoll_sidecar.act import pod_services
         from plimsoll_sidecar.clients.kube import KubeClient
 
-        found = service_exit.create_service_exit(KubeClient.in_cluster(), config.service, pod)
-        service_exit.wait_until_left(found)
+        found = pod_services.create_pod_services(KubeClient.in_cluster(), config.service, pod)
+        pod_services.wait_until_left(found)
     finished = engine.finish(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 

@@ -28,7 +28,7 @@ from plimsoll_operator.render import objects
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
-from plimsoll_sidecar.act.service_exit import PodServices
+from plimsoll_sidecar.act.pod_services import PodServices
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 from plimsoll_sidecar.config import ConfigFile

@@ -11,7 +11,7 @@ import pytest
 from plimsoll_api.admin import Capability, EngineState, Load, Status
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
-from plimsoll_sidecar.act import readiness, service_exit
+from plimsoll_sidecar.act import pod_services, readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
@@ -62,13 +62,13 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
     waited: list[float] = []
 
     def wait(
-        self: service_exit.ServiceExit, timeout_s: float = service_exit.LEAVE_TIMEOUT_S
+        self: pod_services.ServiceExit, timeout_s: float = pod_services.LEAVE_TIMEOUT_S
     ) -> bool:
         waited.append(timeout_s)
         assert not readiness.is_ready(str(tmp_path))
         return True
 
-    monkeypatch.setattr(service_exit.ServiceExit, "wait_until_left", wait)
+    monkeypatch.setattr(pod_services.ServiceExit, "wait_until_left", wait)
     monkeypatch.setenv("POD_NAME", "vllm-0")
     engine = Engine(tmp_path, finishes)
     arguments = ["restart", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
@@ -76,7 +76,7 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
         create_parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG
     )
     assert answer.outcome == finishes
-    assert waited == [service_exit.LEAVE_TIMEOUT_S]
+    assert waited == [pod_services.LEAVE_TIMEOUT_S]
     assert engine.calls == [(name, False) for name in calls]
     assert readiness.is_ready(str(tmp_path)) is (finishes is Outcome.REFUSED)
 

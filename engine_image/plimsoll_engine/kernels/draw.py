@@ -1,8 +1,10 @@
 """Sampling from a softmax by the Gumbel-max trick, which is robust to rounding errors.
 
 The sampled token is the column with the largest sum of logit / temperature and Gumbel noise. The
-noise of a column depends only on the row's key and the column's index. A rounding error that shifts
-the distribution by 1e-6 therefore changes one token in a million, on any device and in any batch.
+noise of a column depends only on the row's key, which ``create_noise_key`` in
+``core/execute/sampling.py`` derives from the seed, and on the column's index. A rounding error that
+shifts the distribution by 1e-6 therefore changes one token in a million, on any device and in any
+batch.
 (Inverse transform sampling from the cumulative probabilities is a thousand times as sensitive,
 because the random number can lie close to any of the partial sums.)
 

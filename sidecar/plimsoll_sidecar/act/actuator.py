@@ -21,7 +21,7 @@ from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
 from plimsoll_sidecar.act.partner import Meeting, Partners
-from plimsoll_sidecar.act.service_exit import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
+from plimsoll_sidecar.act.pod_services import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import BackgroundThread, run_in_thread

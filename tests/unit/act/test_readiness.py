@@ -15,7 +15,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.service_exit import LEAVE_TIMEOUT_S, ServiceExit
+from plimsoll_sidecar.act.pod_services import LEAVE_TIMEOUT_S, ServiceExit
 from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError

@@ -1,11 +1,11 @@
 """Which Services say whether a pod may leave.
 
-Tests ``act/service_exit.py``.
+Tests ``act/pod_services.py``.
 """
 
 from __future__ import annotations
 
-from plimsoll_sidecar.act.service_exit import PodServices, ServiceExit
+from plimsoll_sidecar.act.pod_services import PodServices, ServiceExit
 from tests.unit.clients.api_server import ApiServer, endpoint
 
 HEAD = "llm-head"

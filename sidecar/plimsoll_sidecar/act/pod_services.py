@@ -137,7 +137,7 @@ def wait_until_left(found: ServiceExit) -> None:
         ServiceExit().wait_until_left()
 
 
-def create_service_exit(
+def create_pod_services(
     kube: KubeClient | None,
     service: ServiceRef,
     pod: str,
