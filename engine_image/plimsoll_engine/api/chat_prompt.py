@@ -174,7 +174,10 @@ class ChatPrompt:
             if message.tool_call_id:
                 plain["tool_call_id"] = message.tool_call_id
             if message.tool_calls:
-                plain["tool_calls"] = [_make_plain_call(call) for call in message.tool_calls]
+                plain["tool_calls"] = [
+                    _make_plain_call(call, f"tool_calls[{place}]")
+                    for place, call in enumerate(message.tool_calls)
+                ]
         except ApiError as error:
             error.param = f"messages[{number}].{error.param}"
             raise
@@ -322,10 +325,10 @@ def _list_texts(message: TemplateMessage) -> list[str]:
     return [one["text"] for one in content if "text" in one]
 
 
-def _make_plain_call(call: dict[str, Any]) -> dict[str, Any]:
+def _make_plain_call(call: dict[str, Any], field: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid("a tool call has no function.name: add it", "tool_calls")
+        raise invalid("a tool call has no function.name: add it", f"{field}.function.name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # our answers have a string, templates need an object
         try:
@@ -334,16 +337,17 @@ def _make_plain_call(call: dict[str, Any]) -> dict[str, Any]:
         except NotACall:
             pass  # truncated arguments of an earlier answer stay text
     arguments = {} if arguments is None else arguments
-    return call | {"function": function | {"arguments": _replace_lone_surrogates(arguments)}}
+    arguments = _replace_lone_surrogates(arguments, f"{field}.function.arguments")
+    return call | {"function": function | {"arguments": arguments}}
 
 
-def _replace_lone_surrogates(value: Any) -> Any:
+def _replace_lone_surrogates(value: Any, field: str) -> Any:
     """Return ``value`` with lone surrogates replaced, because tokenizers reject them."""
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:
         raise invalid(
-            "the arguments of a tool call are nested too deeply: use fewer levels", "tool_calls"
+            "the arguments of a tool call are nested too deeply: use fewer levels", field
         ) from None
     try:
         written.encode()

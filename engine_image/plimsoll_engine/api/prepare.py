@@ -170,11 +170,12 @@ class RequestPreparer:
         warnings: list[str] = []
         body = decode(raw, ResponsesRequest, limits.strict, warnings)
         responses_request.drop_hosted_tools(body, limits.skip_hosted_tools, warnings)
+        origins: dict[str, str] = {}
         try:
-            chat = responses_request.to_chat(body, limits.strict, warnings)
+            chat = responses_request.to_chat(body, limits.strict, warnings, origins)
             prepared = self._prepare_chats(chat, [chat.messages], "messages", limits, warnings)
         except ApiError as error:
-            responses_request.rename_field(error)
+            responses_request.rename_field(error, origins)
             raise
         prepared.response_fields = msgspec.json.encode(
             responses_request.list_echoed_fields(body, self._tokenizer.checkpoint.sampling_defaults)

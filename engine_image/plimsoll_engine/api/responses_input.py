@@ -34,21 +34,45 @@ _CHAT_FIELDS = {
 
 
 def to_messages(
-    instructions: str | None, given: str | list[dict[str, Any]], unknown: list[str]
+    instructions: str | None,
+    given: str | list[dict[str, Any]],
+    unknown: list[str],
+    origins: dict[str, str],
 ) -> list[Message]:
     """Return the messages of a conversation. Raises ApiError for an invalid item.
 
-    Names of fields that are ignored are added to ``unknown``.
+    Names of fields that are ignored are added to ``unknown``. The names of messages and of their
+    parts are added to ``origins``, with the names of the fields that they come from.
     """
     found: list[Message] = []
     if instructions is not None:
         found.append(Message(role="system", content=instructions))
+        origins["messages[0]"] = origins["messages[0].content"] = "instructions"
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for number, item in enumerate(items):
-        _append_item(found, item, f"input[{number}]", unknown)
+        field = f"input[{number}]"
+        _append_item(found, item, field, unknown)
+        if isinstance(given, list) and found:
+            _add_origin(origins, item.get("type"), f"messages[{len(found) - 1}]", found[-1], field)
     if not found:
         raise invalid("input has no message, tool call or tool output", "input")
     return found
+
+
+def _add_origin(
+    origins: dict[str, str], kind: str | None, name: str, message: Message, field: str
+) -> None:
+    """Add the origin of what the item ``field`` gave to ``message``, which is named ``name``."""
+    match kind:
+        case "function_call":
+            origins.setdefault(name, field)
+            origins[f"{name}.tool_calls[{len(message.tool_calls or []) - 1}]"] = field
+        case "function_call_output":
+            origins[name], origins[f"{name}.content"] = field, f"{field}.output"
+        case "reasoning":
+            origins.setdefault(name, field)
+        case _:
+            origins[name] = field
 
 
 def list_unknown_fields(given: dict[str, Any], known: tuple[str, ...], field: str) -> list[str]:

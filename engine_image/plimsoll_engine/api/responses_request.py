@@ -175,11 +175,15 @@ _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 def to_chat(
-    body: ResponsesRequest, strict: bool = False, warnings: list[str] | None = None
+    body: ResponsesRequest,
+    strict: bool = False,
+    warnings: list[str] | None = None,
+    origins: dict[str, str] | None = None,
 ) -> ChatRequest:
     """Return the equivalent chat request. Raises ApiError for an unsupported field.
 
     Unknown fields within items and tools are added to ``warnings``, or refused if ``strict``.
+    The field of each message is added to ``origins``, for :func:`rename_field`.
     """
     for field, neutral in _NEUTRAL:
         if getattr(body, field) not in neutral:
@@ -196,7 +200,9 @@ def to_chat(
     unknown: list[str] = []
     chat = ChatRequest(
         model=body.model or "",
-        messages=to_messages(body.instructions, body.input, unknown),
+        messages=to_messages(
+            body.instructions, body.input, unknown, {} if origins is None else origins
+        ),
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -265,12 +271,19 @@ FIELD_NAMES = {
 """Field names in this body for the field names of a chat, for error messages."""
 
 
-def rename_field(error: ApiError) -> None:
-    """Replace the field name of a chat in ``error`` by that of this body."""
+def rename_field(error: ApiError, origins: Mapping[str, str] | None = None) -> None:
+    """Replace the field name of a chat in ``error`` by that of this body.
+
+    ``origins`` names the fields of the messages; without it, their name is ``input``.
+    """
     if error.param is None:
         return
     field = error.param.replace(".function.", ".")
     name = FIELD_NAMES.get(field.partition("[")[0]) or FIELD_NAMES.get(field, field)
+    for place in sorted(origins or {}, key=len, reverse=True):
+        if field == place or field.startswith((f"{place}.", f"{place}[")):
+            name = (origins or {})[place] + field.removeprefix(place)
+            break
     message = str(error)
     if message.startswith(f"{error.param}: "):
         error.args = (name + message.removeprefix(error.param),)

@@ -144,14 +144,24 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
         ("tools[1].function.parameters", "tools[1].parameters"),
         ("response_format.json_schema.schema", "text.format.schema"),
         ("messages", "input"),
+        ("messages[0].content", "instructions"),
+        ("messages[2].content[1]", "input[2].content[1]"),
+        ("messages[2].tool_calls[1].function.arguments", "input[4].arguments"),
+        ("messages[3].content[0]", "input[5].output[0]"),
         (None, None),
     ],
 )
 def test_an_error_of_the_chat_has_the_name_of_the_response(
     field: str | None, name: str | None
 ) -> None:
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"}, {"type": "reasoning", "summary": [{"text": "b"}]},
+        {"role": "assistant", "content": "c"}, CALL, CALL, OUTPUT,
+    ]  # fmt: skip
+    origins: dict[str, str] = {}
+    to_chat(ResponsesRequest(input=items, instructions="d"), origins=origins)
     error = invalid(f"{field}: required is no list", field)
-    rename_field(error)
+    rename_field(error, origins)
     assert (error.param, str(error)) == (name, f"{name}: required is no list")
 
 

@@ -49,6 +49,41 @@ def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: RequestPrep
     assert (there.body.n, there.body.stop, there.body.seed) == (2, "x", 7)
 
 
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+TEXT = {"type": "input_text", "text": "Ahoy"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("items", "param"),
+    [
+        ([{"role": "user", "content": [TEXT, IMAGE]}], "input[0].content[1]"),
+        (
+            [
+                {"role": "user", "content": "Ahoy"}, CALL, CALL,
+                {"type": "function_call_output", "call_id": "c", "output": [TEXT, IMAGE]},
+            ],
+            "input[3].output[1]",
+        ),
+        (
+            [
+                {"type": "reasoning", "summary": [{"text": "Hm."}]},
+                {"role": "assistant", "content": "Ahoy"}, CALL,
+                {"role": "user", "content": [IMAGE]},
+            ],
+            "input[3].content[0]",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("instructions", [None, "Be brief."])
+def test_an_error_in_a_part_of_an_item_names_the_part(
+    items: list[Any], param: str, instructions: str | None, preparation: RequestPreparer
+) -> None:
+    with pytest.raises(ApiError) as error:
+        preparation.responses(body(input=items, instructions=instructions), CONTEXT)
+    assert (error.value.status, error.value.param) == (400, param)
+
+
 def test_parsers_see_their_tags_where_these_are_special_tokens(
     preparation: RequestPreparer,
 ) -> None:
