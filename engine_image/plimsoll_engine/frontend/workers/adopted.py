@@ -1,4 +1,4 @@
-"""Watch processes whose zygote has died: the frontend, a subreaper, becomes their parent."""
+"""Watch processes whose zygote has died. The frontend, their subreaper, becomes their parent."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def set_subreaper() -> None:
 
 
 class OrphanWatcher:
-    """Watcher of processes whose zygote has died.
+    """Watches processes whose zygote has died.
 
-    ``on_exit`` is called once when a process exits, with the message that its zygote would have
-    sent.
+    ``on_exit`` is called once for each process that exits, with the message that its zygote would
+    have sent.
     """
 
     def __init__(self, on_exit: Callable[[Exited], None]) -> None:
@@ -42,9 +42,9 @@ class OrphanWatcher:
         self._pidfds: dict[int, int] = {}
 
     def watch(self, number: int, pid: int, role: Role, rank: int = 0) -> None:
-        """Watch the process ``pid``, whose zygote was reaped.
+        """Watch the process ``pid``, whose zygote has been reaped.
 
-        ``number`` is the worker's epoch or the weight server's number.
+        ``number`` is the number of the worker's epoch, or of the weight server.
         """
         try:
             pidfd = os.pidfd_open(pid)
@@ -66,7 +66,7 @@ class OrphanWatcher:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
         code = -int(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # a child of init: its exit status is unknown
+        with contextlib.suppress(ChildProcessError):  # if init is the parent, the status is unknown
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._on_exit(Exited(number, pid, code, role, rank))
 
@@ -74,7 +74,7 @@ class OrphanWatcher:
 def reap_unknown_children(known: set[int]) -> None:
     """Reap exited children whose PID is not in ``known``, such as children of a killed worker."""
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if found.si_pid in known:
-                return  # its owner reaps it
-            os.waitpid(found.si_pid, 0)
+        while (exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if exited.si_pid in known:
+                return  # the code that started it reaps it
+            os.waitpid(exited.si_pid, 0)

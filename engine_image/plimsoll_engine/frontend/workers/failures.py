@@ -1,8 +1,8 @@
-"""Rules after failures: which processes to restart, and how often.
+"""Failure handling: which processes to restart after a failure, and how often.
 
-A failure ends the smallest scope that cures it: a request, a worker, the zygote, all processes or
-the engine. Each scope has an exception and a crash budget for consecutive failures. A process that
-served for a minute resets its budget.
+A failure ends only as much as is needed to recover: a request, a worker, the zygote, all processes
+or the engine. Each scope has its own exception, and a crash budget for consecutive failures. A
+process that has served for a minute resets its budget.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from enum import Enum, auto
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
 
 CRASH_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
-"""Delay in seconds before the restart after each consecutive crash.
+"""Delays before the restarts after consecutive crashes. One more crash ends the engine.
 
-One more crash ends the engine. The first two may be chance, so they cost no delay. A fault outside
-the worker outlives all restarts, so the kubelet's back-off (10 s and more) takes over. Requests
-wait meanwhile.
+The first two crashes may be accidental, so the restart is immediate. A restart of the worker does
+not cure a fault outside it, so the engine then exits, and the kubelet's back-off (10 s and more)
+takes over. Requests wait during the delays.
 """
 HEALTHY_AFTER_S = 60.0
 """Serving time after which a worker's earlier crashes no longer count."""
 CRASHES_UNTIL_SUSPECTED = 2
-"""Number of consecutive crashes during a request, without a token of it, that make it suspected."""
+"""Number of consecutive crashes after which a request without any token so far is suspected."""
 
 
 class WorkerLost(Exception):
-    """A worker exited, or never became ready.
+    """A worker exited, or did not become ready.
 
-    ``permanent`` means that the settings or the checkpoint are wrong, so another worker would also
-    fail.
+    ``permanent`` means that the settings or the checkpoint are wrong, so any other worker would
+    fail too.
     """
 
     def __init__(self, message: str, permanent: bool = False) -> None:
@@ -52,11 +52,11 @@ class WorkerUnrecoverable(Exception):
 
 
 class FailureScope(Enum):
-    """Scope of a failure: the processes to end, from the fewest to the most."""
+    """Processes to end after a failure, from the fewest to the most."""
 
     WORKER = auto()
     ZYGOTE = auto()
-    """Only the zygote. Its children continue as children of the frontend."""
+    """Only the zygote. Its children are adopted by the frontend and continue."""
     PROCESSES = auto()
     """The zygote and every process that it forked."""
 
@@ -84,7 +84,7 @@ class CrashBudget:
         self._consecutive, self._since = 0, None
 
     def mark_serving(self) -> None:
-        """Record that the process starts to serve."""
+        """Record that the process has started to serve."""
         self._since = self._clock()
 
     def spend(self) -> float | None:
@@ -106,10 +106,10 @@ class CrashBudget:
 class Quarantine:
     """Quarantine for requests that may have crashed the workers that ran them.
 
-    Without it, such a request is carried over and crashes one worker after another, until the
+    Without it, such a request would be carried over and crash one worker after another, until the
     engine exits. A request is suspected if two consecutive workers crashed while they ran it, and
-    it got no token. Suspected requests run one at a time, until each gets a token. If a third
-    worker crashes, the suspected request fails and the others continue.
+    it has no token yet. Suspected requests run one at a time, until each has a token. If a third
+    worker crashes, only the suspected request fails.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Quarantine:
         self._tried: Generation | None = None
 
     def count_loss(self, unfinished: Sequence[Generation]) -> None:
-        """Count a lost worker for each request that it ran. Fail the request that is to blame."""
+        """Count a lost worker for each request that it ran. Fail the suspected one among them."""
         tried, self._tried = self._tried, None
         for generation in unfinished:
             if not generation.with_worker:
@@ -132,7 +132,7 @@ class Quarantine:
                 )
 
     def release(self, generation: Generation) -> None:
-        """Remove a request that ended."""
+        """Remove a request that has ended."""
         if generation in self._waiting:
             self._waiting.remove(generation)
         if generation is self._tried:
@@ -150,7 +150,7 @@ class Quarantine:
         return [generation for generation in carried if generation.losses < CRASHES_UNTIL_SUSPECTED]
 
     def get_next_suspect(self) -> Generation | None:
-        """Return the suspected request to run next; None while another one runs."""
+        """Return the suspected request to run next; None while another one runs, or at the end."""
         tried = self._tried
         if tried is not None and tried.with_worker and tried.losses and not tried.done:
             return None
@@ -164,7 +164,7 @@ class Quarantine:
 
 
 class Failures:
-    """Crash budgets of one engine, and the rules that decide which processes to restart."""
+    """Crash budgets of an engine, and the rules that decide which processes to restart."""
 
     def __init__(self) -> None:
         self.requests = Quarantine()
@@ -173,7 +173,7 @@ class Failures:
         self.zygote = CrashBudget()
 
     def count_worker_end(self, error: WorkerLost) -> float:
-        """Count the end of a worker. Return the delay before the next worker starts, in seconds.
+        """Count the loss of a worker. Return the delay before the next one starts, in seconds.
 
         Raises :class:`WorkerUnrecoverable` if the budget is exhausted or the error is permanent.
         """
@@ -186,10 +186,10 @@ class Failures:
 
     @staticmethod
     def choose_scope_of_failed_start(error: Exception, another_serves: bool) -> FailureScope:
-        """Return the scope to end if a worker could not be forked.
+        """Return which processes to end after a worker could not be forked.
 
-        A hung zygote is replaced. A zygote that may not fork is kept while a worker serves, because
-        the kernel's limit would also apply to the next zygote.
+        A hung zygote is replaced. A zygote that the kernel does not allow to fork is kept while a
+        worker serves, because the same limit would apply to the next zygote.
         """
         refused = isinstance(error, ForkRefused) and not another_serves
         return (
@@ -198,9 +198,9 @@ class Failures:
 
     @staticmethod
     def choose_scope_of_unkillable_process(needed: bool) -> FailureScope:
-        """Return the scope to end if a process survives SIGKILL.
+        """Return which processes to end after a process survived SIGKILL.
 
-        ``needed`` means that the next worker needs the memory of that process. Otherwise the
-        process exits as soon as the driver releases it.
+        ``needed`` means that the next worker needs the memory of that process. Otherwise, it can be
+        left to exit as soon as the driver releases it.
         """
         return FailureScope.PROCESSES if needed else FailureScope.WORKER

@@ -1,11 +1,12 @@
 """Queue of messages that wait to be written to the worker.
 
-While a worker hangs, clients still come and go, and a socket buffer would grow without bound. Here,
-an abort cancels a submission that is not yet written. The queue thus holds at most one message per
-running request, and one abort per request that the worker received before it hung.
+While a worker hangs, clients still submit and abort requests, and a socket buffer would grow
+without bound. In this queue, an abort cancels a submission that is not yet written. The queue thus
+holds at most one message per running request, and one abort per request that the worker received
+before it hung.
 
-Choices of one prompt wait one by one, so that each can be aborted. They become one message when it
-is taken.
+Choices of one prompt are queued one by one, so that each can be aborted. :meth:`Outbox.take` joins
+them into one message.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Outbox:
     def put(self, message: ToWorker) -> None:
         """Queue a message.
 
-        An abort cancels a submission that is not sent yet. A stop clears the whole queue.
+        An abort cancels a submission that is not sent yet. A stop replaces all queued messages.
         """
         if isinstance(message, Stop):
             self._waiting = {"stop": message}
@@ -43,14 +44,14 @@ class Outbox:
             self._waiting[f"query {self._count}"] = message
 
     def take(self) -> ToWorker | None:
-        """Remove and return the next message; None if the queue is empty."""
+        """Remove and return the next message, or None if the queue is empty."""
         for key in self._waiting:
             message = self._waiting.pop(key)
             return self._join_choices(message) if isinstance(message, Submit) else message
         return None
 
     def _join_choices(self, first: Submit) -> Submit:
-        """Return ``first`` with the choices of its prompt that wait directly behind it."""
+        """Remove the choices of the same prompt directly behind ``first``. Return all as one."""
         choices, tokens = [], len(first.prompt_ids) + len(first.output_ids)
         for waiting in self._waiting.values():
             choice = create_choice(first, waiting) if isinstance(waiting, Submit) else None

@@ -1,10 +1,11 @@
 """Standby worker: a successor that is prepared in advance, to shorten the next restart.
 
-Like any successor, it has its CUDA context, weights and kernels. It maps the weights and the KV
-pool, but writes to nothing that the serving worker uses. There is at most one standby: always, or
-while a lease requests it. It starts after a report of the serving worker, once that worker has
-taken over carried requests, and only if enough memory is free. If it crashes, another one starts,
-within the crash budget of a serving worker. The serving worker does not notice.
+Like any successor, it has created its CUDA context and loaded its weights and kernels. It maps the
+weights and the KV pool, but writes to nothing that the serving worker uses. There is at most one
+standby, either always or while a lease requests it. It starts after a report of the serving worker,
+once that worker has taken over the carried-over requests, and only if enough memory is free. If it
+crashes, another one starts, within a crash budget like that of workers. The serving worker is not
+affected.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 """Minimum delay before a new standby starts; replacing the serving worker has priority."""
 REFUSED_RETRY_S = 10.0
-"""Delay before free memory is checked again."""
+"""Delay before free memory is checked again, after there was too little for a standby."""
 HOST_SPARE_BYTES = 1 << 30
 DEVICE_SPARE_BYTES = 2 << 30
-"""Free memory per rank, on the host and on each device, that a standby needs to start.
+"""Free memory that a standby needs to start: on the host per rank, and on each device.
 
-It uses less than half of that, so the serving worker does not run out of memory.
+A standby uses less than half of that, so the serving worker does not run out of memory.
 """
 
 
 class Standby:
-    """Manager of the standby worker.
+    """Starts and stops the standby worker.
 
     ``policy`` decides when a standby should exist. ``timeout_s`` limits its preparation.
     """
@@ -62,7 +63,7 @@ class Standby:
     ) -> None:
         self.policy = policy
         self.error: str | None = None
-        """Reason why no standby exists although one should; empty otherwise."""
+        """Reason why no standby exists although one should; None otherwise."""
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = headroom
@@ -90,7 +91,7 @@ class Standby:
 
     @property
     def prepared(self) -> worker_ipc.Prepared | None:
-        """The standby's Prepared message; None if no standby is ready to serve."""
+        """The standby's Prepared message, or None if no standby is ready to serve."""
         preparing = self._preparing
         if preparing is None or not preparing.done() or preparing.cancelled():
             return None
@@ -110,7 +111,7 @@ class Standby:
 
     @property
     def processes(self) -> list[ProcessMemory]:
-        """Processes of the standby's ranks since their fork; empty if no standby exists."""
+        """Memory of the standby's processes, one per rank; empty if no standby exists."""
         handle = self._handle
         if self._preparing is None or handle is None or handle.is_lost:
             return []
@@ -130,7 +131,7 @@ class Standby:
 
         A repeated call renews the lease.
         """
-        if not self.is_wanted:  # the cause of earlier failures may be gone
+        if not self.is_wanted:  # what caused earlier failures may be gone
             self._crashes.reset()
             self._not_before, self.error = 0.0, None
         if self._lease is not None:
@@ -144,29 +145,33 @@ class Standby:
             self._stop_in_background("it is no longer needed")
 
     def on_epoch_started(self) -> None:
-        """Discard the memory record of the former epoch's standby, and end the lease."""
+        """Discard the memory record of the previous epoch's standby, and end the lease."""
         self._memory = StandbyMemory()
         self._includes_former_worker = True
         self.close()
 
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
-        """Start a standby if one should exist. ``devices`` are those of the serving worker.
+        """Start a standby if one should exist, or update the memory of the existing one.
 
-        A worker's first report is ignored: the driver may not have freed the former worker's
-        memory yet, from which the standby's memory would be subtracted.
+        ``devices`` are those of the serving worker. A worker's first report is ignored, because the
+        driver may not have freed the former worker's memory yet. The standby's memory would then
+        be underestimated.
         """
         if self._includes_former_worker:
             self._includes_former_worker = False
         elif self._preparing is None:
-            due = self._not_before is not None and time.monotonic() >= self._not_before
-            if self.is_wanted and due:
+            may_start = self._not_before is not None and time.monotonic() >= self._not_before
+            if self.is_wanted and may_start:
                 self._start(devices)
         else:
             self._memory.update(devices, self.prepared is not None)
 
     async def take(self) -> WorkerHandle | None:
-        """Remove and return the standby, once it is prepared; None if there is none or it fails."""
-        if self._stopping is not None:  # another successor beside it would need more memory
+        """Wait until the standby is prepared, and hand it to the caller.
+
+        Return None if there is no standby or it fails.
+        """
+        if self._stopping is not None:  # memory may not suffice for two successors
             await asyncio.wait({self._stopping})
         preparing = self._detach()
         if preparing is None:
@@ -189,7 +194,7 @@ class Standby:
             await self._workers.abandon(preparing.result())
 
     def close(self) -> None:
-        """End the lease. A standby that a restart has already taken continues."""
+        """End the lease. A standby that :meth:`take` has returned is not affected."""
         self._leased_until = 0.0
         if self._lease is not None:
             self._lease.cancel()
@@ -201,10 +206,10 @@ class Standby:
             self._stopping = asyncio.create_task(self.end(), name="standby worker stop")
 
     def _start(self, devices: Sequence[DeviceMemory]) -> None:
-        if (lack := self._find_memory_shortage(devices)) is not None:
-            if lack != self.error:
-                log.warning("cannot start a standby worker", extra={"reason": lack})
-            self.error, self._not_before = lack, time.monotonic() + REFUSED_RETRY_S
+        if (shortage := self._find_memory_shortage(devices)) is not None:
+            if shortage != self.error:
+                log.warning("cannot start a standby worker", extra={"reason": shortage})
+            self.error, self._not_before = shortage, time.monotonic() + REFUSED_RETRY_S
             return
         self._memory.begin(devices)
         self._handle = self._workers.get_successor()
@@ -218,7 +223,10 @@ class Standby:
         return handle
 
     def _find_memory_shortage(self, devices: Sequence[DeviceMemory]) -> str | None:
-        """Return a message if memory is too short for a standby; None if enough or unknown."""
+        """Return a message if there is too little memory for a standby, else None.
+
+        Memory of unknown size counts as sufficient.
+        """
         spare, needed = self._headroom(), HOST_SPARE_BYTES * self._workers.ranks
         if spare is not None and spare < needed:
             return f"less than {needed >> 20} MiB of host memory are free"
@@ -239,7 +247,7 @@ class Standby:
         return preparing
 
     async def _watch(self, preparing: asyncio.Task[WorkerHandle]) -> None:
-        """Wait until the standby exits, and allow the next one to start."""
+        """Wait until the standby exits, and decide when the next one may start."""
         self._crashes.mark_serving()
         try:
             handle = await asyncio.shield(preparing)

@@ -1,8 +1,8 @@
 """State of one worker, as the frontend sees it: forked, prepared, ready, stopped, reaped.
 
 A worker has one process per rank. They start and exit together, and rank 0 speaks for all. Each
-stage is a future or an event that is set once. If the worker exits early, the futures of later
-stages raise the reason.
+stage is a future or an event that is set once. If the worker exits early, the futures of the
+remaining stages raise WorkerLost with the reason.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ log = logging.getLogger(__name__)
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 5.0
 STACKS_TIMEOUT_S = 1.0
-# A worker whose socket has closed should exit within this time, or else it is killed.
+# A worker whose socket has closed is killed if it does not exit within this time.
 REAP_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
 class StopOutcome:
-    """Result of stopping a worker. ``stopped`` is its final message; None if it sent none."""
+    """Result of stopping a worker.
+
+    ``stopped`` is its final message, or None if it sent none. ``signals`` are the names of the
+    signals that were needed, and ``stacks`` is the file with the stack traces of a hung worker.
+    """
 
     stopped: worker_ipc.StopResult | None
     signals: tuple[str, ...] = ()
@@ -78,18 +82,18 @@ class WorkerHandle:
         self._stopping = False
         self._lost = False
         self._reaping: asyncio.Task[None] | None = None
-        for reached in (self.prepared, self.ready):
-            # Mark its exception as retrieved: the task may be awaiting another future.
-            reached.add_done_callback(lambda done: done.cancelled() or done.exception())
+        for stage in (self.prepared, self.ready):
+            # Mark the exception as retrieved, because the task may be awaiting another future.
+            stage.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @property
     def pid(self) -> int | None:
-        """Process ID of rank 0; None before its fork."""
+        """Process ID of rank 0, or None before its fork."""
         return self.pids[0] if self.pids else None
 
     @property
     def live_pids(self) -> list[int]:
-        """Process IDs of the ranks that have not been reaped."""
+        """Process IDs of the ranks that have not been reaped yet."""
         return [pid for pid in self.pids if pid not in self._reaped]
 
     @property
@@ -103,12 +107,12 @@ class WorkerHandle:
         return self.exited.is_set() or self._lost
 
     async def stop(self, grace_s: float, hand_over: bool = False) -> StopOutcome:
-        """Ask the worker to stop. Kill it after ``grace_s`` seconds.
+        """Ask the worker to stop, and kill it if it has not stopped after ``grace_s`` seconds.
 
         With ``hand_over``, it leaves its KV blocks for a successor. The call returns at the
-        worker's final message, when all its resources are released. The process stays until
-        :meth:`dismiss`, so that the next worker need not wait while the driver destroys its
-        context.
+        worker's final message, when the worker has released all resources. Its processes stay until
+        :meth:`dismiss`, so that the next worker need not wait while the driver destroys their CUDA
+        contexts.
         """
         if self.stopped.done():
             return StopOutcome(self.stopped.result())
@@ -129,13 +133,13 @@ class WorkerHandle:
             self.on_exit("not all ranks of the worker could be started")
 
     def dismiss(self) -> None:
-        """Let a worker exit after its final message."""
+        """Let the worker exit, which waits for this after its final message."""
         self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
-        """Send SIGTERM, then SIGKILL. Return the names of the signals that were sent.
+        """Send SIGTERM, then SIGKILL if needed. Return the names of the signals that were sent.
 
-        ``exited`` is set if the worker has exited.
+        If the worker has exited, ``exited`` is set.
         """
         self._stopping = True
         sent: list[str] = []
@@ -149,9 +153,9 @@ class WorkerHandle:
         return tuple(sent)
 
     async def dump_stacks(self) -> Path | None:
-        """Return the file with rank 0's stack traces, even if it hangs; None if it wrote none.
+        """Make all ranks write their stack traces, which works even if they hang.
 
-        Each other rank writes a file of its own.
+        Return rank 0's file, or None if rank 0 wrote none. The other ranks have files of their own.
         """
         if self.pid is None or self.exited.is_set():
             return None
@@ -161,7 +165,7 @@ class WorkerHandle:
         path = make_stacks_path(self._run_dir, "worker", self.pid)
         before = truncate_if_large(path)
         if not path.exists() or not send_signal(self.pid, signal.SIGUSR1):
-            return None  # without the file there is no handler, and the signal would kill
+            return None  # without the file, there is no handler, and the signal would be fatal
         deadline = time.monotonic() + STACKS_TIMEOUT_S
         while time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -170,7 +174,7 @@ class WorkerHandle:
         return None
 
     def kill_now(self, reason: str) -> None:
-        """Kill the worker without a grace period, for a ``reason`` outside the worker."""
+        """Kill the worker without a grace period, because of something outside this process."""
         self.mark_lost(reason)
         self._signal(signal.SIGKILL)
 
@@ -199,14 +203,14 @@ class WorkerHandle:
         return sum(send_signal(pid, number) for pid in self.live_pids) > 0
 
     def mark_lost(self, reason: str, permanent: bool = False) -> None:
-        """Record once that the worker is lost, unless it was asked to stop."""
+        """Record that the worker is lost, and report it unless the worker was asked to stop."""
         if self._lost:
             return
         self._lost = True
         if not self.ready.done():
-            for reached in (self.prepared, self.ready):
-                if not reached.done():
-                    reached.set_exception(WorkerLost(reason, permanent))
+            for stage in (self.prepared, self.ready):
+                if not stage.done():
+                    stage.set_exception(WorkerLost(reason, permanent))
         elif not self._stopping:
             self._on_lost(self, reason)
 
@@ -234,16 +238,16 @@ class WorkerHandle:
 
 
 def describe_exit(message: Exited) -> str:
-    """Return a sentence such as ``worker 71 was killed by SIGKILL``."""
-    who = f"{message.role} {message.pid}" + (f", rank {message.rank}," if message.rank else "")
+    """Return how a process exited, such as ``worker 71 was killed by SIGKILL``."""
+    process = f"{message.role} {message.pid}" + (f", rank {message.rank}," if message.rank else "")
     if message.status < 0:
         with contextlib.suppress(ValueError):
-            return f"{who} was killed by {signal.Signals(-message.status).name}"
-    return f"{who} exited with status {message.status}"
+            return f"{process} was killed by {signal.Signals(-message.status).name}"
+    return f"{process} exited with status {message.status}"
 
 
 def send_signal(pid: int, number: signal.Signals) -> bool:
-    """Send a signal. Return False if the process does not exist."""
+    """Send a signal to a process. Return False if it does not exist."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -262,7 +266,7 @@ async def wait_for_either(future: asyncio.Future[Any], event: asyncio.Event) -> 
 
 
 async def wait_finished(waiting: Any, timeout_s: float) -> bool:
-    """Wait up to ``timeout_s`` seconds for ``waiting``. Return whether it has finished."""
+    """Wait for ``waiting`` for up to ``timeout_s`` seconds. Return whether it has finished."""
     try:
         async with asyncio.timeout(timeout_s):
             await waiting

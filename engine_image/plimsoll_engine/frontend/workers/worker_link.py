@@ -71,7 +71,7 @@ class WorkerLink:
     async def serve(
         self, hello: worker_ipc.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Exchange messages until the connection ends."""
+        """Exchange messages with the worker until the connection ends."""
         self._writer = writer
         self._flusher = asyncio.create_task(self._flush(writer), name="worker outbox")
         self._on_message(hello)
@@ -95,14 +95,14 @@ class WorkerLink:
                     self._work.clear()
                     await self._work.wait()
                     continue
-                # Nothing may happen between packing and writing, because the sender records both as
-                # one.
+                # Write without an await after packing: the sender assumes that what it packs is
+                # sent, in that order.
                 writer.write(worker_ipc.encode_frame(self.sender.pack(message)))
                 await writer.drain()
 
 
 class WorkerSocket:
-    """Listening socket for workers. It passes each connection to its worker's link."""
+    """Socket on which workers connect. It passes each connection to the worker's link."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,7 +111,7 @@ class WorkerSocket:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> None:
-        """Start listening. Replaces the socket file of a killed predecessor. Idempotent."""
+        """Start listening, and replace the socket file that a killed engine left. Idempotent."""
         if self._server is not None:
             return
         self._path.unlink(missing_ok=True)
@@ -123,12 +123,12 @@ class WorkerSocket:
         self._links[link.number] = link
 
     def forget(self, link: WorkerLink) -> None:
-        """Close the worker's connection and refuse new ones."""
+        """Close the connection of the worker, and refuse new ones from it."""
         link.drop()
         self._links.pop(link.number, None)
 
     async def close(self) -> None:
-        """Close the socket and every connection."""
+        """Close the socket and all connections."""
         for link in list(self._links.values()):
             self.forget(link)
         if self._server is not None:
@@ -155,7 +155,7 @@ class WorkerSocket:
                 return
             await link.serve(hello, reader, writer)
         except asyncio.CancelledError:
-            pass  # the socket closes; asyncio's own callback would log it as an error
+            pass  # the socket is being closed, and asyncio would log the cancellation as an error
         finally:
             self._readers.discard(task)
             writer.close()
@@ -163,7 +163,7 @@ class WorkerSocket:
     async def _read_hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> worker_ipc.Hello | None:
-        """Return the peer's Hello message; None if it is invalid or claims another PID."""
+        """Return the peer's Hello message, or None if it is invalid or has a wrong PID."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 body = await read_body(reader)

@@ -18,8 +18,8 @@ from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
 
-# A successor that prepares longer than this is abandoned: the worker that it should replace may be
-# what blocks it, most often by its device memory.
+# A successor that is not prepared within this time is abandoned. It may be blocked by the worker
+# that it should replace, most often because that worker occupies the device memory.
 PREPARE_TIMEOUT_S = 60.0
 
 
@@ -27,22 +27,22 @@ class RequestOwner(Protocol):
     """Owner of the requests that the worker runs."""
 
     def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
-        """Record that a worker started for ``reason`` and serves, with the sizes in ``ready``."""
+        """Record that a worker serves, which was started for ``reason``."""
 
     def on_epoch_ended(self) -> None:
         """Record that no worker serves. Idempotent."""
 
     def resubmit(self) -> int:
-        """Submit every running request to the new worker. Return their number."""
+        """Submit all running requests to the new worker. Return their number."""
 
     def fail(self, message: str) -> None:
-        """Fail every request with ``message``, because no worker can be started."""
+        """Fail all requests with ``message``, because no worker can be started."""
 
 
 class WorkerManager:
-    """Manager of the serving worker and the standby.
+    """Manages the serving worker and the standby.
 
-    A restart or a recovery holds the lock ``replacing`` while it replaces the worker.
+    A restart or recovery holds the lock ``replacing`` while it replaces the worker.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class WorkerManager:
         self._failures = failures
 
     async def start_first(self) -> None:
-        """Start the first worker. Return when it serves or the engine has failed."""
+        """Start the first worker. Return once it serves or the engine has failed."""
         async with self.replacing:
             try:
                 await self.start("initial")
@@ -80,7 +80,7 @@ class WorkerManager:
     async def recover(self, reason: str, lost: Epoch) -> None:
         """Replace the worker of the epoch ``lost``, which exited unexpectedly.
 
-        The standby replaces it if one exists. A drained engine stays drained.
+        If a standby exists, it takes over. A drained engine stays drained.
         """
         async with self.replacing:
             if self._epochs.current != lost:
@@ -121,10 +121,11 @@ class WorkerManager:
         handover: bytes | None = None,
         reason: str = "restart",
     ) -> worker_ipc.Ready | None:
-        """Make ``successor`` serve, or a new worker if ``successor`` is None or dies.
+        """Make ``successor`` serve, or a new worker if ``successor`` is None or fails.
 
-        No worker may be running. ``handover`` is only for ``successor``. Return its Ready message,
-        or None if another worker serves instead. Raises WorkerUnrecoverable.
+        The former worker must have stopped. ``handover`` is passed only to ``successor``. Return
+        the Ready message of ``successor``, or None if a new worker serves instead. Raises
+        WorkerUnrecoverable.
         """
         if successor is not None:
             try:
@@ -160,11 +161,14 @@ class WorkerManager:
         self._served.on_epoch_started(ready, reason)
 
     async def _wait_after_loss(self, error: WorkerLost) -> None:
-        """Wait until the next worker may start. If no worker may, fail the engine and raise."""
+        """Wait until the next worker may start.
+
+        If none may, fail the engine and raise WorkerUnrecoverable.
+        """
         try:
             delay_s = self._failures.count_worker_end(error)
-        except WorkerUnrecoverable as gave_up:
-            self._served.fail(str(gave_up))
+        except WorkerUnrecoverable as unrecoverable:
+            self._served.fail(str(unrecoverable))
             raise
         await asyncio.sleep(delay_s)
 

@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 
 Stage = TypeVar("Stage")
 
-# A healthy worker stops after its current step. A worker that takes longer counts as hung.
+# A healthy worker stops after its current step. A worker that takes longer is considered hung.
 STOP_GRACE_S = 5.0
 # Time from a worker's final message to its exit.
 EXIT_GRACE_S = 15.0
-# The weight server frees tens of GiB in milliseconds; it waits only for its workers.
+# The weight server frees tens of GiB in milliseconds. It waits only for its workers.
 WEIGHT_SERVER_GRACE_S = 5.0
-# After this time, the next start of a worker starts the zygote.
+# After this time, the engine no longer waits for the zygote. The next worker's start starts it.
 ZYGOTE_RESTART_TIMEOUT_S = 120.0
 
 
@@ -59,7 +59,7 @@ class _WeightServer:
 
 
 class WorkerProcesses:
-    """Owner of the engine's processes.
+    """Starts, stops and watches the engine's processes.
 
     ``on_message`` receives the serving worker's messages. If that worker exits unexpectedly,
     ``on_lost`` receives the reason.
@@ -99,7 +99,7 @@ class WorkerProcesses:
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the serving worker's rank 0; None if no worker serves."""
+        """Process ID of the serving worker's rank 0, or None if no worker serves."""
         worker = self._serving
         return None if worker is None or worker.is_gone else worker.pid
 
@@ -111,17 +111,17 @@ class WorkerProcesses:
 
     @property
     def zygote_pid(self) -> int | None:
-        """Process ID of the zygote; None if it is not running."""
+        """Process ID of the zygote, or None if it is not running."""
         return None if self._zygote is None else self._zygote.pid
 
     @property
     def weight_server_pid(self) -> int | None:
-        """Process ID of the weight server; None if it is not running."""
+        """Process ID of the weight server, or None if it is not running."""
         return None if self._weight_server is None else self._weight_server.pid
 
     @property
     def unsent(self) -> int:
-        """Number of messages to the serving worker that have not been sent."""
+        """Number of messages to the serving worker that have not been sent yet."""
         return 0 if self._serving is None else len(self._serving.link.outbox)
 
     def send(self, message: worker_ipc.ToWorker) -> None:
@@ -136,7 +136,7 @@ class WorkerProcesses:
 
     @property
     def sender(self) -> MediaCacheSender | None:
-        """Mirror of the serving worker's receiver cache; None if no worker serves."""
+        """Record of the media that the serving worker caches, or None if no worker serves."""
         return None if self._serving is None else self._serving.link.sender
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
@@ -148,7 +148,7 @@ class WorkerProcesses:
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
     def get_successor(self) -> WorkerHandle:
-        """Return a worker with a new epoch number. It has not been forked yet."""
+        """Return a worker with a new epoch number, which has not been forked yet."""
         return WorkerHandle(
             self._epochs.reserve(),
             self._config.run_dir,
@@ -159,9 +159,9 @@ class WorkerProcesses:
         )
 
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
-        """Fork ``worker`` and load its context, weights and kernels while another worker serves.
+        """Fork ``worker``, and wait until it has its CUDA context, weights and kernels.
 
-        If it fails, the worker is removed. Raises WorkerLost.
+        Another worker may serve meanwhile. If ``worker`` fails, it is killed. Raises WorkerLost.
         """
         number = worker.epoch.number
         self._living[number] = worker
@@ -175,14 +175,14 @@ class WorkerProcesses:
         except asyncio.CancelledError:
             await self._discard_unstarted(worker)
             raise
-        except Exception as error:  # noqa: BLE001 - any error ends this worker alone
-            asked, serving = self._zygote, self._serving
+        except Exception as error:  # noqa: BLE001 - any error ends only this worker
+            failed, serving = self._zygote, self._serving
             await self._discard_unstarted(worker)
-            ends = self._failures.choose_scope_of_failed_start(
+            scope = self._failures.choose_scope_of_failed_start(
                 error, serving is not None and not serving.is_lost
             )
-            if ends is FailureScope.ZYGOTE and asked is not None and asked is self._zygote:
-                asked.kill()
+            if scope is FailureScope.ZYGOTE and failed is not None and failed is self._zygote:
+                failed.kill()
             raise WorkerLost(f"cannot start the worker: {error or type(error).__name__}") from None
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._await_stage(
@@ -208,7 +208,8 @@ class WorkerProcesses:
     ) -> worker_ipc.Ready:
         """Make a prepared worker serve. Its stopped predecessor exits once this worker is ready.
 
-        ``handover`` comes from the predecessor. Raises :class:`WorkerLost`.
+        ``quick`` skips the warm-up of the largest step. ``handover`` comes from the predecessor's
+        StopResult and requires ``quick``. Raises :class:`WorkerLost`.
         """
         self._set_serving(worker)
         worker.link.send(worker_ipc.TakeOver(quick, handover))
@@ -218,9 +219,9 @@ class WorkerProcesses:
             self._dismiss()
 
     async def stop(self, grace_s: float = STOP_GRACE_S, hand_over: bool = False) -> StopOutcome:
-        """Stop the serving worker. Send it signals after ``grace_s`` seconds.
+        """Stop the serving worker, and kill it if it has not stopped after ``grace_s`` seconds.
 
-        After its final message, it exits when its successor is ready or at :meth:`close`.
+        A worker that has stopped exits when its successor is ready, or at :meth:`close`.
         """
         worker = self._serving
         return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
@@ -235,19 +236,19 @@ class WorkerProcesses:
                 leaving.add_done_callback(self._leaving.discard)
 
     async def abandon(self, worker: WorkerHandle) -> None:
-        """Kill a successor that is not needed."""
+        """Kill a successor that is no longer needed."""
         await self._kill(worker)
 
     async def discard(self) -> None:
-        """Wait until a lost worker has exited, and kill it after a timeout."""
+        """Wait until the lost worker has exited, and kill it after a timeout."""
         worker = self._serving
         if worker is not None and not await wait_finished(worker.exited.wait(), REAP_TIMEOUT_S):
             await self._kill(worker)
 
     async def drop_weights(self) -> None:
-        """Stop the weight server, so that the next worker loads its weights from the checkpoint.
+        """Stop the weight server, so that the next worker loads the weights from the checkpoint.
 
-        All workers must have stopped before the call.
+        All workers must have been asked to stop before.
         """
         for worker in list(self._living.values()):
             worker.dismiss()
@@ -264,7 +265,7 @@ class WorkerProcesses:
         await self._handle_unkillable("weight server", server.pid, needed=True)
 
     async def dump_stacks(self) -> Path | None:
-        """Return the file with the serving worker's stack traces; None if it wrote none."""
+        """Return the file with the serving worker's stack traces, or None if it wrote none."""
         return None if self._serving is None else await self._serving.dump_stacks()
 
     async def close(self) -> None:
@@ -311,9 +312,8 @@ class WorkerProcesses:
         except TimeoutError:
             await self._kill(worker)
             if worker is self._serving:
-                await (
-                    self.drop_weights()
-                )  # the weight server may hang as well, and no other worker uses it
+                # The weight server may hang as well, and no other worker uses it.
+                await self.drop_weights()
             raise WorkerLost(
                 f"the worker of epoch {worker.epoch} was not ready within {timeout_s:g} s "
                 "(--startup-timeout)"
@@ -361,9 +361,9 @@ class WorkerProcesses:
         await self._handle_unkillable("worker", worker.pid, needed=worker is self._serving)
 
     async def _handle_unkillable(self, name: str, pid: int, needed: bool) -> None:
-        ends = self._failures.choose_scope_of_unkillable_process(needed)
-        log.error(f"cannot end {name}", extra={"pid": pid, "ends": ends.name.lower()})
-        if ends is FailureScope.PROCESSES:
+        scope = self._failures.choose_scope_of_unkillable_process(needed)
+        log.error(f"cannot end {name}", extra={"pid": pid, "ends": scope.name.lower()})
+        if scope is FailureScope.PROCESSES:
             await self._kill_zygote()
 
     async def _kill_zygote(self) -> None:
@@ -409,9 +409,9 @@ class WorkerProcesses:
                 worker.kill_now(reason)
 
     def _on_zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
-        """Start another zygote. The processes that the lost zygote forked keep serving."""
+        """Start another zygote. The processes that the lost zygote forked continue."""
         if self._zygote is not zygote:
-            return  # the zygote was still starting: its starter gets the error
+            return  # the zygote was still starting, and its start raises the error
         log.error("the zygote exited unexpectedly", extra={"reason": reason})
         self._zygote = None
         self._renewing = asyncio.create_task(self._restart_zygote(zygote), name="zygote renewal")
@@ -437,7 +437,7 @@ class WorkerProcesses:
                     self._orphans.watch(number, pid, Role.WORKER, rank)
 
     def _reap_unknown_children(self) -> None:
-        if self._zygote_starts.locked():  # asyncio reaps the zygote that starts
+        if self._zygote_starts.locked():  # the PID of a starting zygote is not known here yet
             asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_unknown_children)
             return
         known = {pid for worker in self._living.values() for pid in worker.live_pids}

@@ -1,4 +1,4 @@
-"""Frontend side of the zygote: start it, request forks, and report exits of its children."""
+"""Frontend side of the zygote: start it, request forks, and report the exits of its children."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FORK_TIMEOUT_S = 10.0
 
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Environment of the zygote and its workers.
+"""Environment variables for the zygote and its workers.
 
 A fork copies only one thread, so OpenMP is limited to one. ``PASSIVE`` stops OpenMP's threads from
-spinning between small operations: on a busy machine, 600 tokens took 27 s instead of 2 s (2 cores,
-load 4).
+spinning between small operations. Without it, 600 tokens took 27 s instead of 2 s on a busy machine
+(2 cores, load 4).
 """
 
 
@@ -62,23 +62,23 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the zygote; None if it is not running."""
+        """Process ID of the zygote, or None if it is not running."""
         return None if self._process is None else self._process.pid
 
     async def start(self, timeout_s: float) -> ZygoteReady:
-        """Start the zygote.
+        """Start the zygote, and return its Ready message.
 
         Raises :class:`ZygoteLost` if it is not ready within ``timeout_s`` seconds, and OSError if
-        the kernel cannot create a process or socket.
+        the kernel cannot create a process or a socket.
         """
         self._ready = asyncio.get_running_loop().create_future()
-        ours, child_end = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         try:
             await self._spawn(child_end)
         except BaseException:
-            ours.close()
+            parent_end.close()
             raise
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        reader, self._writer = await asyncio.open_connection(sock=parent_end)
         self._reading = asyncio.create_task(self._read(reader), name="zygote reader")
         try:
             async with asyncio.timeout(timeout_s):
@@ -111,9 +111,9 @@ class ZygoteClient:
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
         """Fork a process and return its PID.
 
-        Raises ZygoteLost, and ForkRefused if the same zygote may fork later.
+        Raises ForkRefused if the kernel refuses the fork, and ZygoteLost if the zygote fails.
         """
-        async with self._forks:  # a standby may be forked at any time
+        async with self._forks:  # a standby can be forked at any time
             return await self._fork(zygote_ipc.Fork(number, role, rank))
 
     async def _fork(self, request: zygote_ipc.Fork) -> int:
@@ -135,7 +135,7 @@ class ZygoteClient:
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill only the zygote. Its children continue as children of this process."""
+        """Kill only the zygote. Its children become children of this process and continue."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -179,8 +179,8 @@ class ZygoteClient:
             case Forked(pid=pid):
                 if self._forked is not None and not self._forked.done():
                     self._forked.set_result(pid)
-            case ForkFailed(message=why):
+            case ForkFailed(message=reason):
                 if self._forked is not None and not self._forked.done():
-                    self._forked.set_exception(ForkRefused(why))
+                    self._forked.set_exception(ForkRefused(reason))
             case Exited():
                 self._on_exit(message)
