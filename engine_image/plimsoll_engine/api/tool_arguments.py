@@ -54,6 +54,8 @@ _END_OF_CALL = {
     END_PARAMETER: re.compile(rf"(?:</function>\s{{0,8}})?(?:{_CLOSE})?\Z"),
     END_VALUE: re.compile(rf"(?:{_CLOSE})?\Z"),
 }
+MAX_END_CHARACTERS = 192
+"""More than the longest match of the patterns for the end of a call."""
 _MAY_END_CALL = re.compile(
     rf"(?:</function>\s{{0,8}})?(?:{_CLOSE})?(?:<(?:seed:)?tool_call>[\w.\s-]{{0,72}})?"
     r"(?:<[/\w:=]{0,16})?\Z"
@@ -222,13 +224,13 @@ def _find_end_of_call(text: Reader, at: int, end: str) -> int | None:
     if at >= 0 or not text.finished:
         return None
     rest = len(text.text) - find_overlap(text.text, end)
-    found = _END_OF_CALL[end].search(text.text, 0, rest)
+    found = _END_OF_CALL[end].search(text.text, max(0, rest - MAX_END_CHARACTERS), rest)
     return None if found is None else found.start()
 
 
 def _count_held_back(text: str) -> int:
     """Return the number of characters at the end of ``text`` that may be the end of a call."""
-    found = _MAY_END_CALL.search(text)
+    found = _MAY_END_CALL.search(text, max(0, len(text) - MAX_END_CHARACTERS))
     return 0 if found is None else len(found[0])
 
 
