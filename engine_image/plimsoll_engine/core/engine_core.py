@@ -2,8 +2,8 @@
 
 A step is scheduled and launched while the device still computes the previous step. The tokens of
 the previous step are read afterwards, so a request that has ended may have computed one extra
-token. This is harmless: the device works in launch order, and the next owner of the blocks
-overwrites it.
+token. This is harmless: the device works in launch order, so the next request that gets its KV
+blocks overwrites the extra keys and values before it reads them.
 
 When a step fails, its requests are computed again one by one, and only a request that fails alone
 is dropped. An error that leaves the device unusable ends the worker.
@@ -47,7 +47,7 @@ from plimsoll_engine.process.owners import Owner
 log = logging.getLogger(__name__)
 
 COMPILE_WAIT_S = 0.01
-"""Time that a step without other work waits for a grammar before it reads messages again."""
+"""Time that a step without other work waits for a grammar. The worker then reads its messages."""
 
 EXPIRY_INTERVAL_S = 0.05
 """Interval between checks of deadlines. A check in each step would cost too much time."""
@@ -85,7 +85,7 @@ class Counters:
 
 
 class EngineCore:
-    """All requests of one worker. Not thread-safe: only the worker's loop may call it."""
+    """Runs all requests of one worker. Not thread-safe: only the worker's loop may call it."""
 
     name = "engine"
 
@@ -116,7 +116,7 @@ class EngineCore:
         self.waited_s = 0.0
         """Time in seconds that the host has waited for the device."""
         self._in_flight: InFlightStep | None = None
-        """Step that was launched and not read yet; None without one."""
+        """Launched step whose tokens are not read yet; None if there is none."""
         self._unconfirmed: list[Request] = []
         """Requests whose grammar has not accepted their newest token yet."""
 
@@ -143,7 +143,10 @@ class EngineCore:
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, idle: bool = False) -> None:
-        """Handle finished transfers and unclaimed tables, between steps and while idle."""
+        """Complete finished transfers, and release tables that were not claimed in time.
+
+        Call this between steps and, with ``idle``, while no request exists.
+        """
         if self.inheritance is not None:
             self.inheritance.expire()
         if self.scheduler.offload is not None:
@@ -190,7 +193,7 @@ class EngineCore:
         return None
 
     def _queue(self, request: Request) -> None:
-        """Queue ``request``. If the predecessor left blocks for it, run it."""
+        """Queue ``request``, or continue it at once if it has blocks from the predecessor."""
         if request.block_ids:
             self.scheduler.adopt(request)
         else:
@@ -251,7 +254,7 @@ class EngineCore:
         return dropped
 
     def expire(self, now: float) -> list[RequestFailure]:
-        """End the requests whose deadline has passed, and return them."""
+        """End the requests whose deadline has passed. Return a failure for each of them."""
         late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
         for request in late:
             self.counters.errors += 1
@@ -283,7 +286,7 @@ class EngineCore:
         if self.speculation is not None and suspect is None:
             self._add_drafts(self.speculation, chunks)
         if not chunks:
-            if suspect is not None:  # its blocks are in a handover or transfer, and will be free
+            if suspect is not None:  # a handover or transfer still holds blocks that it needs
                 self._suspects.appendleft(suspect.request_id)
             if self._in_flight is None and not output.tokens:
                 self._apply_masks(output, COMPILE_WAIT_S, idle=True)
@@ -295,7 +298,7 @@ class EngineCore:
             step = self.runner.launch(chunks)
         except FatalWorkerError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
+        except Exception as error:  # noqa: BLE001 - any error of a model spares other requests
             message = f"{type(error).__name__}: {error}"
             lacking = isinstance(error, MemoryError | torch.OutOfMemoryError)
         else:

@@ -14,9 +14,11 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import decoder
 
 BLOCK_SIZE = 16
+"""Default number of tokens in a KV block."""
 CUDA_KV_FRACTION = 0.8
-"""Share of the device memory that is left after loading the weights. Activations use the rest."""
+"""Share of the KV pool in the free device memory after loading. Activations use the rest."""
 CPU_KV_BYTES = 64 << 20
+"""Default size of the KV pool on a CPU."""
 CACHE_DTYPES = {"fp8": FP8, "fp8_e4m3": FP8}
 """Values of ``--kv-cache-dtype``, as in vLLM."""
 FP8_CAPABILITY = (8, 9)
@@ -83,7 +85,8 @@ def choose_encoder_budget(
 ) -> int:
     """Return the encoder cache's budget in tokens. The largest medium takes ``largest`` tokens.
 
-    Raises :class:`SettingsError` if ``requested`` is less than ``largest``.
+    ``lifelong`` means that a request needs its media until it ends. Raises :class:`SettingsError`
+    if ``requested`` is less than ``largest``.
     """
     if requested is not None and requested < largest:
         raise SettingsError(
@@ -143,8 +146,8 @@ def resolve(
     if num_blocks * block_size < max_model_len:
         if requested.max_model_len is not None and requested.num_blocks is None:
             raise SettingsError(
-                f"--max-model-len {max_model_len}: only {num_blocks} KV blocks of {block_size}"
-                f" tokens fit into memory: lower it"
+                f"--max-model-len {max_model_len} is too large: only {num_blocks} KV blocks of"
+                f" {block_size} tokens fit into memory; lower it"
             )
         max_model_len = num_blocks * block_size
     if max_model_len < 2:

@@ -40,8 +40,8 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
         return []
     block = min(wrong)
     return [
-        f"{len(wrong)} blocks differ; block {block} has {counted.get(block, 0)} references and is"
-        f" in {owned[block]} block tables and transfers"
+        f"{len(wrong)} blocks have a wrong number of references; block {block} has"
+        f" {counted.get(block, 0)}, but is in {owned[block]} block tables and transfers"
     ]
 
 
@@ -76,7 +76,7 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
         return []
     held, known = len(outputs), len(cache.list_known_keys())
     return (
-        [f"{held} encoder outputs are in memory, but {known} in the ledger"]
+        [f"no request runs, but {held} encoder outputs are in memory and {known} in the cache"]
         if held or known
         else []
     )
@@ -93,7 +93,7 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that only the runner, its graphs and the KV offload reference the KV pool.
 
     Another reference, such as one in a stored frame, would keep the pool in memory after shutdown.
-    The draft model's pool is checked in the same way.
+    The draft model's KV pool is checked in the same way.
     """
     problems = []
     draft = None if engine.speculation is None else engine.speculation.draft_model
@@ -106,7 +106,7 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
         parts = forward.graphs, forward.layers, offload
         owners = 1 + sum(part is not None for part in parts)
         kv, scales, unknown_to_others = forward.kv, forward.kv_scales, object()
-        # A local variable references each of them; owners add to the pool's count.
+        # Each object is referenced by one local variable here, and the pool also by its owners.
         known = owners + sys.getrefcount(unknown_to_others)
         others = 0 if kv is None else sys.getrefcount(kv) - known
         others += 0 if scales is None else sys.getrefcount(scales) - known

@@ -1,8 +1,8 @@
 """Lost capacity: memory that is in use, although nothing needs it or will release it.
 
-It is measured between steps, when all counts must agree, so that load, preemption and a full prefix
-cache are not mistaken for it. In a healthy engine, this takes only a sum over the running requests.
-Blocks are examined only if that sum differs from the pool's count.
+Lost capacity is counted between steps, when all counts must agree, so that load, preemption and a
+full prefix cache are not counted. In a healthy engine, this takes only a sum over the running
+requests. Blocks are examined only if that sum differs from the pool's count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def count_lost_blocks(engine: EngineCore) -> int:
     """
     pool, offload = engine.pool, engine.scheduler.offload
     live_blocks = [] if offload is None else offload.list_held_blocks(time.monotonic() - STALE_S)
-    if engine.inheritance is not None:  # the inheritance releases them itself
+    if engine.inheritance is not None:  # it will release the blocks that it holds
         live_blocks += engine.inheritance.list_held_blocks()
     # Waiting requests hold no blocks. If they do because of a bug, blocks are examined below.
     running = _select_with_client(engine, engine.scheduler.running)
@@ -46,8 +46,8 @@ def count_lost_host_blocks(engine: EngineCore) -> int | None:
 def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
     """Return the number of lost tokens in the encoder cache.
 
-    A token is lost if no running request with a client needs its entry, or if the runner's output
-    has no entry. Return None if the model has no encoder.
+    A token is lost if no running request with a client needs its entry, or if the runner has its
+    output without an entry in the cache. Return None if the model has no encoder.
     """
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:

@@ -21,8 +21,9 @@ def trim(
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
-    Later steps return the memory that earlier steps freed. Each step reports the size of the memory
-    that ``detail`` names, in bytes before and after, summed over all ranks of ``leader``.
+    Return a report of each step: the size of the memory that ``detail`` names, in bytes before and
+    after, summed over all ranks of ``leader``. Later steps return the memory that earlier steps
+    freed.
     """
     steps = [
         _step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)

@@ -11,7 +11,7 @@ from plimsoll_engine.messages.worker_ipc import Choice, Submit
 MAX_JOINED_TOKENS = 1 << 19
 """Maximum number of tokens of all requests in a message, unless it has one request only.
 
-The worker makes no step while it takes in a message. For 100,000 tokens, ``Request.create`` takes
+The worker runs no step while it reads a message. For 100,000 tokens, ``Request.create`` takes
 3.5 ms on one CPU core, so this is about 20 ms.
 """
 

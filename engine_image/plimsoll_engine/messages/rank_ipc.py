@@ -24,8 +24,8 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 class Inputs:
     """Input arrays of a step, on the host. A row is a token of the step.
 
-    ``sources`` locates the ID of each row's token: a negative value is an index into ``ids``,
-    another value is a row of the tokens that the previous step sampled. ``last`` has the rows that
+    ``sources`` locates the ID of each row's token: -1 means that it is in ``ids``; another value is
+    a row of the tokens that the previous step sampled. ``last`` has the indices of the rows that
     sample a token. ``scored`` has the rows whose logits score the next prompt token, and
     ``targets`` has the IDs of these tokens. ``decodes``, ``longest`` and ``fresh`` are the fields
     of :class:`plimsoll_engine.kernels.step_plan.StepPlan`.

@@ -44,13 +44,15 @@ def parse_speculative(text: str) -> Speculative:
     if found.method == "draft_model":
         if not found.model:
             raise ValueError(
-                "field model is missing: method draft_model requires the folder of a checkpoint"
+                "field model: method 'draft_model' requires the folder of a checkpoint"
             )
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(found, name) is not None:
-                raise ValueError(f"field {name} does not apply to method draft_model: remove it")
+                raise ValueError(
+                    f"field {name}: it applies only to method 'ngram'; remove the field"
+                )
     elif found.model is not None:
-        raise ValueError("field model does not apply to method ngram: remove it")
+        raise ValueError("field model: it applies only to method 'draft_model'; remove the field")
     shortest, longest = found.ngram_lengths
     if shortest > longest:
         raise ValueError(

@@ -57,7 +57,7 @@ class SharedPool(msgspec.Struct, tag="pool"):
 
 
 class PoolClaimReply(msgspec.Struct, tag="claimed"):
-    """Reply: the worker may write to the pool. ``is_sole_writer``: no other worker may."""
+    """Reply: the worker may write to the pool. If ``is_sole_writer``, no other worker may."""
 
     is_sole_writer: bool
 

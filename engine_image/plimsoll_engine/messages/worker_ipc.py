@@ -47,7 +47,7 @@ class Sampling(msgspec.Struct, array_like=True):
     ``logprobs`` is the number of top log probabilities to return for each output token; None
     disables log probabilities. ``prompt_logprobs`` does the same for the prompt, whose log
     probabilities are sent as :class:`PromptScores`. If ``logprob_token_ids`` is not empty, the log
-    probabilities of these tokens are returned instead of the top ones.
+    probabilities of these tokens are returned instead of those of the top tokens.
 
     Only ``allowed_token_ids`` may be sampled; None allows all. Each item of ``bad_words`` is a
     token sequence that the output must not contain.
@@ -426,7 +426,11 @@ class TrimResult(msgspec.Struct, tag="trimmed"):
 
 
 class AuditReport(msgspec.Struct, tag="audited"):
-    """Reply: the findings of an audit. ``rules`` has the names of the checked invariants."""
+    """Reply: the findings of an audit.
+
+    ``idle`` is true if the rules of an idle engine were checked too. ``rules`` has the names of all
+    checked rules. ``receiver_keys`` are the media keys in the receiver cache.
+    """
 
     query_id: str
     idle: bool

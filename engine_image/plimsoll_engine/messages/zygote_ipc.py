@@ -6,8 +6,8 @@ socket of the weight server. JSON is a :class:`WorkerConfig`. Messages are frame
 :mod:`plimsoll_engine.messages.framing` and encoded as msgpack.
 
 When the frontend exits, the zygote reads the end of the stream, kills its workers and the weight
-server, and exits. If the zygote is killed, they survive as children of the frontend, which starts
-another zygote.
+server, and exits. If the zygote is killed, these processes survive as children of the frontend,
+which starts another zygote.
 
 This module must not import torch, because the frontend imports it.
 """
@@ -80,7 +80,7 @@ def make_rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a Unix socket that listens at ``path``. Replaces a socket file left there."""
+    """Return a Unix socket that listens at ``path``. An existing socket file is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     Path(path).unlink(missing_ok=True)
     listener.bind(path)

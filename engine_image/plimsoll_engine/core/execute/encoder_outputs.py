@@ -58,9 +58,9 @@ class EncoderOutputs:
     ) -> torch.Tensor | None:
         """Encode the media of ``chunks`` and add the outputs to the step.
 
-        A ``lifelong`` model reads the outputs from ``step``. For other models, return the input
-        embeddings [tokens, hidden] of ``ids`` [tokens] with the outputs in place of the
-        placeholders. Return None if no row is a placeholder.
+        A model with ``lifelong`` outputs reads them from ``step``; return None. For other models,
+        return the input embeddings [tokens, hidden] of ``ids`` int64 [tokens] with the outputs in
+        place of the placeholders, or None if no row is a placeholder.
         """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])

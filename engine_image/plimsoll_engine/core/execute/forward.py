@@ -69,8 +69,9 @@ class Forward:
         self.kv_scales: torch.Tensor | None = made.scales
         """Scales of an FP8 pool; None for another pool."""
         self.newest: torch.Tensor | None = None
-        """Tokens that the last step sampled, on the device. ``InFlight.row`` is the row of a
-        request.
+        """Tokens that the last step sampled, int64 [rows] on the device.
+
+        ``InFlight.row`` is the row of a request.
         """
         self.scores: Scores | None = None
         """Scores of the prompt rows of the last step; None if it scored no rows."""
@@ -83,7 +84,7 @@ class Forward:
         return PoolTensors(self.kv, self.kv_scales).nbytes * self.group.shard.size
 
     def list_owners(self, name: str = name) -> list[Owner]:
-        """Return the KV pool as an owner called ``name``, and the graphs as a second owner."""
+        """Return the KV pool as an owner called ``name``."""
         on_device = self.device.type == "cuda"
         return [
             Owner(
@@ -111,9 +112,10 @@ class Forward:
     ) -> None:
         """Capture the decode steps of the first few batch sizes (CUDA only).
 
-        With ``later``, capture none. :meth:`capture_more` then captures the other sizes up to
-        ``max_rows`` and the layers of steps with prompts. It also plans the attention of whole
-        prompts of up to ``longest`` tokens. A request has at most ``max_blocks`` blocks.
+        If ``later`` is true, capture none yet. Each call of :meth:`capture_more` then captures one
+        of the other sizes up to ``max_rows``, captures layers of steps with prompts, or plans the
+        attention of whole prompts of up to ``longest`` tokens. A request has at most ``max_blocks``
+        blocks.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -138,7 +140,7 @@ class Forward:
         return any(graphs.has_missing for graphs in known) or bool(self._unplanned)
 
     def capture_more(self) -> bool:
-        """Capture one more size or piece, or plan one more length. Return False if none is left."""
+        """Do the next part of the work that :meth:`capture_graphs` left; False if none is left."""
         for graphs in (self.graphs, self.layers):
             if graphs is not None and graphs.capture_next():
                 return True
@@ -154,7 +156,7 @@ class Forward:
 
     @torch.inference_mode()
     def compute_as_follower(self, inputs: Inputs) -> None:
-        """Compute a step on a rank above 0. Unless it is greedy, receive the sampled tokens."""
+        """Compute a step on a rank above 0. Unless the step is greedy, receive its tokens."""
         tokens, logits = self.compute(inputs)
         if tokens is not None and inputs.greedy:
             self.newest = tokens
@@ -170,9 +172,9 @@ class Forward:
         """Compute a step. Return its greedy tokens and the logits of the rows ``inputs.last``.
 
         Tokens are int64 [rows] if a graph computed them, otherwise None. Logits are [rows,
-        vocabulary] in the model's dtype. Logits are None if no row is sampled or the greedy tokens
-        are returned. ``chunks`` provide media and adapters. A step with an adapter is not replayed
-        from a graph.
+        vocabulary] in the model's dtype; None if no row is sampled, or if all rows are greedy and
+        the tokens are returned. ``chunks`` provide media and adapters. A step with an adapter is
+        not replayed from a graph.
         """
         self.scores = adapters = None
         if self.adapters is not None:

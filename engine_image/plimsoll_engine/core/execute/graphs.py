@@ -30,7 +30,7 @@ MIN_FIRST_SIZES = 4
 SLOW_CAPTURE_S = 0.1
 """Duration above which a capture is logged with its phases. Most captures are faster."""
 FIELDS_PER_ROW = 5
-"""Number of inputs with one value per row: ids, sources, positions, slots, contexts."""
+"""Number of int32 inputs per row: ids, sources, positions, slots, contexts."""
 
 
 def list_capture_sizes(rows: int) -> list[int]:
@@ -154,11 +154,11 @@ class DecodeGraphs:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            compute()  # compiles kernels and makes the libraries' handles, which a capture may not
+            compute()  # compiles kernels and creates library handles, which a capture may not do
         torch.cuda.current_stream().wait_stream(stream)
         warm = time.monotonic()
         graph = torch.cuda.CUDAGraph()
-        # NCCL's watchdog asks for events in a thread of its own, which a global capture forbids.
+        # NCCL's watchdog queries events in another thread, which a global capture forbids.
         mode = "global" if model.group is ALONE else "thread_local"
         with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode=mode):
             freed = time.monotonic()  # torch waits for the device, and frees its caches
@@ -177,9 +177,9 @@ class DecodeGraphs:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Replay a graph. Return the greedy token of each row and this rank's logits.
 
-        Both are in the graph's memory. Tokens are int64 [rows], logits [rows, vocabulary / ranks].
-        ``newest`` are the int64 tokens that the previous step sampled, at most as many as the
-        largest size.
+        The tokens are int64 [rows], and the logits [rows, vocabulary / ranks] in the model's dtype.
+        The next replay overwrites them. ``newest`` has the int64 tokens that the previous step
+        sampled, at most as many as the largest size.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)

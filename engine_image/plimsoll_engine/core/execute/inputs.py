@@ -1,4 +1,4 @@
-"""Collect the integer inputs of a step on the host, and copy them to the device at once."""
+"""Collect the integer inputs of a step on the host, and copy them to the device in one transfer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RequestState(Protocol):
 
 
 class RequestRows(Protocol):
-    """Rows of one request in a step, as in :class:`Chunk`."""
+    """Rows of one request in a step; the part of a :class:`Chunk` that the inputs depend on."""
 
     @property
     def request(self) -> RequestState:
@@ -132,8 +132,8 @@ def _create_array(values: list[int]) -> Array:
 def get_row_order(chunk: RequestRows) -> tuple[int, int]:
     """Return the sort key of a chunk within a step.
 
-    Decode rows come first, by descending context, because the longest takes the device the longest
-    time. Continued prompts follow, then whole prompts, the shortest first.
+    Decode rows come first, by descending context, because the longest contexts take the most time.
+    Continued prompts follow, then whole prompts, the shortest first.
     """
     if chunk.count == 1:
         return 0, -chunk.request.computed
@@ -141,7 +141,7 @@ def get_row_order(chunk: RequestRows) -> tuple[int, int]:
 
 
 def copy_to_device(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Copy the int32 ``fields`` to ``device`` in a single copy, and return a view of each."""
+    """Return the int32 ``fields`` on ``device``: views of one buffer, copied in one transfer."""
     packed = copy_array_to_device(np.concatenate(fields), device)
     return list(torch.split(packed, [len(field) for field in fields]))
 

@@ -40,7 +40,7 @@ class GraphPiece(Protocol):
 
 
 class GraphCapturer:
-    """Capture of graphs in a memory ``pool`` that they share, because they never run together."""
+    """Captures graphs into one memory ``pool``. They share it, because they never run together."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -56,7 +56,7 @@ class GraphCapturer:
         self._stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            compute()  # compiles kernels and makes the libraries' handles, which a capture may not
+            compute()  # compiles kernels and creates library handles, which a capture may not do
             graph.capture_begin(self._pool)
             try:
                 compute()
@@ -141,7 +141,10 @@ class LayerGraphs:
         return True
 
     def _create_piece(self, size: int, index: int) -> Callable[[], None]:
-        """Return a function for ``size`` rows between layers ``index`` - 1 and ``index``."""
+        """Return a function that computes ``size`` rows between two attentions.
+
+        It starts after the attention of layer ``index`` - 1, and ends before that of ``index``.
+        """
         model, kv, slots = self._model, self._kv, self._slots[:size]
         assert model is not None
         assert kv is not None
@@ -165,13 +168,13 @@ class LayerGraphs:
             else:
                 self._x[:size].copy_(x)
 
-        self._slots.fill_(-1)  # the rows of a trial write nothing to the pool
+        self._slots.fill_(-1)  # so that the capture writes nothing to the pool
         return compute
 
     def compute(self, ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """Return the result of :meth:`Decoder.forward` for a step without adapters.
+        """Return the hidden states, as :meth:`Decoder.forward` does for a step without adapters.
 
-        :meth:`has_graph` must be true for the step.
+        :meth:`has_graph` must be true for the number of rows.
         """
         model, rows = self._model, len(ids)
         assert model is not None

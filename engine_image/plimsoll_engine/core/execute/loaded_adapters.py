@@ -22,7 +22,10 @@ from plimsoll_engine.models.lora import Adapter, StepAdapters
 
 
 class LoadedAdapters:
-    """Up to ``max_adapters`` adapters of rank ``max_rank`` or less. Does not keep ``model``."""
+    """Up to ``max_adapters`` adapters of rank ``max_rank`` or less.
+
+    Keeps no reference to ``model``.
+    """
 
     def __init__(self, model: Decoder, max_adapters: int, max_rank: int) -> None:
         self._targets = lora.find_targets(model.parts)
@@ -30,9 +33,7 @@ class LoadedAdapters:
         self._max_adapters, self._max_rank = max_adapters, max_rank
         self._loaded: dict[int, Adapter] = {}
         self.living: WeakSet[Adapter] = WeakSet()
-        """Adapters that occupy memory: those that are loaded, and unloaded ones that are still in
-        use.
-        """
+        """Adapters in memory: the loaded ones, and unloaded ones that requests still use."""
         self.bytes_bound = max_adapters * sum(
             target.compute_nbytes(max_rank, self._dtype) for target in self._targets.values()
         )
@@ -70,7 +71,7 @@ class LoadedAdapters:
         held = {*self._loaded.values(), *used}
         lost = sorted(adapter.name for adapter in self.living if adapter not in held)
         return (
-            [f"{len(lost)} adapters are in memory, but not loaded or used:  {', '.join(lost)}"]
+            [f"{len(lost)} adapters are in memory, but not loaded or used: {', '.join(lost)}"]
             if lost
             else []
         )

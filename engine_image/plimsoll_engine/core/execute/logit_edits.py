@@ -65,14 +65,14 @@ class LogitEdits:
     def apply(self, logits: torch.Tensor) -> None:
         """Edit ``logits`` [rows, vocabulary], float32, in place.
 
-        The bias is added first. The repetition penalty follows: it divides positive logits and
-        multiplies the others. Then the frequency and presence penalties are subtracted. The
-        definitions are OpenAI's, in vLLM's order.
+        The order is that of vLLM. The bias is added first. The repetition penalty then divides
+        positive logits and multiplies the others. The frequency and presence penalties, as OpenAI
+        defines them, are subtracted last.
         """
         flat, size, device = logits.view(-1), logits.shape[-1], logits.device
         if self.bias_rows:
             tokens = torch.tensor(self.bias_tokens)
-            known = tokens < size  # others would be in the next row
+            known = tokens < size  # a larger token ID would address the next row
             places = (torch.tensor(self.bias_rows) * size + tokens)[known]
             places = places.to(device, non_blocking=True)
             biases = torch.tensor(self.biases, dtype=torch.float32)[known]

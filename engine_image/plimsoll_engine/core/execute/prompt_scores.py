@@ -26,10 +26,10 @@ A buffer for them takes 19 MiB with a vocabulary of 152,000 tokens.
 
 
 class ScoredRows(NamedTuple):
-    """Rows of one request that a step scores, beginning at its token number ``first``.
+    """Rows of one request that a step scores, beginning at the request's token number ``first``.
 
-    ``row`` is the index of the first row in the step. ``targets`` has the token that follows each
-    row.
+    ``row`` is the index of the first row in the step. ``targets`` has the ID of the token that
+    follows each row.
     """
 
     request: Request
@@ -40,9 +40,10 @@ class ScoredRows(NamedTuple):
 
 @dataclass(slots=True)
 class Scores:
-    """Float32 log probability and int32 rank of the next prompt token, for each row.
+    """Log probability float32 [rows] and rank int32 [rows] of the next prompt token of each row.
 
-    ``top_ids`` int32 and ``top`` float32 [rows, largest requested number] are the likeliest tokens.
+    ``top_ids`` int32 and ``top`` float32, [rows, largest requested number], are the IDs and log
+    probabilities of the likeliest tokens.
     """
 
     chosen: torch.Tensor
@@ -51,21 +52,21 @@ class Scores:
     top: torch.Tensor
 
     def to_host(self) -> Scores:
-        """Return copies on the host. They are valid once the stream has reached this point."""
+        """Return a copy on the host. It is valid once the stream has reached this point."""
         columns = self.chosen, self.ranks, self.top_ids, self.top
         return Scores(*(column.to("cpu", non_blocking=True) for column in columns))
 
 
 @dataclass(slots=True)
 class LaunchedScores:
-    """Scores of a launched step. It references its requests weakly, because they may end."""
+    """Scores of a launched step, with weak references to its requests, because they may end."""
 
     parts: list[tuple[ref[Request], int, int]]
     """Request, position of its first scored token, and number of scored tokens."""
     scores: Scores
 
     def create_messages(self) -> list[PromptScores]:
-        """Return the messages to the frontend. The scores must be on the host."""
+        """Return a message for each request that still exists. The scores must be on the host."""
         found, row = [], 0
         for reference, first, count in self.parts:
             rows, row = slice(row, row + count), row + count
@@ -115,7 +116,7 @@ def compute_scores(
 ) -> Scores:  # fmt: skip
     """Return the scores of ``targets``, int64 [rows], given ``hidden`` [rows, hidden].
 
-    They include the ``top_count`` likeliest tokens. Every rank calls this with the same rows.
+    The scores include the ``top_count`` likeliest tokens. Every rank calls this with the same rows.
     """
     found = []
     for start in range(0, len(hidden), MAX_SCORED_ROWS):

@@ -70,7 +70,7 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A launched step. It references its requests weakly, because they may end first.
+    """Launched step, with weak references to its requests, because they may end first.
 
     A request has one row in ``sampled`` for its next token and one for each of its ``drafts``.
     """
@@ -178,7 +178,7 @@ class Runner(Forward):
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
-        """Launch a step of ``chunks``. Sample a token for each chunk with the newest token.
+        """Launch a step of ``chunks``. Sample a token for each chunk that ends at its newest token.
 
         Decode rows must precede prefill rows, so this method sorts the chunks. Raises
         :class:`plimsoll_engine.errors.RanksLost` if the step fails with several ranks. Any other
@@ -242,7 +242,7 @@ class Runner(Forward):
         After a failure, the other ranks still receive tokens, so that only the request fails.
         """
         tokens, logits = self.compute(inputs, chunks)
-        # This may be a graph's own memory. All readers are launched before the next replay.
+        # The tokens may be in a graph's memory. All readers are launched before the next replay.
         if tokens is not None and inputs.greedy:
             self.newest = tokens
             return SampledTokens(tokens)
@@ -282,7 +282,7 @@ class Runner(Forward):
         return [self.model.make_dummy_media()] if isinstance(self.model, MediaModel) else []
 
     def close(self) -> None:
-        """Close the model and the pool of this rank. Make the other ranks release theirs."""
+        """Release the model and pool of this rank, and the pools of the other ranks. Idempotent."""
         leader, self._leader = self._leader, None
         super().close()
         if leader is not None:

@@ -23,13 +23,15 @@ from plimsoll_engine.kernels.draw import compute_noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
 WORKSPACE_ELEMENTS = 1 << 23
-"""Number of logits of filtered rows that are sorted at once, in several float64 buffers of 64 MiB.
+"""Maximum number of logits to filter and draw from at once.
+
+Filtering sorts them in several float64 buffers of 64 MiB.
 """
 INT32_BITS = 32
 NO_TOKEN = -1
 """Result for a row without a token: its best logit is not finite, or no token is allowed."""
 GREEDY_BELOW = 1e-5
-"""Temperature below which sampling is greedy, as in vLLM. The quotient would overflow."""
+"""Temperature below which sampling is greedy, as in vLLM. Division by it would overflow."""
 
 
 class Row(NamedTuple):
@@ -94,10 +96,11 @@ class SamplingPlan:
 class SampledTokens:
     """Sampled tokens and their log probabilities.
 
-    ``tokens`` is int64 [rows] on the logits' device; NO_TOKEN means that a row has no token. Rows
-    with log probabilities have ``chosen`` [n], and ``top_ids`` and ``top`` [n, largest requested
-    number]. Rows that name the tokens to report also have ``named_values`` [n, largest number of
-    named tokens].
+    ``tokens`` is int64 [rows] on the logits' device; NO_TOKEN means that a row has no token. For
+    the n rows with log probabilities, ``chosen`` float32 [n] has those of the sampled tokens.
+    ``top_ids`` int64 and ``top`` float32, [n, largest requested number], are the IDs and log
+    probabilities of the likeliest tokens. For the m rows that name the tokens to report,
+    ``named_values`` float32 [m, largest number of named tokens] has their log probabilities.
     """
 
     tokens: torch.Tensor
@@ -111,7 +114,7 @@ class SampledTokens:
     named_values: torch.Tensor | None = None
 
     def to_host(self) -> SampledTokens:
-        """Return copies in pinned host memory, valid once the stream has reached this point."""
+        """Return a copy in pinned host memory, valid once the stream has reached this point."""
 
         def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to("cpu", non_blocking=True)
@@ -205,7 +208,7 @@ def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
         at_once = max(1, WORKSPACE_ELEMENTS // logits.shape[-1])
         for start in range(0, len(draws.rows), at_once):
             rows: list[int] | slice = draws.rows[start : start + at_once]
-            if len(draws.rows) == len(logits):  # a slice is no copy
+            if len(draws.rows) == len(logits):  # a slice avoids a copy
                 rows = slice(start, start + at_once)
             knobs = torch.tensor(draws.knobs[start : start + at_once])
             keys = torch.tensor(draws.keys[start : start + at_once], dtype=torch.int32)
@@ -243,9 +246,8 @@ def _apply_masks(logits: torch.Tensor, sampling_plan: SamplingPlan) -> None:
     """Set the logits of all tokens that a mask does not allow to minus infinity, in place."""
     if not sampling_plan.masked_rows:
         return
-    width = max(
-        4, *map(len, sampling_plan.masks)
-    )  # what a shorter mask does not reach, it does not allow
+    # A shorter mask does not allow the tokens beyond its end.
+    width = max(4, *map(len, sampling_plan.masks))
     masks = b"".join(mask.ljust(width, b"\0") for mask in sampling_plan.masks)
     words = torch.frombuffer(bytearray(masks), dtype=torch.int32)
     words = words.view(len(sampling_plan.masks), -1, 1).to(logits.device, non_blocking=True)

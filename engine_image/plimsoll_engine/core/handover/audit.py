@@ -29,7 +29,7 @@ def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) ->
                 HandoverOutcome.OTHER_MODEL if name in MODEL_FIELDS else HandoverOutcome.OTHER_POOL
             )
             raise HandoverRefused(
-                other, f"{name}: it was {_format_value(theirs)} and is now {_format_value(ours)}"
+                other, f"{name} was {_format_value(theirs)} and is now {_format_value(ours)}"
             )
     for problem in find_problems(handover, max_num_seqs):
         raise HandoverRefused(HandoverOutcome.BAD_TABLES, problem)
@@ -41,7 +41,7 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
     if len(tables) > max_num_seqs:
         yield f"{len(tables)} requests ran, but at most {max_num_seqs} requests can run"
     if len({table.request_id for table in tables}) != len(tables):
-        yield "a request has two tables"
+        yield "a request has more than one table"
     meanings: dict[int, tuple[str | bytes, int]] = {}
     for table in tables:
         yield from _find_table_problems(table, layout)
@@ -71,15 +71,15 @@ def _find_table_problems(table: BlockTable, layout: PoolLayout) -> Iterator[str]
     if len(table.hashes) != table.computed // size:
         yield f"{who} has {len(table.hashes)} hashes for {table.computed} tokens"
     if len(table.sums) != len(table.blocks):
-        yield f"{who} has {len(table.sums)} sums for {len(table.blocks)} blocks"
+        yield f"{who} has {len(table.sums)} checksums for {len(table.blocks)} blocks"
     if len(table.tail) != (HASH_BYTES if table.computed % size else 0):
-        yield f"{who}: the hash of its last block has {len(table.tail)} bytes"
+        yield f"{who} has a hash of its last block with {len(table.tail)} bytes"
     if any(len(key) != HASH_BYTES for key in table.hashes):
-        yield f"{who} has a hash that is not of {HASH_BYTES} bytes"
+        yield f"{who} has a hash whose length is not {HASH_BYTES} bytes"
     if table.blocks and max(table.blocks) >= layout.num_blocks:
         yield f"{who} has block {max(table.blocks)}, but the pool has {layout.num_blocks} blocks"
     if len(set(table.blocks)) != len(table.blocks):
-        yield f"{who} has a block twice"
+        yield f"{who} has the same block twice"
 
 
 def _format_value(value: object) -> str:

@@ -34,9 +34,9 @@ because the start may take longer on a machine without spare CPU time.
 def validate_tables(
     data: bytes, layout: PoolLayout, runner: Runner, max_num_seqs: int
 ) -> list[BlockTable]:
-    """Return the tables in a message after all checks that do not need the tokens.
+    """Return the tables in a handover message after all checks that do not need the tokens.
 
-    Raises :class:`HandoverRefused`.
+    Raises :class:`HandoverRefused` if a check fails.
     """
     handover = messages.decode_handover(data)
     audit.check_handover(handover, layout, max_num_seqs)
@@ -54,7 +54,7 @@ def validate_tables(
     if changed:
         raise HandoverRefused(
             HandoverOutcome.BAD_CONTENTS,
-            f"{len(changed)} of {len(blocks)} blocks were overwritten, block {changed[0]} first",
+            f"{len(changed)} of {len(blocks)} blocks were overwritten, for example {changed[0]}",
         )
     return handover.tables
 
@@ -114,7 +114,7 @@ class Inheritance:
 
     def _find_mismatch(self, table: BlockTable, request: Request) -> str | None:
         if request.has_unscored_rows:
-            return "the log probabilities of its prompt are not computed yet"
+            return "the log probabilities of the prompt are not computed yet"
         if len(request.token_ids) <= table.computed:
             return (
                 f"{table.computed} tokens were computed,"

@@ -55,19 +55,19 @@ class EncoderCache:
         for media in request.media:
             if media.tokens > self.budget:
                 return (
-                    f"the {media.kind} takes {media.tokens} tokens of the encoder cache, but its"
-                    f" budget is {self.budget}: increase --encoder-cache-tokens"
+                    f"the {media.kind} takes {media.tokens} tokens of the encoder cache, but the"
+                    f" cache has {self.budget}: increase --encoder-cache-tokens"
                 )
         total = sum({media.key: media.tokens for media in request.media}.values())
         if self.lifelong and total > self.budget:
             return (
-                f"the prompt's media take {total} tokens of the encoder cache, but its budget"
-                f" is {self.budget}: increase --encoder-cache-tokens"
+                f"the prompt's media take {total} tokens of the encoder cache, but the cache has"
+                f" {self.budget}: increase --encoder-cache-tokens"
             )
         return None
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
-        """Return how many of ``count`` tokens can be computed, and the media to encode before.
+        """Return how many of ``count`` tokens can be computed, and the media to encode first.
 
         The tokens end before the first medium that does not fit into the budget.
         """
@@ -82,7 +82,7 @@ class EncoderCache:
                     return max(0, media.start - start), encode
                 entry = self.entries[media.key] = Entry(media.tokens)
                 self.used += media.tokens
-                kept = media.key in self._freed  # in this step: the runner may still have it
+                kept = media.key in self._freed  # in this step, so the runner may still have it
                 if kept:
                     self._freed.remove(media.key)
                 if not kept or media.key in self._ordered:
@@ -125,14 +125,17 @@ class EncoderCache:
         found = []
         if dead := self.list_holders().difference(running):
             found.append(
-                f"{len(dead)} requests hold encoder outputs but are not running:  {min(dead)}"
+                f"{len(dead)} requests hold encoder outputs but are not running, for example"
+                f" {min(dead)}"
             )
         if (total := sum(entry.tokens for entry in self.entries.values())) != self.used:
-            found.append(f"the entries have {total} tokens, but {self.used} are counted")
+            found.append(
+                f"the encoder outputs have {total} tokens, but {self.used} are counted as used"
+            )
         if self.used > self.budget:
-            found.append(f"{self.used} tokens are in use, but the budget is {self.budget}")
+            found.append(f"encoder outputs use {self.used} tokens, but the budget is {self.budget}")
         if lost := sum(not entry.holders for entry in self.entries.values()):
-            found.append(f"{lost} entries have no request")
+            found.append(f"no request needs {lost} of the encoder outputs")
         return found
 
     def list_holders(self) -> set[str]:

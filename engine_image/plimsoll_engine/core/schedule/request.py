@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TOKEN_TYPE = "i"
 """Type code of token arrays.
 
-A list would take ten times the memory, and each choice of a prompt has its own array.
+A list would take ten times the memory. Each choice of a prompt has its own array.
 """
 
 
@@ -84,12 +84,13 @@ class Request:
     - ``cached_tokens``, ``started_at``: prefix-cache hits and time of the first start.
     - ``order``: position in the order of arrival. ``place``: position among running and preempted
       requests. The waiting queue assigns both.
+    - ``registered``: number of blocks that are registered in the prefix cache.
     - ``fetched``: whether host memory was searched for the prompt's first blocks.
     - ``in_flight``: sampled tokens that are not yet in ``token_ids``.
     - ``drafting``: None if the request gets no drafts.
     - ``scored``: number of prompt tokens whose log probabilities were sent, if requested.
     - ``allowed``: mask of the tokens that the request allows.
-    - ``bad_word_lookback``: number of preceding tokens that its bad words depend on.
+    - ``bad_word_lookback``: number of preceding tokens that the bad words depend on.
     """
 
     request_id: str
@@ -127,7 +128,7 @@ class Request:
     def create(cls, submit: Submit) -> Request:
         """Return the request in ``submit``. If carried over, it continues after ``output_ids``."""
         sampling, allowed = submit.sampling, submit.sampling.allowed_token_ids
-        if allowed is not None:  # a list takes many times what the mask does
+        if allowed is not None:  # a list takes many times the memory of the mask
             sampling = msgspec.structs.replace(sampling, allowed_token_ids=None)
         return cls(
             request_id=submit.request_id,

@@ -107,7 +107,7 @@ class Scheduler:
         if not request.num_prompt:
             return "the prompt is empty"
         if request.num_outputs >= request.sampling.max_tokens:
-            return f"all max_tokens {request.sampling.max_tokens} are already generated"
+            return f"all {request.sampling.max_tokens} tokens of max_tokens are already generated"
         if len(request.token_ids) >= self.max_model_len:
             return (
                 f"{len(request.token_ids)} tokens leave no room for output in max_model_len"
@@ -123,7 +123,7 @@ class Scheduler:
         if self.encoder is not None:
             return self.encoder.find_refusal(request)
         if request.media:
-            return f"this model does not accept {request.media[0].kind}"
+            return f"this model does not accept {request.media[0].kind} input"
         return None
 
     def add(self, request: Request) -> None:
@@ -188,7 +188,7 @@ class Scheduler:
             turn = self.running[index] if index < len(self.running) else None
             head = self.waiting.peek() if turn is None else self.waiting.find_more_urgent(turn)
             if head is not None and (head.in_flight.tokens or head in stopped):
-                # It was preempted for its blocks in this step, or before its last token was known.
+                # It was preempted in this step, or its newest token is not known yet.
                 head = None
             if turn is not None and (
                 turn.in_flight.unconfirmed is not None
@@ -204,9 +204,9 @@ class Scheduler:
             elif turn is None or head.place is not None or head is self.waiting.peek():
                 chunk = self._start_waiting(head, budget)
             else:
-                chunk = None  # it may only replace a request of its own tenant
+                chunk = None  # head may only replace a request of its own tenant
             if chunk is not None and not chunk.count:
-                # It waits until others have computed their media; none is preempted for it.
+                # It waits until others have computed their media. No request is preempted for it.
                 if chunk.request is turn:
                     index += 1
                 else:
@@ -223,15 +223,15 @@ class Scheduler:
                 stopped.append(last)
                 self._preempt_for(last, head)
             else:
-                stopped.append(self.running[-1])  # it may be the one whose turn it was
+                stopped.append(self.running[-1])  # possibly the request whose turn it is
                 self.preempt(self.running[-1])
         return chunks
 
     def _preempt_for_fairness(self) -> None:
         """Preempt requests of the largest tenant if another tenant has waited too long.
 
-        Afterwards, the largest tenant still holds at least as much as the other one. Otherwise they
-        would preempt each other in turn.
+        Afterwards, the largest tenant still holds at least as much as the other one. Otherwise the
+        two tenants would preempt each other in turn.
         """
         head = self.waiting.find_next_new()
         if head is None or head.in_flight.tokens or time.monotonic() < head.arrived + FAIR_WAIT_S:
@@ -262,7 +262,7 @@ class Scheduler:
     def _preempt_for(self, request: Request, replacement: Request) -> None:
         """Preempt a running request for ``replacement``, a waiting request.
 
-        ``replacement`` takes over the place unless it already has a place.
+        ``replacement`` takes over the place of ``request`` unless it already has a place.
         """
         self.running.remove(request)
         self._release_all(request)
@@ -293,7 +293,7 @@ class Scheduler:
             and budget < self.max_num_batched_tokens // MIN_FIRST_CHUNK_DIVISOR
         ):
             self._release_all(request)
-            return Chunk(request, 0)  # a little of it now would cost more than it brings
+            return Chunk(request, 0)  # so small a first chunk costs more than it saves
         if not self._reserve(request, count):
             self._release_all(request)
             return None
@@ -317,7 +317,7 @@ class Scheduler:
         if all(one.priority == request.priority for one in same):
             return
         places = [get_place(one) for one in same]
-        same.sort(key=lambda one: one.priority)  # of equals the earlier place stays the earlier
+        same.sort(key=lambda one: one.priority)  # stable: equal priorities keep their order
         for one, number in zip(same, places, strict=True):
             one.place = number
         self.running.sort(key=get_place)
@@ -412,12 +412,15 @@ class Scheduler:
         return max(0, min(count, room))
 
     def record_accepted(self, request: Request) -> None:
-        """Count an accepted draft as computed. Its keys and values are already in the pool."""
+        """Count one more accepted draft of ``request`` as computed.
+
+        Its keys and values are already in the pool.
+        """
         self.waiting.charge(request, 1)
         self._add_computed(request, 1)
 
     def preempt(self, request: Request) -> None:
-        """Preempt a running request. It waits and keeps its place."""
+        """Preempt a running request. The request waits and keeps its place."""
         self.running.remove(request)
         self._release_all(request)
         self.waiting.requeue(request)

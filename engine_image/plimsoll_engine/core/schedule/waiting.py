@@ -97,18 +97,21 @@ class WaitingQueue:
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
     def find_more_urgent(self, request: Request) -> Request | None:
-        """Return the tenant's most urgent waiting request if it is more urgent; None otherwise."""
+        """Return the most urgent waiting request of the same tenant.
+
+        Return None if none is more urgent than ``request``.
+        """
         same = [one for one in self._stopped if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
         best = min(same, key=get_urgency, default=None)
         return best if best is not None and best.priority < request.priority else None
 
     def start(self, request: Request) -> None:
-        """Remove ``request`` because it starts, and assign its place."""
+        """Remove ``request`` from the queue because it starts, and assign it a place."""
         if request.place is None:
             same = (one for one in self._stopped if one.tenant == request.tenant)
             stopped = next((one for one in same if one.priority > request.priority), None)
-            if stopped is not None:  # it is that one's turn
+            if stopped is not None:  # ``request`` takes over its turn and place
                 self._stopped.remove(stopped)
                 self.requeue_for(stopped, request)
         self.remove(request)
@@ -131,7 +134,7 @@ class WaitingQueue:
         self.computed[request.tenant] += tokens
 
     def forget(self, request: Request) -> None:
-        """Count an ended ``request``. Remove its tenant's count with the tenant's last request."""
+        """Record that ``request`` has ended. Discard the count of a tenant without requests."""
         self._present[request.tenant] -= 1
         if not self._present[request.tenant]:
             del self._present[request.tenant]

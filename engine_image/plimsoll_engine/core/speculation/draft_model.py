@@ -1,7 +1,8 @@
 """Create drafts with a smaller model that has the same tokenizer.
 
-Its KV pool has as many blocks as the target model's pool: block b holds the same tokens in both. No
-blocks are therefore allocated for it, and it shares a prefix once that prefix is computed.
+Its KV pool has as many blocks as the target model's pool, and block b has the same tokens in both
+pools. The draft model therefore allocates no blocks, and requests share the prefixes that it has
+computed.
 
 Each draft is drawn with the seed and the position of the token that it predicts. If both models
 have the same distribution, they draw the same token.
@@ -85,9 +86,7 @@ class DraftModel:
         self._vocabulary = vocabulary
         self._own_vocabulary = own_vocabulary
         self._filled = array("Q", [0]) * pool.num_blocks
-        """For each block, the pool's ``taken`` at the time when this model had computed the whole
-        block.
-        """
+        """Value of the pool's ``taken`` for each block when this model had computed all of it."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
         """Propose drafts, as in :class:`Proposer`; None if a request is still catching up."""
@@ -160,7 +159,7 @@ class DraftModel:
     def _draw_next(
         self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
     ) -> _DrawnDrafts | None:
-        """Draw draft number ``count`` (from 0). Only the device knows the preceding draft."""
+        """Draw draft number ``count``, from 0 on. Only the device knows the preceding draft."""
         chunks, requests = [], []
         for row, number in rows:
             request = wanted[number][0]
@@ -189,7 +188,7 @@ class DraftModel:
             chosen = logits if whole else logits[last]
             tokens = sample(chosen[:, : self._vocabulary].contiguous(), sampling_plan).tokens
         else:
-            # This is the graph's own memory, which the next replay overwrites.
+            # The tokens are in the graph's memory, which the next replay overwrites.
             tokens = tokens.clone() if whole else tokens[last]
         return _DrawnDrafts([number for number, _ in requests], tokens)
 

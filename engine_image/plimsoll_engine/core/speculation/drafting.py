@@ -4,10 +4,11 @@ A decode step with k drafts has k + 1 rows for the request. Each row is sampled 
 before it were output tokens. The first draft that differs from the sampled token is rejected, with
 all later drafts. The accepted tokens are those that k + 1 single steps would have sampled.
 
-This is rejection sampling with drafts as point masses. If x is drawn from p and the draft d is
-accepted if x = d, its probability is p(d). Otherwise, p without d remains, normalised. These are
-min(1, p/q) and the positive part of p - q. Output token i is always drawn with (seed, i), so a
-request has the same text with any drafts, without drafts, and after any restart.
+This is rejection sampling in which the distribution q of a draft d has all its mass on d. A token x
+is drawn from p, and the draft is accepted if x = d. Its probability of acceptance is thus p(d),
+which is min(1, p/q). After a rejection, x has the distribution p without d, normalised, which is
+the positive part of p - q. Output token i is always drawn with (seed, i), so a request has the same
+text with any drafts, without drafts, and after any restart.
 
 Drafts use the tokens, rows and blocks that a step has left. They never preempt or delay a request.
 """
@@ -25,13 +26,11 @@ from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.speculative import Speculative
 
 MAX_INDEXED_PER_STEP = 4096
-"""Maximum number of tokens, over all requests, to index during one step. It takes milliseconds."""
+"""Maximum number of tokens, over all requests, to index in one step. This takes milliseconds."""
 MAX_MISSES = 3
 """Number of consecutive failed attempts after which a request pauses."""
 LONGEST_PAUSE = 16
-"""Maximum pause in steps. Meanwhile, the request is launched ahead of its tokens, as without
-drafts.
-"""
+"""Maximum pause in steps. During a pause, the request is processed as without drafts."""
 GRAPH_ROWS = 256
 """Number of rows in a step above which an additional row is no longer almost free."""
 
@@ -150,7 +149,7 @@ class Speculation:
         self.counters.accepted_tokens += accepted
         if request.drafting is None:
             return
-        if request.drafting.computed:  # the draft model did not compute its own last draft
+        if request.drafting.computed:  # the draft model has not computed its last draft
             request.drafting.computed += min(accepted, drafts - 1)
         if accepted:
             request.drafting.misses = 0
@@ -162,7 +161,7 @@ class Speculation:
         assert drafting is not None
         drafting.misses += 1
         if drafting.misses >= MAX_MISSES:
-            # Pauses of one length end in the same step, because an attempt delays the whole batch.
+            # Pauses of equal length end in the same step: an attempt delays the whole batch.
             length = min(LONGEST_PAUSE, 1 << (drafting.misses - MAX_MISSES + 1))
             drafting.pause = length - self._steps % length
 
@@ -170,7 +169,7 @@ class Speculation:
 def create_speculation(
     settings: Speculative | None, max_num_seqs: int, draft_model: DraftModel | None = None
 ) -> Speculation | None:
-    """Return the speculation that ``settings`` configure; None if they are None."""
+    """Return the speculation that ``settings`` configure; None if ``settings`` is None."""
     if settings is None:
         return None
     most = settings.num_speculative_tokens

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 TABLE_BITS = 15
-"""Logarithm of the size of the largest table (128 KiB). Longer texts have longer chains."""
+"""Base-2 logarithm of the maximum table size (128 KiB). Longer texts have longer chains."""
 CANDIDATES = 32
 """Maximum number of positions that a lookup compares, the newest first."""
 NO_POSITION = -1
@@ -27,8 +27,9 @@ class NgramIndex:
         self._mask = (1 << min(TABLE_BITS, length.bit_length())) - 1
         self._newest = array("i", [NO_POSITION]) * (self._mask + 1)
         self._before = array("i")
-        """For each position, the previous one. Item i is the run that ends at token ``shortest + i
-        - 1``.
+        """Previous position with the same hash, for each position.
+
+        Item i belongs to the run that ends at token ``shortest + i - 1``.
         """
 
     @property
@@ -53,9 +54,9 @@ class NgramIndex:
     def propose(self, tokens: Sequence[int], longest: int, count: int) -> list[int]:
         """Return up to ``count`` tokens that may follow ``tokens``; an empty list without a match.
 
-        They follow the longest match of at most ``longest`` tokens, the newest of equally long
-        matches. A match close to the end continues with its own proposal, so a loop is proposed as
-        a loop.
+        These are the tokens after the longest match of at most ``longest`` tokens; of equally long
+        matches, after the newest. If the text ends before ``count`` tokens, the proposal continues
+        with its own tokens, so that a repetition goes on.
         """
         size, total = self._shortest, len(tokens)
         if total <= size or count < 1:

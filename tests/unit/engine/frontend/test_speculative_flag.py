@@ -104,12 +104,15 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, '
         (NGRAM + '"prompt_lookup_min": 0}', r"\$\.prompt_lookup_min"),
         (NGRAM + '"prompt_lookup_max": 1e9}', r"\$\.prompt_lookup_max"),
         (NGRAM + '"prompt_lookup_min": 5, "prompt_lookup_max": 4}', "field prompt_lookup_min: 5"),
-        (NGRAM + '"model": "m"}', "field model does not apply to method ngram"),
-        ('{"method": "draft_model", "num_speculative_tokens": 4}', "field model is missing"),
+        (NGRAM + '"model": "m"}', "field model: it applies only to method 'draft_model'"),
+        (
+            '{"method": "draft_model", "num_speculative_tokens": 4}',
+            "field model: method 'draft_model' requires",
+        ),
         (
             '{"method": "draft_model", "model": "m", "num_speculative_tokens": 4,'
             ' "prompt_lookup_max": 4}',
-            "field prompt_lookup_max does not apply to method draft_model",
+            "field prompt_lookup_max: it applies only to method 'ngram'",
         ),
         (NGRAM + '"quantization": "fp8"}', "unknown field `quantization`"),
         ("[" * 100_000, "."),
