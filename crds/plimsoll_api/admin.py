@@ -175,7 +175,7 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
         return self.name or self.role.value
 
 
-class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
+class ProcessNames(msgspec.Struct, frozen=True, omit_defaults=True):
     """Names of an external engine's processes: frontend, scheduler and worker; None if unknown."""
 
     serves: str | None = None
@@ -285,7 +285,7 @@ class Status(msgspec.Struct, omit_defaults=True):
     capabilities: list[Capability] = []
     injections: list[str] = []
     probed: bool = False
-    parts: Parts | None = None
+    parts: ProcessNames | None = None
     worker_starts: int = 0
     report_age_s: float | None = None
     load_age_s: float | None = None

@@ -20,7 +20,7 @@ from typing import IO, cast
 
 import msgspec
 
-from plimsoll_api.admin import Load, Parts
+from plimsoll_api.admin import Load, ProcessNames
 from plimsoll_api.decoding import Malformed, decode
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -229,7 +229,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
     serving: bool | None = None
     ready: bool | None = None
     load_age_s: float | None = None
-    parts: Parts | None = None
+    parts: ProcessNames | None = None
 
 
 _encoder = msgspec.json.Encoder()

@@ -74,9 +74,7 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--probe-port", type=int, default=PROBE_PORT, help="port of the launcher's probe"
     )
-    parse.add_argument(
-        "--host", default=EVERY_ADDRESS, help="address on which the metrics port listens"
-    )
+    parse.add_argument("--host", default=EVERY_ADDRESS, help="listen address of the metrics server")
     return parse
 
 

@@ -273,7 +273,7 @@ def _resume(
     kube, pod = KubeClient.in_cluster(), os.environ.get("POD_NAME", "")
     try:
         if kube is None:
-            raise KubeError(0, "the replica is not a pod of a cluster")
+            raise KubeError(0, "this replica does not run as a pod of a Kubernetes cluster")
         own = lease_counts.read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
         uid = lease_counts.make_replica_key(config.service.group, own)
         done.append(lease_counts.reset_counts(kube, config, pod, uid, arguments.service))
@@ -394,8 +394,10 @@ def _read_note(path: Path) -> ManualAction:
         raise ValueError(f"larger than {MAX_NOTE_BYTES >> 10} KiB")
     note = decode(data, Note)
     action = note.action
-    if action.action not in REASON_BY_ACTION or path.stem != action.id:
-        raise ValueError(f"action {action.action!r} with ID {action.id!r} is not valid here")
+    if action.action not in REASON_BY_ACTION:
+        raise ValueError(f"action {action.action!r} is not one of {', '.join(REASON_BY_ACTION)}")
+    if path.stem != action.id:
+        raise ValueError(f"the file's name differs from the action's ID {action.id!r}")
     if action.outcome is None and (note.by is None or identify(note.by.pid) != note.by):
         return msgspec.structs.replace(
             action, outcome=Outcome.UNKNOWN, message="the command was interrupted"

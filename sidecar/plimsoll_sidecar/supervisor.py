@@ -29,7 +29,7 @@ from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import LEADER, LEAKS, join_group, weigh_peers
+from plimsoll_sidecar.detect.fleet import LEADER, LEAK_KINDS, join_group, weigh_peers
 from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
@@ -314,7 +314,7 @@ class Supervisor:
 
     def _is_published_by_leader(self, incident: Incident) -> bool:
         """Report whether the leader of this worker's group publishes the incident."""
-        return self.service.is_worker and incident.kind in LEAKS
+        return self.service.is_worker and incident.kind in LEAK_KINDS
 
     def _write(self) -> bool:
         """Write the state and changed incidents, and return whether that succeeded."""

@@ -125,7 +125,11 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
 
 
 def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) -> list[str]:
-    """Return a sentence for each fixed budget that is below the usual growth or above the room."""
+    """Return a sentence for each fixed budget that is too small or too large.
+
+    A budget is too small if it is below the usual growth. It is too large if it exceeds the memory
+    between the size after a start and the limit.
+    """
     found = []
     budgets = {"host": memory.host, "device": memory.device}
     for one in make_tunings(learned, memory):
@@ -138,11 +142,11 @@ def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) ->
                 f"{field} is less than the {format_bytes(one.usual)} that a healthy replica "
                 f"gains in {format_duration(budget.window_s)}: run plimsoll tune, or set Auto"
             )
-        room = None if one.limit is None else one.limit - max(one.starts, default=0)
-        if room is not None and budget.growth_bytes > room:
+        headroom = None if one.limit is None else one.limit - max(one.starts, default=0)
+        if headroom is not None and budget.growth_bytes > headroom:
             found.append(
-                f"{field} is more than the {format_bytes(max(0, room))} between the size after a "
-                "start and the memory limit: lower the budget, or raise the limit"
+                f"{field} is more than the {format_bytes(max(0, headroom))} between the size after "
+                "a start and the memory limit: lower the budget, or raise the limit"
             )
     return found
 

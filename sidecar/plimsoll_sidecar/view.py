@@ -36,7 +36,10 @@ class Observation(NamedTuple):
 
 
 class Display:
-    """Data for other threads. ``state`` is replaced as a whole."""
+    """State of the supervisor, for threads that serve it.
+
+    ``state`` is the JSON of a :class:`View`. It is replaced, never changed in place.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

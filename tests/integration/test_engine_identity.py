@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from plimsoll_api.admin import EngineState, Parts, Role
+from plimsoll_api.admin import EngineState, ProcessNames, Role
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import CONTAINER_ENV, EngineEndpoint
 from plimsoll_sidecar.act.adapters import external_engine, processes
@@ -216,7 +216,7 @@ def test_processes_have_the_engine_s_names_for_them(machine: Machine) -> None:
         sample = sampler.sample()
         seen = [one.role for one in sample.host.by_process or []]
     assert sorted(seen) == labels
-    assert sample.parts == Parts("APIServer", "EngineCore", "Worker")
+    assert sample.parts == ProcessNames("APIServer", "EngineCore", "Worker")
     assert sampler.status is not None
     assert sorted(p.label for p in sampler.status.processes) == labels
 

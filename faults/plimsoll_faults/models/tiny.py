@@ -6,7 +6,7 @@ tokenizer and generation config. The weights are not random; they implement the 
     next = code_0(t[-1]) + code_1(t[-1 - LAGS[0]]) + ... + code_4(t[-1 - LAGS[3]])  (mod M)
 
 Each ``code`` is a fixed random number for each token, and M is the number of tokens that represent
-plain text. A number modulo M is represented as compute_phases at F frequencies.
+plain text. A number modulo M is represented by its phases at F frequencies.
 
 One head of each layer looks back by a fixed distance. Its query and key differ by a rotation, so
 the score depends only on the distance and has its maximum at the lag. The MLP of the layer adds the

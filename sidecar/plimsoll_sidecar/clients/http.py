@@ -35,16 +35,16 @@ LOOPBACK = "127.0.0.1"
 """Host in a URL that means each address of this pod on which the engine may listen."""
 
 
-class NoAnswer(Exception):
-    """The server did not answer, or its answer was too large or too slow."""
+class RequestError(Exception):
+    """A request got no complete answer: none at all, or one that was too large or too slow."""
 
 
-class TooLong(NoAnswer):
-    """The body is larger than the limit."""
+class TooLongError(RequestError):
+    """The body of an answer is larger than the limit."""
 
 
 class EngineError(Exception):
-    """The engine or another server gave no usable answer; the message says why."""
+    """A call to the engine failed, or its answer could not be used; the message says why."""
 
 
 class Answer(NamedTuple):
@@ -173,7 +173,7 @@ def request(
     max_bytes: int = MAX_BODY_BYTES,
     head_only: bool = False,
 ) -> Answer:
-    """Send a request and return the whole answer, or only its head. Raises :class:`NoAnswer`.
+    """Send a request and return the whole answer, or only its head. Raises :class:`RequestError`.
 
     Redirects are not followed. A compressed body, which was not requested, is not decompressed.
     """
@@ -193,10 +193,10 @@ def request(
         data = b"" if head_only else _read_body(answer, max_bytes)
         return Answer(answer.status, answer.headers, data)
     except urllib3.exceptions.ReadTimeoutError as error:
-        raise NoAnswer("the answer did not end within the timeout") from error
+        raise RequestError("the answer did not end within the timeout") from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         # ValueError: http.client rejects a header, such as a token with line breaks.
-        raise NoAnswer(str(error)[:MAX_MESSAGE_CHARS]) from error
+        raise RequestError(str(error)[:MAX_MESSAGE_CHARS]) from error
 
 
 def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
@@ -206,7 +206,7 @@ def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
         while piece := answer.read1(CHUNK_BYTES):
             size += len(piece)
             if size > limit:
-                raise TooLong(f"the answer is larger than {limit / (1 << 20):g} MiB")
+                raise TooLongError(f"the answer is larger than {limit / (1 << 20):g} MiB")
             pieces.append(piece)
     except BaseException:
         answer.close()
@@ -251,7 +251,7 @@ class HttpClient:
         try:
             with self._create_pool() as connections:
                 found = request(connections, method, url, timeout_s, body, headers, max_bytes)
-        except NoAnswer as error:
+        except RequestError as error:
             raise EngineError(f"{method} {path}: {error}") from error
         return found.status, found.body
 
@@ -260,6 +260,6 @@ class HttpClient:
         try:
             with self._create_pool() as connections:
                 request(connections, "GET", self._url + path, timeout_s, head_only=True)
-        except NoAnswer:
+        except RequestError:
             return False
         return True

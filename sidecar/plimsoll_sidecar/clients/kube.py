@@ -21,7 +21,7 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.units import MAX_DIGITS, whole_number
-from plimsoll_sidecar.clients.http import Answer, NoAnswer, TooLong, create_pool, request
+from plimsoll_sidecar.clients.http import Answer, RequestError, TooLongError, create_pool, request
 
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder of the pod's service account."""
@@ -220,8 +220,8 @@ class KubeClient:
         url = f"{self._server}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
             answer = request(self._http, method, url, TIMEOUT_S, data, headers)
-        except NoAnswer as error:
-            failed = TooLarge if isinstance(error, TooLong) else KubeError
+        except RequestError as error:
+            failed = TooLarge if isinstance(error, TooLongError) else KubeError
             raise failed(0, f"{method} {path}: {error}") from error
         date = _read_answer_time(answer)
         if date is not None:

@@ -148,13 +148,13 @@ class Warmup:
 
     def _is_slowing(self) -> bool:
         """Report whether the climb slows down, as it does in a warm-up but not in a leak."""
-        earlier, later = _measure_half_rises(self._climb)
+        earlier, later = _measure_rise_of_each_half(self._climb)
         return len(self._climb) < SETTLED_FLOORS or later < SLOWING_SHARE * earlier
 
     def _has_settled(self) -> bool:
         if len(self._climb) < SETTLED_FLOORS:
             return False
-        earlier_rise, later_rise = _measure_half_rises(self._climb)
+        earlier_rise, later_rise = _measure_rise_of_each_half(self._climb)
         if earlier_rise > SETTLED_BYTES and later_rise <= FLAT_SHARE * earlier_rise:
             return True
         half, floors = SETTLED_FLOORS // 2, self._climb[-SETTLED_FLOORS:]
@@ -164,7 +164,7 @@ class Warmup:
         )
 
 
-def _measure_half_rises(climb: list[Point]) -> tuple[int, int]:
+def _measure_rise_of_each_half(climb: list[Point]) -> tuple[int, int]:
     if not climb:
         return 0, 0
     width = max(1, len(climb) // 4)
@@ -231,9 +231,9 @@ class Baseline:
         self._entering = None
 
     def measure_growth(self, point: Point) -> int:
-        """Return the growth at ``point``, which need not be a floor, in bytes.
+        """Return the growth at ``point`` in bytes; ``point`` need not be a floor.
 
-        Without a base for its load, return the last measured growth.
+        If there is no base for the load at ``point``, return the last measured growth.
         """
         base = self._find_base(point.load)
         return max(0, self.growth, measure_unexplained(base, point) if base is not None else 0)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from plimsoll_api.admin import Parts
+from plimsoll_api.admin import ProcessNames
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
@@ -112,7 +112,7 @@ class Detector:
         return msgspec.structs.replace(checkpoint, shared_device=self._shared)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue from the state of an earlier detector in the epoch of the newest sample."""
+        """Load the state of an earlier detector into the epoch of the newest sample."""
         self._share_device(checkpoint.shared_device)
         if self.memory.shared_device and not (self._configured_shared or checkpoint.shared_device):
             # The stored bases are of the whole device.
@@ -122,7 +122,7 @@ class Detector:
             self._epoch.resume(checkpoint, self._last_t)
 
     def _share_device(self, reason: str | None) -> None:
-        """Judge only the engine's own device memory from now on, as other pods use the device.
+        """Evaluate only the engine's own device memory from now on: other pods use the device.
 
         This does not change back: another pod may take memory that one pod frees. On a shared
         device, memory that no process owns cannot be attributed.
@@ -145,7 +145,7 @@ def _add_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) ->
 
 
 class _Epoch:
-    """The state of one epoch."""
+    """Watches and measurements of one epoch, which is one run of the engine's worker."""
 
     def __init__(self, number: int, detector: Detector) -> None:
         self.number = number
@@ -156,7 +156,7 @@ class _Epoch:
         self.stall = StallWatch(detector.stall_timeout_s, detector.interval_s)
         self.capacity = CapacityWatch()
         self.events: list[Suspicion] = []
-        self.parts: Parts | None = None
+        self.parts: ProcessNames | None = None
         self._has_ended = False
         self.sizes: dict[Segment, int] = {}
         self.scrape = LastScrape()

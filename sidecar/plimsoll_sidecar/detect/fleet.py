@@ -56,8 +56,8 @@ MAX_SAME_GROWTH_FACTOR = 2.0
 publication lags behind, and beyond this factor it is about another growth."""
 MIN_PROBABILITY = 0.0005
 """A suspicion states its probability in tenths of a percent."""
-LEAKS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
-"""Kinds that the leader reports for its group. Workers report the others themselves."""
+LEAK_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+"""Kinds of incidents that the leader reports for its group. Workers report other kinds."""
 LEADER = ""
 """Placeholder for the name of the leader's pod."""
 UNKNOWN_BUDGET = BudgetState()
@@ -173,7 +173,7 @@ def join_group(
     incident follows that pod's memory until its end.
     """
     result, warm = own, own.warm
-    for kind in LEAKS:
+    for kind in LEAK_KINDS:
         pod = origins.get(kind)
         if pod is None:
             pod = _find_worst_pod(kind, own, members)
@@ -191,7 +191,10 @@ def join_group(
 
 
 def _replace_budget(own: Assessment, kind: IncidentKind, theirs: Assessment | None) -> Assessment:
-    """Return ``own`` with the budget of another pod, unknown if that pod reports nothing."""
+    """Return ``own`` with the budget that another pod reports in its assessment ``theirs``.
+
+    The budget is unknown if ``theirs`` is None.
+    """
     if kind is IncidentKind.HOST_GROWTH:
         return replace(own, host=(theirs.host if theirs else None) or UNKNOWN_BUDGET)
     return replace(

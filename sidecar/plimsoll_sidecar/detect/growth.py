@@ -397,7 +397,7 @@ class SegmentGrowth:
         self._declared: tuple[int, int] | None = None
 
     def clear(self) -> None:
-        """Measure the growth from the next sample on."""
+        """Discard all samples, so that growth is measured from the next sample on."""
         self._bases, self._newest, self._declared = {}, {}, None
 
     def add(self, sizes: Mapping[Segment, int], declared: int) -> None:

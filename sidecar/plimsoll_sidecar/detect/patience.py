@@ -164,10 +164,11 @@ class PauseHistory:
         return self._longest
 
     def compute_chance(self, seconds: float, least_s: float = 0.0) -> float:
-        """Return the probability of a pause of this length at the observed rate of steps.
+        """Return the probability that a pause lasts ``seconds`` or more at the observed step rate.
 
-        It is the predictive distribution of an exponential model (Lomax). If less than ``least_s``
-        seconds of service were observed, the steps count as if they had taken that long.
+        This is the tail of the Lomax distribution, the predictive distribution of an exponential
+        model. If less than ``least_s`` seconds of service were observed, the steps count as if they
+        had taken that long.
         """
         if self.served_s <= 0.0:
             return 1.0

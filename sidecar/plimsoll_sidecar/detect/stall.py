@@ -60,12 +60,12 @@ class _Port:
         """Whether the port has answered for long enough to know its usual silences."""
         return self._before.served_s >= ANSWERED_S
 
-    def end_silence(self, step: float) -> None:
-        """Record an answer after ``step`` seconds, and the silence before it."""
+    def end_silence(self, elapsed_s: float) -> None:
+        """Record an answer after ``elapsed_s`` seconds, and the silence before it."""
         if self.silent_s > 0.0:
-            self._before.add(self.silent_s, PauseDemand(), interval_s=step)
+            self._before.add(self.silent_s, PauseDemand(), interval_s=elapsed_s)
         else:
-            self._before.add_service(step, 1)
+            self._before.add_service(elapsed_s, 1)
         self.silent_s = 0.0
 
     def find_limit(self, latest_s: float) -> tuple[float, str]:
@@ -91,7 +91,7 @@ class StallWatch:
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
         self.timeout_s = timeout_s
-        self._longest_step_s = max(MAX_STEP_INTERVALS * interval_s, UNANSWERED_S)
+        self._longest_elapsed_s = max(MAX_STEP_INTERVALS * interval_s, UNANSWERED_S)
         self._last_t: float | None = None
         self._page_t: float | None = None
         self._progress: tuple[int, ...] | None = None
@@ -110,18 +110,18 @@ class StallWatch:
 
     def update(self, sample: Sample) -> Suspicion | None:
         """Add a sample, and return the stall; None if there is none."""
-        step = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
-        step = min(step, self._longest_step_s)
+        elapsed_s = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
+        elapsed_s = min(elapsed_s, self._longest_elapsed_s)
         self._last_t = sample.t
         self._add_throttling(sample)
-        self._add_serving(sample, step)
+        self._add_serving(sample, elapsed_s)
         if not sample.scrape_ok:
             if sample.host.processes and sample.host.frontend_lives is False:
-                self._headless_s += step
+                self._headless_s += elapsed_s
             elif self._answered and sample.host.processes:
-                self._status.silent_s += step
+                self._status.silent_s += elapsed_s
             return self._find_stall()
-        self._status.end_silence(step)
+        self._status.end_silence(elapsed_s)
         self._answered, self._headless_s = True, 0.0
         # An unreadable page does not prove that the engine answers at every sample.
         self._read = self._read or sample.load_age_s is not None
@@ -129,16 +129,16 @@ class StallWatch:
             page_t, before = sample.t - sample.load_age_s, self._page_t
             if before is not None and page_t - before < SAME_PAGE_S:
                 return self._find_stall()
-            step = 0.0 if before is None else min(page_t - before, self._longest_step_s)
+            elapsed_s = 0.0 if before is None else min(page_t - before, self._longest_elapsed_s)
             self._page_t = page_t
         progress, inflight = _read_progress(sample.load), _count_due(sample.load)
         if progress is None or inflight is None:
             return self._find_stall()
         if sample.load.paused or self._rested:
             # The pause covers at least a part of the time since the last page.
-            step, self._cpu_s = 0.0, None
+            elapsed_s, self._cpu_s = 0.0, None
         self._rested = sample.load.paused is True
-        self._add_work(sample, step, progress, inflight)
+        self._update_pauses(sample, elapsed_s, progress, inflight)
         return self._find_stall()
 
     @property
@@ -148,13 +148,13 @@ class StallWatch:
 
     # ---- one sample
 
-    def _add_serving(self, sample: Sample, step: float) -> None:
+    def _add_serving(self, sample: Sample, elapsed_s: float) -> None:
         """Record whether the serving port answered.
 
         If it is asked only while the status is silent, an answer of the status counts for it.
         """
         port = self._serving
-        self._unasked_s += step
+        self._unasked_s += elapsed_s
         self._asked_beside = self._asked_beside or (sample.scrape_ok and sample.serving is not None)
         if sample.serving or (sample.scrape_ok and not self._asked_beside):
             port.end_silence(self._unasked_s)
@@ -162,7 +162,7 @@ class StallWatch:
             port.silent_s = 0.0  # it starts, or replaces its worker
         elif sample.serving is False and self._answered and sample.host.frontend_lives is not False:
             # A silence begins with the first request that gets no answer.
-            port.silent_s += self._unasked_s if port.silent_s else step
+            port.silent_s += self._unasked_s if port.silent_s else elapsed_s
         else:
             return
         self._unasked_s = 0.0
@@ -183,8 +183,8 @@ class StallWatch:
                 self._throttled_since += now - before
             self._throttled = now
 
-    def _add_work(
-        self, sample: Sample, step: float, progress: tuple[int, ...], inflight: int
+    def _update_pauses(
+        self, sample: Sample, elapsed_s: float, progress: tuple[int, ...], inflight: int
     ) -> None:
         taken_in, asked = sample.load.prompt_tokens_total, inflight
         if self._read:
@@ -193,22 +193,22 @@ class StallWatch:
         if inflight == 0:
             if self._read and self._progress is not None and progress != self._progress:
                 # SGLang's gauge is from its last log line, and may be 0 while requests run.
-                self._gaps.add_service(step, progress[0] - self._progress[0])
+                self._gaps.add_service(elapsed_s, progress[0] - self._progress[0])
             self._start_pause(0, sample)
         elif progress == self._progress:
             if self._frozen_s < LONG_PAUSE_S:
                 # Later requests wait for the current step, and are no part of it.
                 self._raise_demand(asked, taken_in)
             # Requests after an idle page may have arrived at any time since.
-            self._frozen_s += 0.0 if self._read and self._idle else step
+            self._frozen_s += 0.0 if self._read and self._idle else elapsed_s
             self._update_cpu_time(sample)
         else:
             self._raise_demand(asked, taken_in)
             if self._progress is not None:
                 steps = progress[0] - self._progress[0]
                 self._update_cpu_time(sample)
-                lasted = Pause(self._frozen_s + step, self._demand, self._cpu_spent)
-                self._gaps.add(self._frozen_s, self._demand, steps, lasted.is_computing, step)
+                lasted = Pause(self._frozen_s + elapsed_s, self._demand, self._cpu_spent)
+                self._gaps.add(self._frozen_s, self._demand, steps, lasted.is_computing, elapsed_s)
             self._start_pause(asked, sample)
         self._progress, self._idle = progress, inflight == 0
 

@@ -117,17 +117,24 @@ class EngineProcess(msgspec.Struct, frozen=True):
 
 
 class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The engine at the time of an assessment, both from the same sample.
+    """State of the engine, from the same sample as the assessment that it belongs to.
 
-    ``epoch`` is None while the engine does not answer. ``capabilities`` are the last known.
-    ``replaceable`` states that the pod can be replaced on request, and ``abrupt`` that requests
-    still reach it until it has left its Services. ``manually_drained`` states that a person has
-    taken the pod out of service and not resumed it. ``meets_partner`` states that the engine serves
-    together with another one, and that the supervisor can send a request through both.
-    ``restart_blocker`` is the reason not to restart it without that other engine, None if there is
-    none. ``group`` names the multi-node group that restarts together with the engine; empty without
-    one. ``idle`` states that the engine has no request; None if that is unknown. ``processes`` are
-    those that the engine reports, the main process first; empty if it does not answer.
+    Attributes:
+        epoch: The engine's epoch; None while the engine does not answer.
+        state: The state that the engine reports; None while it does not answer.
+        capabilities: The last known capabilities.
+        replaceable: Whether the pod can be replaced on request.
+        abrupt: Whether requests still reach the pod until it has left its Services.
+        manually_drained: Whether a person has taken the pod out of service and not resumed it.
+        meets_partner: Whether the engine serves together with another engine, and the supervisor
+            can send a request through both.
+        restart_blocker: The reason not to restart the engine without that other engine; None if
+            there is none.
+        group: The multi-node group that restarts together with the engine; empty without one.
+        idle: Whether the engine has no request; None if that is unknown.
+        processes: The processes that the engine reports, the main process first; empty if it does
+            not answer.
+
     """
 
     epoch: str | None

@@ -151,8 +151,9 @@ class TurnContext:
     def defers_restart(self, incident: Incident) -> bool:
         """Report whether an ``Auto`` budget defers a restart because the limit is not near.
 
-        An ``Auto`` budget is the usual growth, not the growth that the owner allows. If the limit
-        is unknown, it counts as not near.
+        An ``Auto`` budget is only the usual growth, not a limit that the owner has set. Exceeding
+        it is therefore not urgent before memory comes near its limit. An unknown limit counts as
+        not near.
         """
         budget = self.memory.auto_of(incident.kind)
         if budget is None or self.is_at_limit(incident):

@@ -95,7 +95,7 @@ class Journal:
         With ``publishes``, an incident is deleted only after it was published. ``on_damage`` is
         called with ``row`` or ``file`` for each part that is lost.
         """
-        self.path, self._publishes, self._damaged = path, publishes, on_damage
+        self.path, self._publishes, self._on_damage = path, publishes, on_damage
         self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE_FOLDER))
         self._restarts = RestartCopy(path.with_name(RESTARTS_FILE))
         self._unreadable: set[bytes] = set()
@@ -105,7 +105,7 @@ class Journal:
         """Learned budgets that were written with the loaded state."""
         self._damage: Exception | None = None
         if self._restarts.exists and _read_file_bytes(path) == 0:
-            self._report_lost("the file was empty or missing")
+            self._report_lost_file("the file was empty or missing")
         try:
             self._db = _connect(path)
         except SQLITE_ERRORS as error:
@@ -159,8 +159,9 @@ class Journal:
     ) -> None:
         """Write the state and the changed incidents in one transaction.
 
-        ``clock`` is the reading of the clock that their times come from. ``learned`` is the newest
-        state of the learned budgets. Raises :class:`JournalError`.
+        ``clock`` is a reading of the clock that the times in ``state`` and ``incidents`` refer to.
+        ``engine`` and ``learned`` are the last known engine and the learned budgets; None leaves
+        the stored ones. Raises :class:`JournalError`.
         """
         changed = {incident.name: incident for incident in incidents}
         try:
@@ -168,7 +169,7 @@ class Journal:
         except OSError as error:
             raise self._make_error(error) from error
         if self._damage is None and _read_inode(self.path) != self._inode:
-            self._report_lost("the file was emptied or replaced while in use")
+            self._report_lost_file("the file was emptied or replaced while in use")
             self._damage = sqlite3.DatabaseError("the file was replaced")
         if self._damage is None:
             try:
@@ -269,7 +270,10 @@ class Journal:
             try:
                 incident = storage.decode_row(body, checksum, Incident)
                 if incident.name.encode() != name or not isinstance(revision, int):
-                    raise DamagedRowError("the name or revision differs from the incident's")
+                    raise DamagedRowError(
+                        "the row's name differs from that of its incident, or the row's revision is"
+                        " not an integer"
+                    )
             except DamagedRowError as error:
                 self._move_row_aside("incidents", "name", name, body, error)
             else:
@@ -288,7 +292,7 @@ class Journal:
         name = key if isinstance(key, bytes) else repr(key).encode()
         if name in self._unreadable:
             return
-        self._damaged(ROW)
+        self._on_damage(ROW)
         what = f"{table}-{name.decode(errors='replace')}"
         data = body if isinstance(body, bytes) else repr(body).encode()
         try:
@@ -320,19 +324,21 @@ class Journal:
             if _read_file_bytes(self.path):
                 kept = self._damaged_parts.move_file(self.path, ("-wal",))
                 log.error("journal %s is damaged (%s): moved it to %s", self.path, why, kept)
-                self._damaged(FILE)
+                self._on_damage(FILE)
             for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             return _connect(self.path)
         except (OSError, *SQLITE_ERRORS) as error:
             raise self._make_error(error) from error
 
-    def _report_lost(self, why: str) -> None:
-        """Log the loss of the file, and leave a note in ``set-aside``."""
-        log.error("journal %s was lost: %s; earlier incidents are no longer listed", self.path, why)
-        self._damaged(FILE)
+    def _report_lost_file(self, reason: str) -> None:
+        """Log the loss of the journal's file, and leave a note in ``set-aside``."""
+        log.error(
+            "journal %s was lost: %s; earlier incidents are no longer listed", self.path, reason
+        )
+        self._on_damage(FILE)
         with contextlib.suppress(OSError):
-            self._damaged_parts.store("journal-lost.txt", f"{self.path}: {why}\n".encode())
+            self._damaged_parts.store("journal-lost.txt", f"{self.path}: {reason}\n".encode())
 
     def _reconnect(self) -> None:
         """Open the file again.

@@ -414,13 +414,15 @@ class AmdExporter(Exporter):
     """
 
     PORT = AMD_EXPORTER_PORT
-    PREFIX = "amd_"
+    METRIC_PREFIX = "amd_"
     USED, TOTAL = "gpu_used_vram", "gpu_total_vram"
-    METRICS = USED, TOTAL, PREFIX + USED, PREFIX + TOTAL
+    METRICS = USED, TOTAL, METRIC_PREFIX + USED, METRIC_PREFIX + TOTAL
 
     def memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes; None unless the page has both for the device."""
-        found = {n.removeprefix(self.PREFIX): value for n, value in self.find_values(uuid).items()}
+        found = {
+            n.removeprefix(self.METRIC_PREFIX): value for n, value in self.find_values(uuid).items()
+        }
         used, total = found.get(self.USED), found.get(self.TOTAL)
         if used is None or total is None:
             return None

@@ -13,8 +13,8 @@ such as a pod seen from its node, can only be selected by its port.
 The supervisor and its ancestors are never processes of the engine.
 
 Known engines set process titles in their helper processes. A word in an argument proves nothing: a
-build, an editor or a proxy can name an engine in its arguments. The engine controls its titles, so
-they only select among names that are defined here.
+build, an editor or a proxy can name an engine in its arguments. An engine can set any title, so a
+title counts only if it begins with one of the names that are defined here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from functools import cache, partial
 
 import msgspec
 
-from plimsoll_api.admin import Parts, ProcessMemory, Role
+from plimsoll_api.admin import ProcessMemory, ProcessNames, Role
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_api.units import whole_number
@@ -57,16 +57,18 @@ ListeningSockets = Callable[[], set[str]]
 
 @dataclass(frozen=True)
 class Program:
-    """The processes of one engine type.
+    """How the processes of one engine type are recognized.
 
-    ``scripts`` are its executables, and ``modules`` are its modules for ``python -m``.
-    ``title_prefixes`` are how the titles of its helper processes begin. ``port`` is its default
-    serving port.
+    Attributes:
+        scripts: Names of the executables.
+        modules: Modules for ``python -m``.
+        title_prefixes: Prefixes of the titles of helper processes.
+        port: Default serving port.
+        main: Name of the main process, which has no title.
+        names: Process names, without ranks, by the part of a title after ``PREFIX::``.
+        steps: Name of the process that runs the scheduler's steps.
+        runs: Names of the processes that may run the model; the first one that exists runs it.
 
-    ``main`` is the name of its main process, which has no title. ``names`` maps the part of a title
-    after ``PREFIX::`` to a process name, without ranks. ``steps`` is the name of the process that
-    runs the scheduler's steps. ``runs`` are the names of processes that may run the model; the
-    first one that exists runs it.
     """
 
     scripts: tuple[str, ...]
@@ -181,13 +183,13 @@ def assign_roles(
     return found
 
 
-def find_parts(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
-    """Return the names of the processes that serve, run the steps and run the model."""
+def find_process_names(processes: Iterable[ProcessMemory], kind: EngineType) -> ProcessNames:
+    """Return the names of the processes that serve, run the scheduler's steps and run the model."""
     program = PROGRAMS.get(kind)
     names = {process.name: process.role for process in processes if process.name is not None}
     if program is None:
-        return Parts()
-    return Parts(
+        return ProcessNames()
+    return ProcessNames(
         serves=program.main if program.main in names else None,
         steps=program.steps if program.steps in names else None,
         runs=next((name for name in program.runs if name in names), None),
@@ -197,8 +199,8 @@ def find_parts(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
 def may_listen_on(line: Sequence[str], port: int, default_port: int | None) -> bool:
     """Report whether a process with this command line may listen on ``port``.
 
-    ``default_port`` is its port if the command line names none. A port that is not a number, such
-    as a variable's name, may be any port.
+    ``default_port`` is the process's port if the command line names none. A port that is not a
+    number, such as a variable's name, may be any port.
     """
     value = find_port_option(line)
     if value is None:
@@ -230,8 +232,9 @@ class EngineNotFoundError(Exception):
 class EngineProcesses(msgspec.Struct, frozen=True):
     """Processes of one engine.
 
-    When ``main`` ends, the others end, too. ``main`` is None if it has ended and other processes
-    still run. ``helpers`` are its descendants. ``container`` is None outside containers.
+    ``main`` is the process whose end ends the others; None if it has ended and other processes
+    still run. ``processes`` are all processes, and ``helpers`` the descendants of ``main``.
+    ``container`` is None outside containers.
     """
 
     main: ProcessId | None
@@ -243,8 +246,8 @@ class EngineProcesses(msgspec.Struct, frozen=True):
 class EngineFinder:
     """Find the engine's processes.
 
-    The finder remembers them, so that processes that outlive their engine are not taken for those
-    of the next one.
+    The finder remembers the processes that it found. Processes that outlive their engine are
+    therefore not taken for those of the next engine.
     """
 
     def __init__(
@@ -263,31 +266,39 @@ class EngineFinder:
         candidates = set(tree) - {1, *iterate_ancestors(os.getpid(), tree)}
         # Read at most once, and only if needed: the kernel walks its whole table for each read.
         listening = cache(partial(find_socket_inodes, self._port, TCP_LISTEN))
-        signs = self._find_identifying_processes(candidates, mine, listening)
-        containers = {pid: found for pid in signs if (found := find_container(pid)) is not None}
+        identifying = self._find_identifying_processes(candidates, mine, listening)
+        containers = {
+            pid: found for pid in identifying if (found := find_container(pid)) is not None
+        }
         others = {pid: found for pid, found in containers.items() if found.is_different_from(mine)}
         if others:
             container = self._require_single_container(set(others.values()))
-            everyone = {pid for pid in candidates if is_in_container(pid, container)}
+            members = {pid for pid in candidates if is_in_container(pid, container)}
         elif containers:
             container = None
-            everyone = set(containers) | find_descendants(set(containers), tree)
+            members = set(containers) | find_descendants(set(containers), tree)
         else:
-            container, everyone = None, set()
+            container, members = None, set()
         alive = {p for p in self._known if is_running(p)}
-        everyone |= {p.pid for p in alive} | find_descendants({p.pid for p in alive}, tree)
-        return self._collect_members(everyone & candidates, set(signs), tree, container, listening)
+        members |= {p.pid for p in alive} | find_descendants({p.pid for p in alive}, tree)
+        return self._collect_members(
+            members & candidates, set(identifying), tree, container, listening
+        )
 
     def _collect_members(
         self,
-        everyone: set[int],
-        signs: set[int],
+        members: set[int],
+        identifying: set[int],
         tree: dict[int, int],
         container: Container | None,
         listening: ListeningSockets,
     ) -> EngineProcesses:
-        identities = {pid: found for pid in sorted(everyone) if (found := identify(pid))}
-        main = self._find_main_process(identities, signs, tree, container, listening)
+        """Return the processes with the PIDs ``members``, and remember them.
+
+        ``identifying`` are the PIDs that identify the engine, and ``tree`` are the parent PIDs.
+        """
+        identities = {pid: found for pid in sorted(members) if (found := identify(pid))}
+        main = self._find_main_process(identities, identifying, tree, container, listening)
         self._known = {p: p == main for p in list(identities.values())[:MAX_REMEMBERED_PROCESSES]}
         if not identities:
             raise EngineNotFoundError(self._explain_absence(listening))
@@ -340,7 +351,7 @@ class EngineFinder:
     def _find_main_process(
         self,
         identities: dict[int, ProcessId],
-        signs: set[int],
+        identifying: set[int],
         tree: dict[int, int],
         container: Container | None,
         listening: ListeningSockets,
@@ -357,7 +368,7 @@ class EngineFinder:
         }
         for chosen in (
             find_socket_owners(listening(), fresh),
-            signs & fresh,
+            identifying & fresh,
             fresh if container else set(),
         ):
             tops = {self._find_outermost(pid, fresh, tree) for pid in chosen}

@@ -173,14 +173,14 @@ class Page:
         """
         found = self._find_lines(series)
         if series.only_label is not None:
-            series_list = len(found)
+            line_count = len(found)
             found = {
                 labels: value
                 for labels, value in found.items()
                 if series.only_label in labels or labels == MALFORMED_LABELS
             }
-            if series.kind is Kind.COUNTER and len(found) == series_list:
-                # With Ray, vLLM 0.11 counts series_list request under its last known outcome.
+            if series.kind is Kind.COUNTER and len(found) == line_count:
+                # With Ray, vLLM 0.11 counts every request under its last known outcome.
                 return None
         if not found or len(found) > MAX_LINES:
             return None
@@ -261,7 +261,7 @@ class Page:
 
 
 def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Page]:
-    """Return a function that reads the lines of ``series_list`` series from a page."""
+    """Return a function that reads the lines of the metrics ``series_list`` from a page."""
     wanted = tuple(series_list)
     names = {name for series in wanted for name in series.names()}
     names |= {name for series in wanted if series.pool for name in iterate_spellings(series.pool)}

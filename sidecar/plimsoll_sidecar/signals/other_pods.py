@@ -368,7 +368,10 @@ class LearnedFile:
 
 
 def _read_file(path: Path, limit: int) -> bytes:
-    """Return the content of a file, at most ``limit`` + 1 bytes; empty without a file."""
+    """Return the first ``limit`` + 1 bytes of a file; empty if it cannot be read.
+
+    The additional byte shows the decoder that the file is too large.
+    """
     try:
         with path.open("rb") as file:
             return file.read(limit + 1)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from plimsoll_api.admin import STANDBY, EngineState, Parts, ProcessMemory, Role, Status
+from plimsoll_api.admin import STANDBY, EngineState, ProcessMemory, ProcessNames, Role, Status
 from plimsoll_api.admin import DeviceMemory as EngineDevice
 from plimsoll_api.state import Signal, SignalReason
 from plimsoll_api.trace import (
@@ -81,7 +81,7 @@ class StatusSource(Protocol):
 
 
 class _ServingCheck:
-    """Request to the serving port that runs in a thread from its creation on."""
+    """Request to the serving port. It starts on creation and runs in its own thread."""
 
     def __init__(self, engine: StatusSource) -> None:
         self._engine, self._serving = engine, False
@@ -93,11 +93,11 @@ class _ServingCheck:
 
     @property
     def is_done(self) -> bool:
-        """Whether the result is known."""
+        """Whether the request has ended."""
         return not self._thread.is_alive()
 
-    def result(self) -> bool:
-        """Return the answer, after waiting for it up to the adapter's own timeout."""
+    def wait(self) -> bool:
+        """Wait until the request ends or times out, and return whether the port answered."""
         self._thread.join()
         return self._serving
 
@@ -140,7 +140,7 @@ class Sampler:
         self._epoch_text: str | None = None
         self._epoch = 0
         self._uuids: dict[int, str] = {}
-        self._parts: Parts | None = None
+        self._parts: ProcessNames | None = None
         self._accounted: set[int] = set()
         self._silent_since: float | None = None
         self._asked: _ServingCheck | None = None
@@ -196,7 +196,7 @@ class Sampler:
             asked = asked or _ServingCheck(self._engine)
         elif asked is None or not asked.is_done:
             return None
-        serving, self._asked = asked.result(), None
+        serving, self._asked = asked.wait(), None
         self._ask_at = now + SERVING_CHECK_PERIOD_S if serving else now
         return serving
 

@@ -14,7 +14,7 @@ from plimsoll_sidecar.clients.http import (
     MAX_BODY_BYTES,
     EngineError,
     HttpClient,
-    NoAnswer,
+    RequestError,
     create_pool,
     request,
 )
@@ -143,7 +143,7 @@ def test_a_connection_that_is_kept_has_the_bounds_anew(counting: tuple[str, list
 def test_nothing_that_listens_is_no_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
-    with create_pool() as connections, pytest.raises(NoAnswer):
+    with create_pool() as connections, pytest.raises(RequestError):
         request(connections, "GET", url, 2.0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.fleet import LEADER, LEAKS, UNKNOWN_BUDGET, join_group
+from plimsoll_sidecar.detect.fleet import LEADER, LEAK_KINDS, UNKNOWN_BUDGET, join_group
 
 MIB = 1 << 20
 HOST, DEVICE, STALL = IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL
@@ -31,7 +31,7 @@ def test_a_group_without_a_leak_is_its_leader() -> None:
     assert join_group(own, {"g-1": seen(current=2), "g-2": None}, {}) == own
 
 
-@pytest.mark.parametrize("kind", LEAKS)
+@pytest.mark.parametrize("kind", LEAK_KINDS)
 def test_a_leak_of_a_worker_is_the_groups(kind: IncidentKind) -> None:
     worker = seen(leak(30, kind), current=200)
     found = join_group(seen(), {"g-1": worker, "g-2": seen()}, {})

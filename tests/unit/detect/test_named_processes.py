@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from leaklab.series import MIB, Series, steady
-from plimsoll_api.admin import Parts
+from plimsoll_api.admin import ProcessNames
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import RoleRss, Sample
 from plimsoll_sidecar.detect.segments import MAX_ROLES, Roles
 
 Judge = Callable[..., Any]
 
-KNOWN = Parts("APIServer", "EngineCore", "Worker")
+KNOWN = ProcessNames("APIServer", "EngineCore", "Worker")
 
 
 class External(Series):
@@ -34,7 +34,7 @@ class External(Series):
 
 
 class Untitled(External):
-    parts = Parts("APIServer")
+    parts = ProcessNames("APIServer")
 
 
 def test_the_process_that_grew_has_the_engine_s_name(judge: Judge) -> None:

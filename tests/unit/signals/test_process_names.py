@@ -7,9 +7,13 @@ Tests ``signals/engine_processes.py``.
 
 import pytest
 
-from plimsoll_api.admin import Parts, Role
+from plimsoll_api.admin import ProcessNames, Role
 from plimsoll_api.engines import EngineType
-from plimsoll_sidecar.signals.engine_processes import assign_roles, find_helper_name, find_parts
+from plimsoll_sidecar.signals.engine_processes import (
+    assign_roles,
+    find_helper_name,
+    find_process_names,
+)
 
 MAIN = 1
 SERVE = "vllm serve m"
@@ -49,38 +53,38 @@ def test_a_title_selects_a_known_name(title: str, kind: EngineType, name: str | 
             [SERVE, "VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1", SPAWN],
             ["APIServer", "EngineCore", "Worker", "Worker", "other"],
             "Worker",
-            Parts("APIServer", "EngineCore", "Worker"),
+            ProcessNames("APIServer", "EngineCore", "Worker"),
         ),
         (
             VLLM,
             [SERVE, "VLLM::EngineCore"],
             ["APIServer", "EngineCore"],
             "EngineCore",
-            Parts("APIServer", "EngineCore", "EngineCore"),
+            ProcessNames("APIServer", "EngineCore", "EngineCore"),
         ),
         (
             VLLM,
             [SERVE, "VLLM::APIServer_0", "VLLM::APIServer_1", "VLLM::EngineCore"],
             ["frontend", "APIServer", "APIServer", "EngineCore"],
             "EngineCore",
-            Parts("APIServer", "EngineCore", "EngineCore"),
+            ProcessNames("APIServer", "EngineCore", "EngineCore"),
         ),
         (
             SGLANG,
             ["python -m sglang.launch_server", "sglang::scheduler", "sglang::detokenizer"],
             ["server", "scheduler", "detokenizer"],
             "scheduler",
-            Parts("server", "scheduler", "scheduler"),
+            ProcessNames("server", "scheduler", "scheduler"),
         ),
-        (VLLM, [SERVE, SPAWN], ["APIServer", "other"], None, Parts("APIServer")),
-        (CUSTOM, ["serve", "VLLM::Worker"], ["frontend", "other"], None, Parts()),
+        (VLLM, [SERVE, SPAWN], ["APIServer", "other"], None, ProcessNames("APIServer")),
+        (CUSTOM, ["serve", "VLLM::Worker"], ["frontend", "other"], None, ProcessNames()),
     ],
 )
 def test_each_process_has_its_name_and_the_unknown_has_none(
-    kind: EngineType, lines: list[str], labels: list[str], worker: str | None, parts: Parts
+    kind: EngineType, lines: list[str], labels: list[str], worker: str | None, parts: ProcessNames
 ) -> None:
     processes = assign_roles([(pid, [line]) for pid, line in enumerate(lines, MAIN)], MAIN, kind)
     assert [one.label for one in processes] == labels
     assert processes[0].role is Role.FRONTEND
     assert {one.name for one in processes if one.role is Role.WORKER} == ({worker} - {None})
-    assert find_parts(processes, kind) == parts
+    assert find_process_names(processes, kind) == parts

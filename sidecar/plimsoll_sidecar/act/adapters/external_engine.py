@@ -44,7 +44,7 @@ from plimsoll_sidecar.signals import stacks
 from plimsoll_sidecar.signals.engine_processes import (
     EngineNotFoundError,
     EngineProcesses,
-    find_parts,
+    find_process_names,
 )
 from plimsoll_sidecar.signals.gpu_identity import GpuIdentity
 from plimsoll_sidecar.signals.probes import Probes
@@ -137,7 +137,7 @@ class ExternalEngine(OwnedEngine):
                 capabilities=self._info.capabilities,
             )
             seen = self._probes.add_reports(seen)
-            parts = find_parts(seen.processes, self._endpoint.type)
+            parts = find_process_names(seen.processes, self._endpoint.type)
             self._newest = msgspec.structs.replace(seen, parts=parts)
             return self._newest
 
@@ -186,7 +186,7 @@ class ExternalEngine(OwnedEngine):
         return members
 
     def _has_replaced_helpers(self) -> bool:
-        """Report whether no helper process of the last metrics page is still running."""
+        """Report whether all helpers that ran at the last metrics page have ended."""
         return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
 
     def _make_epoch(self, found: ProcessId) -> str:

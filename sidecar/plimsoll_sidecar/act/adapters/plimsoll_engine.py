@@ -27,7 +27,7 @@ from plimsoll_sidecar.clients.http import (
     Answer,
     EngineError,
     HttpClient,
-    NoAnswer,
+    RequestError,
     create_pool,
     request,
 )
@@ -233,7 +233,7 @@ class PlimsollEngine(OwnedEngine):
             answer = request(
                 self._http, method, self._url + path, timeout_s, data, headers, max_bytes
             )
-        except NoAnswer as error:
+        except RequestError as error:
             raise EngineError(f"{method} {path}: {error}") from error
         if answer.status < 300:
             return answer.body
