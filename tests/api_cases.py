@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll_operator.kinds import BY_KIND, EVENT, POD, SERVICE, Object
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
-from plimsoll_operator.runtime.client import Api, ApiError, Conflict
+from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 MAP, ACCOUNT, WORKLOAD = (
     BY_KIND[kind] for kind in ("ConfigMap", "ServiceAccount", "Deployment")
@@ -86,9 +86,9 @@ async def an_old_version_is_a_conflict(api: Api, namespace: str) -> None:
     second = await api.apply(MAP, made("ConfigMap", namespace, data={"a": "2"}))
     stale = made("ConfigMap", namespace, data={"a": "3"})
     stale["metadata"]["resourceVersion"] = version(first)
-    with pytest.raises(Conflict):
+    with pytest.raises(ConflictError):
         await api.apply(MAP, stale)
-    with pytest.raises(Conflict):
+    with pytest.raises(ConflictError):
         await api.replace(MAP, first)
     replaced = await api.replace(MAP, second | {"data": {"a": "4"}})
     assert replaced["data"] == {"a": "4"}
@@ -96,9 +96,9 @@ async def an_old_version_is_a_conflict(api: Api, namespace: str) -> None:
 
 async def what_is_new_takes_nothing_over(api: Api, namespace: str) -> None:
     await api.apply_new(MAP, made("ConfigMap", namespace, data={"a": "1"}))
-    with pytest.raises(Conflict):
+    with pytest.raises(ConflictError):
         await api.apply_new(MAP, made("ConfigMap", namespace, data={"a": "2"}))
-    with pytest.raises(Conflict):
+    with pytest.raises(ConflictError):
         await api.create(MAP, made("ConfigMap", namespace, data={"a": "2"}))
     found = await api.get(MAP, namespace, "one")
     assert found is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.names import action_limit_s
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import show_spinner
@@ -82,6 +82,6 @@ def _call_supervisor(
     code, out, error = call(arguments, limit_s)
     try:
         return decode(out.strip().splitlines()[-1].encode(), ActionAnswer)
-    except (IndexError, Malformed):
+    except (IndexError, MalformedError):
         detail = error.strip() or out.strip() or f"exit status {code}"
         raise RunError(f"{pod}: cannot call the supervisor: {detail}") from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.text import Text
 
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.incident_record import JOURNAL_FILE, IncidentRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.names import INCIDENT_PLURAL, POLICY_KIND, POLICY_LABEL, SERVICE_LABEL
@@ -87,7 +87,7 @@ def read_journal(journal: Path) -> list[IncidentRecord]:
         finally:
             db.close()
         return [decode(body, IncidentRecord) for (body,) in rows]
-    except (sqlite3.Error, Malformed) as error:
+    except (sqlite3.Error, MalformedError) as error:
         raise UsageError(f"{journal}: cannot be read: {error}") from None
 
 

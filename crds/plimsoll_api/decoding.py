@@ -29,7 +29,7 @@ _OTHER = bytes(set(range(256)) - set(_BRACKETS + b'"'))
 _PIECE = 1 << 16
 
 
-class Malformed(ValueError):
+class MalformedError(ValueError):
     """Raised for data that is not JSON of the expected type. The message says why."""
 
 
@@ -44,17 +44,17 @@ def decode(data: bytes, kind: type[_T]) -> _T: ...
 @overload
 def decode(data: bytes, kind: Any) -> Any: ...  # an annotated type
 def decode(data: bytes, kind: Any) -> Any:
-    """Decode ``data`` as a ``kind``. Raises :class:`Malformed` if that fails."""
+    """Decode ``data`` as a ``kind``. Raises :class:`MalformedError` if that fails."""
     decoder = _decoders.get(kind)
     if decoder is None:
         with _lock:
             decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     if is_deeper(data, MAX_DEPTH):
-        raise Malformed(f"JSON is nested more than {MAX_DEPTH} levels deep")
+        raise MalformedError(f"JSON is nested more than {MAX_DEPTH} levels deep")
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
-        raise Malformed(str(error)[:MAX_DECODE_ERROR]) from error
+        raise MalformedError(str(error)[:MAX_DECODE_ERROR]) from error
 
 
 def is_deeper(data: bytes, limit: int) -> bool:

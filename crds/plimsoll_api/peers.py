@@ -53,9 +53,9 @@ _Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_PEERS)]
 
 
 def decode(data: bytes) -> tuple[Peer, ...]:
-    """Parse a peers file. Raises :class:`~plimsoll_api.decoding.Malformed` if it is invalid."""
+    """Parse a peers file. Raises :class:`decoding.MalformedError` if it is invalid."""
     if len(data) > MAX_PEERS_BYTES:
-        raise decoding.Malformed(f"it has more than {MAX_PEERS_BYTES >> 10} KiB")
+        raise decoding.MalformedError(f"it has more than {MAX_PEERS_BYTES >> 10} KiB")
     peers: tuple[Peer, ...] = decoding.decode(data, _Peers)
     return peers
 

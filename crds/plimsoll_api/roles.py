@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.names import ROLE_LABEL
 from plimsoll_api.open_enum import OpenEnum
 
@@ -138,7 +138,7 @@ def transfer_config(words: Sequence[str]) -> TransferConfig | None:
         return _from_keys(words)
     try:
         return decode(text.encode(), TransferConfig)
-    except Malformed:
+    except MalformedError:
         return None
 
 

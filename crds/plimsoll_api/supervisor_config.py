@@ -196,7 +196,7 @@ def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
 
 
 def decode(data: bytes) -> SupervisorConfig:
-    """Parse a configuration file. Raises :class:`~plimsoll_api.decoding.Malformed` if invalid.
+    """Parse a configuration file. Raises :class:`~plimsoll_api.decoding.MalformedError` if invalid.
 
     Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
     read the configuration of a newer operator.

@@ -21,7 +21,7 @@ from typing import IO, cast
 import msgspec
 
 from plimsoll_api.admin import Load, ProcessNames
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_TRACE_LINE_BYTES = 4 << 20
@@ -266,7 +266,7 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
         raise TraceError(f"{path}: cannot be read: {error}") from error
     try:
         header = decode(first, Header)
-    except Malformed as error:
+    except MalformedError as error:
         raw.close()
         raise TraceError(f"{path}:1: not a trace header: {error}") from error
     if header.trace != 1:
@@ -291,7 +291,7 @@ def _samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
                 continue
             try:
                 sample = decode(line, Sample)
-            except Malformed as error:
+            except MalformedError as error:
                 raise TraceError(f"{path}:{number}: not a sample: {error}") from error
             if sample.t <= last:
                 raise TraceError(f"{path}:{number}: t={sample.t} does not increase (was {last})")

@@ -181,7 +181,7 @@ def key_of(item: Object) -> Key | None:
     return None
 
 
-class InvalidSpec(ValueError):
+class InvalidSpecError(ValueError):
     """Raised for a spec that cannot be rendered. The message names each field.
 
     ``reason`` is the reason of the conditions, in CamelCase.
@@ -190,7 +190,7 @@ class InvalidSpec(ValueError):
     reason = "InvalidSpec"
 
 
-class MissingApi(InvalidSpec):
+class MissingApiError(InvalidSpecError):
     """Raised for a spec that needs a kind which the cluster does not serve."""
 
     reason = "APINotInstalled"
@@ -199,7 +199,7 @@ class MissingApi(InvalidSpec):
 def read(model: type[_Model], item: Object) -> _Model:
     """Parse an object, without its status, as ``model``.
 
-    Raises InvalidSpec, which names each invalid field.
+    Raises InvalidSpecError, which names each invalid field.
     """
     without_status = {key: value for key, value in item.items() if key != "status"}
     try:
@@ -209,4 +209,4 @@ def read(model: type[_Model], item: Object) -> _Model:
             f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
             for problem in error.errors(include_url=False, include_input=False)
         )
-        raise InvalidSpec("; ".join(problems)) from None
+        raise InvalidSpecError("; ".join(problems)) from None

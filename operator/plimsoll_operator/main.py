@@ -27,7 +27,7 @@ from plimsoll_operator.page import FleetPage
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
-from plimsoll_operator.runtime.election import Election, LeadershipLost
+from plimsoll_operator.runtime.election import Election, LeadershipLostError
 from plimsoll_operator.runtime.queue import RateLimit, WorkQueue
 from plimsoll_operator.runtime.resync import Resync
 from plimsoll_operator.runtime.watches import (
@@ -64,8 +64,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     """Run the operator until ``stop`` is set.
 
     Raises ApiError, OSError or TimeoutError if the API server cannot be listed at startup,
-    LeadershipLost if the Lease is lost, and an ExceptionGroup if a part failed permanently (see
-    :mod:`background`).
+    LeadershipLostError if the Lease is lost, and an ExceptionGroup if a part failed permanently
+    (see :mod:`background`).
     """
     if config.without_admission_policies:
         log.warning(UNBOUND)
@@ -209,7 +209,7 @@ async def _keep_lease(election: Election) -> None:
     """Renew the leader's Lease. Exit the process soon after it is lost."""
     try:
         await election.keep()
-    except LeadershipLost as error:
+    except LeadershipLostError as error:
         log.error(
             "leadership lost, exiting because another operator may have taken over: %s", error
         )
@@ -273,10 +273,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, TimeoutError) as error:
         log.error("cannot start: %s", str(error) or repr(error))
         return 1
-    except LeadershipLost:
+    except LeadershipLostError:
         return 1
     except ExceptionGroup as error:
-        if not error.subgroup(LeadershipLost):
+        if not error.subgroup(LeadershipLostError):
             log.critical("a background task of the operator failed", exc_info=error)
         return 1
     return 0

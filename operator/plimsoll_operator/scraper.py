@@ -53,7 +53,7 @@ HAS_PORT = re.compile(r":\d+$")
 bracket."""
 
 
-class BadPage(Exception):
+class BadPageError(Exception):
     """Raised for a response that is not a metrics page. The message says why."""
 
 
@@ -186,7 +186,7 @@ class Scraper:
         """Return the values of the pod at ``address``; None without a valid metrics page."""
         try:
             return parse_figures(await self._page(session, address))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPage) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPageError) as error:
             self.failures += 1
             log.debug("metrics of %s: %r", address, error)
             return None
@@ -196,14 +196,14 @@ class Scraper:
         url = f"http://{host}/metrics"
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                raise BadPage(f"status {response.status}")
+                raise BadPageError(f"status {response.status}")
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise BadPage("the response is compressed")
+                raise BadPageError("the response is compressed")
             read = bytearray()
             async for chunk in response.content.iter_chunked(CHUNK):
                 read += chunk
                 if len(read) > MAX_BYTES:
-                    raise BadPage(f"longer than {MAX_BYTES} bytes")
+                    raise BadPageError(f"longer than {MAX_BYTES} bytes")
             return bytes(read)
 
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from plimsoll_api import supervisor_config
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervision import Mode
@@ -47,7 +47,7 @@ class ConfigError(ValueError):
     """The configuration is invalid. The message names the file and the field."""
 
 
-class MissingConfig(ConfigError):
+class MissingConfigError(ConfigError):
     """The configuration file does not exist."""
 
 
@@ -80,7 +80,7 @@ class ConfigFile:
         """Read the file again, and return whether ``current`` changed. Never raises."""
         try:
             config = _read(self._path)
-        except MissingConfig as error:
+        except MissingConfigError as error:
             self.is_missing = True
             config = _set_observe_mode(self.current)
             self._set_error(error)
@@ -107,12 +107,12 @@ def _read(path: Path) -> SupervisorConfig:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise MissingConfig(f"configuration {path}: {error.strerror}") from error
+        raise MissingConfigError(f"configuration {path}: {error.strerror}") from error
     except OSError as error:
         raise ConfigError(f"configuration {path}: {error.strerror}") from error
     try:
         config = supervisor_config.decode(data)
-    except Malformed as error:
+    except MalformedError as error:
         raise ConfigError(f"configuration {path}: {error}") from error
     if config.service.kind == POLICY_KIND:
         own = _read_variable(POD_ENGINE_ENV, PodEngine)
@@ -131,7 +131,7 @@ def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
         return None
     try:
         return decode(os.fsencode(text), kind)
-    except Malformed as error:
+    except MalformedError as error:
         raise ConfigError(f"cannot read the environment variable {name}: {error}") from error
 
 

@@ -56,7 +56,7 @@ class Day(msgspec.Struct, kw_only=True):
 
 
 class Tuning(msgspec.Struct, kw_only=True):
-    """Growth of one memory and the budget to set for it, in bytes.
+    """Growth of host or device memory and the budget to set for it, in bytes.
 
     ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is that of the
     budget's window. ``proposal`` is the budget to set; null without a healthy hour. ``in_force`` is
@@ -81,7 +81,7 @@ class Tuning(msgspec.Struct, kw_only=True):
 
 
 def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
-    """Return the tuning of each memory that was observed."""
+    """Return the tuning of host and device memory, as far as they were observed."""
     pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
     return [
         make_tuning(name, one, budget or budget_of("Auto"))
@@ -91,7 +91,7 @@ def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
 
 
 def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tuning:
-    """Return the tuning of one memory from its ``learned`` growth."""
+    """Return the tuning of memory ``name`` ("host" or "device") from its ``learned`` growth."""
     clean = select_healthy_hours(learned.hours)
     wanted = propose_budget(learned, budget)
     if wanted is not None:
@@ -104,14 +104,14 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
     needed = learned.find_largest_size()
     said = None
     if needed is not None:
-        needs = needs_of(name, needed, learned.find_room_limit(budget), ())
+        needs = needs_of(name, needed, learned.find_limit(budget), ())
         said = contract(name, [needs], [], wanted or budget.growth_bytes)
     return Tuning(
         memory=name,
         revision=learned.revision,
         observed_s=learned.observed_s,
         starts=learned.starts,
-        limit=learned.find_room_limit(budget),
+        limit=learned.find_limit(budget),
         level=levels,
         usual=compute_quantile(list_gains_within(clean, budget.window_s)),
         window_s=budget.window_s,

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.kinds import BY_KIND, OPTIONAL, InvalidSpec
+from plimsoll_operator.kinds import BY_KIND, OPTIONAL, InvalidSpecError
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render.names import digest
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -122,7 +122,7 @@ def test_the_api_server_takes_what_is_rendered_from_an_admitted_spec(
         item["metadata"]["uid"] = "00000000-0000-4000-8000-000000000000"
         try:
             plan = reconcile(parse(item), {}, [], [], IMAGES)
-        except InvalidSpec:
+        except InvalidSpecError:
             found["invalid"] += 1
             continue
         found["admitted"] += 1

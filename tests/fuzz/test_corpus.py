@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import targets
-from tests.fuzz.watched import Bounds, Target, TooLarge, TooSlow, watch
+from tests.fuzz.watched import Bounds, Target, TooLargeError, TooSlow, watch
 
 CORPUS_BYTES = 200 << 10
 
@@ -69,5 +69,5 @@ def test_a_greedy_parser_is_seen() -> None:
     def hold(data: bytes) -> None:
         len(b"\1" * (1 << 30))
 
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLargeError):
         watch(Target(hold, bounds=Bounds(cpu_s=60)), b"")

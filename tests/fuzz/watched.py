@@ -25,7 +25,7 @@ class TooSlow(AssertionError):
     """The input took more CPU than its parser may take."""
 
 
-class TooLarge(AssertionError):
+class TooLargeError(AssertionError):
     """The input made the process grow by more than its parser may."""
 
 
@@ -62,7 +62,7 @@ def watch(target: Target, data: bytes) -> None:
         raise TooSlow(f"{len(data)} bytes took {took_s:.2f} s of CPU, not {target.bounds.cpu_s:g}")
     grown = _kib("VmHWM") - before
     if grown << 10 > target.bounds.growth_bytes:
-        raise TooLarge(f"{len(data)} bytes took {grown >> 10} MiB of memory")
+        raise TooLargeError(f"{len(data)} bytes took {grown >> 10} MiB of memory")
 
 
 def _kib(field: str) -> int:

@@ -15,7 +15,7 @@ from plimsoll_cli.manifest import parse_document, read_text
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import InjectionOptions
-from plimsoll_operator.kinds import InvalidSpec
+from plimsoll_operator.kinds import InvalidSpecError
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render.containers import Images
 
@@ -85,7 +85,7 @@ def check_object(at: str, document: Object) -> None:
         try:
             parse(document)
             reconcile(service, {}, (), [], IMAGES)
-        except InvalidSpec as error:
+        except InvalidSpecError as error:
             raise UsageError(f"{at}: {error}") from None
     else:
         raise UsageError(f"{at}: kind must be {SERVICE_KIND} or {POLICY_KIND}, not {kind!r}")

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint, MainProcess
 from plimsoll_api.units import whole_number
@@ -294,7 +294,7 @@ def _find_by_container(target: str, port: int | None) -> FoundEngine:
         output = _read_output([runtime, "inspect", target])
         try:
             found = decode(output or b"[]", list[_Inspection])
-        except Malformed:
+        except MalformedError:
             continue
         if found:
             break

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from plimsoll_api import admin
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.state import View
@@ -56,7 +56,7 @@ class Poller:
             answer = await client.get(f"{self._plan.supervisor_url}/state")
             answer.raise_for_status()
             return decode(answer.content, View)
-        except (httpx.HTTPError, Malformed):
+        except (httpx.HTTPError, MalformedError):
             return None  # it is restarting, or has no sample yet
 
     async def _poll_engine(self, client: httpx.AsyncClient) -> admin.Status | None:
@@ -71,7 +71,7 @@ class Poller:
             )
             answer.raise_for_status()
             return decode(answer.content, admin.Status)
-        except (OSError, httpx.HTTPError, Malformed):
+        except (OSError, httpx.HTTPError, MalformedError):
             return None
 
     def _compute_rate(self, status: admin.Status | None) -> float | None:

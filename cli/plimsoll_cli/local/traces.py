@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from plimsoll_api import supervisor_config, trace
-from plimsoll_api.decoding import Malformed
+from plimsoll_api.decoding import MalformedError
 from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import TOKEN_FILE
@@ -107,5 +107,5 @@ def _read_config(file: Path) -> SupervisorConfig:
         raise UsageError(
             f"{file}: {error.strerror}: check that the service runs on this machine"
         ) from None
-    except Malformed as error:
+    except MalformedError as error:
         raise UsageError(f"{file}: {error}") from None

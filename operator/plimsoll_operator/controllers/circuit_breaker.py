@@ -27,7 +27,7 @@ from plimsoll_operator.fleet.slots import (
 )
 from plimsoll_operator.kinds import INCIDENT, LEASE, Object
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, ApiError, Conflict
+from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class CircuitBreaker:
         self._api.writes["replace", LEASE.kind] += 1
         try:
             self._store.put(await self._api.replace(LEASE, lease | {"spec": spec}))
-        except Conflict:
+        except ConflictError:
             newer = await self._api.get(LEASE, meta["namespace"], meta["name"])
             if newer is not None:
                 self._store.put(newer)

@@ -21,7 +21,7 @@ from plimsoll_operator.kinds import (
     OPTIONAL,
     SERVICE,
     Key,
-    MissingApi,
+    MissingApiError,
     Object,
     Ref,
     ref,
@@ -120,7 +120,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         )
         kind, _ = workload = workload_of(service)
         if not self._available(kind):
-            raise MissingApi(NO_GROUPS.format(service.spec.nodes))
+            raise MissingApiError(NO_GROUPS.format(service.spec.nodes))
         uid, replicas = service.metadata.uid, first_replicas(service)
         for desired in plan.desired:
             if not self._available(desired["kind"]):

@@ -22,7 +22,7 @@ from plimsoll_operator.controllers.writes import (
 )
 from plimsoll_operator.fleet.figures import PeersFileCache
 from plimsoll_operator.fleet.learned import make_learned_file
-from plimsoll_operator.kinds import INCIDENT, OWNED, InvalidSpec, Key, Kind, Object, Ref, ref
+from plimsoll_operator.kinds import INCIDENT, OWNED, InvalidSpecError, Key, Kind, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -88,7 +88,7 @@ class Reconciler(ABC, Generic[Observation]):
         try:
             failure = await self.apply_spec(key, item, observed, requeue_s)
             requeue_s.append(self._peers.compute_next_s(key))
-        except (InvalidSpec, NameConflictError, ApiError) as problem:
+        except (InvalidSpecError, NameConflictError, ApiError) as problem:
             failure, error = self._refusals.classify(key, problem)
         else:
             self._refusals.forget(key)
@@ -110,7 +110,7 @@ class Reconciler(ABC, Generic[Observation]):
     ) -> Failure | None:
         """Apply the spec. Return why part of it cannot be applied; None if all of it was applied.
 
-        Append to ``requeue_s`` the seconds until the next check. Raises InvalidSpec,
+        Append to ``requeue_s`` the seconds until the next check. Raises InvalidSpecError,
         NameConflictError and ApiError.
         """
 

@@ -16,7 +16,7 @@ from plimsoll_operator.kinds import (
     BY_KIND,
     CLAIM,
     EVENT,
-    InvalidSpec,
+    InvalidSpecError,
     Key,
     Kind,
     Object,
@@ -28,7 +28,7 @@ from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render.compare import needs_apply, owned_fields, with_replicas
 from plimsoll_operator.render.names import MANAGER, digest
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, ApiError, Conflict
+from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 from plimsoll_operator.status.notices import Notice
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class OwnedObjectWriter:
             created = await send(kind, full)
             self._store.put(created)
             _store_fields(known, where, owned_fields(created, desired))
-        except Conflict:
+        except ConflictError:
             existing = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
             if existing is not None and owner_uid(existing) != uid:
                 raise NameConflictError(desired) from None
@@ -147,14 +147,14 @@ class FailureCounter:
         self._failures: Counter[Key] = Counter()
 
     def classify(
-        self, key: Key, problem: InvalidSpec | NameConflictError | ApiError
+        self, key: Key, problem: InvalidSpecError | NameConflictError | ApiError
     ) -> tuple[Failure, Exception | None]:
         """Return the failure for the status, and the error to raise after the status is written.
 
         The error is None for an invalid spec. Raises ``problem`` itself while it may be transient:
         the reconcile is then retried at once, and the status does not flap.
         """
-        if isinstance(problem, InvalidSpec):
+        if isinstance(problem, InvalidSpecError):
             return Failure(problem.reason, str(problem), is_lasting=True), None
         if isinstance(problem, NameConflictError):
             return Failure("NameConflict", str(problem), is_lasting=True), problem

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from plimsoll_api.decoding import Malformed
+from plimsoll_api.decoding import MalformedError
 from plimsoll_api.learned import (
     KEPT_H,
     MAX_LEARNED,
@@ -84,7 +84,7 @@ def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
     """Parse a learned file; empty if it is invalid."""
     try:
         return decode(text.encode()) if text else ()
-    except Malformed:
+    except MalformedError:
         return ()
 
 

@@ -30,7 +30,7 @@ from plimsoll_operator.injection.policy import (
     INJECTED_IMAGES_ANNOTATION,
     inject_pod,
 )
-from plimsoll_operator.kinds import InvalidSpec, Object, read
+from plimsoll_operator.kinds import InvalidSpecError, Object, read
 from plimsoll_operator.render.containers import Images, all_containers, native_sidecars
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
 
@@ -256,7 +256,7 @@ def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
             continue
         try:
             policy = read(SupervisionPolicy, item)
-        except InvalidSpec:
+        except InvalidSpecError:
             continue
         dated.append((str(meta.get("creationTimestamp") or "~"), policy.metadata.name, policy))
     return [policy for _, _, policy in sorted(dated, key=lambda one: one[:2])]

@@ -25,12 +25,12 @@ from plimsoll_operator.fleet.revisions import (
     make_replica_pods,
 )
 from plimsoll_operator.injection.first_process import find_dependency
-from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
+from plimsoll_operator.kinds import InvalidSpecError, Object, Ref, owner_uid, read, ref
 from plimsoll_operator.render import Images, model, names, render
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.groups import workload_of
 from plimsoll_operator.render.pod import pod_template, rendered_template
-from plimsoll_operator.render.standard import NotAllowed, check
+from plimsoll_operator.render.standard import NotAllowedError, check
 
 CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -62,13 +62,13 @@ class Plan:
 
 
 def parse(item: Object) -> InferenceService:
-    """Parse the service. Raises :class:`InvalidSpec`.
+    """Parse the service. Raises :class:`InvalidSpecError`.
 
     The schema and its CEL rules reject invalid specs, except those stored before an upgrade and a
     deeply nested ``podTemplate``, whose schema is open.
     """
     if _is_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
-        raise InvalidSpec(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
+        raise InvalidSpecError(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
     return read(InferenceService, item)
 
 
@@ -98,7 +98,7 @@ def reconcile(
     ``pods`` are the pods that are not terminating, and ``status`` is the previous status. If
     ``restricted``, the service's ``podTemplate`` must meet the restricted Pod Security Standard.
     ``beside`` contains the other files of the supervisors' ConfigMap, by name. ``shared`` are
-    claims that pods on several nodes may mount. Raises :class:`InvalidSpec`.
+    claims that pods on several nodes may mount. Raises :class:`InvalidSpecError`.
     """
     before = status or {}
     update = pod_hash(service)
@@ -119,7 +119,7 @@ def reconcile(
                 check(service, template, rendered_template(service, images, worker))
         if pinned is None and (found := find_dependency(pod_template(service, images)["spec"])):
             # a revision that is already running may continue
-            raise InvalidSpec(
+            raise InvalidSpecError(
                 f"the pod's {found}, which is another one, for containers of a service share their"
                 " process IDs: signal the engine by its name, or start it without an init system"
             )
@@ -127,15 +127,15 @@ def reconcile(
         desired = render(
             service, images, pinned, held, instead, decision.paused, beside, shared, is_open
         )
-    except NotAllowed as error:
-        raise InvalidSpec(str(error)) from None
-    except InvalidSpec:
+    except NotAllowedError as error:
+        raise InvalidSpecError(str(error)) from None
+    except InvalidSpecError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if service.spec.pod_template is None:
             raise
         # The schema is open: a malformed template fails only here. The API server checks the rest.
-        raise InvalidSpec(
+        raise InvalidSpecError(
             "spec.podTemplate: a field is of another type than in a pod template: compare it with"
             " kubectl explain deployment.spec.template"
         ) from error

@@ -17,7 +17,7 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.engine import KEYS_VOLUME
 
 
-class NotAllowed(ValueError):
+class NotAllowedError(ValueError):
     """Raised for a template that is not allowed in its namespace. The message names each field."""
 
 
@@ -73,14 +73,14 @@ IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAcco
 
 
 def check(service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]) -> None:
-    """Raise :class:`NotAllowed` if ``template`` violates the restricted standard.
+    """Raise :class:`NotAllowedError` if ``template`` violates the restricted standard.
 
     Also raise it if the template changes the ``rendered`` identity of the pod or the volumes with
     tokens.
     """
     problems = list(_problems(service, template, rendered))
     if problems:
-        raise NotAllowed(
+        raise NotAllowedError(
             f"{'; '.join(problems[:8])}. An administrator can exempt the namespace with the "
             "chart's podTemplate.unrestrictedNamespaces"
         )

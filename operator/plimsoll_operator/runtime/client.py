@@ -70,7 +70,7 @@ class TooLargeError(OSError):
     """Raised for a response larger than :data:`MAX_ANSWER_BYTES`."""
 
 
-class Conflict(ApiError):
+class ConflictError(ApiError):
     """Raised for a request that names a version of the object which is not the current one."""
 
 
@@ -257,13 +257,13 @@ class Api:
             raise
 
     async def create(self, kind: Kind, item: Object) -> Object:
-        """Create an object. Raises :class:`Conflict` if the name is taken."""
+        """Create an object. Raises :class:`ConflictError` if the name is taken."""
         return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
 
     async def replace(self, kind: Kind, item: Object) -> Object:
         """Replace the version that ``item`` names.
 
-        Raises :class:`Conflict` if the object has changed.
+        Raises :class:`ConflictError` if the object has changed.
         """
         meta = item["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
@@ -295,7 +295,7 @@ class Api:
     async def apply_new(self, kind: Kind, item: Object) -> Object:
         """Apply a new object like :meth:`apply`.
 
-        Raises :class:`Conflict` if an object with this name exists.
+        Raises :class:`ConflictError` if an object with this name exists.
         """
         meta = item["metadata"] | {"resourceVersion": MATCHES_NOTHING}
         return await self.apply(kind, item | {"metadata": meta})
@@ -305,7 +305,7 @@ class Api:
     ) -> Object:
         """Apply server-side: the operator owns the fields in ``item``; others are not changed.
 
-        Raises :class:`Conflict` if ``item`` names a resource version that is not the current one.
+        Raises :class:`ConflictError` if the resource version of ``item`` is not the current one.
         """
         meta = item["metadata"]
         self.writes["apply", kind.kind] += 1
@@ -470,7 +470,7 @@ _NOT_PRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def _error(status: int, data: bytes) -> ApiError:
-    kind = Conflict if status == 409 else ApiError
+    kind = ConflictError if status == 409 else ApiError
     try:
         body = json.loads(data)
         return kind(status, body.get("reason") or "Unknown", body.get("message") or "")

@@ -21,7 +21,7 @@ from plimsoll_api.times import rfc3339_micro
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LEASE, Object
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
-from plimsoll_operator.runtime.client import Api, ApiError, Conflict
+from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ MAX_DURATION_S = 120
 operators forever."""
 
 
-class LeadershipLost(Exception):
+class LeadershipLostError(Exception):
     """Raised when the Lease was not renewed in time, or another process holds it."""
 
 
@@ -84,7 +84,7 @@ class Election:
             await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
-        """Renew until cancelled. Raises :class:`LeadershipLost` if renewals fail for too long.
+        """Renew until cancelled. Raises :class:`LeadershipLostError` if renewals fail for too long.
 
         It can be called again after a cancellation, because the time of the last renewal is kept.
         """
@@ -98,9 +98,9 @@ class Election:
                 log.warning("cannot renew the leader's Lease: %s", str(error) or repr(error))
             else:
                 if not self.leading:
-                    raise LeadershipLost(f"{self._name} is held by {holder}")
+                    raise LeadershipLostError(f"{self._name} is held by {holder}")
         self.leading = False
-        raise LeadershipLost(f"not renewed for {self._clock() - self._renewed:.0f} s")
+        raise LeadershipLostError(f"not renewed for {self._clock() - self._renewed:.0f} s")
 
     async def release(self) -> None:
         """Release the Lease, so that the next leader does not have to wait. Log a failure."""
@@ -150,7 +150,7 @@ class Election:
                 await self._api.replace(LEASE, lease)
             else:
                 await self._api.create(LEASE, lease)
-        except Conflict:
+        except ConflictError:
             # The next read shows the holder. If someone edited the leader's own Lease, the leader
             # can read it again in the remaining time.
             return ""

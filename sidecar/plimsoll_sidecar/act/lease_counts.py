@@ -20,10 +20,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
 from plimsoll_api.supervisor_config import GroupMember, SupervisorConfig
-from plimsoll_sidecar.clients.kube import Conflict, KubeClient, Object
+from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 MAX_RESTARTS = 1000
@@ -140,9 +140,9 @@ def _read_annotation(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
     text = _get_annotations(lease).get(name, "").encode() or empty
     try:
         if len(text) > MAX_ANNOTATION_BYTES:
-            raise Malformed(f"larger than {MAX_ANNOTATION_BYTES >> 10} KiB")
+            raise MalformedError(f"larger than {MAX_ANNOTATION_BYTES >> 10} KiB")
         return decode(text, kind)
-    except Malformed as error:
+    except MalformedError as error:
         raise UnreadableCountError(
             f"cannot read the annotation {name} of Lease {lease['metadata']['name']} ({error}): "
             "clear it with plimsoll resume POD --service"
@@ -222,7 +222,7 @@ def _update_lease(kube: KubeClient, path: str, change: Callable[[Object], int]) 
         count = change(lease)
         try:
             kube.put(path, lease)
-        except Conflict:
+        except ConflictError:
             if is_last:
                 raise
             time.sleep(RETRY_PAUSE_S)

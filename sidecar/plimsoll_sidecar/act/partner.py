@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervisor_config import EngineEndpoint, SupervisorConfig
@@ -137,12 +137,12 @@ class Partners:
         try:
             model = self._endpoint.model or _read_model(server)
             data = json.dumps(body | {"model": model}).encode()
-        except (EngineError, Malformed) as error:
+        except (EngineError, MalformedError) as error:
             return None, Meeting(Outcome.UNKNOWN, f"{name} does not answer: {error}")
         try:
             status, answer = server.call("POST", COMPLETIONS, REQUEST_TIMEOUT_S, data)
             found = decode(answer, _Completion) if status == 200 else None
-        except (EngineError, Malformed) as error:
+        except (EngineError, MalformedError) as error:
             return None, Meeting(Outcome.FAILED, f"the request to {name} failed: {error}")
         if found is None:
             outcome = Outcome.FAILED if status >= 500 else Outcome.UNKNOWN
@@ -153,7 +153,7 @@ class Partners:
 
 
 def _read_model(server: HttpClient) -> str:
-    """Return the first model that the server lists. Raises EngineError and Malformed."""
+    """Return the first model that the server lists. Raises EngineError and MalformedError."""
     status, body = server.call("GET", MODELS, REQUEST_TIMEOUT_S)
     models = decode(body, _Models).data if status == 200 else []
     if not models:

@@ -26,11 +26,11 @@ from plimsoll_api.times import rfc3339_micro
 from plimsoll_api.workloads import PARTNERS, parse_replicas, parse_roles
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.clients.kube import (
-    Conflict,
-    Forbidden,
+    ConflictError,
+    ForbiddenError,
     KubeClient,
     KubeError,
-    NotFound,
+    NotFoundError,
     Object,
 )
 from plimsoll_sidecar.govern.command import Refusal, SlotRequest
@@ -42,7 +42,7 @@ LEASE_DURATION_S = 60
 A container restarts within seconds.
 """
 RENEW_S = 15.0
-NOT_CREATED_ERRORS = (Forbidden, NotFound)
+NOT_CREATED_ERRORS = (ForbiddenError, NotFoundError)
 """Errors that occur until the operator has created the slot and granted this pod access to it."""
 
 
@@ -211,7 +211,7 @@ class LeaseSlots(Slots):
                 self._renewed = self._clock()
                 return True
         except KubeError as error:
-            if error.is_transient or isinstance(error, Conflict):
+            if error.is_transient or isinstance(error, ConflictError):
                 return age < LEASE_DURATION_S
         self._held_name = None
         return False
@@ -341,7 +341,7 @@ class LeaseSlots(Slots):
         self._holds_none = False  # a request without a response may have succeeded
         try:
             self._kube.put(self._make_path(lease), lease)
-        except Conflict:
+        except ConflictError:
             return Refusal(
                 WaitReason.SLOT_CONFLICT,
                 f"another replica took {metadata['name']} at the same time",

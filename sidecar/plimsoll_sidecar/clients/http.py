@@ -32,7 +32,8 @@ CHUNK_BYTES = 1 << 16
 MAX_MESSAGE_CHARS = 500
 """Maximum number of characters of an error, which can quote a line that is not HTTP."""
 LOOPBACK = "127.0.0.1"
-"""Host in a URL that means each address of this pod on which the engine may listen."""
+"""Host in a URL for which all addresses of this pod are tried, on any of which the engine may
+listen."""
 
 
 class RequestError(Exception):
@@ -218,8 +219,8 @@ def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 class HttpClient:
     """Client of an engine's server; ``url`` has no path. Thread-safe.
 
-    Each request uses a new connection. An open one would count as a client's during a drain. One
-    that the server closes between two requests would appear as a failure.
+    Each request uses a new connection. A connection that stays open would count as a client's
+    during a drain, and would appear as a failure if the server closed it between two requests.
 
     Certificates of ``https`` URLs are not verified: the server is on the pod's own loopback
     interface, or gets a request without content. Its certificate names the Service, and no secret

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import msgspec
 from urllib3.util.ssl_ import create_urllib3_context
 
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_sidecar.clients.http import Answer, RequestError, TooLongError, create_pool, request
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class KubeError(Exception):
-    """A request failed. ``status`` is 0 if there was no usable answer.
+    """A request to the API server failed. ``status`` is 0 if there was no usable answer.
 
     ``retry_after_s`` is the pause in seconds that the server requests (429 and 503).
     """
@@ -59,31 +59,36 @@ class KubeError(Exception):
         return self.status in (0, 408, 429) or self.status >= 500
 
 
-class Forbidden(KubeError):
+class ForbiddenError(KubeError):
     """The service account lacks the permission, or an admission policy denied the object."""
 
 
-class NotFound(KubeError):
+class NotFoundError(KubeError):
     """There is no such object, or its kind is not installed."""
 
 
-class Conflict(KubeError):
+class ConflictError(KubeError):
     """The object already exists, or has changed since it was read."""
 
 
-class TooManyRequests(KubeError):
+class TooManyRequestsError(KubeError):
     """The server asks clients to wait."""
 
 
-class TooLarge(KubeError):
+class TooLargeError(KubeError):
     """The answer is larger than the limit."""
 
 
-class UnexpectedAnswer(KubeError):
+class UnexpectedAnswerError(KubeError):
     """The server reported success without an object: a proxy may have answered for it."""
 
 
-_ERROR_BY_STATUS = {403: Forbidden, 404: NotFound, 409: Conflict, 429: TooManyRequests}
+_ERROR_BY_STATUS = {
+    403: ForbiddenError,
+    404: NotFoundError,
+    409: ConflictError,
+    429: TooManyRequestsError,
+}
 
 
 class _ListMeta(msgspec.Struct):
@@ -138,7 +143,7 @@ class KubeClient:
     def estimate_server_time(self) -> float:
         """Return the server's time in Unix seconds, or this node's time before the first answer.
 
-        Times that pods on different nodes compare must come from one clock.
+        Pods on different nodes compare such times, which must therefore come from one clock.
         """
         if self._answered is None:
             return time.time()
@@ -164,11 +169,11 @@ class KubeClient:
             try:
                 answer = self._call("GET", path, query=asked)
                 found: _Page[T] = decode(answer.body, _Page[kind])  # type: ignore[valid-type]
-            except Malformed as error:
-                raise UnexpectedAnswer(
+            except MalformedError as error:
+                raise UnexpectedAnswerError(
                     0, f"GET {path}: the answer is not a list: {error}"
                 ) from error
-            except TooLarge:
+            except TooLargeError:
                 if limit == 1:
                     raise
                 limit //= 4
@@ -182,7 +187,7 @@ class KubeClient:
         )
 
     def put(self, path: str, body: Object) -> Object:
-        """Replace an object. Raises Conflict if its ``resourceVersion`` is not the newest."""
+        """Replace an object. Raises ConflictError if its ``resourceVersion`` is not the newest."""
         return _decode_object("PUT", path, self._call("PUT", path, body))
 
     def create(self, path: str, body: Object) -> Object:
@@ -221,7 +226,7 @@ class KubeClient:
         try:
             answer = request(self._http, method, url, TIMEOUT_S, data, headers)
         except RequestError as error:
-            failed = TooLarge if isinstance(error, TooLongError) else KubeError
+            failed = TooLargeError if isinstance(error, TooLongError) else KubeError
             raise failed(0, f"{method} {path}: {error}") from error
         date = _read_answer_time(answer)
         if date is not None:
@@ -249,12 +254,12 @@ def _create_tls_context(own_ca: bool) -> ssl.SSLContext:
 def _decode_object(method: str, path: str, answer: Answer) -> Object:
     try:
         found = decode(answer.body, Object)
-    except Malformed as error:
-        raise UnexpectedAnswer(
+    except MalformedError as error:
+        raise UnexpectedAnswerError(
             0, f"{method} {path}: the answer is not an object: {error}"
         ) from error
     if not isinstance(found.get("metadata"), dict):
-        raise UnexpectedAnswer(
+        raise UnexpectedAnswerError(
             0, f"{method} {path}: the answer is not an object: it has no metadata"
         )
     return found
@@ -267,7 +272,7 @@ class _Status(msgspec.Struct):
 def _read_error_message(answer: Answer) -> str:
     try:
         message = decode(answer.body, _Status).message
-    except Malformed:
+    except MalformedError:
         message = None
     return message[:MAX_MESSAGE_CHARS] if message else f"HTTP {answer.status}"
 

@@ -25,7 +25,7 @@ from plimsoll_api.trace import LedgerLine, RoleRss, SampleLoad
 from plimsoll_api.units import format_bytes
 
 MAX_OWNERS = 64
-"""Owners of one kind. Engines have about ten; later ones explain nothing."""
+"""Maximum number of owners of one kind. Engines have about ten; further ones explain nothing."""
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,7 +112,7 @@ class Account:
         return complete | set(new[: max(0, MAX_OWNERS - len(self.owners))])
 
     def _find_earlier_bytes(self, name: str, size: int) -> int:
-        """Return the bytes of an owner that were counted before this ledger.
+        """Return the bytes that a new owner held before this ledger, which explain no growth.
 
         An owner that only an earlier detector saw is assumed to have held as much as it does now.
         """
@@ -175,13 +175,13 @@ ROW_VALUES = 5 + len(COUNTERS)
 YEAR_ROWS = 768
 """Rows for a year, which needs about 710. Each e-fold of the time adds :data:`ROWS_PER_E_FOLD`."""
 MIN_POINTS = 16
-"""Fewer averages than this say too little about ten counters."""
+"""Minimum number of averages: fewer say too little about ten counters."""
 REFRESH_SHARE = 1 / 16
 MAX_CORRELATION = 0.95
 MIN_STATED_CONFIDENCE = 0.5
 """A hypothesis that is more likely wrong than right is not stated."""
 MAX_PROCESSES = 16
-"""Watches of roles. Each takes 92 KiB, and an engine has a handful of roles."""
+"""Maximum number of roles with a trigger finder, which takes 92 KiB. Engines have a few roles."""
 _HOUR_S = 3600.0
 Column = list[float]
 
@@ -261,10 +261,10 @@ def _average(earlier: array[float], later: array[float]) -> array[float]:
 
 
 class TriggerFinder:
-    """Find the counter that a suspected growth follows, and cache it.
+    """Find the counter that a suspected growth follows, and cache the result.
 
-    It is computed again when the window has become longer by :data:`REFRESH_SHARE`, or starts at
-    another time.
+    The result is computed again when the window has become longer by :data:`REFRESH_SHARE`, or
+    starts at another time.
     """
 
     def __init__(self) -> None:
@@ -288,8 +288,9 @@ class TriggerFinder:
 class ProcessTriggers:
     """Find the triggers of the engine's processes, by role.
 
-    The size of a process is the memory in use in its allocators, if it reports that. Memory that
-    they keep unused is no growth, and a trim frees it. Otherwise, the size is its anonymous memory.
+    The size of a process is the memory in use in its allocators: memory that they keep unused is no
+    growth, and a trim frees it. If the process does not report that, the size is its anonymous
+    memory.
     """
 
     def __init__(self) -> None:

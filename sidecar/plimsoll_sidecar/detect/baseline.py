@@ -29,8 +29,9 @@ MAX_WARMUP_BUDGETS = 8
 """A warm-up takes what the engine declares and this multiple of the budget: a leak of eight
 windows. A steady climb beyond that is a leak that is faster than the warm-up."""
 PACE_SHARES = (0.1, 0.55, 1.0)
-"""Shares of that at which the pace of a climb is measured, and the fewest samples between two."""
+"""Shares of :data:`MAX_WARMUP_BUDGETS` at which the pace of a climb is measured."""
 MIN_PACE_SAMPLES = 4
+"""Minimum number of samples between two such measurements."""
 CLASS_SETTLE_S = 45.0
 """Requests that arrived together need this long to reach their full size."""
 CLASS_SLACK = 1.25
@@ -68,8 +69,8 @@ class Warmup:
     def add(self, point: Point, ready: bool | None) -> bool:
         """Add a sample, and return whether the engine is warm.
 
-        ``floor`` is then the base, and ``climbing`` is set if memory never settled. ``ready`` is
-        None if the engine does not report whether it is ready.
+        Once it is, :attr:`floor` is the base, and :attr:`climbing` is set if memory never settled.
+        ``ready`` is None if the engine does not report whether it is ready.
         """
         if ready is False:
             self._reset()

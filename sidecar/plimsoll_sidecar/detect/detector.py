@@ -38,7 +38,8 @@ OWN_ENGINE_ROLES = ("worker", "frontend")
 """Names of processes in Plimsoll's own engine."""
 MAX_SHARED_REASON = 200
 SOURCE_PATIENCE = 30
-"""Samples without the chosen source of host memory until another is chosen, with a new baseline."""
+"""Number of samples without the chosen source of host memory, after which another source is chosen
+and a new baseline begins."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -306,7 +307,10 @@ class _Epoch:
                 self._in_use_missing = None
 
     def _collect_slow_growth(self, watches: Iterable[MemoryWatch]) -> dict[str, SlowGrowth]:
-        """Return the slow growth of each memory. On the device, memory in use comes first."""
+        """Return the slow growth of ``host`` and ``device``.
+
+        For the device, growth of memory in use takes precedence.
+        """
         result: dict[str, SlowGrowth] = {}
         for watch in watches:
             slow, before = watch.slow, result.get(watch.memory)

@@ -1,4 +1,4 @@
-"""Comparison with other replicas, and the joint assessment of a multi-node group. Pure.
+"""Compare growth with that of other replicas, and assess a multi-node group as a whole. No I/O.
 
 The other replicas are the control group of a suspicion. Replicas under one load show the same
 growth if they share its cause, and one grows alone if the cause is its own. A cause has one of
@@ -49,13 +49,13 @@ SCOPES_IF_NO_LEAK = (0.1, 0.2, 0.7)
 """Probabilities that the scope of the cause is this replica, its revision, or all revisions."""
 DEVIATION_SHARE = 0.5
 MIN_COMPARABLE_SHARE = 0.5
-"""A replica counts from this share of the time since the warm-up, and of the requests a second, of
-the replica that grows. More of either does not matter."""
+"""A replica is comparable if its time since the warm-up and its requests a second are at least this
+share of those of the replica that grows."""
 MAX_SAME_GROWTH_FACTOR = 2.0
 """Factor by which the growth that the operator published may differ from the present one. The
 publication lags behind, and beyond this factor it is about another growth."""
 MIN_PROBABILITY = 0.0005
-"""A suspicion states its probability in tenths of a percent."""
+"""Half of the unit of a suspicion's probability, which is stated in tenths of a percent."""
 LEAK_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
 """Kinds of incidents that the leader reports for its group. Workers report other kinds."""
 LEADER = ""
@@ -169,8 +169,8 @@ def join_group(
     """Return the leader's assessment of its multi-node group.
 
     ``members`` are the assessments of the other pods, None for a pod that reports nothing now.
-    ``origins`` maps the kinds of open incidents to the pod that leaked, or to :data:`LEADER`. An
-    incident follows that pod's memory until its end.
+    ``origins`` maps the kinds of open incidents to the pod that leaked, or to :data:`LEADER`. Until
+    its end, an incident follows the memory of that pod.
     """
     result, warm = own, own.warm
     for kind in LEAK_KINDS:

@@ -1,4 +1,4 @@
-"""Find trends of one memory series over several horizons at once.
+"""Find trends in a series of memory sizes over several horizons at once.
 
 A trend states whether memory rises over time at comparable load, and how fast. It is Theil–Sen's
 slope with Kendall's tau as its confidence, restricted to *conclusive* pairs of points. Memory
@@ -29,10 +29,11 @@ from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_POINTS = 8
 MIN_SHARE, MAX_SHARE = 0.05, 20.0
-"""Bounds of the later half's rise as a share of the earlier half's. Beyond them it is a step."""
+"""Bounds of the rise of the later half, divided by that of the earlier half. Beyond them, the rise
+is a step."""
 THIRD_SHARE = 0.2
 """Minimum share of the rise that the middle and the last third of a trend each contribute."""
-MIN_DIFFER = 0.5
+MIN_DIFFERING_SHARE = 0.5
 """Share of all pairs in which the load must differ before its own trend counts fully."""
 LOAD_SLACK = 1.1
 WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
@@ -166,7 +167,7 @@ def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
         ),
         bytes_per_request=rise / served if served > 0 else None,
         fading=math.log(min(MAX_SHARE, max(MIN_SHARE, share))),
-        climb=busier / max(differ, MIN_DIFFER * pairs),
+        climb=busier / max(differ, MIN_DIFFERING_SHARE * pairs),
     )
 
 
@@ -259,7 +260,7 @@ class Trends:
             horizon.expire(point)
 
     def find_steepest(self) -> Trend | None:
-        """Return the steepest trend of all horizons, whose budget would last the shortest."""
+        """Return the steepest trend of all horizons; None if no horizon has a trend."""
         trends = [horizon.trend for horizon in self.horizons if horizon.trend is not None]
         return max(trends, key=lambda trend: trend.bytes_per_s, default=None)
 
@@ -323,18 +324,18 @@ class GrowthHistory:
             self._limit = len(self) + UNTHINNED_POINTS
 
     def rebase(self, growth: int) -> None:
-        """Subtract ``growth`` bytes from all points: the size that they mean is the new base."""
+        """Subtract ``growth`` bytes from all points, after the base was raised by as much."""
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
 
     def is_sustained(self, budget: int) -> bool:
         """Report whether the growth has lasted, continues, and neither fades nor is a step.
 
-        It begins where it last was a tenth of what it is now. Caches that fill, tables that double
-        and nightly jobs resemble a leak until they end. Growth that fades is sustained only if it
-        would still exceed the ``budget``, in bytes, when each further half brings less by the same
-        ratio. Growth that would spend most of the budget before it has lasted long enough is judged
-        earlier, but must not have slowed down.
+        Growth begins where it last was a tenth of what it is now. Caches that fill, tables that
+        double and nightly jobs resemble a leak until they end. Growth that fades is sustained only
+        if it would still exceed the ``budget``, in bytes, when each further half brings less by the
+        same ratio. Growth that would spend most of the budget before it has lasted long enough is
+        judged earlier, but must not have slowed down.
         """
         points = self._list_points_since(GROWTH_BEGIN_SHARE)
         (begin, low, served), (now, high, served_now) = points[0], points[-1]

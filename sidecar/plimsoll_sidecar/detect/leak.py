@@ -305,7 +305,7 @@ class MemoryWatch:
     # ---- the verdict
 
     def is_warm(self, t: float) -> bool:
-        """Report whether growth is known, and its absence would be known as well."""
+        """Report whether the watch is warm, so that the absence of a suspicion is conclusive."""
         suspected = self._suspected is not None
         return self.baseline is not None and (suspected or t >= self._conclusive_at)
 

@@ -1,4 +1,4 @@
-"""Memory and capacity that an engine, its predecessors or the kernel lost.
+"""Detect lost KV cache, memory that earlier engines left behind, and kills by the kernel.
 
 :class:`CapacityWatch` reports KV cache that is in use and that nothing will release. An engine that
 accounts for the owners of its cache reports the loss itself, at any load. For other engines the
@@ -16,9 +16,9 @@ kernel kills the whole container, its group ends too, and the operator reports t
 container's status. This watch sees the death of one process of several.
 
 :class:`OrphanWatch` reports device memory that stays in use after the engine's processes have
-ended. No living process of the container holds it: the next engine holds its own long before it
-answers. Only the whole device is visible. On a device that is shared with other pods, their memory
-counts as well. So this is reported only, and causes no action.
+ended. Memory of the next engine does not count as orphaned, although that engine holds it long
+before it answers. Only the whole device is visible, so the memory of other pods that share the
+device counts as well. Orphaned memory is therefore reported only, and causes no action.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CapacityWatch:
         self._work: tuple[int | None, ...] = ()
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the present loss; None if there is none."""
+        """Add a sample, and return the current loss; None if there is none."""
         reported = _find_reported_loss(sample.load)
         if reported is not None:
             ratio, words = reported
@@ -150,7 +150,7 @@ class LeftBehindWatch:
 
 
 REPORT_S = 60.0
-"""Report a kill for this long. Another one within it belongs to the same incident."""
+"""Seconds for which a kill is reported. Another kill within them belongs to the same incident."""
 
 
 class OomKillWatch:
@@ -163,7 +163,10 @@ class OomKillWatch:
         self._suspicion: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return a recent kill. A lower counter is that of another group."""
+        """Add a sample, and return a recent kill; None if there is none.
+
+        A counter that has decreased belongs to a new control group.
+        """
         host = sample.host
         if host.oom_kills is not None:
             if self._kills is not None and host.oom_kills > self._kills:

@@ -30,13 +30,13 @@ from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
 """Memory that an allocator holds unused, and eventually returns or uses again."""
 MIN_LEFT_S = 30.0
-"""A restart takes this long: a budget that is exhausted sooner is no stronger evidence."""
+"""Shortest time to exhaustion, in seconds, that adds evidence. A restart takes as long."""
 MAX_SHARE = 0.98
 MAX_YOUNGER = 2.0
-"""Bound of this evidence, in logarithms: a factor of 7."""
+"""Bound of the evidence from :attr:`Evidence.younger`, in logarithms: a factor of 7."""
 MAX_LOG_ODDS = 50.0
 CLEAR_SPANS = 3.0
-"""A suspicion ends without a trend for this multiple of its span, or once half of it came back."""
+"""Multiple of its trend's span for which a suspicion lasts without a new trend."""
 
 
 class Explanation(StrEnum):

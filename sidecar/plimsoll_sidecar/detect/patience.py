@@ -183,24 +183,28 @@ class PauseHistory:
 
 
 MARGIN_S = 4.0
-"""Margin above the longest pause: with sampling and confirmation, within 10 s."""
+"""Margin above the longest pause in seconds. With sampling and confirmation, a stall is then
+confirmed within 10 s."""
 SERVED_S, SERVED_PATIENCE_S = 240.0, 8.0
-"""After this service (five minutes with idle moments), a pause of this length is unusual. It must
-also exceed the longest one and its margin: with the page's period and a round, within 20 s."""
+"""Seconds of service (five minutes with idle moments) after which a pause of the second length, in
+seconds, is unusual. The pause must also exceed the longest one and its margin. With the page's
+period and a round, a stall is then confirmed within 20 s."""
 FIRST_SERVED_S, FIRST_PATIENCE_S = 60.0, 21.0
-"""The same after the first minute, and for a new demand: within 30 s. It also holds in the first
-minute while the engine uses no processor time: new work that takes long is computed."""
+"""The same for an engine after its first minute, and for a new demand: a stall is confirmed within
+30 s. It also holds in the first minute while the engine uses no processor time, because new work
+that takes long is computed."""
 MAX_CHANCE = 1e-6
-"""Probability, by the rate of the steps, below which a pause is not chance. Pages show no single
-pauses. 36 steps suffice in the first minute, in however few seconds, and 421 in four minutes."""
+"""Probability, by the rate of the steps, below which a pause is not chance. This rate is needed
+because pages show no single pauses. 36 steps suffice in the first minute, in however few seconds,
+and 421 in four minutes."""
 COMPUTING_EXTRA_S, MIN_COMPUTING_SHARE = 50.0, 0.25
 """Extra time for a process that uses this share of one core: it may compile for a new kind of
 request, or spin forever. Measured on vLLM 0.32 on a slow CPU: the first request with log
 probabilities takes 30 s, and 45 s beside other work."""
 
 MAX_IDLE_SHARE = 0.1
-"""Share of one core below which an engine rests: it polls, and its last two seconds before it hung
-may count."""
+"""Share of one core below which an engine is idle. It is above 0, because an idle engine polls, and
+because the last two seconds before a hang may count."""
 
 
 @dataclass(frozen=True, slots=True)

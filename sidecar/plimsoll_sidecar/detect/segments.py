@@ -16,7 +16,7 @@ from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample, SampleLoad
 from plimsoll_sidecar.detect.stall import count_inflight
 
 MAX_ROLES = 256
-"""An engine has at most a dozen roles; a longer list is not credible."""
+"""Maximum number of roles. An engine has at most a dozen; a longer list is not credible."""
 
 
 def _check_size(value: int | None) -> int | None:
@@ -190,9 +190,10 @@ def _drop_unknown_sizes(sizes: Mapping[Segment, int | None]) -> dict[Segment, in
 
 
 class Roles:
-    """One kind of memory by process role. ``size`` reads it; None is unknown.
+    """Sizes of one kind of memory by process role.
 
-    ``known`` states whether the memory of any process has been known.
+    ``size`` returns the bytes of a process, or None if they are unknown. ``known`` states whether
+    the size of any process has been known.
     """
 
     def __init__(self, size: Callable[[RoleRss], int | None]) -> None:
@@ -273,7 +274,7 @@ class DemandWatch:
     """Highest demand on an engine in its epoch, and whether it was recently exceeded.
 
     It is unknown how much memory a new demand needs, and how much of that an allocator keeps.
-    Requests and prompts are means over :data:`DEMAND_MEAN_S`, because a single sample may meet a
+    Requests and prompts are means over :data:`DEMAND_MEAN_S`, because a single sample may show a
     peak.
     """
 
@@ -344,7 +345,7 @@ def _subtract(earlier: float | None, later: float | None) -> float | None:
 
 
 LOAD_MEMORY_S = 30.0
-"""Load and ledger stay valid for this long after the last successful scrape."""
+"""Seconds for which load and ledger stay valid after the last successful scrape."""
 PAGES_S = 30.0
 """The load is the maximum of the pages in this time: a single page shows one moment of a load that
 changes within milliseconds."""

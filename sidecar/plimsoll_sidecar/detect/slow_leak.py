@@ -32,7 +32,7 @@ HOUR_S = 3600.0
 CELL_S = 300.0
 """Width of a cell: longer than a burst of requests, and than most garbage collections."""
 CELLS_PER_LEVEL = 12
-"""Cells of a level."""
+"""Number of cells in a level."""
 SCALES = 7
 """Levels of 1, 2, 4 … 64 hours: the widest window is six weeks, longer than pods live."""
 MIN_STEPS, MAX_STEPS = 8, 16
@@ -50,8 +50,8 @@ steps, the quantile above needs this factor (2·10⁵ simulated walks)."""
 MIN_RISE_BYTES = 8 << 20
 """Minimum rise: twice the settled size, because allocators take memory in steps of 1 MiB."""
 STEADY_SHARE = 0.7
-"""Minimum rise of the later half as a share of the earlier half's. A cache that fills with a time
-constant of 1.4 windows reaches it."""
+"""Minimum rise of the later half as a share of the rise of the earlier half. A cache that fills
+with a time constant of 1.4 windows reaches it."""
 KEPT_SHARE = 0.5
 """Minimum rise of the later half for a leak that was raised before, and for the last steps."""
 MAX_FORECAST_FACTOR = 4.0
@@ -70,9 +70,9 @@ class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
     """State that a later watch of the same epoch needs.
 
-    ``levels`` are those of each scale, oldest first. ``halves`` is the level of each scale that
-    waits for the next one, to be averaged with it. ``peaks`` are the highest floors of the last
-    hours in bytes. The current hour is not kept, so that the state changes once an hour.
+    ``levels`` are the levels of each scale, oldest first. ``halves`` is the newest level of each
+    scale if it waits to be averaged with the next one. ``peaks`` are the highest floors of the last
+    hours in bytes. The current hour is not stored, so the state changes once an hour.
     """
 
     levels: list[list[Level]] = []
@@ -85,8 +85,8 @@ class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
 class Drift:
     """Mean pace of a series of steps, with its standard error.
 
-    ``rise`` is the sum of the steps in bytes. ``fading`` is the rise of the later half as a share
-    of the earlier half's, infinite if the earlier half did not rise.
+    ``rise`` is the sum of the steps in bytes. ``fading`` is the rise of the later half divided by
+    that of the earlier half, infinite if the earlier half did not rise.
     """
 
     bytes_per_s: float
@@ -129,7 +129,7 @@ def estimate_drift(levels: Sequence[Level]) -> Drift | None:
 
 
 class SlowLeakWatch:
-    """Search one memory for slow growth, from the end of the warm-up on.
+    """Search one kind of memory for slow growth, from the end of the warm-up on.
 
     ``drift`` is the growth that does not stop, None if there is none. ``peak`` is the highest floor
     of the last day in bytes. Both change once an hour.

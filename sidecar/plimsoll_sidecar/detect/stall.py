@@ -86,7 +86,7 @@ class _Port:
 class StallWatch:
     """Watch the progress of one epoch.
 
-    If the load comes from a page that is read at intervals, the times of the pages count.
+    If the load comes from a metrics page that is read at intervals, the times of the pages count.
     """
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
@@ -151,7 +151,8 @@ class StallWatch:
     def _add_serving(self, sample: Sample, elapsed_s: float) -> None:
         """Record whether the serving port answered.
 
-        If it is asked only while the status is silent, an answer of the status counts for it.
+        If the serving port is asked only while the status is silent, an answer of the status counts
+        as one of the serving port.
         """
         port = self._serving
         self._unasked_s += elapsed_s
@@ -227,7 +228,7 @@ class StallWatch:
     def _update_cpu_time(self, sample: Sample) -> None:
         """Update the processor time of the pause.
 
-        It is unknown if a sample lacks it, or if a process ended, because its time is then missing.
+        It is unknown if a sample lacks it, or if a process ended, whose time is then missing.
         """
         now, since = sample.host.cpu_s, self._cpu_s
         if now is None or since is None or now < since:

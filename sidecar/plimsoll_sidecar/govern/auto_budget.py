@@ -2,10 +2,11 @@
 
 Each hour has a level: the largest unexplained growth over the 1, 6 and 24 hours that end in it. The
 budget is 1.5 times the 99th percentile of the levels for its window. It is at least 3 % of the
-memory limit, and at most half of the room that the largest start leaves. An hour within a day of a
-confirmed incident does not count, because a leak would raise its own budget. For the same reason, a
-budget rises by at most a quarter a day. It falls by at most a tenth a day, so that a busy week
-after a quiet one raises no alarm. The owner sets ``minimum``, which applies at once.
+memory limit, and at most half of the headroom: the memory between the largest size after a start
+and the limit. An hour within a day of a confirmed incident does not count, because a leak would
+raise its own budget. For the same reason, a budget rises by at most a quarter a day. It falls by at
+most a tenth a day, so that a busy week after a quiet one raises no alarm. The owner can set a
+``minimum``, which applies immediately.
 
 The factors were chosen, not fitted. On 1,480 h of production containers, budgets learned in twelve
 hours would have caused 15 suspicions, and those learned in one hour 25.
@@ -43,7 +44,7 @@ LEVEL_QUANTILE = 0.99
 FLOOR_SHARE = 0.03
 FLOOR_BYTES = 64 << 20
 """Minimum budget in bytes if no limit is known: 3 % of 2 GiB."""
-ROOM_SHARE = 0.5
+HEADROOM_SHARE = 0.5
 MIN_CHANGE_SHARE = 0.05
 """Smallest relative change of a budget. The detector restarts its trends after each change."""
 MAX_REVISION_CHARS = 200
@@ -51,11 +52,11 @@ GROWTH_KINDS = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_
 
 
 class Hour(msgspec.Struct, array_like=True):
-    """Growth of one memory in one hour.
+    """Growth of host or device memory in one hour.
 
     ``at`` counts hours since 1970. ``gains`` are the bytes for each of :data:`WINDOWS_H`.
-    ``incident`` states whether a confirmed incident of this memory was open or in its cooldown.
-    ``most`` is the largest size of the memory in bytes.
+    ``incident`` states whether a confirmed incident of this kind of memory was open or in its
+    cooldown. ``most`` is the largest size in bytes.
     """
 
     at: int
@@ -66,13 +67,19 @@ class Hour(msgspec.Struct, array_like=True):
 
 
 class LearnedHistory(msgspec.Struct, omit_defaults=True):
-    """History of one memory of one replica, and its budget in force.
+    """History of a replica's host or device memory, and the budget in force.
 
-    ``lows`` is the lowest growth of each hour of the ``epoch``. ``starts`` is the memory after the
-    newest warm-ups. ``limit`` is the newest known limit. ``budget`` is None before the first one,
-    and ``budget_at`` the hour in which it was set. ``observed_s`` is the time of observation in
-    this and earlier revisions. ``inherited`` is what the workload's other replicas had learned when
-    this replica started.
+    Sizes are in bytes.
+
+    Attributes:
+        lows: The hours of the current ``epoch``, each with its lowest growth.
+        starts: The sizes after the newest warm-ups.
+        limit: The newest known memory limit.
+        observed_s: The time of observation in this and earlier revisions.
+        budget: The budget in force; None until one has been learned.
+        budget_at: The hour in which ``budget`` was set.
+        inherited: What the workload's other replicas had learned when this replica started.
+
     """
 
     revision: str = ""
@@ -162,7 +169,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
 
     def _compute_first_budget(self, budget: MemoryBudget) -> int:
         """Return the budget at the end of the learning time, in bytes."""
-        limit = self.find_room_limit(budget)
+        limit = self.find_limit(budget)
         if self.inherited is not None and self.inherited.budget is not None:
             start = max(self.starts, default=self.inherited.start)
             return limit_budget(self.inherited.budget, limit, start)
@@ -187,7 +194,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return found
 
     def find_largest_size(self) -> int | None:
-        """Return the largest size of this revision's healthy memory in bytes; None if unknown."""
+        """Return the largest healthy size in this revision, in bytes; None if it is unknown."""
         return max((one.most for one in select_healthy_hours(self.hours)), default=0) or None
 
     def make_report(self, auto: AutoBudgets) -> LearnedMemory | None:
@@ -206,8 +213,8 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             budget=self.budget if seen_s >= auto.learning_s else None,
         )
 
-    def find_room_limit(self, budget: MemoryBudget) -> int | None:
-        """Return the limit in bytes from which the budget's floor and room are computed."""
+    def find_limit(self, budget: MemoryBudget) -> int | None:
+        """Return the memory limit in bytes: the configured one, or else the newest known one."""
         return budget.limit_bytes if budget.limit_bytes is not None else self.limit
 
 
@@ -254,14 +261,17 @@ def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
     if found is None:
         return None
     start = max(learned.starts, default=learned.inherited.start if learned.inherited else 0)
-    return limit_budget(int(BUDGET_MARGIN * found), learned.find_room_limit(budget), start)
+    return limit_budget(int(BUDGET_MARGIN * found), learned.find_limit(budget), start)
 
 
 def limit_budget(proposed: int, limit: int | None, start: int) -> int:
-    """Limit a budget to between the floor and half of the room above a ``start``, in bytes."""
+    """Return ``proposed``, but at least the floor and at most half of the headroom, in bytes.
+
+    ``start`` is the size after a start, above which the headroom begins.
+    """
     if limit is None:
         return max(proposed, FLOOR_BYTES)
-    most = max(1, int(ROOM_SHARE * max(0, limit - start)))
+    most = max(1, int(HEADROOM_SHARE * max(0, limit - start)))
     return min(max(proposed, int(FLOOR_SHARE * limit), 1), most)
 
 
@@ -273,7 +283,7 @@ class BudgetsInForce(NamedTuple):
 
 
 class LearnedBudgets(msgspec.Struct, omit_defaults=True):
-    """Learned budgets of both memories of one replica, stored as a row of the journal."""
+    """Learned budgets of a replica's host and device memory, stored as a row of the journal."""
 
     host: LearnedHistory = msgspec.field(default_factory=LearnedHistory)
     device: LearnedHistory = msgspec.field(default_factory=LearnedHistory)
@@ -293,7 +303,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         )
 
     def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
-        """Return the needs of each memory whose healthy level is known."""
+        """Return the needs of ``host`` and ``device``, if their healthy levels are known."""
         return {
             name: needs_of(name, found, one.limit, ledger)
             for name, one in (("host", self.host), ("device", self.device))
@@ -328,7 +338,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
     def find_changed_budgets(
         self, now: float, memory: MemoryPolicy, standing: BudgetsInForce
     ) -> BudgetsInForce | None:
-        """Return the budgets that apply from now on; None if the ``standing`` ones still apply."""
+        """Return the budgets that apply from now on; None if ``standing`` still applies."""
         self.update_budgets(now, memory)
         found = self.resolve_budgets(memory)
         same = found.learning == standing.learning and not has_budget_changed(
@@ -345,7 +355,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         ) -> MemoryBudget | None:
             if budget is None or not budget.auto:
                 return budget
-            limit = one.find_room_limit(budget)
+            limit = one.find_limit(budget)
             if not one.is_known(memory.auto):
                 learning.add(GROWTH_KINDS[name])
             size = provisional(limit) if one.budget is None else one.budget

@@ -29,15 +29,22 @@ class Verb(StrEnum):
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A command to the actuator, which is written to the journal before it is sent.
 
-    An engine that is not in ``epoch`` refuses it, and ``operation_id`` makes a repetition harmless.
-    ``stalled`` states that the engine serves no requests, so that waiting for other replicas or for
-    a drain gains nothing. ``leaves`` states that the slot is for an action that takes the pod out
-    of service, which the last ready replica must not do. ``planned`` states that nothing is wrong,
-    so that the restart can wait for another ready replica. ``meets_partner`` states that the pod
-    stays out of its Services after the restart until a request has passed through the engine and
-    its partner. ``gives_up`` states that this is the last such test, after which the pod returns to
-    them in any case. ``process`` is the suspected process, as incidents name it. ``at`` is the time
-    in Unix seconds under which a restart is counted.
+    Attributes:
+        operation_id: An ID that makes a repetition of the command harmless.
+        incident: The name of the incident that needs the command.
+        epoch: The epoch that the command is for. An engine in another epoch refuses it.
+        stalled: The engine serves no requests, so waiting for other replicas or for a drain gains
+            nothing.
+        leaves: The slot is for an action that takes the pod out of service, which the last ready
+            replica must not do.
+        planned: Nothing is wrong, so the restart can wait for another ready replica.
+        meets_partner: After the restart, the pod stays out of its Services until a request has
+            passed through the engine and its partner.
+        gives_up: This is the last such request. The pod then returns to its Services in any case.
+        process: The suspected process, as incidents name it.
+        deadline_s: The longest drain in seconds.
+        at: The time in Unix seconds under which a restart is counted.
+
     """
 
     verb: Verb
@@ -64,9 +71,10 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class SlotRequest(msgspec.Struct, frozen=True):
-    """Request for a restart slot by an incident, according to the journal; None without one.
+    """Request for a restart slot, according to the journal.
 
-    While ``taking`` is true, a command is taking the slot and decides about it.
+    ``incident`` is the name of the incident that needs the slot; None if no incident needs one.
+    ``taking`` is true while a command is taking the slot; the slot then depends on its result.
     """
 
     incident: str | None
@@ -86,8 +94,8 @@ class Refusal(msgspec.Struct, frozen=True):
 class Outcome(StrEnum):
     """Outcome of a command.
 
-    ``Refused`` means that nothing was started; assess again. ``Unknown`` means that the effect is
-    not known, for example in a replay.
+    ``Refused`` means that nothing was started. ``Unknown`` means that the effect is not known, for
+    example in a replay.
     """
 
     SUCCEEDED = "Succeeded"

@@ -112,9 +112,9 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             del self.timeline[MAX_STEPS // 2]
 
     def enter(self, phase: P, now: float) -> None:
-        """Start ``phase`` at ``now``, and reset the time that its observations count for.
+        """Start ``phase`` at ``now``, and reset the times that were counted in the previous phase.
 
-        Do nothing if the incident is already in this phase.
+        Do nothing if the incident is already in ``phase``.
         """
         if phase is not self.phase:
             self.phase, self.phase_since, self.seen_s, self.missed_s = phase, now, 0.0, 0.0
@@ -199,17 +199,17 @@ NEXT_PHASES: dict[P, frozenset[P]] = {
 }
 
 
-class IllegalPhaseChange(Exception):
-    """A phase cannot follow the present one, which is a bug in the governor."""
+class PhaseChangeError(Exception):
+    """A phase cannot follow the current one, which is a bug in the governor."""
 
 
 def move_to_phase(incident: Incident, phase: P, now: float) -> None:
     """Move ``incident`` to ``phase`` at ``now`` (Unix seconds).
 
-    Raises :class:`IllegalPhaseChange` if :data:`NEXT_PHASES` does not allow it.
+    Raises :class:`PhaseChangeError` if :data:`NEXT_PHASES` does not allow it.
     """
     if phase is not incident.phase and phase not in NEXT_PHASES[incident.phase]:
-        raise IllegalPhaseChange(
+        raise PhaseChangeError(
             f"incident {incident.name} cannot move from {incident.phase} to {phase}"
         )
     incident.enter(phase, now)

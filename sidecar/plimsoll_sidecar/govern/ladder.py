@@ -19,7 +19,7 @@ REQUIRED_CAPABILITIES = {
     Action.WORKER_RESTART: Capability.RESTART_WORKER,
     Action.ENGINE_RESTART: Capability.RESTART_ENGINE,
 }
-NO_PODS = "pods can be replaced only in a cluster"
+NO_PODS_MESSAGE = "pods can be replaced only in a cluster"
 CURABLE_KINDS = frozenset(
     {
         IncidentKind.HOST_GROWTH,
@@ -46,11 +46,11 @@ def find_skip_reason(
     if action not in policy.ladder:
         return "the action is not in spec.supervision.ladder"
     if _needs_another_pod(kind, policy) and action is Action.POD_REPLACE:
-        return None if engine.replaceable else NO_PODS
+        return None if engine.replaceable else NO_PODS_MESSAGE
     if kind not in CURABLE_KINDS:
         return f"no action of the supervisor cures {kind.value}"
     if action is Action.POD_REPLACE:
-        return None if engine.replaceable else NO_PODS
+        return None if engine.replaceable else NO_PODS_MESSAGE
     if pod is not None and action in (Action.TRIM, Action.WORKER_RESTART):
         return (
             f"pod {pod} of the group holds the memory, which only a restart of the group releases"
@@ -70,7 +70,7 @@ def find_skip_reason(
 
 
 def _needs_another_pod(kind: IncidentKind, policy: Supervision) -> bool:
-    """Report whether devices that stay in use at the start of an engine call for another pod."""
+    """Report whether the start gate replaces the pod if its devices stay in use."""
     gate = policy.start_gate
     return kind is IncidentKind.ORPHAN_DEVICE_MEMORY and gate is not None and gate.then is not None
 

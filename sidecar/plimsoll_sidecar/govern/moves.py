@@ -15,7 +15,7 @@ from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_
 from plimsoll_sidecar.govern.verification import CURED_SHARE
 
 WITHIN_BUDGET_MESSAGE = (
-    "deferred: the leak budget is not spent, and a drain would end before memory does"
+    "deferred: the leak budget is not spent, and a drain would end before memory runs out"
 )
 NOT_GROWING_MESSAGE = "deferred: the leak budget is spent, but memory is not growing at present"
 LIMIT_FAR_MESSAGE = (
@@ -41,7 +41,7 @@ def escalate(context: TurnContext, incident: Incident, message: str) -> None:
 
 
 def request_replacement(context: TurnContext, incident: Incident) -> None:
-    """Ask the operator to evict the pod, with a new step of the incident."""
+    """Add a step to the incident that asks the operator to evict the pod."""
     incident.tried.append(Action.POD_REPLACE)
     text = "waiting for the operator to evict the pod"
     step = context.make_step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
@@ -174,7 +174,7 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
 def waits_for_window(context: TurnContext, incident: Incident) -> bool:
     """Report whether a restart must wait for the maintenance window.
 
-    It need not wait if memory would end sooner, or if the time until the limit is unknown.
+    It need not wait if memory would run out sooner, or if the time until the limit is unknown.
     """
     window, left = context.policy.maintenance_window, context.estimate_time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:
@@ -208,7 +208,7 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
 
 
 def release_slot(context: TurnContext) -> None:
-    """Release the slot, so that the actuator releases the Lease.
+    """Record that no incident holds the slot, so that the actuator releases the Lease.
 
     The incident that held the slot requests it again later, after others.
     """
@@ -233,7 +233,7 @@ def abandon_trim(context: TurnContext) -> None:
 
 
 def judge_trim(context: TurnContext, incident: Incident) -> None:
-    """Judge a trim by the memory one round later, regardless of what the engine reported."""
+    """Judge a trim by the memory in use one round later, not by what the engine reported."""
     step = next((s for s in incident.timeline if is_unmeasured_trim(s)), None)
     if step is None:
         return

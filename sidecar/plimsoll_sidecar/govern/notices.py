@@ -1,9 +1,9 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-They open and end in one turn. A crash is an end of the engine or its worker without a request.
-A new epoch shows it, and only a supervisor that saw the old epoch alive reports it. If no
-supervisor was running, the cause is unknown: the node may have restarted, or a person may have
-restarted the service.
+Such an incident opens and ends in one turn. A crash is an end of the engine or its worker that
+nobody requested. A new epoch shows the crash, and only a supervisor that saw the old epoch alive
+reports it. If no supervisor was running, the cause is unknown: the node may have restarted, or a
+person may have restarted the service.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LastHealthyState(msgspec.Struct, frozen=True):
 def make_crash_record(
     seen: LastHealthyState, view: EngineView, replica: str, host_limit: int | None, now: float
 ) -> Incident:
-    """Return the record of an epoch that ended by itself. ``view`` shows the next epoch."""
+    """Return the incident of an epoch that ended unexpectedly. ``view`` shows the next epoch."""
     engine = find_boot(seen.epoch) != find_boot(view.epoch or "")
     lost = [one for one in seen.processes if one not in view.processes]
     process = _find_ended_process(
@@ -112,9 +112,9 @@ def make_crash_record(
 
 
 def _find_ended_process(processes: Sequence[EngineProcess], role: Role) -> str:
-    """Return the process of this role, or else the first one.
+    """Return the process with this role, or else the first one.
 
-    Names of external engines' processes differ from Plimsoll's roles.
+    The processes of external engines have names instead of Plimsoll's roles.
     """
     names = [one.role for one in processes]
     return role.value if role in names or not names else names[0]
@@ -166,7 +166,7 @@ class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def make_manual_action_record(action: ManualAction, replica: str, now: float) -> Incident:
-    """Return the record of an ended action. Its name contains the action's ID."""
+    """Return the incident that records an ended action. Its name contains the action's ID."""
     outcome = action.outcome or Outcome.UNKNOWN
     ended = action.finished_at or now
     reason = REASON_BY_FAILURE.get(outcome, REASON_BY_ACTION[action.action])

@@ -53,7 +53,7 @@ TAKE_SLOT_STEP, MEETING_STEP = "TakeSlot", "MeetPartner"
 GROUP_STEP = "GroupRestart"
 """Step that precedes the restart of a multi-node group through its leader."""
 KINDS_WITHOUT_TRIM = (IncidentKind.STALL, IncidentKind.RECYCLE)
-"""Kinds that a trim cannot cure, and that need no second look."""
+"""Kinds that a trim cannot cure, and that are confirmed without one."""
 
 
 def advance(context: TurnContext, incident: Incident) -> None:
@@ -270,7 +270,7 @@ def await_replacement(context: TurnContext, incident: Incident) -> None:
 def on_verifying(context: TurnContext, incident: Incident) -> None:
     """Judge the restart once the new epoch is warm: resolve, choose the next rung, or wait.
 
-    An engine that serves only together with another one must first serve a request with it.
+    An engine that serves only together with a partner must first serve a request with the partner.
     """
     if waits_for_partner(context, incident):
         return
@@ -300,10 +300,10 @@ def on_verifying(context: TurnContext, incident: Incident) -> None:
 
 
 def waits_for_partner(context: TurnContext, incident: Incident) -> bool:
-    """Report whether the restarted engine has not yet served a request with its partner.
+    """Report whether the restarted engine must still serve a request with its partner.
 
-    This is tried for :data:`MEETING_S` after the engine starts to serve. An engine that does not
-    start in time is judged without it.
+    The supervisor sends such requests for :data:`MEETING_S` after the engine starts to serve. An
+    engine that does not start in time is judged without them.
     """
     if not incident.meets_partner:
         return False

@@ -1,7 +1,7 @@
-"""Recycling: the planned restart of a healthy engine that has reached an age.
+"""Decide when a healthy engine is due for a planned restart because of its age (recycling).
 
-It goes through the phases of an incident, so that slots, budgets and verification apply. An engine
-that becomes busy, or a window that closes, ends the incident before the restart.
+A planned restart goes through the phases of an incident, so that slots, budgets and verification
+apply. If the engine becomes busy or the window closes before the restart, the incident ends.
 """
 
 from __future__ import annotations

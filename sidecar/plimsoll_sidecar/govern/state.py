@@ -17,9 +17,9 @@ CONFIRM_S = 2 * ROUND_S
 SLOT_RETRY_S = 5.0
 """Seconds between two attempts to take a restart slot. Slots are held for about a minute."""
 MEETING_S = 180.0
-"""Seconds for which a restarted engine is tried with its partner, every :data:`SLOT_RETRY_S`.
+"""Seconds for which a restarted engine is tested with its partner, every :data:`SLOT_RETRY_S`.
 
-Then the pod returns to its Services anyway, because its partners may be the ones that fail.
+After that, the pod returns to its Services in any case: its partners may be the ones that fail.
 """
 SLOT_WAIT_S = 1800.0
 """Longest wait in seconds for a slot.
@@ -40,8 +40,8 @@ A busy engine's memory varies by less without a trim.
 class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A time during which no new incident of a kind opens.
 
-    The first condition that is met ends it: a time, another epoch, or a round without suspicion.
-    Without conditions, only a reset ends it.
+    It ends with the first condition that is met: a time, another epoch, or a round without
+    suspicion. Without conditions, it lasts until the restart budget is reset.
     """
 
     until: float | None = None
@@ -62,12 +62,18 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
 class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The governor's state, serializable with msgspec.
 
-    ``epoch`` is the last one that the engine reported, first at ``epoch_at``. ``pending`` is the
-    command in progress, which is sent again with the same operation id after a restart of the
-    supervisor. ``exhausted`` is the hard stop of the restart budget. ``quiet`` holds the cooldown
-    of each kind. ``by_hand`` are the newest epochs that manual restarts may end, and ``starts`` the
-    memory that the newest starts needed. ``slot_holder`` is the incident that the restart slot is
-    for.
+    Attributes:
+        quiet: The cooldown of each kind.
+        failures: The number of unresolved incidents in a row, by kind.
+        pending: The command in progress. After a restart of the supervisor, it is sent again with
+            the same operation ID.
+        slot_holder: The name of the incident for which the restart slot is held.
+        exhausted: Whether restarts stay stopped until a person resets the restart budget.
+        epoch: The last epoch that the engine reported.
+        epoch_at: The time at which ``epoch`` was first reported.
+        by_hand: The newest epochs that manual restarts may end.
+        starts: The memory that the newest starts needed.
+
     """
 
     incidents: list[Incident] = []
@@ -124,10 +130,11 @@ def shift_times(state: GovernorState, step_s: float) -> None:
 
 
 REASONS_UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
+"""Reasons after which no new incident opens until the epoch or the suspicion changes."""
 
 
 def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None:
-    """Start the cooldown of an ended incident's kind if nothing more can be done now."""
+    """Start the cooldown of the ended incident's kind, depending on how the incident ended."""
     kind = incident.kind
     if incident.reason is Reason.CLEARED:
         return  # a suspicion that ended proves nothing about earlier actions

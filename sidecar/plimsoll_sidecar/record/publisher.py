@@ -25,7 +25,7 @@ from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
 from plimsoll_sidecar.background import BackgroundThread
-from plimsoll_sidecar.clients.kube import Conflict, KubeClient, KubeError, NotFound
+from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, KubeError, NotFoundError
 from plimsoll_sidecar.govern.incident import Incident
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class Publisher:
         for name in names_of(incident, self._pod):
             try:
                 found = self._kube.get(path_of(namespace, name))
-            except NotFound:
+            except NotFoundError:
                 body = object_of(incident, name, self._service, self._pod, self._container)
                 found = self._kube.create(path_of(namespace, ""), body)
             if found["spec"].get("id") == incident.name:
@@ -206,7 +206,7 @@ class Publisher:
         }
         try:
             self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
-        except Conflict:
+        except ConflictError:
             return  # the Event already exists
         except KubeError as error:
             if error.is_transient:

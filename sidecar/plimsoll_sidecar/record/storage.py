@@ -78,7 +78,7 @@ def decode_row(body: object, checksum: object, kind: type[_T]) -> _T:
         body = body.replace(old, new)
     try:
         value = decoding.decode(body, kind)
-    except decoding.Malformed as error:
+    except decoding.MalformedError as error:
         raise DamagedRowError(str(error)) from error
     word = next(unknown_words(value), None)
     if word is not None:
@@ -220,7 +220,7 @@ class RestartCopy:
         """Add missing restarts to ``state``, and return their number."""
         try:
             spent = decoding.decode(self._path.read_bytes(), SpentBudget)
-        except (OSError, decoding.Malformed):
+        except (OSError, decoding.MalformedError):
             return 0  # the next write of the state repairs the file
         known = {restart.epoch for restart in state.restarts}
         lacking = [restart for restart in spent.restarts if restart.epoch not in known]

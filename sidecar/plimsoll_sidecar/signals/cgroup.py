@@ -39,9 +39,9 @@ class CgroupMemory(msgspec.Struct, frozen=True):
     ``oom_kills`` counts the processes of the group that the kernel killed. ``ooms`` counts how
     often the group ran out of memory, and ``throttled`` how often it exceeded ``memory.high``.
 
-    ``stalled_some_s`` and ``stalled_full_s`` are its pressure stall information (PSI): the seconds
-    since its creation in which some or all of its tasks waited for memory. Version 1 has neither
-    these two nor ``ooms`` and ``throttled``.
+    ``stalled_some_s`` and ``stalled_full_s`` are the group's pressure stall information (PSI): the
+    seconds since its creation in which some or all of its tasks waited for memory. Version 1 has
+    neither these two nor ``ooms`` and ``throttled``.
 
     ``swap`` counts pages that are in swap and not in memory. The kernel does not report their kind;
     nearly all of them are anonymous.
@@ -125,7 +125,7 @@ class Cgroup:
 def _has_other_processes(folder: Path, pid: int) -> bool:
     """Report whether the cgroup has processes that are not part of ``pid``'s process tree.
 
-    Shells around it are ignored. True if the list cannot be read.
+    Shells that started the tree are ignored. True if the list cannot be read.
     """
     members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
     tree = parents()

@@ -56,8 +56,8 @@ class DeviceUsers(msgspec.Struct, frozen=True):
     """Users of a device that the driver reports in this PID namespace.
 
     ``processes`` maps PIDs to bytes, None if unknown. ``other_bytes`` is the rest of the used
-    memory: the driver's own, and that of processes in other PID namespaces. ``mps_clients`` is the
-    number of MPS clients.
+    memory, which belongs to the driver or to processes in other PID namespaces. ``mps_clients`` is
+    the number of MPS clients.
     """
 
     processes: dict[int, int | None]
@@ -81,14 +81,14 @@ class AssignmentSource(Protocol):
     """Source that also knows which devices are assigned to the pod."""
 
     def assigned_devices(self) -> list[str]:
-        """Return the devices that are assigned to this pod, as names for ``memory``."""
+        """Return the devices assigned to this pod, by the names that ``memory`` accepts."""
 
 
 NOT_CONFIGURED_MESSAGES = {
     "dcgm": "no port is configured (set dcgmExporterPort, or plimsoll inject --dcgm-exporter-port)",
     "amd": "no port is configured (set amdExporterPort, or plimsoll inject --amd-exporter-port)",
 }
-"""Hints for the configuration of each exporter that is not in use."""
+"""How to configure each exporter, for messages about exporters that are not in use."""
 
 
 def select_available_sources(
@@ -233,7 +233,7 @@ class Nvml:
 
 
 class PodContainer(NamedTuple):
-    """A pod and optionally one of its containers. An empty name stands for all containers."""
+    """A pod and optionally one of its containers. If ``container`` is empty, all are meant."""
 
     namespace: str
     name: str

@@ -54,7 +54,7 @@ class SharingDetector:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all findings, because the next engine may use other devices."""
+        """Discard all findings, because the next engine may use other devices."""
         self._next = 0.0
         self._found: dict[str, str] = {}
         self._other_owner_since: dict[str, float] = {}

@@ -356,7 +356,7 @@ class EngineFinder:
         container: Container | None,
         listening: ListeningSockets,
     ) -> ProcessId | None:
-        """Return the process to end first; None if only helper processes of an engine are left."""
+        """Return the engine's main process; None if only helper processes are left."""
         known = next((p for p, is_main in self._known.items() if is_main), None)
         if known is not None and identities.get(known.pid) == known:
             return known

@@ -5,7 +5,7 @@ The environment variable of the device plugin names them, if it is set. With CDI
 processes show them: ``/proc/PID/fd`` leads to the device files, and ``/proc/driver/nvidia``, which
 is the same in every container, maps their minor numbers to UUIDs. A process that uses a MIG slice
 also has the capability files of the slice open. Processes open these files some time after their
-start, so the search is repeated. It shows which devices are used, but not how much of them.
+start, so the search is repeated. The search shows which devices are in use, but not their memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GpuIdentity:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the devices, so that the next call searches again."""
+        """Discard the devices, so that the next call searches again."""
         self._next = 0.0
         self._found: list[str] = []
 

@@ -86,7 +86,7 @@ class Kind(StrEnum):
     COUNTER = "counter"
     """A count since a start.
 
-    It adds up like a gauge, and the counts of parts that are absent from the page remain.
+    Values add up as for a gauge. The last values of parts that are absent from the page are kept.
     """
     RATIO = "ratio"
     """A share of a pool, from 0 to 1. The result is the mean, weighted by pool size."""
@@ -96,11 +96,15 @@ class Kind(StrEnum):
 class Series:
     """One metric of a page.
 
-    ``name`` is the complete sample name in the newest version, such as ``…_total`` or a histogram's
-    ``…_count``. ``older_names`` are its names in earlier versions. ``only_label`` is a label and
-    its value: only lines with this label count; None accepts all lines. ``total`` is a label whose
-    empty value marks the line that sums up the others. ``pool`` is the gauge with the size of a
-    ratio's pool. With ``pool_label``, the size is the number in that label of the gauge.
+    Attributes:
+        name: The complete sample name in the newest version of the program, such as ``…_total`` or
+            a histogram's ``…_count``.
+        older_names: The sample names in earlier versions.
+        only_label: A label and its value. Only lines with this label count; None accepts all lines.
+        total: A label whose empty value marks the line that sums up the others.
+        pool: The gauge with the size of a ratio's pool.
+        pool_label: The label of that gauge that contains the size; empty if the size is its value.
+
     """
 
     name: str
@@ -137,14 +141,14 @@ def make_created_name(name: str) -> str:
 class PoolRatio(float):
     """A ratio over all pools.
 
-    If the sizes of the pools are unknown and their ratios differ, the mean lies between the value,
-    the largest ratio, and ``least``, the smallest one.
+    If the pools have unknown sizes and different ratios, the value is the largest ratio and
+    ``least`` the smallest one. The mean is somewhere between them.
     """
 
     least: float
 
     def __new__(cls, value: float, least: float | None = None) -> PoolRatio:
-        """Create a ratio, which is exact without ``least``."""
+        """Create a ratio. Without ``least``, the value is exact."""
         found = super().__new__(cls, value)
         found.least = value if least is None else least
         return found
@@ -154,7 +158,7 @@ Labels = frozenset[tuple[str, str]]
 Lines = dict[Labels, float]
 """Values by labels; NaN if a value is unknown."""
 MALFORMED_LABELS: Labels = frozenset({("", "")})
-"""Labels of a line whose labels cannot be read: it may be any line of the metric."""
+"""Placeholder for labels that cannot be parsed. Such a line may be any line of the metric."""
 PROCESS_START_METRIC = "process_start_time_seconds"
 """Metric with the start time of a process, in Unix seconds."""
 
@@ -166,10 +170,10 @@ class Page:
         self.lines = lines
 
     def value(self, series: Series) -> float | None:
-        """Return the metric's value; None if the page does not have it.
+        """Return the metric's value; None if the page does not have the metric.
 
-        It is also None if one of its lines has a value that is impossible for a count, ratio or
-        size: the sum of the other lines would be wrong.
+        Also return None if one of the metric's lines has an impossible value for a count, ratio or
+        size, because the sum of the other lines would be wrong.
         """
         found = self._find_lines(series)
         if series.only_label is not None:

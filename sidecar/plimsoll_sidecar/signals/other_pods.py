@@ -27,7 +27,7 @@ import msgspec
 from plimsoll_api import learned, peers
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.learned import MAX_LEARNED_BYTES, LearnedWorkload
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
@@ -68,9 +68,9 @@ MIN_READY_S = 10.0
 group restarts.
 """
 PEERS_VALID_S = 300.0
-"""Seconds for which the file is valid after a change.
+"""Seconds for which the peers file is valid after a change.
 
-The operator writes it every minute, and the kubelet takes up to 90 s to update it.
+The operator writes the data every minute, and the kubelet takes up to 90 s to update the file.
 """
 _HEAD_POD = re.compile(r".*-head(-.*)?")
 """Pattern for names of KubeRay's head pods.
@@ -119,7 +119,7 @@ class GroupPages:
         self._queried: set[str] = set()
 
     def list_pods(self) -> dict[str, str] | None:
-        """Return name and address of each pod, at most :data:`MAX_PODS`.
+        """Return the address of each pod by name, at most :data:`MAX_PODS`.
 
         None if the API server does not answer, which is logged.
         """
@@ -156,7 +156,7 @@ class GroupPages:
             if status != 200:
                 raise EngineError(f"GET /state: HTTP {status}")
             found = decode(body, kind)
-        except (EngineError, Malformed) as error:
+        except (EngineError, MalformedError) as error:
             self.log_trouble_once(pod, str(error))
             return None
         self.log_trouble_once(pod, "")
@@ -240,7 +240,7 @@ class GroupMembers:
 
 
 def truncate_assessment(theirs: Assessment) -> Assessment:
-    """Return ``theirs``, cut to the maximum size of a supervisor's own assessment."""
+    """Return another pod's assessment, limited to the maximum size of this pod's own."""
     kept = [_truncate_suspicion(one) for one in theirs.suspicions[:MAX_EVIDENCE_LINES]]
     return msgspec.structs.replace(theirs, suspicions=kept, segments={})
 
@@ -340,7 +340,7 @@ class PeersFile:
             self._data, self._until = data, now + PEERS_VALID_S
             try:
                 self._peers = peers.decode(data)
-            except Malformed:
+            except MalformedError:
                 self._peers = ()
         return self._peers if now < self._until else ()
 
@@ -362,7 +362,7 @@ class LearnedFile:
         name = str(workload) if workload is not None else ""
         try:
             found = learned.decode(_read_file(self._path, MAX_LEARNED_BYTES))
-        except Malformed:
+        except MalformedError:
             return None
         return next((one for one in found if one.workload == name), None)
 

@@ -48,7 +48,7 @@ PROCESS_NAMES = {
     "Scheduler": "scheduler",
     "Detokenizer": "detokenizer",
 }
-"""Engines' names for the processes that a probe recognizes, by role."""
+"""The engine's own name of each process that a probe recognizes, by the role in the report."""
 
 
 class ProbeRequests:
@@ -80,8 +80,8 @@ class ProbeRequests:
     def collect(self, waited: Iterable[int], timeout_s: float) -> dict[int, bytes]:
         """Return the complete answers by PID; empty bytes for a request that failed.
 
-        Wait up to ``timeout_s`` for the answers of the PIDs in ``waited``; take others if they have
-        arrived.
+        Wait up to ``timeout_s`` for the answers of the PIDs in ``waited``. Other answers are
+        returned if they have already arrived.
         """
         deadline = time.monotonic() + timeout_s
         found: dict[int, bytes] = {}
@@ -202,14 +202,14 @@ class TorchDevice(msgspec.Struct):
 
 
 class ProbeMemory(msgspec.Struct):
-    """Memory that a diagnosis uses now, and the maximum that it may use, in bytes."""
+    """Memory of a running diagnosis, in bytes: the current use and the maximum."""
 
     bytes: Number
     bound: Number
 
 
 class EngineReport(msgspec.Struct):
-    """Values of the engine's own objects in one process."""
+    """Values that a probe read from the engine's objects in one process."""
 
     role: Annotated[str, msgspec.Meta(max_length=32)] = ""
     kv_usage_ratio: Ratio | None = None

@@ -1,7 +1,7 @@
 """Query the probes in the processes of an external engine, and keep their reports.
 
-They report what is not visible from outside: the allocators of each process, torch's memory on each
-device, and the engine's caches with their bounds.
+Probes report what is not visible from outside: the allocators of each process, torch's memory on
+each device, and the engine's caches with their bounds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.admin import Capability, Diagnostic, Number, ProcessMemory, Role, Status
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_sidecar.signals import probe_reports
 from plimsoll_sidecar.signals.probe_reports import MAX_TEXT_BYTES, ProbeRequests, Report, query_all
@@ -194,7 +194,7 @@ class Probes:
             return
         try:
             report = decode(answer, Report)
-        except Malformed:
+        except MalformedError:
             report = None
         if report is not None and report.pid == process.pid and is_running(process):
             known.report, known.reported_at, known.next_at = report, now - report.age_s, 0.0
@@ -221,7 +221,7 @@ class Probes:
     def _trace_allocations(self) -> dict[int, bytes]:
         """Return the allocations by source line during :data:`TRACE_DURATION_S`, by PID.
 
-        A probe ends its trace itself if the supervisor no longer can.
+        If the supervisor can no longer end the trace, the probe ends it.
         """
         if not self._query_texts({"do": "tracemalloc", "step": "start"}):
             return {}
@@ -238,7 +238,7 @@ class Probes:
         for pid, answer in self._query(request, timeout_s, MAX_TEXT_BYTES).items():
             try:
                 text = decode(answer, _TextAnswer).text
-            except Malformed:
+            except MalformedError:
                 continue
             found[pid] = text.encode(errors="replace")
         return found
@@ -249,7 +249,7 @@ class Probes:
         for answer in self._query({"do": "trim", "idle": idle}, TRIM_TIMEOUT_S).values():
             try:
                 report = decode(answer, _TrimAnswer)
-            except Malformed:
+            except MalformedError:
                 continue
             done += 1
             if report.device_before is not None and report.device_after is not None:

@@ -1,8 +1,8 @@
 """Read the processes of this PID namespace, with psutil or from /proc where psutil lacks a value.
 
-Any of this may be outdated at once. A signal is therefore sent only to a process with the known
+All results may be outdated immediately. A signal is therefore sent only to a process with the known
 start time (:class:`ProcessId`). A process can write its own arguments and environment, so only a
-bounded part of them is read. psutil would read and split all of it
+bounded part of them is read. psutil would read and split all of them
 (docs/decisions/0002-libraries.md).
 """
 
@@ -58,9 +58,9 @@ ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 def read(pid: int, name: str, limit: int = -1) -> bytes:
     """Return up to ``limit`` bytes of ``/proc/PID/NAME``. Raises OSError if it cannot be read.
 
-    The path is a string because pathlib interns each part of a path, here also the numbers of
-    processes and threads. The interpreter would then rebuild its table of interned strings every
-    few hundred samples. That takes a megabyte for a moment, which the heap may keep.
+    The path is a string because pathlib interns each part of a path, here the numbers of processes
+    and threads. The interpreter would then rebuild its table of interned strings every few hundred
+    samples, which temporarily takes a megabyte that the heap may keep.
     """
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
         if limit < 0:
@@ -133,8 +133,8 @@ def send_signal(
 class Container(NamedTuple):
     """A container, identified by what its processes share: cgroup and mount namespace.
 
-    The namespace is None if it is not readable, because the process has more capabilities than the
-    supervisor.
+    ``mounts`` is the inode of the mount namespace; None if it is not readable, because the process
+    has more capabilities than the supervisor.
     """
 
     cgroup: str

@@ -26,7 +26,7 @@ from plimsoll_sidecar.signals.process_table import (
 MAX_PROCESSES = 256
 """Maximum number of processes, beyond which the sum is unknown.
 
-An engine has a handful; a fork bomb beside it must not stop the sampler.
+An engine has a few; a fork bomb in its container must not stop the sampler.
 """
 
 
@@ -50,8 +50,8 @@ class ResidentMemory(msgspec.Struct, frozen=True):
 class EngineProcessTable:
     """Processes of one engine: those that it reports, and their descendants.
 
-    The last reported processes are kept with their start times. They can therefore be read while
-    the engine does not answer, and a reused PID is not taken for one of them.
+    The processes reported last are stored with their start times. They can therefore be read while
+    the engine does not answer, and a process that reuses a PID is not taken for one of them.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,8 @@ class EngineProcessTable:
     def read_helpers_cpu_s(self) -> float | None:
         """Return the CPU seconds of all processes but the frontend, including ended children.
 
-        Includes the frontend if there is no other process. None if one of them is not readable.
+        If the frontend is the only process, return its CPU seconds. None if a process is not
+        readable.
         """
         living = self._find_running()
         if living is None:
@@ -165,7 +166,7 @@ class EngineProcessTable:
 
 
 def _limit_to_private(size: ResidentMemory | None, private: int | None) -> ResidentMemory | None:
-    """Return the memory without shared pages, if the engine reports the private ones."""
+    """Return ``size`` without shared pages if ``private`` is known, otherwise ``size``."""
     if size is None or private is None:
         return size
     return msgspec.structs.replace(size, anon=min(size.anon, private))

@@ -56,7 +56,7 @@ SERVING_CHECK_PERIOD_S = 5.0
 PROBE_GONE_S = 60.0
 """Seconds after which a process whose probe does not answer counts as one without a probe.
 
-It has become another program.
+By then, the process must have become another program.
 """
 
 
@@ -105,13 +105,13 @@ class _ServingCheck:
 class Sampler:
     """Sample one engine.
 
-    ``status`` is its answer in the newest sample; None if it did not answer. ``signals`` shows
-    which signals the newest sample has. ``page`` returns whether the engine's metrics page is
+    ``status`` is the engine's answer in the newest sample; None if it did not answer. ``signals``
+    shows which signals the newest sample has. ``page`` returns whether the engine's metrics page is
     usable; None for an engine without one.
 
-    ``device_source`` is where device memory is read: ``engine`` (cudaMemGetInfo), ``nvml``,
-    ``dcgm`` or ``amd`` (exporters on the node), or None. It is chosen once for each epoch, because
-    the sources differ by a constant.
+    ``device_source`` is the source of device memory: ``engine`` (cudaMemGetInfo), ``nvml``,
+    ``dcgm`` or ``amd`` (exporters on the node), or None. The source is chosen once for each epoch,
+    because the values of the sources differ by a constant.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Sampler:
     def _check_serving(self, status: Status | None, host: Host, now: float) -> bool | None:
         """Return whether the serving port answered; None if it was not queried or is still silent.
 
-        A sample waits for it only if the status is silent.
+        Wait for the answer only if the status is silent.
         """
         asked = self._asked
         if status is None:

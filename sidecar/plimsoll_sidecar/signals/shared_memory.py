@@ -2,9 +2,9 @@
 
 A file in ``/dev/shm`` outlives the process that created it. It also outlives the container if the
 tmpfs belongs to the pod. Then it belongs to no process and is never freed. The devices and inodes
-in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes use a file. Reading them is bounded
-and cheap enough for once a minute. If they are too large or not readable, the size is unknown, and
-:class:`UnknownUsersError` gives the reason.
+in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes use a file. Reading them is bounded,
+and cheap enough to be done once a minute. If they are too large or not readable, the size is
+unknown, and :class:`UnknownUsersError` gives the reason.
 
 A scan runs every minute, and when the engine's main process has changed. If a scan fails, the last
 result stays valid for a few minutes; after that, the size is unknown. The reason is logged, and
@@ -268,9 +268,9 @@ RESULT_VALID_S = 300.0
 MIN_FILE_AGE_S = 60.0
 """Seconds until a new file is checked, because its creator needs a moment to map it."""
 MIN_EARLIER_FILE_AGE_S = 2.0
-"""Seconds until a file from before the engine's start is checked.
+"""Seconds until a file that is older than the engine is checked.
 
-It belongs to the previous engine, which may have leaked until its end.
+The file belongs to the previous engine, which may have written to it until its end.
 """
 
 
@@ -389,7 +389,8 @@ def has_private_shm() -> bool:
 def _has_same_shm(root: Path, pid: int) -> bool:
     """Report whether the process has the same tmpfs at ``/dev/shm``.
 
-    Returns False if that is not readable; then the files that it uses are not readable either.
+    Return False if that cannot be read: the files that the process uses are then not readable
+    either.
     """
     try:
         return os.stat(f"/proc/{pid}/root{SHM}").st_dev == os.stat(root).st_dev

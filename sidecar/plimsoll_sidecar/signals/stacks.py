@@ -1,8 +1,8 @@
 """Read the stacks of processes that do not answer: by a signal to the probe, or with py-spy.
 
 py-spy is used if it is on the supervisor's PATH and the kernel lets it read the process. That needs
-the same user and ``kernel.yama.ptrace_scope`` 0, or the capability SYS_PTRACE. It reads from
-outside and does not stop the process.
+the same user and ``kernel.yama.ptrace_scope`` 0, or the capability SYS_PTRACE. py-spy does not stop
+the process that it reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STACKS_WAIT_S = 0.5
 MAX_OUTPUT_BYTES = 1 << 20
 PY_SPY = "py-spy"
 PY_SPY_TIMEOUT_S = 10.0
-"""Timeout in seconds of py-spy for all processes together. It takes about one for each."""
+"""Timeout in seconds of py-spy for all processes together. Each takes about one second."""
 
 
 def read_stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:

@@ -19,7 +19,7 @@ from plimsoll_api import generate
 from plimsoll_api.operation import MAX_SERVICE_REPLICAS
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject.validate import check_object
-from plimsoll_operator.kinds import SERVICE, InvalidSpec
+from plimsoll_operator.kinds import SERVICE, InvalidSpecError
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -216,7 +216,7 @@ def decide(item: dict[str, Any]) -> str:
     try:
         service = parse(item)
         plan = reconcile(service, {}, [], [], IMAGES)
-    except InvalidSpec as error:
+    except InvalidSpecError as error:
         return "invalid" if "spec" in str(error) else "invalid, and no field is named"
     json.dumps(plan.desired)
     now = "2026-01-01T00:00:00Z"

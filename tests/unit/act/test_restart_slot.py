@@ -18,7 +18,7 @@ from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, SlotLostError
-from plimsoll_sidecar.clients.kube import Conflict, KubeClient, KubeError
+from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, KubeError
 from plimsoll_sidecar.govern.command import SlotRequest
 
 POLICY = RestartBudget(count=3, window_s=3600.0)
@@ -47,7 +47,7 @@ class Kube:
         self._called()
         version = self.lease["metadata"]["resourceVersion"]
         if lease["metadata"]["resourceVersion"] != version:
-            raise Conflict(409, "changed")
+            raise ConflictError(409, "changed")
         self.lease = copy.deepcopy(lease)
         self.lease["metadata"]["resourceVersion"] = str(int(version) + 1)
         return lease

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.decoding import MAX_DEPTH, Malformed, decode, is_deeper
+from plimsoll_api.decoding import MAX_DEPTH, MalformedError, decode, is_deeper
 
 
 class Page(msgspec.Struct):
@@ -40,13 +40,13 @@ def nested(levels: int) -> bytes:
     ],
 )
 def test_every_fault_is_the_one_error(data: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedError):
         decode(data, Page)
 
 
 def test_a_depth_that_no_answer_has_is_refused_wherever_it_stands() -> None:
     assert decode(b'{"later": ' + nested(MAX_DEPTH - 1) + b', "count": 3}', Page).count == 3
-    with pytest.raises(Malformed, match=f"more than {MAX_DEPTH} levels"):
+    with pytest.raises(MalformedError, match=f"more than {MAX_DEPTH} levels"):
         decode(b'{"later": ' + nested(MAX_DEPTH) + b', "count": 3}', Page)
 
 
@@ -57,7 +57,7 @@ def test_it_holds_in_a_thread_with_a_small_stack() -> None:
     def run() -> None:
         try:
             decode(b'{"later": ' + nested(1000) + b"}", Page)
-        except Malformed as error:
+        except MalformedError as error:
             found.append(str(error))
 
     before = threading.stack_size(128 << 10)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from plimsoll_operator.kinds import InvalidSpec
+from plimsoll_operator.kinds import InvalidSpecError
 from plimsoll_operator.plans.service import parse
 
 
@@ -132,7 +132,7 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
     ],
 )
 def test_refused_with_the_field(change: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidSpec) as refused:
+    with pytest.raises(InvalidSpecError) as refused:
         parse(service(change))
     assert field in str(refused.value)
 
@@ -167,7 +167,7 @@ def test_a_budget_may_set_itself() -> None:
     ],
 )
 def test_a_budget_that_sets_itself_has_rules(memory: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidSpec, match=message):
+    with pytest.raises(InvalidSpecError, match=message):
         parse(service({"memory": memory}))
 
 
@@ -179,10 +179,10 @@ def test_a_whole_number_is_a_quantity() -> None:
 
 @pytest.mark.parametrize("quantity", ["1e99999999", "1e-99999999", "9" * 65, "١Gi"])
 def test_a_number_that_takes_minutes_to_compute_is_no_quantity(quantity: str) -> None:
-    with pytest.raises(InvalidSpec, match=r"memory\.host\.growthBudget"):
+    with pytest.raises(InvalidSpecError, match=r"memory\.host\.growthBudget"):
         parse(service({"memory": {"host": {"growthBudget": quantity}}}))
 
 
 def test_a_name_that_no_service_can_have() -> None:
-    with pytest.raises(InvalidSpec, match=r"metadata\.name"):
+    with pytest.raises(InvalidSpecError, match=r"metadata\.name"):
         parse(service({}, name="Upper"))

@@ -20,7 +20,7 @@ from plimsoll_api import admin, supervisor_config
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.admin import Capability, EngineState, MemoryKind, Role, Status
 from plimsoll_api.assessment import Assessment, Segment
-from plimsoll_api.decoding import Malformed
+from plimsoll_api.decoding import MalformedError
 from plimsoll_api.leakincident import LeakIncidentSpec, LeakIncidentStatus
 from plimsoll_api.open_enum import OpenEnum, unknown_words
 from plimsoll_api.state import View
@@ -212,7 +212,7 @@ def test_an_action_of_a_later_operator_is_left_out_and_a_mode_is_refused() -> No
     assert found.supervision.mode is Mode.OBSERVE
     assert found.supervision.ladder == (Action.TRIM, "Migrate")
     config["supervision"] = {"mode": "Predict"}
-    with pytest.raises(Malformed, match=r"supervision\.mode"):
+    with pytest.raises(MalformedError, match=r"supervision\.mode"):
         supervisor_config.decode(json.dumps(config).encode())
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from plimsoll_sidecar.clients import kube
 from plimsoll_sidecar.clients.kube import (
-    Conflict,
-    Forbidden,
+    ConflictError,
+    ForbiddenError,
     KubeClient,
     KubeError,
-    NotFound,
-    TooLarge,
-    TooManyRequests,
-    UnexpectedAnswer,
+    NotFoundError,
+    TooLargeError,
+    TooManyRequestsError,
+    UnexpectedAnswerError,
 )
 from tests.unit.clients.api_server import PATH, ApiServer, endpoint
 from tests.unit.clients.raw_server import serve
@@ -27,10 +27,10 @@ from tests.unit.clients.test_http import HEAD, dripping
 @pytest.mark.parametrize(
     ("status", "kind", "transient"),
     [
-        (403, Forbidden, False),
-        (404, NotFound, False),
-        (409, Conflict, False),
-        (429, TooManyRequests, True),
+        (403, ForbiddenError, False),
+        (404, NotFoundError, False),
+        (409, ConflictError, False),
+        (429, TooManyRequestsError, True),
         (422, KubeError, False),
         (503, KubeError, True),
     ],
@@ -53,10 +53,10 @@ def test_a_success_that_is_no_object_is_an_error(api: ApiServer, body: bytes) ->
     """A proxy between the API server and us answers so; it is no empty object."""
     api.answer = 200, {}, body
     for call in (api.kube.get, lambda path: api.kube.put(path, {"metadata": {}})):
-        with pytest.raises(UnexpectedAnswer, match="not an object") as caught:
+        with pytest.raises(UnexpectedAnswerError, match="not an object") as caught:
             call(PATH)
         assert caught.value.is_transient
-    with pytest.raises(UnexpectedAnswer, match="not a list"):
+    with pytest.raises(UnexpectedAnswerError, match="not a list"):
         list(api.endpoint_slices.iterate_endpoints(["a"]))
 
 
@@ -68,14 +68,14 @@ def test_the_wait_that_a_server_asks_for_is_bounded(
     api: ApiServer, header: str, seconds: float | None
 ) -> None:
     api.answer = 429, {"Retry-After": header}, b"x"
-    with pytest.raises(TooManyRequests, match="HTTP 429") as caught:
+    with pytest.raises(TooManyRequestsError, match="HTTP 429") as caught:
         api.kube.get(PATH)
     assert caught.value.retry_after_s == seconds
 
 
 def test_a_long_message_is_cut(api: ApiServer) -> None:
     api.answer = 403, {}, b'{"message":"' + b"m" * 100_000 + b'"}'
-    with pytest.raises(Forbidden) as caught:
+    with pytest.raises(ForbiddenError) as caught:
         api.kube.get(PATH)
     assert len(str(caught.value)) < 1000
 
@@ -98,7 +98,7 @@ def test_objects_too_large_for_a_page_are_asked_for_in_smaller_ones(api: ApiServ
     assert [query["limit"] for query in api.queries[:2]] == ["64", "16"]
     api.slices = api.slices[:1]
     api.slices[0]["endpoints"] *= 10
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooLargeError):
         list(api.kube.list_items(PATH, Named))
 
 

@@ -21,8 +21,8 @@ from plimsoll_api.memory_policy import (
 )
 from plimsoll_sidecar.govern.auto_budget import (
     FLOOR_SHARE,
+    HEADROOM_SHARE,
     HOUR_S,
-    ROOM_SHARE,
     Hour,
     LearnedBudgets,
     LearnedHistory,
@@ -129,7 +129,7 @@ def test_a_new_pod_acts_by_the_budget_that_the_others_have_learned() -> None:
 def test_an_inherited_budget_is_at_most_half_of_the_room() -> None:
     found = inherited(LearnedMemory(86400, (0, 0, 0), BASE, 1 << 49))
     found.update_budget(0.0, HOST, MEMORY.auto)
-    assert found.budget == ROOM_SHARE * (LIMIT - BASE)
+    assert found.budget == HEADROOM_SHARE * (LIMIT - BASE)
 
 
 def test_pods_that_live_for_hours_learn_a_day_together() -> None:
@@ -208,7 +208,7 @@ def test_a_proposal_stays_between_the_floor_and_half_of_the_room(
     live(learned, 0.0, grown)
     found = propose_budget(learned, msgspec.structs.replace(HOST, limit_bytes=limit))
     assert found is not None
-    room = int(ROOM_SHARE * max(0, limit - BASE))
+    room = int(HEADROOM_SHARE * max(0, limit - BASE))
     assert 1 <= found <= max(1, room)
     assert found >= min(int(FLOOR_SHARE * limit), max(1, room))
 

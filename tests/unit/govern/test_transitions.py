@@ -11,8 +11,8 @@ from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.incident import (
     NEXT_PHASES,
     ROUND_S,
-    IllegalPhaseChange,
     Incident,
+    PhaseChangeError,
     compute_counted_s,
     move_to_phase,
 )
@@ -43,7 +43,7 @@ def test_every_phase_but_the_ended_ones_leads_to_an_end() -> None:
 def test_a_phase_that_cannot_follow_is_refused_and_changes_nothing(phase: IncidentPhase) -> None:
     for other in set(IncidentPhase) - NEXT_PHASES[phase] - {phase}:
         one = incident(phase)
-        with pytest.raises(IllegalPhaseChange, match=f"cannot move from {phase} to {other}"):
+        with pytest.raises(PhaseChangeError, match=f"cannot move from {phase} to {other}"):
             move_to_phase(one, other, 5.0)
         assert (one.phase, one.phase_since) == (phase, 0.0)
 

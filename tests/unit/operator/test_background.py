@@ -15,7 +15,7 @@ from plimsoll_operator import main
 from plimsoll_operator.kinds import SERVICE
 from plimsoll_operator.runtime.background import MAX_DELAY_S, MAX_FAILURES, RECOVERED_S, Background
 from plimsoll_operator.runtime.client import Api
-from plimsoll_operator.runtime.election import Election, LeadershipLost
+from plimsoll_operator.runtime.election import Election, LeadershipLostError
 from plimsoll_operator.runtime.queue import RateLimit
 from tests import virtual_time
 
@@ -122,10 +122,10 @@ def test_a_process_that_lost_its_lease_ends_although_something_hangs(
 
     class Lost:
         async def keep(self) -> None:
-            raise LeadershipLost("not renewed for 10 s")
+            raise LeadershipLostError("not renewed for 10 s")
 
     async def play() -> None:
-        with pytest.raises(LeadershipLost):
+        with pytest.raises(LeadershipLostError):
             await main._keep_lease(cast(Election, Lost()))
         await asyncio.sleep(main.EXIT_S - 0.1)
         assert ended == []

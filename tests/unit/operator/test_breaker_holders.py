@@ -18,7 +18,7 @@ from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
 from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, holder
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, ApiError, Conflict
+from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 
 class Server:
@@ -76,7 +76,7 @@ class Server:
         self.before(lease)
         meta = lease["metadata"]
         if self.leases[meta["name"]]["metadata"]["resourceVersion"] != meta["resourceVersion"]:
-            raise Conflict(409, "Conflict", meta["name"])
+            raise ConflictError(409, "Conflict", meta["name"])
         return self.write(lease)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:

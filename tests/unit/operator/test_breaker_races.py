@@ -22,7 +22,7 @@ from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
 from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, holder
 from plimsoll_operator.kinds import Key, Kind, Object, Ref
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, Conflict
+from plimsoll_operator.runtime.client import Api, ConflictError
 
 SERVICES, LIMIT, TURNS = 9, 3, 150
 
@@ -41,7 +41,7 @@ class Server:
         name = lease["metadata"]["name"]
         known = self.leases.get(name, lease)
         if known["metadata"].get("resourceVersion") != lease["metadata"].get("resourceVersion"):
-            raise Conflict(409, "Conflict", name)
+            raise ConflictError(409, "Conflict", name)
         self.version += 1
         meta = lease["metadata"] | {"resourceVersion": str(self.version)}
         self.leases[name] = copy.deepcopy(lease | {"metadata": meta})
@@ -111,7 +111,7 @@ async def supervisor(server: Server, name: str, taken: Counter[str], clock: Iter
         await server.pause(4)
         try:
             mine = server.write(found | {"spec": {"holderIdentity": f"{name}-0"}})
-        except Conflict:
+        except ConflictError:
             continue
         taken[name] += 1
         await server.pause(40)

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_operator.admission.review import PolicyCache, Reviewer
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.kinds import InvalidSpec
+from plimsoll_operator.kinds import InvalidSpecError
 from plimsoll_operator.plans.service import parse
 
 OPERATOR = """
@@ -54,7 +54,9 @@ def test_the_service_is_invalid_by_name(depth: int, fits: bool) -> None:
     if fits:
         assert parse(manifest).spec.pod_template == nested(depth)
         return
-    with pytest.raises(InvalidSpec, match=r"spec\.podTemplate: nested more than 64 levels deep"):
+    with pytest.raises(
+        InvalidSpecError, match=r"spec\.podTemplate: nested more than 64 levels deep"
+    ):
         parse(manifest)
 
 

@@ -24,7 +24,7 @@ from plimsoll_operator.fleet.figures import (
 )
 from plimsoll_operator.fleet.figures import parse_figures as parse_figures
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.kinds import InvalidSpec, Key, ref
+from plimsoll_operator.kinds import InvalidSpecError, Key, ref
 from plimsoll_operator.plans.service import Failure, parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
@@ -279,7 +279,7 @@ def test_an_invalid_spec_is_stalled_and_keeps_what_was_known() -> None:
     "template", [{"spec": "x"}, {"spec": {"containers": ["x"]}}, {"metadata": 1}]
 )
 def test_a_pod_template_that_is_none_is_an_invalid_spec(template: Any) -> None:
-    with pytest.raises(InvalidSpec, match=r"spec\.podTemplate"):
+    with pytest.raises(InvalidSpecError, match=r"spec\.podTemplate"):
         reconcile(parse(item(podTemplate=template)), {}, [], [], IMAGES)
 
 

@@ -31,7 +31,7 @@ from plimsoll_operator.fleet.selected_pods import (
     parse_policies,
     summarize,
 )
-from plimsoll_operator.kinds import InvalidSpec, Key, key_of, read
+from plimsoll_operator.kinds import InvalidSpecError, Key, key_of, read
 from plimsoll_operator.plans.policy import render
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.policy import status
@@ -314,7 +314,7 @@ def test_an_incident_counts_only_for_a_supervised_pod() -> None:
 def test_an_invalid_policy_keeps_what_is_known_of_its_pods() -> None:
     known = status(item(), seen(2, SupervisionState.SUPERVISED), [], {}, None, NOW)
     bad = item(selector={}) | {"status": known}
-    with pytest.raises(InvalidSpec, match=r"spec\.selector: .*must not be empty"):
+    with pytest.raises(InvalidSpecError, match=r"spec\.selector: .*must not be empty"):
         read(SupervisionPolicy, bad)
     failure = Failure("InvalidSpec", "spec.selector: must not be empty", is_lasting=True)
     found = status(bad, None, [], None, failure, LATER)

@@ -9,7 +9,7 @@ from plimsoll_operator.controllers.writes import (
     FailureCounter,
     NameConflictError,
 )
-from plimsoll_operator.kinds import InvalidSpec, Key
+from plimsoll_operator.kinds import InvalidSpecError, Key
 from plimsoll_operator.runtime.client import ApiError
 
 KEY, OTHER = Key("ns", "qwen"), Key("ns", "llama")
@@ -18,7 +18,7 @@ LASTING = ApiError(422, "Invalid", "spec.replicas: Invalid value")
 
 
 def test_an_invalid_spec_is_reported_and_raises_nothing() -> None:
-    failure, error = FailureCounter().classify(KEY, InvalidSpec("spec.model.uri: missing"))
+    failure, error = FailureCounter().classify(KEY, InvalidSpecError("spec.model.uri: missing"))
     assert (failure.reason, failure.is_lasting, error) == ("InvalidSpec", True, None)
     assert failure.message == "spec.model.uri: missing"
 

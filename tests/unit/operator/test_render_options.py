@@ -14,7 +14,7 @@ import yaml
 
 from plimsoll_api.resources import Resources
 from plimsoll_api.supervisor_config import CONFIG_FILE, decode
-from plimsoll_operator.kinds import InvalidSpec
+from plimsoll_operator.kinds import InvalidSpecError
 from plimsoll_operator.plans.service import claims_of, parse, reconcile
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.render.compare import with_replicas
@@ -127,7 +127,7 @@ def test_nothing_is_scaled_in_while_a_replica_has_an_open_incident() -> None:
     ],
 )
 def test_scaling_to_zero_needs_a_trigger_and_one_controller(scaling: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSpec, match="autoscaling"):
+    with pytest.raises(InvalidSpecError, match="autoscaling"):
         parse(manifest(autoscaling=scaling))
 
 
@@ -154,7 +154,7 @@ def test_a_claim_has_one_source_and_a_name_of_its_own() -> None:
     both = {"name": "a", "resourceClaimName": "x", "resourceClaimTemplateName": "y"}
     one = {"name": "a", "resourceClaimName": "x"}
     for claims in ([{"name": "a"}], [both], [one, one]):
-        with pytest.raises(InvalidSpec, match=r"resource claim|different names"):
+        with pytest.raises(InvalidSpecError, match=r"resource claim|different names"):
             parse(manifest(engine={"resources": {"resourceClaims": claims}}))
 
 
@@ -320,7 +320,7 @@ def test_the_models_own_variables_precede_and_a_secret_holds_its_store_together(
     store = {"uri": "s3://weights/q", "credentialsSecretRef": {"name": "store"}}
     engine = {"env": env(AWS_REGION="r", AWS_ACCESS_KEY_ID="k", HTTPS_PROXY="p")}
     assert download(model=store, engine=engine)["env"].keys() == {"HOME", "HF_HOME", "HTTPS_PROXY"}
-    with pytest.raises(InvalidSpec, match=r"model\.env only goes with"):
+    with pytest.raises(InvalidSpecError, match=r"model\.env only goes with"):
         parse(manifest(model={"uri": "pvc://weights/q", "env": env(A="b")}))
 
 
@@ -412,7 +412,7 @@ def test_a_model_in_a_bucket_is_downloaded_with_the_secrets_variables() -> None:
     ],
 )
 def test_what_does_not_go_with_a_source_is_refused(model: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSpec, match=r"spec\.model: .*only goes with a model\.uri of"):
+    with pytest.raises(InvalidSpecError, match=r"spec\.model: .*only goes with a model\.uri of"):
         pod(model=model)
 
 
@@ -470,7 +470,7 @@ def test_api_keys_are_a_file_that_the_engine_alone_sees() -> None:
     assert "subPath" not in mount, "a rotated key has to arrive"
     assert not any("api-keys" in str(one) for one in spec["initContainers"])
     assert "api-key" not in str(pod()), "without a reference /v1 is open"
-    with pytest.raises(InvalidSpec, match=r"spec\.engine.*VLLM_API_KEY"):
+    with pytest.raises(InvalidSpecError, match=r"spec\.engine.*VLLM_API_KEY"):
         pod(engine=keys | {"type": "vllm", "image": "vllm:1"})
 
 
@@ -580,7 +580,7 @@ def test_a_pythonpath_of_the_manifest_stays_in_front_of_the_probes() -> None:
     ],
 )
 def test_an_engine_that_cannot_have_the_probe(engine: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidSpec, match=said):
+    with pytest.raises(InvalidSpecError, match=said):
         parse(manifest(engine=engine, probe={"enabled": True}))
     parse(manifest(engine=engine, probe={"enabled": False}))
 

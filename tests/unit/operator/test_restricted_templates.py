@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.kinds import InvalidSpec
+from plimsoll_operator.kinds import InvalidSpecError
 from plimsoll_operator.plans.service import Plan, parse, reconcile
 from plimsoll_operator.render import Images
 from tests.pod_templates import (
@@ -34,7 +34,7 @@ def plan(template: Any, restricted: bool = True, spec: Any = CREDENTIALS) -> Pla
 
 @pytest.mark.parametrize(("spec", "said"), REFUSED)
 def test_what_goes_beyond_is_refused_by_its_field(spec: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidSpec) as refused:
+    with pytest.raises(InvalidSpecError) as refused:
         plan({"spec": spec})
     assert str(refused.value).startswith("spec.podTemplate.")
     assert said in str(refused.value)
@@ -44,7 +44,7 @@ def test_what_goes_beyond_is_refused_by_its_field(spec: dict[str, Any], said: st
 
 @pytest.mark.parametrize(("spec", "said"), REFUSED_WITHOUT_DOWNLOAD)
 def test_a_container_is_ours_only_where_we_render_it(spec: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidSpec) as refused:
+    with pytest.raises(InvalidSpecError) as refused:
         plan({"spec": spec}, spec=NO_DOWNLOAD)
     assert said in str(refused.value)
 
@@ -57,7 +57,7 @@ def test_what_stays_within_is_rendered(spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize("profile", ["unconfined", "runtime/default"])
 def test_an_old_annotation_sets_no_profile(profile: str) -> None:
     key = "container.apparmor.security.beta.kubernetes.io/engine"
-    with pytest.raises(InvalidSpec, match=r"metadata\.annotations"):
+    with pytest.raises(InvalidSpecError, match=r"metadata\.annotations"):
         plan({"metadata": {"annotations": {key: profile}}})
 
 
@@ -81,6 +81,6 @@ def test_whatever_is_written_as_a_template_is_that_services_own_error(template: 
     said = "spec.podTemplate"
     try:
         plan(template)
-    except InvalidSpec as error:
+    except InvalidSpecError as error:
         said = str(error)
     assert said.startswith("spec.podTemplate")

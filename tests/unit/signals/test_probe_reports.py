@@ -27,7 +27,7 @@ from plimsoll_api.admin import (
     Role,
     Status,
 )
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_sidecar.signals import probe_reports
 from plimsoll_sidecar.signals.probe_reports import (
     EngineReport,
@@ -147,7 +147,7 @@ def test_no_socket_a_file_and_a_socket_of_nobody(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_report_is_refused(data: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedError):
         decode(data, Report)
 
 

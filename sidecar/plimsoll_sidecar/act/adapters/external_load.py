@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from plimsoll_api.admin import Load
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.state import Signal, SignalReason
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
@@ -178,7 +178,7 @@ class ExternalLoad:
         try:
             status, body = self._server.call("GET", profile.load_path, TIMEOUT_S)
             answered = decode(body, _ServerLoad).server_load
-        except (EngineError, Malformed):
+        except (EngineError, MalformedError):
             return None
         return max(0, answered) if status == 200 else None
 
@@ -376,7 +376,7 @@ class PauseReader:
             status, body = self._server.call("GET", self._path, PAUSE_TIMEOUT_S)
             self._absent = status == NOT_FOUND
             paused = decode(body, _PauseAnswer).is_paused if status == 200 else None
-        except (EngineError, Malformed):
+        except (EngineError, MalformedError):
             return None
         if paused is not None:
             self._next = now

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from plimsoll_api.admin import Capability
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES, EngineProfile
@@ -164,7 +164,7 @@ def identify_engine_type(server: HttpClient) -> EngineType | None:
             return kind
     try:
         models = decode(_get(server, "/v1/models") or b"{}", _Models).data
-    except Malformed:
+    except MalformedError:
         return None
     owners = {model.owned_by for model in models}
     return next((k for k, d in PROFILES.items() if d.model_owner and d.model_owner in owners), None)
@@ -178,7 +178,7 @@ def read_server_version(server: HttpClient, profile: EngineProfile) -> str:
             found = decode(body, _Version).version if status == 200 else ""
         except EngineError:
             return ""
-        except Malformed:
+        except MalformedError:
             continue
         if found:
             return found[:64]

@@ -19,7 +19,7 @@ from plimsoll_api.admin import (
     StandbyStatus,
     Status,
 )
-from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.processes import OwnedEngine, end_orphaned_helpers
 from plimsoll_sidecar.clients.http import (
@@ -251,14 +251,14 @@ class PlimsollEngine(OwnedEngine):
 def _decode(data: bytes, kind: type[_T]) -> _T:
     try:
         return decode(data, kind)
-    except Malformed as error:
+    except MalformedError as error:
         raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
 
 
 def _describe_error(answer: Answer) -> str:
     try:
         body = decode(answer.body, ErrorBody)
-    except Malformed:
+    except MalformedError:
         return f"HTTP {answer.status}"
     return f"HTTP {answer.status} {body.code}: {body.message}"[:MAX_MESSAGE_CHARS]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.decoding import Malformed
+from plimsoll_api.decoding import MalformedError
 from plimsoll_api.learned import (
     FALL_A_DAY,
     KEPT_H,
@@ -190,5 +190,5 @@ def test_what_is_published_can_always_be_read(
 
 
 def test_too_large_a_file_is_refused() -> None:
-    with pytest.raises(Malformed, match="128 KiB"):
+    with pytest.raises(MalformedError, match="128 KiB"):
         decode(b" " * (MAX_LEARNED_BYTES + 1))

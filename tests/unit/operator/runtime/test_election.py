@@ -20,7 +20,7 @@ import pytest
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LEASE, Object
 from plimsoll_operator.runtime.client import Api, ApiError
-from plimsoll_operator.runtime.election import MAX_DURATION_S, Election, LeadershipLost
+from plimsoll_operator.runtime.election import MAX_DURATION_S, Election, LeadershipLostError
 from plimsoll_operator.runtime.queue import RateLimit
 from tests.virtual_time import clock, run
 
@@ -299,7 +299,7 @@ def test_who_cannot_renew_ends_before_anybody_takes_over(
         await election.acquire()
         began = clock()()
         TROUBLE[trouble](server)
-        with pytest.raises(LeadershipLost, match="not renewed for 10 s"):
+        with pytest.raises(LeadershipLostError, match="not renewed for 10 s"):
             await election.keep()
         said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
         assert said
@@ -318,7 +318,7 @@ def test_a_renewal_counts_from_before_it_was_sent() -> None:
         await election.acquire()
         assert clock()() == 4.5
         server.status = lambda _: 503
-        with pytest.raises(LeadershipLost):
+        with pytest.raises(LeadershipLostError):
             await election.keep()
         assert clock()() == pytest.approx(DEFAULT_INTERVALS.renew), (
             "the Lease is as old as the request"
@@ -333,7 +333,7 @@ def test_who_sees_somebody_else_in_the_lease_ends_at_once() -> None:
         election = server.election()
         await election.acquire()
         server.write({"metadata": {}, "spec": OTHER})
-        with pytest.raises(LeadershipLost, match="held by other"):
+        with pytest.raises(LeadershipLostError, match="held by other"):
             await election.keep()
         assert clock()() <= DEFAULT_INTERVALS.retry + 0.1
 
@@ -348,7 +348,7 @@ def test_keeping_it_in_two_parts_gives_no_time_away() -> None:
         server.status = lambda _: 503
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(election.keep(), 6)
-        with pytest.raises(LeadershipLost):
+        with pytest.raises(LeadershipLostError):
             await election.keep()
         assert clock()() == pytest.approx(DEFAULT_INTERVALS.renew)
 
@@ -416,7 +416,7 @@ def test_no_throttled_server_makes_two_leaders(seed: int, trouble: float) -> Non
                 except TimeoutError:
                     if chance.random() < 0.5:
                         await election.release()
-                except LeadershipLost:
+                except LeadershipLostError:
                     pass
                 del elections[name]
 
