@@ -1,7 +1,7 @@
 """Group of ranks that compute one model together (tensor parallelism), and its collectives.
 
-Rank r is a process of its own and, on CUDA, uses device r. Models see only :class:`Group`, whose
-base class is a group of one rank: its collectives return their inputs.
+Rank r is a process of its own and, on CUDA, uses device r. Models use only the interface of
+:class:`Group`, which itself is a group of one rank, whose collectives return their inputs.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 FLAG = "--tensor-parallel-size"
 COLLECTIVE_TIMEOUT_S = 60.0
-"""Timeout of forming a group, and of each collective outside a CUDA graph.
+"""Timeout for forming a group, and for each collective outside a CUDA graph.
 
-An idle rank does not wait in a collective.
+It never expires on an idle rank, which does not wait in a collective.
 """
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Network interface over which ranks find each other: all run on one host.
+"""Environment variables by which ranks connect over loopback, because all run on one host.
 
-The user's environment takes precedence.
+Values that the user has set take precedence.
 """
 
 
 class Shard(NamedTuple):
-    """One of ``size`` equal parts of a model: the part of process ``rank``."""
+    """Part of a model that process ``rank`` computes, of ``size`` equal parts."""
 
     rank: int = 0
     size: int = 1
@@ -46,7 +46,7 @@ WHOLE = Shard()
 
 
 class SumShape(NamedTuple):
-    """Shape for which all-reduces are optimised: up to ``rows`` rows of ``columns`` elements."""
+    """Largest shape for which all-reduces are optimised: up to ``rows`` rows of ``columns``."""
 
     rows: int
     columns: int
@@ -66,20 +66,20 @@ class Group:
     def add_norm(
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Sum ``x`` over all ranks, and return :meth:`Ops.add_rms_norm` of the sum.
+        """Add all ranks' ``x`` to ``residual`` in place. Return the RMSNorm of the result.
 
-        A rank may update only the part of ``residual`` that it needs for the next sum of the same
-        number of rows; :meth:`get_stream_rows` returns complete rows. The result is valid until
-        that next sum.
+        See :meth:`Ops.add_rms_norm`. A rank may update only the rows of ``residual`` that it needs
+        for the next call with as many rows; :meth:`get_stream_rows` returns the others too. The
+        result is valid until that next call.
         """
         return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def get_stream_rows(
         self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
-        """Return the complete rows ``index`` int [rows] of ``residual``, after :meth:`add_norm`.
+        """Return the rows at ``index`` int [rows] of ``residual`` after :meth:`add_norm`.
 
-        The result is [rows, columns] on each rank.
+        The result is [rows, columns], and is complete on every rank.
         """
         return ops.gather_rows(residual, index)
 
@@ -88,7 +88,7 @@ class Group:
         return x
 
     def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """Return each row's best column, int64 [rows], over the concatenated ``x`` of all ranks."""
+        """Return the argmax of each row, int64 [rows], over the concatenated ``x`` of all ranks."""
         return ops.argmax(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,9 +100,9 @@ class Group:
         return x
 
     def close(self, lost: bool = False) -> None:
-        """Leave the group. Every rank must call it. Idempotent.
+        """Leave the group. Every rank must call this. Idempotent.
 
-        ``lost`` means that a rank has exited: running collectives are aborted.
+        ``lost`` means that a rank has exited, so running collectives are aborted.
         """
 
 
@@ -112,16 +112,16 @@ ALONE = Group()
 class ProcessGroup(Group):
     """Group of several processes, which uses NCCL between CUDA devices and gloo between CPUs.
 
-    It is the default group of ``torch.distributed``. The ranks meet through the file ``store``,
-    which must be new, so no port is opened. On CUDA, collectives run in the current stream and may
-    be captured in CUDA graphs, which must be reset before the group is closed. All-reduces of the
-    shape ``sums`` use memory that all ranks map, if the devices support it.
+    It is the default group of ``torch.distributed``. The ranks find each other through the file
+    ``store``, which must be new, so no port is opened. On CUDA, collectives run in the current
+    stream and can be captured in CUDA graphs. Reset these graphs before you close the group.
+    All-reduces of the shape ``sums`` use memory that all ranks map, if the devices support it.
     """
 
     def __init__(
         self, shard: Shard, device: torch.device, store: Path, sums: SumShape | None = None
     ) -> None:
-        """Form the group: wait for all ranks. Raises RuntimeError after a timeout."""
+        """Form the group once all ranks have joined. Raises RuntimeError after a timeout."""
         self.shard = shard
         self._device = device
         self._memory: PeerMemory | None = None
@@ -135,7 +135,7 @@ class ProcessGroup(Group):
             rank=shard.rank,
             world_size=shard.size,
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-            # With device_id, NCCL creates its communicator now instead of in the first collective.
+            # With device_id, NCCL creates its communicator now, not in the first collective.
             device_id=device if cuda else None,
         )
         try:
@@ -154,21 +154,21 @@ class ProcessGroup(Group):
         rank, size = self.shard
         if size > MAX_RANKS or sums.columns * sums.dtype.itemsize % 16:
             return
-        made: Layout = layout(size, sums.rows, sums.columns, sums.dtype)
-        self._memory = PeerMemory.connect(rank, size, made.nbytes, self._gather)
+        sum_layout: Layout = layout(size, sums.rows, sums.columns, sums.dtype)
+        self._memory = PeerMemory.connect(rank, size, sum_layout.nbytes, self._gather)
         if self._memory is not None:
             addresses = self._memory.addresses
-            self._sums = RankSums(self._memory.as_tensor(), addresses, rank, made, sums.dtype)
+            self._sums = RankSums(self._memory.as_tensor(), addresses, rank, sum_layout, sums.dtype)
 
     def _gather(self, data: bytes) -> list[bytes]:
-        own = torch.tensor(list(data), dtype=torch.uint8, device=self._device)
-        found = own.new_empty(self.shard.size, len(data))
-        dist.all_gather_into_tensor(found, own)
-        return [bytes(row) for row in found.tolist()]
+        local = torch.tensor(list(data), dtype=torch.uint8, device=self._device)
+        gathered = local.new_empty(self.shard.size, len(data))
+        dist.all_gather_into_tensor(gathered, local)
+        return [bytes(row) for row in gathered.tolist()]
 
     @property
     def nbytes(self) -> int:
-        """Device memory of this rank that all ranks map, in bytes; 0 on a CPU."""
+        """Device memory of this rank that all ranks map, in bytes; 0 if there is none."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def add_norm(
@@ -188,35 +188,29 @@ class ProcessGroup(Group):
         return self.all_reduce(self._sums.get_own_rows(residual, index))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place, and return it.
-
-        All ranks must pass the same shape and dtype.
-        """
+        """Implement :meth:`Group.all_reduce`. All ranks must pass the same shape and dtype."""
         dist.all_reduce(x)
         return x
 
     def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Group.find_best_columns` by exchanging a few bytes per row.
+        """Implement :meth:`Group.find_best_columns` by exchanging eight bytes per row.
 
-        The first of equal maxima is returned.
+        Ties go to the first column.
         """
         keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
         dist.all_reduce(keys, dist.ReduceOp.MAX)
         return decode_columns(keys)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the columns of all ranks, concatenated: [rows, size * columns] in the same dtype.
-
-        ``x`` is [rows, columns].
-        """
+        """Return the columns of all ranks' ``x`` [rows, columns], as [rows, size * columns]."""
         rows, columns = x.shape
         size = self.shard.size
-        found = x.new_empty(size * rows, columns)
-        dist.all_gather_into_tensor(found, x.contiguous())
-        return found.view(size, rows, columns).transpose(0, 1).reshape(rows, size * columns)
+        gathered = x.new_empty(size * rows, columns)
+        dist.all_gather_into_tensor(gathered, x.contiguous())
+        return gathered.view(size, rows, columns).transpose(0, 1).reshape(rows, size * columns)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Copy rank 0's ``x`` to all ranks in place. All must pass the same shape and dtype."""
+        """Implement :meth:`Group.broadcast`. All ranks must pass the same shape and dtype."""
         dist.broadcast(x, 0)
         return x
 
@@ -227,11 +221,11 @@ class ProcessGroup(Group):
         if self._memory is not None:
             self._sums = None
             if not lost:
-                with contextlib.suppress(RuntimeError):  # do not wait for a lost device
+                with contextlib.suppress(RuntimeError):  # raised if the device is lost
                     torch.cuda.synchronize(self._device)
             self._memory.close(None if lost else self._gather)
         if lost:
-            # Stop gloo from waiting for a lost rank. NCCL's kernels may continue.
+            # Stop gloo from waiting for the lost rank. NCCL's kernels may continue to run.
             with contextlib.suppress(RuntimeError):
                 assert dist.group.WORLD is not None
                 dist.group.WORLD.abort()

@@ -19,13 +19,13 @@ from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
 
-ANSWER_TIMEOUT_S = 30.0
-"""Timeout of a reply, in seconds. A rank first finishes the steps before the command."""
+REPLY_TIMEOUT_S = 30.0
+"""Timeout for a reply. A rank first finishes the steps that precede the command."""
 LOAD_TIMEOUT_S = 1800.0
-"""Timeout of loading a rank's weights, in seconds: 140 GB from a slow disk."""
-END_TIMEOUT_S = 10.0
-GONE_TIMEOUT_S = 1.0
-"""Time to look for a failed rank after a collective has failed, in seconds."""
+"""Timeout for loading a rank's weights: 140 GB from a slow disk."""
+SHUTDOWN_TIMEOUT_S = 10.0
+FIND_LOST_RANK_TIMEOUT_S = 1.0
+"""Time to look for a failed rank after a collective has failed."""
 
 Answer = TypeVar("Answer", bound=rank_ipc.Reply)
 
@@ -40,7 +40,7 @@ class _Peer:
         self._heard: deque[rank_ipc.Reply] = deque()
 
     def receive(self, timeout_s: float) -> rank_ipc.Reply | None:
-        """Return the next message; None if none arrives within ``timeout_s`` seconds.
+        """Return the next message, or None if none arrives within ``timeout_s`` seconds.
 
         Raises ConnectionError if the rank has exited.
         """
@@ -56,9 +56,9 @@ class _Peer:
 
 
 class Leader:
-    """Rank 0's connections to the other ranks. The constructor starts listening.
+    """Rank 0's connections to the other ranks. The constructor starts to listen for them.
 
-    ``lost`` is set once the group has failed. The other ranks exit when :meth:`close` closes their
+    ``lost`` is True once the group has failed. The other ranks exit when :meth:`close` closes their
     connections.
     """
 
@@ -71,7 +71,7 @@ class Leader:
         self._peers: dict[int, _Peer] = {}
         self._reports: dict[int, rank_ipc.RankReport] = {}
         self._asked = False
-        # Remove the socket of a killed predecessor. Other ranks wait until this one listens.
+        # Remove the files of a killed predecessor. Other ranks retry until this one listens.
         self.store.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -80,7 +80,7 @@ class Leader:
         self._listener.listen()
 
     def join_group(self) -> None:
-        """Wait until every rank has connected and initialised its device."""
+        """Wait until all ranks have connected, which they do with their device initialised."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while len(self._peers) < self.shard.size - 1:
             self._listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -89,17 +89,17 @@ class Leader:
             except TimeoutError:
                 raise self._lose_rank("did not connect", self._find_missing_rank()) from None
             peer = _Peer(connection)
-            joining = self._expect(
+            hello = self._expect(
                 peer, self._find_missing_rank(), rank_ipc.RankHello, deadline - time.monotonic()
             )
-            self._peers[joining.rank] = peer
+            self._peers[hello.rank] = peer
 
     def wait_until_loaded(self) -> None:
-        """Wait until every rank has loaded its part of the model."""
+        """Wait until all ranks have loaded their part of the model."""
         self._gather(rank_ipc.RankReady, LOAD_TIMEOUT_S)
 
     def send(self, command: rank_ipc.Command) -> None:
-        """Send a command to every rank. Raises RanksLost if one has exited."""
+        """Send a command to all other ranks. Raises RanksLost if one has exited."""
         data = rank_ipc.encode_frame(command)
         for rank, peer in self._peers.items():
             try:
@@ -110,19 +110,19 @@ class Leader:
                 ) from None
 
     def request(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
-        """Send ``command`` to every rank. Return the replies in rank order.
+        """Send ``command`` to all other ranks. Return their replies in rank order.
 
-        Raises RanksLost, and LoadError if a rank reports a permanent failure.
+        Raises RanksLost, or LoadError if a rank reports a permanent failure.
         """
         self.send(command)
-        return self._gather(kind, ANSWER_TIMEOUT_S)
+        return self._gather(kind, REPLY_TIMEOUT_S)
 
     @contextlib.contextmanager
     def run_together(self, command: rank_ipc.Command) -> Iterator[None]:
-        """Run the body while all other ranks run ``command``.
+        """Run the body of the ``with`` statement while all other ranks run ``command``.
 
-        The collectives of both wait for each other, so a failure in the body ends the group and
-        raises RanksLost.
+        Their collectives wait for each other, so an exception in the body ends the group and raises
+        RanksLost.
         """
         self.send(command)
         try:
@@ -131,7 +131,7 @@ class Leader:
             raise self._explain_failure(f"{type(error).__name__}: {error}") from None
 
     def get_memory_reports(self) -> list[rank_ipc.RankReport]:
-        """Return each rank's latest memory report. Only the first call waits for reports."""
+        """Return the latest memory report of each other rank. Only the first call waits."""
         if not self._reports:
             self.request(rank_ipc.ReportMemory(), rank_ipc.RankReport)
         elif not self._asked:
@@ -142,16 +142,17 @@ class Leader:
         return [report for _, report in sorted(self._reports.items())]
 
     def take_standby_memory_reports(self) -> list[rank_ipc.RankReport]:
-        """Return and forget each rank's memory report from before it serves.
+        """Return the memory reports of the other ranks, and discard them.
 
-        Serving needs more memory, so the next report must be a new one.
+        These reports describe a standby. A serving rank needs more memory, so the next call of
+        :meth:`get_memory_reports` must wait for new ones.
         """
-        found = self.get_memory_reports()
+        reports = self.get_memory_reports()
         self._reports = {}
-        return found
+        return reports
 
     def drop_pools(self) -> None:
-        """Ask the other ranks to drop their KV pools, unless a rank is lost."""
+        """Make the other ranks drop their KV pools, unless a rank is lost."""
         with contextlib.suppress(RanksLost, LoadError):
             if not self.lost:
                 self.request(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
@@ -163,11 +164,11 @@ class Leader:
                 self.send(rank_ipc.Shutdown())
 
     def wait_until_shut_down(self) -> list[rank_ipc.RankShutdownReport] | None:
-        """Return each rank's report of the memory it still holds; None if a rank is lost."""
+        """Return each rank's report of memory that it still holds, or None if a rank is lost."""
         if self.lost or len(self._peers) < self.shard.size - 1:
             return None
         try:
-            return self._gather(rank_ipc.RankShutdownReport, END_TIMEOUT_S)
+            return self._gather(rank_ipc.RankShutdownReport, SHUTDOWN_TIMEOUT_S)
         except (RanksLost, LoadError):
             return None
 
@@ -178,9 +179,7 @@ class Leader:
         self._peers.clear()
         self._listener.close()
         for path in (self._path, self.store):
-            with contextlib.suppress(
-                OSError
-            ):  # the file does not exist, or its directory is read-only
+            with contextlib.suppress(OSError):  # no such file, or a read-only directory
                 path.unlink()
 
     # ---- steps
@@ -229,10 +228,10 @@ class Leader:
         return RanksLost(f"rank {rank}: {reason}", gone)
 
     def _explain_failure(self, failure: str) -> RanksLost:
-        """Return an error with the reason: a rank exited or reported an error, or rank 0 failed."""
+        """Return an error that names the cause: a rank that exited or failed, else rank 0."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
-        deadline = time.monotonic() + GONE_TIMEOUT_S
+        deadline = time.monotonic() + FIND_LOST_RANK_TIMEOUT_S
         while (left_s := deadline - time.monotonic()) > 0:
             for connection in select.select([*by_socket], [], [], left_s)[0]:
                 rank = by_socket[connection]

@@ -1,4 +1,4 @@
-"""Connection of a rank above 0 to rank 0."""
+"""Connection of another rank to rank 0."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
 
 SEND_TIMEOUT_S = 30.0
-"""Seconds after which a peer that reads nothing counts as lost."""
+"""Time after which a peer that does not read is considered lost."""
 CONNECT_TIMEOUT_S = 60.0
-"""Timeout of connecting, in seconds. Rank 0 listens from its start.
+"""Timeout for connecting. Rank 0 listens from its start.
 
-A rank that is not forked from the zygote needs seconds for its imports.
+A rank that is not forked from the zygote takes seconds to import its modules.
 """
 RETRY_S = 0.01
 
 
 class LeaderGone(ConnectionError):
-    """Rank 0 has closed the connection or does not read it, so this rank has to exit."""
+    """Rank 0 has closed the connection or does not read from it, so this rank must exit."""
 
 
 class Link:
@@ -66,9 +66,9 @@ class Link:
         return self._commands.popleft()
 
     def wait_closed(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` seconds until rank 0 closes the connection.
+        """Wait for up to ``timeout_s`` seconds until rank 0 closes the connection.
 
-        Ignore its messages.
+        Messages are ignored.
         """
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ class Link:
                     return
 
     def close(self) -> None:
-        """Close the connection. Rank 0 then counts this rank as lost."""
+        """Close the connection. Rank 0 then considers this rank lost."""
         self._socket.close()
 
 

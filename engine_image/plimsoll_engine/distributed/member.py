@@ -1,4 +1,4 @@
-"""Membership of a worker process in its group of ranks; a single process is its own group."""
+"""Membership of a process in the group of its worker's ranks. There may be only one rank."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from plimsoll_engine.process.owners import Owner
 
 
 class Member:
-    """Membership of this worker in a group of ranks.
+    """Membership of this process in the group of its worker's ranks.
 
-    ``end`` is this rank's connection to the others; None in a single process. ``leader`` is set
-    only on rank 0 of several.
+    ``end`` is this rank's connection to the others, or None if there is one rank. ``leader`` is
+    None except on rank 0 of several ranks.
     """
 
     name = "ranks"
@@ -35,17 +35,17 @@ class Member:
         self._end = end
         self.leader = end if isinstance(end, Leader) else None
         self.group: Group = ALONE
-        self._kept = 0
-        self._left: list[rank_ipc.RankShutdownReport] | None = []
+        self._unreleased = 0
+        self._reports: list[rank_ipc.RankShutdownReport] | None = []
 
     @property
     def shard(self) -> Shard:
-        """Part of the model that this process has."""
+        """Part of the model that this process computes."""
         return WHOLE if self._end is None else self._end.shard
 
     @property
     def is_single_process(self) -> bool:
-        """Whether no other rank belongs to the worker."""
+        """Whether the worker has only one rank."""
         return self._end is None
 
     @property
@@ -54,7 +54,7 @@ class Member:
         return isinstance(self._end, Link)
 
     def check_settings(self, config: WorkerConfig) -> None:
-        """Raise SettingsError for a setting that several ranks do not support."""
+        """Raise SettingsError if a setting is not supported with several ranks."""
         size = config.tensor_parallel_size
         if size != self.shard.size:
             raise SettingsError(
@@ -67,7 +67,7 @@ class Member:
             )
 
     def join_group(self) -> None:
-        """Wait until every rank has initialised its device."""
+        """Join the other ranks after this rank has initialised its device. Rank 0 waits for all."""
         if self._end is not None:
             self._end.join_group()
 
@@ -81,15 +81,14 @@ class Member:
 
     @property
     def nbytes(self) -> int:
-        """Device memory that the group holds on this rank or has not released, in bytes."""
-        return self._kept + self.group.nbytes
+        """Device memory that the group holds or could not release on this rank, in bytes."""
+        return self._unreleased + self.group.nbytes
 
     def find_min_free_bytes(self, free: int | None) -> int | None:
-        """Return the minimum of all ranks' free device bytes; None on a CPU.
+        """Return the minimum of all ranks' free device bytes, or None on a CPU.
 
-        ``free`` is this rank's value.
-
-        It limits the KV pool, which has the same size on each rank.
+        ``free`` is this rank's value. The minimum limits the KV pool, which has the same size on
+        all ranks.
         """
         values = [free]
         if self.leader is not None:
@@ -100,7 +99,7 @@ class Member:
         return min((value for value in values if value is not None), default=None)
 
     def report_started(self) -> None:
-        """Report to the other ranks that the start is complete."""
+        """Tell the other ranks that the start is complete."""
         if self.leader is not None:
             self.leader.send(rank_ipc.Freeze())
 
@@ -110,11 +109,11 @@ class Member:
         return self.leader is not None and self.leader.lost
 
     def abort_collectives(self) -> None:
-        """Abort gloo's collectives, which may wait for a lost rank. NCCL waits on the device."""
+        """Abort gloo's collectives, which may wait for a lost rank. NCCL's wait on the device."""
         self.group.close(lost=True)
 
     def list_owners(self) -> list[Owner]:
-        """Return the device memory for all-reduces; empty on a CPU or with one rank."""
+        """Return the owner of the device memory for all-reduces; empty if there is none."""
         size, nbytes = self.shard.size, self.group.nbytes
         if not nbytes:
             return []
@@ -128,34 +127,35 @@ class Member:
     def close(self) -> None:
         """Leave the group, and shut down the other ranks if this is rank 0. Idempotent.
 
-        Close the CUDA graphs first, because they contain collectives.
+        Reset the CUDA graphs first, because they contain collectives.
         """
         group, self.group = self.group, ALONE
         if self.leader is not None and group is not ALONE:
             self.leader.start_shutdown()
             group.close()
-            self._left = self.leader.wait_until_shut_down()
+            self._reports = self.leader.wait_until_shut_down()
         else:
             group.close()
-        self._kept += group.nbytes
+        self._unreleased += group.nbytes
 
     @property
     def fenced(self) -> bool:
-        """Whether no other rank can still write to its KV pool. Valid after :meth:`close`."""
-        return self._left is not None and all(rank.fenced for rank in self._left)
+        """Whether no other rank can write to its KV pool any more. Valid after :meth:`close`."""
+        return self._reports is not None and all(rank.fenced for rank in self._reports)
 
     def get_allocated_after_shutdown(
         self, allocated: int | None, baseline: int | None
     ) -> tuple[int | None, int | None]:
-        """Return device bytes of all ranks after shutdown: still allocated, and the baseline.
+        """Return the sums over all ranks of ``allocated`` and ``baseline`` device bytes.
 
-        The arguments are those of this rank. None on a CPU, or if a rank sent no report.
+        Both arguments are this rank's values after shutdown. The sums are None on a CPU, or if a
+        rank sent no report.
         """
-        if self._left is None:
+        if self._reports is None:
             return None, None
         return (
-            _sum([allocated, *(rank.device_allocated for rank in self._left)]),
-            _sum([baseline, *(rank.device_baseline for rank in self._left)]),
+            _sum([allocated, *(rank.device_allocated for rank in self._reports)]),
+            _sum([baseline, *(rank.device_baseline for rank in self._reports)]),
         )
 
 

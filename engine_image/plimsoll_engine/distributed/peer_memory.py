@@ -1,7 +1,7 @@
 """Device buffers that all ranks map, for all-reduces on CUDA.
 
 They are shared through CUDA IPC, like the weight server's buffers (CUDA Driver API, "Unified
-Addressing", "Memory Management"). A device writes to another one's memory over NVLink or PCIe.
+Addressing", "Memory Management"). Devices write to each other's memory over NVLink or PCIe.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from plimsoll_engine.device.buffer import HANDLE_BYTES, CudaError, DeviceBuffer
 log = logging.getLogger(__name__)
 
 Gather = Callable[[bytes], list[bytes]]
-"""Function that returns the given bytes of all ranks, in rank order."""
+"""Collective that exchanges bytes: returns the argument of each rank, in rank order."""
 
 
 class PeerMemory:
-    """Buffer of this rank, filled with zeros, and mappings of the other ranks' buffers.
+    """Buffer of this rank, initially zeros, and mappings of the other ranks' buffers.
 
-    All ranks must create and close it together.
+    All ranks must create and close theirs together.
     """
 
     def __init__(self, own: DeviceBuffer, others: dict[int, DeviceBuffer], rank: int) -> None:
@@ -33,9 +33,9 @@ class PeerMemory:
 
     @classmethod
     def connect(cls, rank: int, size: int, nbytes: int, gather: Gather) -> PeerMemory | None:
-        """Map a buffer of ``nbytes`` bytes on each rank.
+        """Allocate a buffer of ``nbytes`` bytes on each rank, and map all of them on every rank.
 
-        Return None on every rank if one rank cannot map them; that rank logs the reason.
+        If this fails on any rank, return None on all; the rank that failed logs the reason.
         """
         own, handle, others = None, bytes(HANDLE_BYTES), {}
         try:
@@ -47,17 +47,17 @@ class PeerMemory:
         except RuntimeError as error:
             _log_fallback(error)
         handles = gather(handle)
-        connected = all(any(one) for one in handles)
+        connected = all(any(data) for data in handles)
         if connected:
             try:
-                for other in range(size):
-                    if other != rank:
-                        others[other] = DeviceBuffer.map(handles[other], nbytes)
+                for peer in range(size):
+                    if peer != rank:
+                        others[peer] = DeviceBuffer.map(handles[peer], nbytes)
             except CudaError as error:
                 _log_fallback(error)
                 connected = False
         # This exchange also ensures that no rank writes before all buffers are zeroed.
-        if all(one == b"\1" for one in gather(bytes([connected]))):
+        if all(data == b"\1" for data in gather(bytes([connected]))):
             assert own is not None
             return cls(own, others, rank)
         for buffer in others.values():
@@ -70,12 +70,12 @@ class PeerMemory:
     @property
     def addresses(self) -> list[int]:
         """Addresses of all buffers in this process, in rank order."""
-        found = self._others | {self._rank: self._own}
-        return [found[rank].pointer for rank in range(len(found))]
+        buffers = self._others | {self._rank: self._own}
+        return [buffers[rank].pointer for rank in range(len(buffers))]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this rank's buffer; 0 once it is freed."""
+        """Size of this rank's buffer in bytes; 0 once it is freed."""
         return self._own.nbytes if self._own.pointer else 0
 
     def as_tensor(self) -> torch.Tensor:
@@ -85,14 +85,14 @@ class PeerMemory:
     def close(self, gather: Gather | None) -> None:
         """Unmap and free the buffers. No kernel of this rank may still use them. Idempotent.
 
-        ``gather`` waits until no rank uses them any more. It is None if a rank is lost: nothing is
-        waited for.
+        ``gather`` is used to wait until no rank uses them. If it is None, because a rank is lost,
+        there is no wait.
         """
         if not self._own.pointer:
             return
         if gather is not None:
             gather(b"\0")
-        # A lost device accepts no calls; its memory is freed when the process exits.
+        # A lost device rejects all calls. Its memory is freed when the process exits.
         with contextlib.suppress(CudaError):
             for buffer in self._others.values():
                 buffer.close()
@@ -102,9 +102,9 @@ class PeerMemory:
 
 
 def _check_peer_access(rank: int, size: int) -> None:
-    for other in range(size):
-        if other != rank and not torch.cuda.can_device_access_peer(rank, other):
-            raise CudaError(f"device {rank} cannot access the memory of device {other}")
+    for peer in range(size):
+        if peer != rank and not torch.cuda.can_device_access_peer(rank, peer):
+            raise CudaError(f"device {rank} cannot access the memory of device {peer}")
 
 
 def _log_fallback(error: RuntimeError) -> None:

@@ -1,6 +1,6 @@
 """Layout of a model's weights in one flat buffer.
 
-Each tensor is aligned as ``cudaMalloc`` would align it, so that kernels can use a view of the
+Each tensor is aligned as if allocated by ``cudaMalloc``, so that kernels can use a view of the
 buffer like a separate tensor.
 """
 
@@ -18,19 +18,19 @@ ALIGNMENT = 256
 
 
 def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    """Return the manifest of ``tensors``, which may be on the meta device.
+    """Return the manifest of a buffer for ``tensors``, which may be on the meta device.
 
     A tensor with two names (tied weights) is stored once.
     """
     places: dict[str, TensorLocation] = {}
-    seen: dict[int, TensorLocation] = {}
+    stored: dict[int, TensorLocation] = {}
     end = 0
     for name, tensor in tensors.items():
-        place = seen.get(id(tensor))
+        place = stored.get(id(tensor))
         if place is None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             place = TensorLocation(end, list(tensor.shape), dtype)
-            seen[id(tensor)] = place
+            stored[id(tensor)] = place
             end = _align_size(end + max(1, tensor.nbytes))
         places[name] = place
     return Manifest(places, max(end, ALIGNMENT))
@@ -45,23 +45,23 @@ def make_views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor
         raise ValueError(
             f"the buffer has {flat.numel()} bytes, but the manifest needs {manifest.nbytes}"
         )
-    made: dict[int, torch.Tensor] = {}
-    found: dict[str, torch.Tensor] = {}
+    view_at: dict[int, torch.Tensor] = {}
+    views: dict[str, torch.Tensor] = {}
     for name, place in manifest.places.items():
-        if place.offset not in made:
-            made[place.offset] = _make_view(flat, place)
-        found[name] = made[place.offset]
-    return found
+        if place.offset not in view_at:
+            view_at[place.offset] = _make_view(flat, place)
+        views[name] = view_at[place.offset]
+    return views
 
 
 def compute_checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
-    """Return a checksum modulo 2**64 of each tensor's bytes and padding.
+    """Return a checksum of each tensor, including its padding: the sum of int64 words modulo 2**64.
 
-    It detects accidental but not deliberate writes: opposite changes cancel out. It reads the
-    buffer once, at memory speed.
+    It detects accidental writes, but not deliberate ones, because opposite changes cancel out.
+    Reads the buffer once, at memory speed.
     """
-    ends = sorted({place.offset for place in manifest.places.values()} | {manifest.nbytes})
-    end_of = dict(pairwise(ends))
+    offsets = sorted({place.offset for place in manifest.places.values()} | {manifest.nbytes})
+    end_of = dict(pairwise(offsets))
     words = flat.view(torch.int64)
     sums = [
         words[place.offset // 8 : end_of[place.offset] // 8].sum()

@@ -1,4 +1,4 @@
-"""A worker's mappings of weights and KV pool, which the weight server owns."""
+"""A worker's mappings of the weights and the KV pool that the weight server owns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll_engine.weights.memory import Buffer, HostBuffer
 
 
 class WeightMapping:
-    """Connection of one rank to the weight server, and the buffers it has mapped.
+    """Connection of one rank to the weight server, and the buffers that the rank has mapped.
 
     The constructor connects, so that the weight server can load while the worker creates its CUDA
     context.
@@ -27,9 +27,9 @@ class WeightMapping:
         self._buffer: Buffer | None = None
         self._pool: Buffer | None = None
         self.identity = b""
-        """Identity of the mapped weights; empty before."""
+        """Identity of the mapped weights; empty before they are mapped."""
         self.pool_identity = b""
-        """Identity of the mapped KV pool; empty before."""
+        """Identity of the mapped KV pool; empty before it is mapped."""
         try:
             self._socket.connect(path)
             weight_ipc.send_message(self._socket, weight_ipc.WeightsRequest(rank))
@@ -39,22 +39,22 @@ class WeightMapping:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the mapped weights; 0 after :meth:`end`."""
+        """Size of the mapped weights in bytes; 0 after :meth:`end`."""
         return 0 if self._buffer is None else self._buffer.nbytes
 
     @property
     def pool_nbytes(self) -> int:
-        """Bytes of the mapped KV pool; 0 without a pool and after :meth:`end`."""
+        """Size of the mapped KV pool in bytes; 0 without a pool and after :meth:`end`."""
         return 0 if self._pool is None else self._pool.nbytes
 
     def map_weights(self) -> dict[str, torch.Tensor]:
-        """Map the weights and return them by name. They are shared: do not write to them.
+        """Map the weights, and return them by name. They are shared, so do not write to them.
 
-        Waits until the weight server has loaded them; the frontend's startup timeout limits the
-        wait. Raises LoadError, MappingLost and RuntimeError.
+        Waits until the weight server has loaded them, at most for the frontend's startup timeout.
+        Raises LoadError if they can never be loaded, else MappingLost or RuntimeError.
         """
-        answer, fd = self._receive()
-        match answer:
+        reply, fd = self._receive()
+        match reply:
             case weight_ipc.SharedWeights(manifest, bytes(handle)):
                 self._buffer = DeviceBuffer.map(handle, manifest.nbytes)
             case weight_ipc.SharedWeights(manifest) if fd is not None:
@@ -63,60 +63,59 @@ class WeightMapping:
                 raise MappingLost(
                     "the weight server's reply has neither a memory handle nor a file descriptor"
                 )
-        self.identity = answer.identity
+        self.identity = reply.identity
         return make_views(self._buffer.as_tensor(), manifest)
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
-        """Return the weight server's memory for the KV pool, uint8 [bytes].
+        """Map the weight server's memory for the KV pool, and return it as uint8 [bytes].
 
-        A predecessor's pool is returned with its contents. Otherwise ``nbytes`` are allocated; None
-        if that is 0. Call :meth:`map_weights` first. Raises MappingLost and RuntimeError.
+        If a predecessor had a pool, it is returned with its contents. Otherwise, ``nbytes`` bytes
+        are allocated, or None is returned if ``nbytes`` is 0. Call :meth:`map_weights` first.
+        Raises MappingLost or RuntimeError.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolRequest(nbytes))
-        answer, fd = self._receive()
-        if not isinstance(answer, weight_ipc.SharedPool):
+        reply, fd = self._receive()
+        if not isinstance(reply, weight_ipc.SharedPool):
             raise MappingLost(
                 "the weight server sent an unexpected reply to the request for the KV pool"
             )
-        if answer.handle is not None:
-            self._pool = DeviceBuffer.map(answer.handle, answer.nbytes)
+        if reply.handle is not None:
+            self._pool = DeviceBuffer.map(reply.handle, reply.nbytes)
         elif fd is not None:
             self._pool = HostBuffer.map(fd, writable=True)
         else:
             return None
-        self.pool_identity = answer.identity
+        self.pool_identity = reply.identity
         return self._pool.as_tensor()
 
     def claim_pool(self) -> bool:
         """Register this worker as a writer of the KV pool. Return whether it is the only one.
 
-        Raises MappingLost, and RuntimeError if a crashed worker has damaged the weights.
+        Raises MappingLost, or RuntimeError if a crashed worker has damaged the weights.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolClaim())
-        answer, _ = self._receive()
-        if not isinstance(answer, weight_ipc.PoolClaimReply):
+        reply, _ = self._receive()
+        if not isinstance(reply, weight_ipc.PoolClaimReply):
             raise MappingLost(
                 "the weight server sent an unexpected reply to the claim of the KV pool"
             )
-        return answer.is_sole_writer
+        return reply.is_sole_writer
 
     def _receive(self) -> tuple[weight_ipc.Reply, int | None]:
-        answer, fd = weight_ipc.receive_reply(self._socket)
-        if isinstance(answer, weight_ipc.MappingRefusal):
-            raise LoadError(answer.message) if answer.permanent else RuntimeError(answer.message)
-        return answer, fd
+        reply, fd = weight_ipc.receive_reply(self._socket)
+        if isinstance(reply, weight_ipc.MappingRefusal):
+            raise LoadError(reply.message) if reply.permanent else RuntimeError(reply.message)
+        return reply, fd
 
     def end(self) -> bool:
-        """Unmap all buffers and disconnect. Idempotent.
+        """Unmap all buffers and disconnect. Tensors of the mapping become invalid. Idempotent.
 
-        Return whether this process can no longer write to the pool. Tensors of the mapping become
-        invalid.
+        Return whether it is certain that this process can no longer write to the pool.
         """
         fenced = False
         if self._buffer is not None:
-            # A lost device accepts no calls: its mapping ends with the process, and the weight
-            # server
-            # notices the closed connection instead of a Returned message.
+            # A lost device rejects all calls. Its mapping ends with the process, and the weight
+            # server sees the closed connection instead of a MappingReleased message.
             with contextlib.suppress(CudaError):
                 unmapped = self._pool is None or self._pool.close()
                 self._buffer.close()

@@ -1,7 +1,7 @@
-"""Flat buffer of weights or of the KV pool that two processes share.
+"""Buffers that processes share, for the weights and for the KV pool.
 
-On CUDA it is device memory, shared through its IPC handle. On a CPU it is a memfd, shared through
-its descriptor; workers map weights read-only.
+On CUDA, a buffer is device memory, which is shared through its IPC handle. On a CPU, it is a memfd,
+which is shared through its file descriptor. Workers map the weights in it read-only.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Buffer(Protocol):
         ...
 
     def close(self) -> bool:
-        """Release the memory; its tensors become invalid.
+        """Release the memory, so that its tensors become invalid.
 
-        Return False if this process still has it mapped.
+        Return False if it is still mapped into this process.
         """
         ...
 
 
 class HostBuffer:
-    """Buffer in shared host memory. It owns the descriptor ``fd``."""
+    """Buffer in shared host memory. It owns the file descriptor ``fd``."""
 
     def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
         self.fd = fd
         self.nbytes = nbytes
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        # Populate all pages now: pages that become resident while the worker serves would look
-        # like growth.
+        # Populate all pages now, because pages that become resident while the worker serves would
+        # look like growth.
         self._map: mmap.mmap | None = mmap.mmap(
             fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=protection
         )
@@ -50,7 +50,7 @@ class HostBuffer:
     def allocate(cls, nbytes: int, name: str) -> HostBuffer:
         """Allocate a buffer that the kernel lists as ``name``.
 
-        Raises OSError if memory is short.
+        Raises OSError if there is too little memory.
         """
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
@@ -62,9 +62,9 @@ class HostBuffer:
 
     @classmethod
     def map(cls, fd: int, writable: bool = False) -> HostBuffer:
-        """Map the memory of ``fd`` and take ownership of ``fd``.
+        """Map the memory of ``fd``, and take ownership of ``fd``.
 
-        Unless ``writable``, a write causes a fault.
+        Unless ``writable``, a write to the memory is a segmentation fault.
         """
         return cls(fd, os.fstat(fd).st_size, writable)
 
@@ -72,31 +72,30 @@ class HostBuffer:
         """Return the mapping as uint8 [bytes], without a copy."""
         assert self._map is not None
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=".*not writable.*"
-            )  # the mapping is read-only on purpose
+            # The mapping of weights is read-only on purpose.
+            warnings.filterwarnings("ignore", message=".*not writable.*")
             return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> bool:
-        """Unmap the buffer; access to its tensors then causes a fault. Idempotent.
+        """Unmap the buffer. Access to its tensors is then a segmentation fault. Idempotent.
 
-        Return False if a memoryview keeps it mapped.
+        Return False if a memoryview keeps the buffer mapped.
         """
         if self._map is None:
             return True
-        held, self._map = self._map, None
+        mapping, self._map = self._map, None
         os.close(self.fd)
         try:
-            held.close()
+            mapping.close()
         except BufferError:  # a memoryview still refers to it
             return False
         return True
 
 
 def allocate(device: torch.device, nbytes: int, name: str) -> HostBuffer | DeviceBuffer:
-    """Allocate memory on ``device``. Raises OSError or OutOfMemoryError if memory is short.
+    """Allocate a shared buffer on ``device``. The kernel lists host memory as ``name``.
 
-    The kernel lists host memory as ``name``.
+    Raises OSError or OutOfMemoryError if there is too little memory.
     """
     if device.type == "cuda":
         return DeviceBuffer.allocate(nbytes)

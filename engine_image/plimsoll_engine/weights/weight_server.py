@@ -1,14 +1,14 @@
 """Weight server: a process that keeps the weights on the device across worker restarts.
 
-It is forked from the zygote like a worker. It loads the checkpoint into one buffer when the first
-worker asks for it, shares the buffer with every worker, and frees it when the last one has
-disconnected. It also owns the KV pool, so that keys and values survive a restart. A worker's own
-pool would delay its successor: CUDA takes 0.3 s to free 100 GiB.
+Like a worker, it is forked from the zygote. It loads the checkpoint into one buffer when the first
+worker asks for it, and shares the buffer with all workers. It also owns the KV pool, so that keys
+and values survive a restart. A pool owned by the worker would also delay the successor, because
+CUDA takes 0.3 s to free 100 GiB.
 
-On CUDA, workers map the weights writable. After a worker has crashed, the server therefore compares
-the tensors' checksums with those after loading, and reloads the weights if they differ.
+On CUDA, mappings of the weights are writable. After a worker has crashed, the server therefore
+compares the tensors' checksums with those after loading, and reloads the weights if they differ.
 
-It has one thread. SIGTERM ends it after the last mapping.
+The server has one thread. After SIGTERM, it exits and frees the memory when the last mapping ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ IDENTITY_BYTES = 16
 
 
 class WeightsLost(Exception):
-    """Weights that a worker uses are damaged: all workers and this process must exit."""
+    """Weights that a worker uses are damaged, so all workers and this process must exit."""
 
 
 class Weights:
@@ -82,8 +82,8 @@ class Weights:
         manifest = lay_out(draft_models.merge_tensors(model.get_parameters(), draft))
         buffer = allocate(self.device, manifest.nbytes, "plimsoll-weights")
         try:
-            own, drafts = draft_models.split_tensors(make_views(buffer.as_tensor(), manifest))
-            loader.bind(model, own)
+            weights, drafts = draft_models.split_tensors(make_views(buffer.as_tensor(), manifest))
+            loader.bind(model, weights)
             loader.fill(model, self._folder)
             if draft is not None and self._draft_folder is not None:
                 loader.bind(draft, drafts)
@@ -95,15 +95,15 @@ class Weights:
 
     def find_damaged_tensors(self) -> list[str]:
         """Return the names of tensors whose checksums have changed since loading."""
-        now = self._compute_checksums()
-        return [name for name, value in self._sums.items() if now[name] != value]
+        current = self._compute_checksums()
+        return [name for name, value in self._sums.items() if current[name] != value]
 
     def _compute_checksums(self) -> dict[str, int]:
         with use_device(self.device), torch.inference_mode():
             return compute_checksums(self.buffer.as_tensor(), self.manifest)
 
     def share(self) -> tuple[SharedWeights, int | None]:
-        """Return the reply to a worker, and the file descriptor to send with it, if any."""
+        """Return the reply that shares the weights, and the file descriptor to send with it."""
         if isinstance(self.buffer, HostBuffer):
             return SharedWeights(self.manifest, identity=self.identity), self.buffer.fd
         with use_device(self.device):
@@ -130,7 +130,7 @@ class Pool:
             self.buffer = allocate(device, nbytes, "plimsoll-kv-pool")
 
     def share(self) -> tuple[SharedPool, int | None]:
-        """Return the reply to a worker, and the file descriptor to send with it, if any."""
+        """Return the reply that shares the pool, and the file descriptor to send with it."""
         nbytes = self.buffer.nbytes
         if isinstance(self.buffer, HostBuffer):
             return SharedPool(nbytes, identity=self.identity), self.buffer.fd
@@ -144,23 +144,24 @@ class Pool:
 
 
 def use_device(device: torch.device) -> AbstractContextManager[None]:
-    """Make ``device`` the current CUDA device within the context; do nothing on a CPU."""
+    """Return a context manager in which ``device`` is the current CUDA device, if it is one."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class WeightServer:
-    """Server that shares weights and KV pools with workers. Each connection is a mapping."""
+    """Shares weights and KV pools with workers. A connection lasts as long as the mapping."""
 
     def __init__(self, config: WorkerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
         self._weights: dict[int, Weights] = {}
-        """Weights by rank. The other dictionaries by rank have the same keys."""
+        """Weights by rank."""
         self._pools: dict[int, Pool] = {}
+        """KV pools by rank."""
         self._writers: dict[int, set[int]] = {}
-        """Descriptors of the connections whose workers may write to the pool."""
+        """File descriptors of the connections whose workers may write to the pool, by rank."""
         self._mappings: dict[int, tuple[socket.socket, int | None]] = {}
-        """Connection by descriptor, with its rank once the weights are mapped."""
+        """Connection by file descriptor, with its rank once the weights are shared."""
         self._suspect_ranks: set[int] = set()
         """Ranks whose weights a crashed worker may have damaged."""
         self._poll = select.poll()
@@ -174,7 +175,8 @@ class WeightServer:
             self._poll.register(fd, select.POLLIN)
         stopping = False
         while not stopping or self._mappings:
-            # Handle the listener last: accept may reuse the descriptor of a mapping closed before.
+            # Handle the listener last, because accept may reuse the descriptor of a mapping that
+            # was closed in this iteration.
             for fd, _ in sorted(self._poll.poll(), key=lambda ready: ready[0] == listener):
                 if fd == woken:
                     stopping = True
@@ -183,7 +185,7 @@ class WeightServer:
                 elif fd == listener:
                     if not stopping:
                         self._poll.register(self._accept(), select.POLLIN)
-                elif fd in self._mappings and not self._answer_request(fd):
+                elif fd in self._mappings and not self._handle_request(fd):
                     self._close_mapping(fd)
         for pool in self._pools.values():
             pool.close()
@@ -206,18 +208,18 @@ class WeightServer:
         try:
             return self._get_intact_weights(rank).share()
         except LoadError as error:
-            refused = MappingRefusal(str(error), permanent=True)
+            refusal = MappingRefusal(str(error), permanent=True)
         except (OSError, RuntimeError) as error:
-            refused = MappingRefusal(f"weights: {type(error).__name__}: {error}", permanent=False)
-        log.error("%s", refused.message)
-        return refused, None
+            refusal = MappingRefusal(f"weights: {type(error).__name__}: {error}", permanent=False)
+        log.error("%s", refusal.message)
+        return refusal, None
 
     def _get_intact_weights(self, rank: int) -> Weights:
         if rank not in self._weights:
-            began = time.monotonic()
+            start = time.monotonic()
             self._weights[rank] = Weights(self._config, rank)
             size_mib = self._weights[rank].manifest.nbytes >> 20
-            log.info("%d MiB loaded in %.3f s", size_mib, time.monotonic() - began)
+            log.info("%d MiB loaded in %.3f s", size_mib, time.monotonic() - start)
         elif rank in self._suspect_ranks:
             damaged = self._weights[rank].find_damaged_tensors()
             if damaged:
@@ -235,24 +237,24 @@ class WeightServer:
         self._weights.pop(rank).close()
         self._weights[rank] = Weights(self._config, rank)
 
-    def _answer_request(self, fd: int) -> bool:
-        """Answer one request of a worker. Return False if its mapping has ended."""
+    def _handle_request(self, fd: int) -> bool:
+        """Reply to one request of a worker. Return False if its mapping has ended."""
         connection, rank = self._mappings[fd]
         try:
             match weight_ipc.receive_request(connection):
-                case weight_ipc.WeightsRequest(wanted):
-                    answer, descriptor = self._share_weights(wanted)
-                    if isinstance(answer, SharedWeights):
-                        self._mappings[fd] = connection, wanted
-                    weight_ipc.send_message(connection, answer, descriptor)
-                    return isinstance(answer, SharedWeights)
+                case weight_ipc.WeightsRequest(requested):
+                    reply, descriptor = self._share_weights(requested)
+                    if isinstance(reply, SharedWeights):
+                        self._mappings[fd] = connection, requested
+                    weight_ipc.send_message(connection, reply, descriptor)
+                    return isinstance(reply, SharedWeights)
                 case weight_ipc.PoolRequest(nbytes) if rank is not None:
                     weight_ipc.send_message(connection, *self._share_pool(rank, nbytes))
                     return True
                 case weight_ipc.PoolClaim() if rank is not None:
-                    answer = self._claim_pool(fd, rank)
-                    weight_ipc.send_message(connection, answer)
-                    return isinstance(answer, weight_ipc.PoolClaimReply)
+                    reply = self._claim_pool(fd, rank)
+                    weight_ipc.send_message(connection, reply)
+                    return isinstance(reply, weight_ipc.PoolClaimReply)
         except MappingLost as error:  # the worker has exited or hangs
             log.warning("a worker: %s", error)
             _, rank = self._mappings[fd]
@@ -273,16 +275,18 @@ class WeightServer:
             ), None
 
     def _claim_pool(self, fd: int, rank: int) -> weight_ipc.Reply:
-        """Register the worker at ``fd`` as a writer of the pool. Reply whether it is the only one.
+        """Register the worker at ``fd`` as a writer of the pool.
 
-        The worker may have mapped the weights before another one crashed. If that one damaged them,
-        the claim is refused, and the next worker gets reloaded weights.
+        Return a reply that says whether it is the only writer. The worker may have mapped the
+        weights before another one crashed and damaged them. If so, the claim is refused, and the
+        next worker gets reloaded weights.
         """
         writers = self._writers.setdefault(rank, set())
-        # A predecessor returned its mapping before this worker was allowed to claim the pool.
-        for other in select.select(writers - {fd}, [], [], 0)[0]:
-            if not self._answer_request(other):
-                self._close_mapping(other)
+        # A predecessor releases its mapping before this worker may claim the pool, so its message
+        # or disconnection is ready to be read.
+        for writer in select.select(writers - {fd}, [], [], 0)[0]:
+            if not self._handle_request(writer):
+                self._close_mapping(writer)
         if rank in self._suspect_ranks:
             if damaged := self._weights[rank].find_damaged_tensors():
                 return MappingRefusal(_format_damage(damaged), permanent=False)
