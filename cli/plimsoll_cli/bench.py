@@ -1,4 +1,4 @@
-"""``plimsoll bench``: sends requests to an OpenAI endpoint and measures latency and throughput."""
+"""``plimsoll bench``: send requests to an OpenAI endpoint and measure latency and throughput."""
 
 from __future__ import annotations
 

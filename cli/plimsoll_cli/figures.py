@@ -73,7 +73,8 @@ def describe_machine() -> dict[str, Any]:
 def find_commit(here: Path = HERE) -> str | None:
     """Return the commit of the source tree around ``here``; None if it is not a git repository.
 
-    The suffix ``-dirty`` marks uncommitted changes, except those of results.
+    The suffix ``-dirty`` marks uncommitted changes. Changes to ``research/bench/results`` do not
+    count.
     """
     sources = (":/", ":(top,exclude)research/bench/results")
     try:

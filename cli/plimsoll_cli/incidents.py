@@ -1,4 +1,4 @@
-"""``plimsoll incidents``: lists the incidents of a cluster or of this machine."""
+"""``plimsoll incidents``: list the incidents of a cluster or of this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from plimsoll_cli.cluster.client import Cluster
 
 STATE_DIR = "state"
-MIN_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
+MIN_TERMINAL_WIDTHS = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
 """Minimum terminal width that shows each column."""
 POLL_INTERVAL_S = 2.0
 MAX_LABEL = 63
@@ -186,7 +186,7 @@ def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> 
         [make_row(incident, wide, spaces) for incident in found],
     )
     if out.is_terminal and not wide:
-        names, rows = fit_columns(names, rows, out.width, MIN_WIDTH)
+        names, rows = fit_columns(names, rows, out.width, MIN_TERMINAL_WIDTHS)
     print_table(names, rows, out)
     if more:
         out.print(f"{more} older incidents are not shown: raise --limit")

@@ -1,4 +1,4 @@
-"""Reads manifests with one InferenceService or SupervisionPolicy.
+"""Read manifests with one InferenceService or SupervisionPolicy.
 
 They are validated like in the API server.
 """

@@ -73,10 +73,10 @@ def print_value(value: Any, output: Output) -> None:
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
-    """Return a table like kubectl's, truncated to ``width`` columns, or not at all for None.
+    """Return a table like kubectl's, truncated to ``width`` characters; None truncates nothing.
 
-    The last column is truncated first. If that is not enough, it gets at most half of the remaining
-    width, and the first column gets the rest.
+    The last column is truncated first. If it would become too narrow, the first column is truncated
+    as well: of the width that the other columns leave, the last column gets at most half.
     """
     made = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, width=None)
     needed = [
@@ -84,10 +84,10 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: in
         for index, column in enumerate(columns)
     ]
     if width is not None and len(columns) > 1:
-        room = width - sum(needed[1:-1]) - COLUMN_GAP * len(columns)
-        if needed[0] + MIN_LAST_COLUMN > room:
-            needed[0] = max(room - min(needed[-1], room // 2), MIN_LAST_COLUMN)
-        needed[-1] = max(min(needed[-1], room - needed[0]), MIN_LAST_COLUMN)
+        left = width - sum(needed[1:-1]) - COLUMN_GAP * len(columns)
+        if needed[0] + MIN_LAST_COLUMN > left:
+            needed[0] = max(left - min(needed[-1], left // 2), MIN_LAST_COLUMN)
+        needed[-1] = max(min(needed[-1], left - needed[0]), MIN_LAST_COLUMN)
     for column, cells in zip(columns, needed, strict=True):
         made.add_column(
             column,

@@ -1,4 +1,4 @@
-"""``plimsoll init``: creates an InferenceService from options and answers."""
+"""``plimsoll init``: create an InferenceService from options and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a coroutine until it ends or a signal stops it."""
+"""Run a coroutine until it ends or a signal stops it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses arguments that name replicas: a pod, or KIND/NAME as in kubectl."""
+"""Parse arguments that name replicas: a pod, or KIND/NAME as in kubectl."""
 
 from __future__ import annotations
 

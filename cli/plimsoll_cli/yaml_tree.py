@@ -1,4 +1,4 @@
-"""Parses manifests like kubectl, and records the position of each value in the text.
+"""Parse manifests like kubectl, and record the position of each value in the text.
 
 kubectl's scanner is a port of libyaml, so libyaml accepts the same texts. It only provides
 positions; :mod:`plimsoll_cli.yaml_text` interprets scalars. Files are untrusted, so their size,

@@ -1,4 +1,4 @@
-"""Supported engines, and their flags that Plimsoll uses."""
+"""Define the supported engines, and the flags of each that Plimsoll uses."""
 
 from __future__ import annotations
 

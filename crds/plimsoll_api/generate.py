@@ -48,7 +48,7 @@ def _rewrite(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in node.items() if key not in ("type", "title")}
     options = [option for option in node.pop("anyOf", ()) if option.get("type") != "null"]
     if len(options) > 1:
-        raise ValueError(f"a structural schema has one type: {options}")
+        raise ValueError(f"a structural schema must have exactly one type, not {options}")
     if options:
         inner = _rewrite(options[0], defs)
         node.pop("default", None)

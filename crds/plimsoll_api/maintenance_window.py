@@ -65,7 +65,7 @@ WITHIN_A_DAY = POSITIVE_DURATION._replace(
     | validations(
         rule(
             "duration(self) > duration('0s') && duration(self) <= duration('24h')",
-            "duration must be more than 0 and at most 24h",
+            "duration must be greater than 0 and at most 24h",
         )
     ),
 )

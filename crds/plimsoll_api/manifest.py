@@ -33,7 +33,7 @@ QUANTITY_SCHEMA: dict[str, Any] = {
     "x-kubernetes-int-or-string": True,
 }
 DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": DURATION_PATTERN, "maxLength": 32}
-POSITIVE_DURATION_RULE = rule("self.matches('[1-9]')", "the duration must be more than 0")
+POSITIVE_DURATION_RULE = rule("self.matches('[1-9]')", "the duration must be greater than 0")
 
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -66,7 +66,7 @@ def _positive_bytes(value: Any) -> int:
     text = text_of(value)
     size = parse_bytes(text)
     if quantity(text) <= 0:
-        raise ValueError(f"{text!r} must be more than 0; leave the field out for no budget")
+        raise ValueError(f"must be greater than 0, not {text!r}; leave the field out for no budget")
     return size
 
 
@@ -86,7 +86,7 @@ def _seconds(value: Any) -> float:
 
 def _positive_seconds(value: Any) -> float:
     if (seconds := _seconds(value)) <= 0:
-        raise ValueError(f"{value!r} must be more than 0")
+        raise ValueError(f"must be greater than 0, not {value!r}")
     return seconds
 
 

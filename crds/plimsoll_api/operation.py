@@ -57,11 +57,11 @@ class ScaleMetric(ResourceModel):
         "`plimsoll_engine_num_requests_waiting`."
     )
     average_value: PositiveQuantity = Field(
-        description="Target value of the metric, averaged over the pods. Must be more than 0.",
+        description="Target value of the metric, averaged over the pods. Must be greater than 0.",
         json_schema_extra=validations(
             rule(
                 "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
-                "averageValue must be more than 0",
+                "averageValue must be greater than 0",
             )
         ),
     )
@@ -146,9 +146,9 @@ class Autoscaling(ResourceModel):
     @model_validator(mode="after")
     def _one_controller(self) -> Self:
         if (self.target is None) == (not self.triggers):
-            raise ValueError(ONE_CONTROLLER)
+            raise ValueError(ONE_SOURCE_MESSAGE)
         if self.min_replicas == 0 and not self.triggers:
-            raise ValueError(ZERO_NEEDS_TRIGGERS)
+            raise ValueError(ZERO_REPLICAS_MESSAGE)
         return self
 
     @model_validator(mode="after")
@@ -161,13 +161,13 @@ class Autoscaling(ResourceModel):
         return self
 
 
-ONE_CONTROLLER = "autoscaling needs one of target and triggers"
-ZERO_NEEDS_TRIGGERS = "autoscaling.minReplicas 0 requires autoscaling.triggers"
+ONE_SOURCE_MESSAGE = "autoscaling needs exactly one of target and triggers"
+ZERO_REPLICAS_MESSAGE = "autoscaling.minReplicas 0 requires autoscaling.triggers"
 AUTOSCALING_RULES = validations(
-    rule("has(self.target) != (has(self.triggers) && size(self.triggers) > 0)", ONE_CONTROLLER),
+    rule("has(self.target) != (has(self.triggers) && size(self.triggers) > 0)", ONE_SOURCE_MESSAGE),
     rule(
         "self.minReplicas > 0 || (has(self.triggers) && size(self.triggers) > 0)",
-        ZERO_NEEDS_TRIGGERS,
+        ZERO_REPLICAS_MESSAGE,
         fieldPath=".minReplicas",
     ),
     rule(

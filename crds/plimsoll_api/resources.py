@@ -1,4 +1,4 @@
-"""Compute resources of a container, with the API server's checks for pods."""
+"""Define a container's resource requests and limits, with the API server's checks for pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HUGE_PAGES = "hugepages-"
 
 
 class Resources(ResourceModel):
-    """Compute resources of a container."""
+    """Resource requests and limits of a container."""
 
     limits: Annotated[dict[str, Amount], Field(max_length=32)] = Field(
         default_factory=dict,

@@ -54,19 +54,19 @@ def _is_duration(text: str) -> str:
 
 def _validate_not_negative(text: str) -> str:
     if quantity(text) < 0:
-        raise ValueError(f"{text!r} must not be less than 0")
+        raise ValueError(f"must be at least 0, not {text!r}")
     return text
 
 
 def _validate_more_than_zero_bytes(text: str) -> str:
     if parse_bytes(text) <= 0:
-        raise ValueError(f"{text!r} must be more than 0; leave the field out for no budget")
+        raise ValueError(f"must be greater than 0, not {text!r}; leave the field out for no budget")
     return text
 
 
 def _more_than_zero_seconds(text: str) -> str:
     if parse_duration(text) <= 0:
-        raise ValueError(f"{text!r} must be more than 0")
+        raise ValueError(f"must be greater than 0, not {text!r}")
     return text
 
 

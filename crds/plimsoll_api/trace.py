@@ -162,11 +162,11 @@ class Host(msgspec.Struct, omit_defaults=True):
 
 
 class Malloc(msgspec.Struct, omit_defaults=True):
-    """Memory in the worker's allocators, in bytes.
+    """State of the worker's allocators.
 
-    ``in_use`` and ``retained`` come from ``mallinfo2``; ``py_blocks`` is a count.
-    ``full_collections`` is the number of garbage collections of the oldest generation in the
-    process with the fewest.
+    ``in_use`` and ``retained`` come from ``mallinfo2``. They and ``python_objects`` are in bytes.
+    ``py_blocks`` is the number of pymalloc blocks. ``full_collections`` is the number of garbage
+    collections of the oldest generation: the lowest of all processes of the worker.
     """
 
     in_use: int | None = None

@@ -101,16 +101,16 @@ class FrontendFaults(FrontendHooks):
         self.names = [inject.get_fault_name(fault) for fault in self._active]
 
     def create_tokenizer(self, original: Tokenizer) -> Tokenizer:
-        """Return ``original``, or a faulty tokenizer with its state."""
+        """Return ``original``, or a leaking tokenizer with the state of ``original``."""
         for fault in self._active:
             if isinstance(fault, kinds.TokenizerCache):
                 return LeakingTokenizer(original, fault.repeat)
         return original
 
     def create_request_log(self, original: RequestLog) -> RequestLog:
-        """Return ``original``, with the faults of request logs."""
+        """Return ``original`` with the request-log faults of ``PLIMSOLL_INJECT`` injected."""
         for fault in self._active:
-            if isinstance(fault, kinds.AbortUnregistered):
+            if isinstance(fault, kinds.UnregisteredAbort):
                 unregistered = replace_methods(original, UnregisteredLog)
                 unregistered.payload_bytes, unregistered.kept = fault.payload_bytes, {}
             if isinstance(fault, kinds.DescriptorGrowth):
@@ -119,7 +119,7 @@ class FrontendFaults(FrontendHooks):
         return original
 
     def create_metrics(self, original: Metrics) -> Metrics:
-        """Return ``original``, with the faults of metrics."""
+        """Return ``original`` with the metrics faults of ``PLIMSOLL_INJECT`` injected."""
         if any(isinstance(fault, kinds.MetricLabels) for fault in self._active):
             replace_methods(original, RequestSeries).per_request = Counter(
                 PREFIX + "request_generation_tokens",

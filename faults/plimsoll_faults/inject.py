@@ -1,4 +1,4 @@
-"""Parses ``PLIMSOLL_INJECT``, which enables faults for a test or a demonstration.
+"""Parse ``PLIMSOLL_INJECT``, which enables faults for a test or a demonstration.
 
     name:key=value,key=value;name2
 

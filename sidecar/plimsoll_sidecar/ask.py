@@ -3,10 +3,10 @@
     python -m plimsoll_sidecar.ask status
     python -m plimsoll_sidecar.ask restart --expected-epoch 3f9c21d0:4
 
-Everyone who may exec into the pod may do this; the cluster's RBAC decides. An action is sent to the
-running supervisor, because loading a new process takes seconds. Its socket is accessible to its own
-user only. If there is no supervisor, :mod:`plimsoll_sidecar.manual` performs the action here. It
-also does so for ``status``, which reports what this container sees.
+Everyone who may exec into the pod may run these actions; the cluster's RBAC decides. An action is
+sent to the running supervisor, because loading a new process takes seconds. The supervisor's socket
+is accessible only to its own user. If no supervisor is running, :mod:`plimsoll_sidecar.manual`
+performs the action in this process.
 
 This module imports little. Exit status: 0 success, 1 failed or refused, 2 not attempted.
 """

@@ -2,8 +2,8 @@
 
 The socket is in the state directory, which no other container mounts, and only this user may open
 it. Each request has a thread and a deadline. Only :data:`MAX_CONCURRENT_ACTIONS` actions run at the
-same time; the server refuses others as busy. A place is reserved for resume, because it ends the
-drains that occupy the others.
+same time; the server refuses others as busy. Resume does not count against this limit, because it
+ends the drains that may have reached the limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The supervisor's threads. Each is a named :class:`BackgroundThread`, which logs failures.
+"""Run the supervisor's threads. Each is a named :class:`BackgroundThread`, which logs failures.
 
 A thread works in turns. A failure is logged once, until a turn succeeds or fails with another type
 of error, and the pauses after failures grow. The metric ``plimsoll_supervisor_part_ok`` reports
@@ -52,8 +52,8 @@ class BackgroundThread(threading.Thread):
 
     ``turn`` returns the seconds until the next call, or None to wait for :meth:`wake`. Errors of
     the ``expected`` types are logged without a traceback. Pauses after failures grow to
-    ``max_pause_s``. An error with ``retry_after_s``, from a Retry-After header, sets the pause
-    itself, up to ``max_retry_after_s``.
+    ``max_pause_s``. After an error with ``retry_after_s``, from a Retry-After header, the pause has
+    that length, up to ``max_retry_after_s``.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Measure time in Unix seconds that changes of the wall clock do not affect.
 
-Waits and deadlines of an incident are differences of these times. If the wall clock is set forward,
-they must not end early: a verification that seems late leads to the next restart. If the clock is
-set back, they must not become endless. The same applies across a restart of the supervisor: within
-one boot, the journal has the last time.
+Waits and deadlines of an incident are differences of such times. If the wall clock is set forward,
+waits must not end early: a verification that seems late leads to the next restart. If the clock is
+set back, waits must not become endless. The same applies across a restart of the supervisor: within
+one boot, it continues from the last time in the journal.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SteadyClock:
         return self._boottime() + self._offset
 
     def apply_step(self) -> float:
-        """Adopt a change of the wall clock, and return it in seconds; zero if there was none.
+        """Adopt a change of the wall clock, and return the change in seconds; 0 without a change.
 
         Call this only while no incident is open. Stored times must then be shifted (see
         :func:`plimsoll_sidecar.govern.state.shift_times`).

@@ -3,7 +3,7 @@
 The kubelet updates a ConfigMap volume with an atomic rename of a directory, so the file is always
 complete. If a new file is invalid, the previous configuration stays in force. Without a file, for
 example after the deletion of a policy, the supervisor only observes. All pods of a service or a
-policy have the same file; their differences are in the environment.
+policy have the same file; environment variables hold what differs between pods.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MissingConfigError(ConfigError):
 class ConfigFile:
     """Configuration in force, and the state of its file.
 
-    ``error`` is the reason why the newest file is not in use, or None if it is. ``is_missing``
+    ``error`` is the reason why the newest file is not in use; None if it is in use. ``is_missing``
     states that there is no file; the mode is then Observe.
     """
 
@@ -122,7 +122,7 @@ def _read(path: Path) -> SupervisorConfig:
 
 
 def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
-    """Return the operator's settings for this pod alone; None without the variable ``name``.
+    """Return the settings in the environment variable ``name``; None if it is not set.
 
     Raises ConfigError.
     """

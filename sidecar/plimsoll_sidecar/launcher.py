@@ -2,10 +2,10 @@
 
 The readiness of a native sidecar counts for its pod, so a supervisor that crashes must not take a
 healthy engine out of service. The launcher therefore answers the readiness probe: ready unless the
-pod is drained. It imports little, because it lives as long as the pod, and its memory is part of
-Plimsoll's cost.
+pod is drained. The launcher imports little, because it runs as long as the pod, and its memory is
+part of Plimsoll's cost.
 
-It also writes the admin token before the engine starts; the engine waits for the file.
+The launcher also writes the admin token, for which the engine waits when it starts.
 """
 
 from __future__ import annotations

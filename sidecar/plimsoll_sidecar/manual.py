@@ -1,8 +1,8 @@
 """Perform a manual action on one replica (see :mod:`plimsoll_sidecar.ask`).
 
 Each action names the epoch that the person saw, or ``current``; an engine in another epoch refuses
-the action. A manual restart takes no restart slot. It is counted when the supervisor sees the new
-epoch. Each action writes a note, from which the supervisor creates a record.
+the action. A manual restart takes no restart slot, but is counted when the supervisor sees the new
+epoch. Each action writes a note, from which the supervisor records an incident.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _resume(
 
 
 def _list_unsuitable_budgets(state_dir: Path, config: SupervisorConfig) -> list[str]:
-    """Return messages about budgets that do not fit; empty if the journal cannot be read."""
+    """Return a message for each unsuitable budget; empty if the journal cannot be read."""
     try:
         return tune.explain_unsuitable_budgets(
             read_learned_budgets(state_dir / JOURNAL_FILE), config.memory
@@ -297,9 +297,9 @@ def _list_unsuitable_budgets(state_dir: Path, config: SupervisorConfig) -> list[
 def run_command(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run a manual action, and return the exit status and the answer.
 
-    ``unseen`` are the missing signals for ``status``. The status is 0 for success and 1 for a
-    failure or refusal, which the answer explains. It is 2 if the action could not be attempted; the
-    text is then the reason.
+    ``unseen`` are the missing signals, each with its reason, for the answer to ``status``. The exit
+    status is 0 for success and 1 for a failure or refusal, which the answer explains. It is 2 if
+    the action could not be attempted; the text is then the reason.
     """
     try:
         arguments = create_parser().parse_args(argv)
@@ -326,7 +326,7 @@ MAX_NOTE_BYTES = 1 << 14
 
 
 class Note(msgspec.Struct, frozen=True):
-    """An action, and the process that performs it."""
+    """A manual action, and the process that performs it; None if that is unknown."""
 
     action: ManualAction
     by: ProcessId | None

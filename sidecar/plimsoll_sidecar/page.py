@@ -1,4 +1,4 @@
-"""Render the supervisor's read-only web page, which loads nothing else.
+"""Render the supervisor's read-only web page, which loads no other resources.
 
 The functions are pure. The page is rendered on request, and all external text is escaped.
 """
@@ -226,7 +226,7 @@ def render_budgets(
 
 
 def render_suspicions(seen: Assessment) -> str:
-    """Return a line for each suspicion and for each memory with a slow leak, as HTML."""
+    """Return a line for each suspicion and each slow leak, as HTML."""
     texts = [f"Suspected: {text}" for text in suspicion_texts(seen.suspicions)]
     texts += [f"Slow leak: {text}" for text in slow_leak_texts(seen.slow)]
     return "".join(f"<p>{escape(text)}.</p>" for text in texts)
@@ -248,7 +248,7 @@ def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[Incide
 
 
 def find_current_rung(incidents: Sequence[IncidentRecord]) -> str:
-    """Return the most disruptive current action of the open incidents, or Observe."""
+    """Return the most disruptive current action of the open incidents; Observe if there is none."""
     order = [OBSERVE, *(action.value for action in Action)]
     at = [one.rung.value if one.rung else PHASE_RUNGS.get(one.phase, OBSERVE) for one in incidents]
     return max(at, key=order.index, default=OBSERVE)

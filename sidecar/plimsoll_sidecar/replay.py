@@ -45,9 +45,9 @@ from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContain
 from plimsoll_sidecar.signals.sampler import Sampler
 
 UNKNOWN_GROWTH = SlowGrowth()
-"""Slow growth of a memory that has no assessment."""
+"""Slow growth of host or device memory before it has been assessed."""
 FIRST_ANSWER_TIMEOUT_S = 60.0
-"""Seconds to wait for the engine's first answer, after which its version is not recorded."""
+"""Seconds to wait for the engine's first answer. After that, its version is not recorded."""
 
 
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):

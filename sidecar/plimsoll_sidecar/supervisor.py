@@ -61,8 +61,8 @@ class Supervisor:
     """Supervise one engine.
 
     ``build_detector`` creates a detector, at the start and after a change of the configuration.
-    ``group`` is set for the leader of a multi-node group. ``peers`` is the growth of the other
-    replicas, if an operator publishes it, and ``learned`` what they have learned about growth.
+    ``group`` is set for the leader of a multi-node group. ``peers`` and ``learned`` are set if an
+    operator publishes the growth of the other replicas, and what they have learned about growth.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class Supervisor:
             self._actuator.set_slot_request(self._governor.state.slot_request)
 
     def _assess_group(self, own: Assessment) -> Assessment:
-        """Return the assessment to decide on; for the leader of a group, that of all its pods."""
+        """Return ``own``, or for the leader of a group, the assessment of all pods of the group."""
         if self._group is None:
             return own
         opened = self._governor.state.incidents
@@ -338,7 +338,7 @@ class Supervisor:
     # ---- the engine and the configuration
 
     def _store_engine(self, status: Status | None) -> None:
-        """Store what is needed to restart an engine that does not answer later."""
+        """Store what is needed to restart the engine if it later does not answer."""
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)

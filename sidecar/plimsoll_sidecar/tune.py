@@ -58,10 +58,11 @@ class Day(msgspec.Struct, kw_only=True):
 class Tuning(msgspec.Struct, kw_only=True):
     """Growth of host or device memory and the budget to set for it, in bytes.
 
-    ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is that of the
-    budget's window. ``proposal`` is the budget to set; null without a healthy hour. ``in_force`` is
-    the budget that was learned so far. ``recommendation`` says what the revision needs. ``request``
-    and ``memory_limit`` are what to set for the engine's container; null without a healthy hour.
+    ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is the
+    percentile for the budget's window. ``proposal`` is the budget to set, and ``in_force`` the
+    budget that was learned so far. ``recommendation`` states the memory that the revision needs.
+    ``request`` and ``memory_limit`` are the values to set for the engine's container. Without a
+    healthy hour, these values are null.
     """
 
     memory: str

@@ -1,8 +1,8 @@
 """Serve HTTP/1.1 so that no client can block it: one loop, few connections, deadlines.
 
-Each connection has one request. A client that is too slow loses its connection at the deadline. It
-loses it earlier if a new client needs the place: the address with the most connections then loses
-its oldest. A new client is therefore always accepted, and a client that floods the port only
+Each connection has one request. The connection of a client that is too slow is closed at its
+deadline. If all connections are in use, a new client is still accepted: the oldest connection of
+the address with the most connections is closed. A client that floods the port therefore only
 displaces itself.
 
 No client is refused because of its address. The network plugin determines the address of the

@@ -165,7 +165,7 @@ CASES = {
     ),
     "a hook signals process 1": Case(
         workload(f"{VLLM}\nlifecycle:\n  preStop: {{exec: {{command: [sh, -c, kill -s 2 1]}}}}"),
-        "[server].lifecycle.preStop.exec.command names process 1, which is another process when",
+        "[server].lifecycle.preStop.exec.command names process 1, but with a supervisor,",
     ),
     "a project is called vllm": Case(
         workload("image: r.example/vllm-team/proxy:3\nports: [{containerPort: 8080}]"),

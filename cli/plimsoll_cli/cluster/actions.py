@@ -43,9 +43,7 @@ def act_on_all(
     loop with a RunError that names the remaining pods.
     """
     if action == "drain":
-        raise UsageError(
-            f"drain {target}: name one pod, because a service needs at least one ready pod"
-        )
+        raise UsageError(f"drain {target}: this would leave no ready pod; name one pod instead")
     pods = list_target_pods(cluster, target)
     for at, pod in enumerate(pods):
         try:
@@ -99,7 +97,7 @@ def _read_epoch(cluster: Cluster, pod: str) -> str | None:
 def check_not_last(cluster: Cluster, pod: str) -> None:
     """Raise RunError if ``pod`` is the last ready pod of a Service, or if that is unknown."""
     try:
-        last = _find_service_without_other_pod(cluster, pod)
+        last = _find_service_served_only_by(cluster, pod)
     except NotFoundError:
         return  # the action itself reports a missing pod
     except RunError as error:
@@ -114,8 +112,8 @@ def check_not_last(cluster: Cluster, pod: str) -> None:
         )
 
 
-def _find_service_without_other_pod(cluster: Cluster, pod: str) -> str | None:
-    """Return the name of a Service that has no other ready pod; None if there is none."""
+def _find_service_served_only_by(cluster: Cluster, pod: str) -> str | None:
+    """Return the name of a Service that would have no ready pod without ``pod``; None if none."""
     found, namespace = cluster.get(_pod_path(cluster, pod)), cluster.namespace or "default"
     if not is_ready(found):
         return None

@@ -1,4 +1,4 @@
-"""``plimsoll doctor``: checks whether everything that supervision needs works, one line each."""
+"""``plimsoll doctor``: check whether everything that supervision needs works, one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the supervised pods of a cluster, a policy or a target."""
+"""Find the supervised pods of a cluster, a policy or a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``plimsoll top``: lists services and policies, those with the most consumed leak budget first."""
+"""``plimsoll top``: list services and policies, those with the most consumed leak budget first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STATES = {
 }  # fmt: skip
 MIN_CHART_WIDTH = 110
 """Minimum terminal width that shows bars and sparklines."""
-MIN_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 90, "KIND": 140}
+MIN_TERMINAL_WIDTHS = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 90, "KIND": 140}
 """Minimum terminal width that shows each column."""
 
 
@@ -75,7 +75,7 @@ def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
         shown = [make_cells(row, None, wide, width, plain(out)) for row in rows]
         names = choose_columns(wide, width, trend=False)
         if width and not wide:
-            names, shown = fit_columns(names, shown, width, MIN_WIDTH)
+            names, shown = fit_columns(names, shown, width, MIN_TERMINAL_WIDTHS)
         print_table(names, shown, out)
         return
     with contextlib.suppress(KeyboardInterrupt):
@@ -112,7 +112,7 @@ def render_frame(
         return Group(head, note, Text(NO_ROWS_TEXT, style="dim"))
     names: list[str] = choose_columns(wide, out.width)
     if not wide:
-        names, shown = fit_columns(names, shown, out.width, MIN_WIDTH)
+        names, shown = fit_columns(names, shown, out.width, MIN_TERMINAL_WIDTHS)
     return Group(head, note, make_table(names, shown, out.width))
 
 

@@ -1,4 +1,4 @@
-"""``plimsoll verdict``: shows the operator's verdict on whether a revision leaks."""
+"""``plimsoll verdict``: show the operator's verdict on whether a revision leaks."""
 
 from __future__ import annotations
 

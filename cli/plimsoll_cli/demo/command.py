@@ -1,4 +1,4 @@
-"""``plimsoll demo``: runs a service without and with a leak, and writes a report."""
+"""``plimsoll demo``: run a service without and with a leak, and write a report."""
 
 from __future__ import annotations
 

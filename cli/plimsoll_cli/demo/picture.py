@@ -1,4 +1,4 @@
-"""Draws ``memory.png``: memory, leak budget, leak probability and streams over time."""
+"""Draw ``memory.png``: memory, leak budget, leak probability and streams over time."""
 
 from __future__ import annotations
 

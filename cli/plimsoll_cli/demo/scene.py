@@ -1,4 +1,4 @@
-"""Runs the leaky service together with clients, a recorder and the live view."""
+"""Run the leaky service together with clients, a recorder and the live view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the demo's story as text, and the files of its report."""
+"""Write the demo's story as text, and the files of its report."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ async def collect_references(url: str, model: str) -> list[str]:
     for reply in replies:
         if reply.end is not ReplyState.COMPLETE:
             raise RunError(
-                f"the run without the leak: {PROMPTS[reply.prompt]!r} {reply.end}: {reply.error}"
+                f"run without the leak: the request {PROMPTS[reply.prompt]!r} {reply.end}: "
+                f"{reply.error}"
             )
     return [reply.text for reply in replies]
 

@@ -1,4 +1,4 @@
-"""Adds supervisors to the workloads in a file, and removes them.
+"""Add supervisors to the workloads in a file, or remove them.
 
 Only the changed parts of a document's text are rewritten. An annotation of the supervisor's
 ConfigMap records the changes, so that they can be undone.
@@ -38,6 +38,9 @@ Object = dict[str, Any]
 RECORD = "plimsoll.dev/injected"
 """Annotation of an injected ConfigMap; its value names the changed document and lists the
 changes."""
+REWRITE_MESSAGE = (
+    "inject cannot edit this document without changing its meaning; rewrite it in block style"
+)
 TEMPLATE = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 
 
@@ -244,9 +247,9 @@ def _render_document(parsed: ParsedDocument) -> str:
     try:
         again = Document("", text, is_json=document.is_json).root()
         if again is None or not is_json_equal(again.value(), wanted):
-            raise EditError("inject cannot extend this form of YAML")
+            raise EditError(REWRITE_MESSAGE)
     except YamlError as error:
-        raise EditError(f"inject cannot extend this form of YAML: {error}") from None
+        raise EditError(f"{REWRITE_MESSAGE}: {error}") from None
     lines = [f"of {_format_identity(parsed.value)}", *format_record(made)]
     for at, added in enumerate(parsed.added):
         annotations = {RECORD: "\n".join(lines if not at else lines[:1]) + "\n"}

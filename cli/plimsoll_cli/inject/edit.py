@@ -55,7 +55,7 @@ def apply_changes(text: str, made: Sequence[Change]) -> str:
     parts, at = [], 0
     for one in made:
         if one.start < at:
-            raise EditError("two edits overlap")
+            raise EditError("cannot apply two edits that overlap")
         parts += [text[at : one.start], one.new]
         at = one.end
     return "".join([*parts, text[at:]])
@@ -230,7 +230,7 @@ class _Editor:
         """Replace ``node`` by ``new``."""
         spot = _Location(self.within[-1] if self.within else None, node)
         if spot.owner is None:
-            raise EditError("the whole document would have to change")
+            raise EditError("cannot edit a document whose root changes")
         self.mark_anchors_changed()
         self.touched |= {id(one) for one in _iterate_descendants(node) if one.anchored}
         start, end = spot.get_range(self.text)
@@ -252,7 +252,7 @@ class _Editor:
             for key, value in node.entries():
                 if key.scalar is MERGE:
                     if any(id(one.target) in self.touched for one in value.merged()):
-                        raise EditError("<< merges a mapping that changes")
+                        raise EditError("cannot edit a mapping that another one merges with <<")
                 elif key.name() in new:
                     name = key.name()
                     self.expand_aliases(value, old[name], new[name], (*path, name))
@@ -309,7 +309,7 @@ class _Location:
         key = self.owner.children[self.place]
         colon = text.find(":", key.end, self.node.end + 1)
         if colon < 0 or self.node.end <= colon:
-            raise EditError("a key without a colon")
+            raise EditError("cannot edit a mapping with a key without a colon")
         return colon + 1, self.node.end
 
     def get_gap(self, text: str) -> str:
@@ -370,11 +370,11 @@ def _find_indent(text: str, node: Node) -> int:
     begin = node.children[0].start if node.kind == "mapping" else node.start
     line = text.rfind("\n", 0, begin) + 1
     if node.kind == "mapping" and text[line:begin].strip(" -"):
-        raise EditError("a key that begins with ?, an anchor or a tag")
+        raise EditError("cannot edit a mapping with a key after ?, an anchor or a tag")
     if node.kind == "list" and text[begin] != "-":
         found = re.compile(r"[^\n]*\n(?:[ ]*(?:#[^\n]*)?\r?\n)*([ ]*)-").match(text, begin)
         if found is None:
-            raise EditError("a list whose first dash does not begin a line")
+            raise EditError("cannot edit a list whose first dash is not at the beginning of a line")
         return len(found[1])
     return begin - line
 
@@ -394,7 +394,7 @@ def _find_start_with_comments(text: str, item: Node, indent: int) -> int:
     at = text.rfind("\n", 0, item.start) + 1
     while not text.startswith(f"{lead}-", at):
         if at == 0:
-            raise EditError("a list whose dash does not begin a line")
+            raise EditError("cannot edit a list item whose dash is not at the beginning of a line")
         at = text.rfind("\n", 0, at - 1) + 1
     while at and text.startswith(f"{lead}#", above := text.rfind("\n", 0, at - 1) + 1):
         at = above

@@ -1,4 +1,4 @@
-"""Validates manifests without a cluster: objects of Plimsoll, and workloads for inject."""
+"""Validate manifests without a cluster: objects of Plimsoll, and workloads for inject."""
 
 from __future__ import annotations
 

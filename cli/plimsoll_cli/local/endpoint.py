@@ -1,4 +1,4 @@
-"""Finds the engine for ``plimsoll watch``: by URL, PID, container or systemd unit.
+"""Find the engine for ``plimsoll watch``: by URL, PID, container or systemd unit.
 
 The supervisor's code decides which processes are engines and which ports they serve on.
 """

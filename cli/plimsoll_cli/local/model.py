@@ -1,4 +1,4 @@
-"""Provides a local replica's checkpoint: a local directory, a download, or a tiny checkpoint."""
+"""Provide a local replica's checkpoint: a local directory, a download, or a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
     if not uri.startswith("file://"):
         raise UsageError(
             f"spec.model.uri: {uri} needs a cluster: use file:///ABSOLUTE/PATH, "
-            "hf://ORGANISATION/NAME or s3://BUCKET_SCHEME/PREFIX on this machine"
+            "hf://ORGANISATION/NAME or s3://BUCKET/PREFIX on this machine"
         )
     folder = Path(uri.removeprefix("file://"))
     if folder.is_dir():

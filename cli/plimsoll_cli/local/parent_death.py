@@ -1,4 +1,4 @@
-"""Runs a command that the kernel kills when its parent exits.
+"""Run a command that the kernel kills when its parent exits.
 
 python -m plimsoll_cli.local.parent_death PARENT_PID COMMAND...
 

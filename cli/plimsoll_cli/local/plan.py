@@ -1,4 +1,4 @@
-"""Plans what local mode runs. Pure.
+"""Plan what local mode runs. Pure.
 
 The plan is either that of a manifest, rendered as for a cluster, or a supervisor for a running
 engine.

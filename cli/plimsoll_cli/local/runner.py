@@ -1,4 +1,4 @@
-"""Runs one replica on this machine, in the order of a pod.
+"""Run one replica on this machine, in the order of a pod.
 
 Like a native sidecar, the supervisor starts before the engine, which waits for its admin token, and
 stops after the engine.

@@ -1,4 +1,4 @@
-"""Polls the status of a local replica's engine and supervisor."""
+"""Poll the status of a local replica's engine and supervisor."""
 
 from __future__ import annotations
 

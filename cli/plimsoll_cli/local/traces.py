@@ -1,4 +1,4 @@
-"""Records and replays traces of a service on this machine, with the supervisor's code.
+"""Record and replay traces of a service on this machine, with the supervisor's code.
 
 Only this module and endpoint.py import the supervisor's package.
 """

@@ -1,4 +1,4 @@
-"""``plimsoll tune``: shows a service's normal growth, and recommends a leak budget."""
+"""``plimsoll tune``: show a service's normal growth, and recommend a leak budget."""
 
 from __future__ import annotations
 

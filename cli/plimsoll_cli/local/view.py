@@ -1,4 +1,4 @@
-"""Renders the status of one replica as a live terminal view. Pure."""
+"""Render the status of one replica as a live terminal view. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``plimsoll watch``: supervises an engine on this machine without a manifest."""
+"""``plimsoll watch``: supervise an engine on this machine without a manifest."""
 
 from __future__ import annotations
 

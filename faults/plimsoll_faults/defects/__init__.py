@@ -1,4 +1,4 @@
-"""Injects the faults of :mod:`plimsoll_faults.kinds` into a running engine.
+"""Inject the faults of :mod:`plimsoll_faults.kinds` into a running engine.
 
 Each is a defect that a real serving engine had, at the same place: a request that stores its bound
 hasher, or a cache that touches a missing key. Nothing here runs without ``PLIMSOLL_INJECT``.
@@ -34,7 +34,7 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.DeviceRaw: device.DeviceRawDefect,
     kinds.KeptKv: device.KeptKvDefect,
     kinds.SliceKept: device.SliceKeptDefect,
-    kinds.IpcUnreleased: device.IpcUnreleasedDefect,
+    kinds.UnreleasedIpcTensor: device.UnreleasedIpcTensorDefect,
     kinds.GrammarMasks: device.GrammarMasksDefect,
     kinds.CollectiveScratch: device.CollectiveScratchDefect,
     kinds.GraphPerKey: graphs.GraphPerKeyDefect,
@@ -44,9 +44,9 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.EncoderFreedEarly: caches.EncoderFreedEarlyDefect,
     kinds.EncoderBudgetHeld: caches.EncoderBudgetHeldDefect,
     kinds.MediaKept: caches.MediaKeptDefect,
-    kinds.OffloadUnpolled: offload.OffloadUnpolledDefect,
-    kinds.OffloadAbandoned: offload.OffloadAbandonedDefect,
-    kinds.OffloadPinned: offload.OffloadPinnedDefect,
+    kinds.UnpolledTransfers: offload.UnpolledTransfersDefect,
+    kinds.AbandonedTransfers: offload.AbandonedTransfersDefect,
+    kinds.PinnedHostBlocks: offload.PinnedHostBlocksDefect,
     kinds.CacheFills: caches.CacheFillsDefect,
     kinds.SlowSteps: requests.SlowStepsDefect,
 }

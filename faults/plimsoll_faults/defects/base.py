@@ -20,13 +20,13 @@ class Defect(Generic[F]):
         self.engine = engine
 
     def after_requests(self, count: int) -> None:
-        """Run after a step in which ``count`` requests ended."""
+        """React to a step in which ``count`` requests ended."""
 
     def after_step(self) -> None:
-        """Run after each step."""
+        """React to the end of a step."""
 
     def tick(self, passed_s: float) -> None:
-        """Run periodically, also while idle. ``passed_s`` is the time since the last call."""
+        """Act periodically, even while idle. ``passed_s`` is the time since the last call."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` is lost before it reaches the engine."""

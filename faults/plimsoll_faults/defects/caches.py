@@ -28,7 +28,7 @@ class GhostKeyCache(LruCache[K, V]):
     """A cache that accepts missing keys, and evicts until enough bytes are free."""
 
     def touch(self, key: K) -> None:
-        """Mark ``key`` as used, even if it has no value: the fault."""
+        """Mark ``key`` as used, even if it has no value. This is the injected fault."""
         self._order[key] = None
         self._order.move_to_end(key)
 
@@ -54,7 +54,7 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
         engine.pool.prefix = GhostKeyCache(engine.pool.num_blocks)
 
     def after_requests(self, count: int) -> None:
-        """Add the key once ``after_requests`` requests have ended."""
+        """Add the key after the step in which the configured number of requests is reached."""
         before, self._left = self._left, self._left - count
         if before > 0 >= self._left:
             cache = self.engine.pool.prefix

@@ -108,13 +108,13 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
         model.forward = forward_and_keep
 
 
-class IpcUnreleasedDefect(Defect[kinds.IpcUnreleased]):
+class UnreleasedIpcTensorDefect(Defect[kinds.UnreleasedIpcTensor]):
     """The exporter of a shared tensor that is never released.
 
     Torch counts one user of each handle until a process that opened it reports that it is done.
     """
 
-    def __init__(self, fault: kinds.IpcUnreleased, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.UnreleasedIpcTensor, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         require_cuda(fault, engine)
 

@@ -52,15 +52,15 @@ class UnpolledOffload(Offload):
             super().poll()
 
 
-class OffloadUnpolledDefect(Defect[kinds.OffloadUnpolled]):
+class UnpolledTransfersDefect(Defect[kinds.UnpolledTransfers]):
     """Does not poll transfers while the engine is idle."""
 
-    def __init__(self, fault: kinds.OffloadUnpolled, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.UnpolledTransfers, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         engine.scheduler.offload = UnpolledOffload.from_offload(_require_offload(fault, engine))
 
 
-class OffloadAbandonedDefect(Defect[kinds.OffloadAbandoned]):
+class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
     """Starts a transfer that never ends for each abort."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
@@ -69,7 +69,7 @@ class OffloadAbandonedDefect(Defect[kinds.OffloadAbandoned]):
             self._abandon()
         return False
 
-    def __init__(self, fault: kinds.OffloadAbandoned, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.AbandonedTransfers, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         _require_offload(fault, engine)
 
@@ -90,10 +90,10 @@ class PinningOffload(Offload):
         super()._complete(transfer)
 
 
-class OffloadPinnedDefect(Defect[kinds.OffloadPinned]):
+class PinnedHostBlocksDefect(Defect[kinds.PinnedHostBlocks]):
     """Pins blocks in host memory forever."""
 
-    def __init__(self, fault: kinds.OffloadPinned, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.PinnedHostBlocks, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         replace_methods(_require_offload(fault, engine), PinningOffload)
 

@@ -7,15 +7,15 @@ torch.
 
 from plimsoll_faults.kinds.base import Fault
 from plimsoll_faults.kinds.caches import (
+    AbandonedTransfers,
     CacheFills,
     EncoderBudgetHeld,
     EncoderFreedEarly,
     EvictionLoop,
     MediaKept,
-    OffloadAbandoned,
-    OffloadPinned,
-    OffloadUnpolled,
+    PinnedHostBlocks,
     PinnedItems,
+    UnpolledTransfers,
 )
 from plimsoll_faults.kinds.device import (
     CollectiveScratch,
@@ -24,15 +24,15 @@ from plimsoll_faults.kinds.device import (
     FailedCapture,
     GrammarMasks,
     GraphPerKey,
-    IpcUnreleased,
     KeptKv,
     SliceKept,
+    UnreleasedIpcTensor,
 )
 from plimsoll_faults.kinds.frontend import (
-    AbortUnregistered,
     DescriptorGrowth,
     MetricLabels,
     TokenizerCache,
+    UnregisteredAbort,
 )
 from plimsoll_faults.kinds.host import (
     AppendList,
@@ -49,8 +49,8 @@ from plimsoll_faults.kinds.requests import AbortChoices, RequestCycle, SlowSteps
 
 __all__ = [
     "KINDS",
+    "AbandonedTransfers",
     "AbortChoices",
-    "AbortUnregistered",
     "AppendList",
     "CacheFills",
     "CollectiveScratch",
@@ -65,17 +65,14 @@ __all__ = [
     "GrammarCacheGrowth",
     "GrammarMasks",
     "GraphPerKey",
-    "IpcUnreleased",
     "KeptKv",
     "LoraResidue",
     "MediaKept",
     "MethodCache",
     "MetricLabels",
     "MmapGrowth",
-    "OffloadAbandoned",
-    "OffloadPinned",
-    "OffloadUnpolled",
     "PinnedBuffers",
+    "PinnedHostBlocks",
     "PinnedItems",
     "RequestCycle",
     "SharedGrowth",
@@ -85,16 +82,19 @@ __all__ = [
     "StoredException",
     "SwappedGrowth",
     "TokenizerCache",
+    "UnpolledTransfers",
+    "UnregisteredAbort",
+    "UnreleasedIpcTensor",
 ]
 
 KINDS: tuple[type[Fault], ...] = (
-    RequestCycle, StoredException, AbortChoices, AbortUnregistered,
+    RequestCycle, StoredException, AbortChoices, UnregisteredAbort,
     AppendList, MethodCache, GrammarCacheGrowth, MmapGrowth, SwappedGrowth,
     SharedGrowth, SharedOrphan, PinnedBuffers, LoraResidue,
     TokenizerCache, MetricLabels, DescriptorGrowth,
-    DeviceDict, SliceKept, DeviceRaw, KeptKv, IpcUnreleased, GraphPerKey, FailedCapture,
+    DeviceDict, SliceKept, DeviceRaw, KeptKv, UnreleasedIpcTensor, GraphPerKey, FailedCapture,
     GrammarMasks, CollectiveScratch,
     EvictionLoop, PinnedItems, EncoderFreedEarly, EncoderBudgetHeld,
-    MediaKept, OffloadUnpolled, OffloadAbandoned, OffloadPinned,
+    MediaKept, UnpolledTransfers, AbandonedTransfers, PinnedHostBlocks,
     CacheFills, SlowSteps,
 )  # fmt: skip

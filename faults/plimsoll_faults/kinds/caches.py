@@ -62,7 +62,7 @@ class MediaKept(Fault, frozen=True, tag="media_kept"):
     cure = "trim"
 
 
-class OffloadUnpolled(Fault, frozen=True, tag="offload_unpolled"):
+class UnpolledTransfers(Fault, frozen=True, tag="offload_unpolled"):
     """Transfers of the KV offload are polled only in steps.
 
     An idle engine keeps their blocks forever. Needs ``--kv-offload-bytes``.
@@ -73,7 +73,7 @@ class OffloadUnpolled(Fault, frozen=True, tag="offload_unpolled"):
     cure = "trim"
 
 
-class OffloadAbandoned(Fault, frozen=True, tag="offload_abandoned"):
+class AbandonedTransfers(Fault, frozen=True, tag="offload_abandoned"):
     """Each abort leaves a transfer of ``blocks_per_abort`` KV blocks that never ends.
 
     Needs ``--kv-offload-bytes``.
@@ -84,7 +84,7 @@ class OffloadAbandoned(Fault, frozen=True, tag="offload_abandoned"):
     blocks_per_abort: int = 1
 
 
-class OffloadPinned(Fault, frozen=True, tag="offload_pinned"):
+class PinnedHostBlocks(Fault, frozen=True, tag="offload_pinned"):
     """Host blocks that were copied back to the device stay pinned.
 
     They are never evicted, so the host pool fills up and accepts no more blocks. Needs

@@ -44,7 +44,7 @@ class KeptKv(Fault, frozen=True, tag="kept_kv"):
     segment = "torch_allocated, after shutdown in process"
 
 
-class IpcUnreleased(Fault, frozen=True, tag="ipc_unreleased"):
+class UnreleasedIpcTensor(Fault, frozen=True, tag="ipc_unreleased"):
     """A tensor of ``bytes_per_request`` is shared through CUDA IPC and never released.
 
     The other process exits without releasing it, so torch keeps the memory, although nothing here

@@ -6,7 +6,7 @@ from plimsoll_api.admin import Role
 from plimsoll_faults.kinds.base import Fault
 
 
-class AbortUnregistered(Fault, frozen=True, tag="abort_unregistered"):
+class UnregisteredAbort(Fault, frozen=True, tag="abort_unregistered"):
     """A client disconnects after the registration of its request and before the first token.
 
     The abort finds no request, and the frontend keeps the entry with ``payload_bytes`` of media.

@@ -184,17 +184,17 @@ class AdmissionWebhook:
         review = Reviewer(policies, config.images, tally.admitted, config.max_waiting_pods)
         self._server = AdmissionServer(review.answer_bytes, partial(tally.admitted, "failed"))
         self._upkeep = WebhookUpkeep(
-            api, policies, webhook, config, leading, self._folder, tally, watch.current
+            api, policies, webhook, config, leading, self._folder, tally, watch.is_current
         )
         tally.webhook(f"{webhook.namespace}/{webhook.name}", self.problem)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def current(self) -> bool:
+    def is_current(self) -> bool:
         """Report whether pods created now get a supervisor under the current policies.
 
         This covers only what this replica can observe.
         """
-        return self._upkeep.current()
+        return self._upkeep.is_current()
 
     def problem(self) -> str | None:
         """Return why this replica cannot serve the API server; None if it can."""

@@ -3,10 +3,10 @@
 Every replica reads the Secret. Only the leader writes the Secret and the
 MutatingWebhookConfiguration, and only after it has listed all policies.
 
-The Secret stores a CA, with which each replica signs its own certificate. If another program
-manages the Secret, it stores the server certificate itself. A replica serves a new certificate only
-after the configuration has trusted it for one check interval, because other API servers of the
-cluster may see the change later.
+The Secret contains a CA, with which each replica signs its own certificate. If another program
+manages the Secret, the Secret contains the server certificate instead. A replica serves a new
+certificate only after the configuration has trusted it for one check interval, because other API
+servers of the cluster may see the change later.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class WebhookUpkeep:
         self.serving = asyncio.Event()
         """Event that is set once a certificate is loaded."""
 
-    def current(self) -> bool:
+    def is_current(self) -> bool:
         """Report whether the API server calls this webhook for the pods of all current policies."""
         recent = time.monotonic() - self._turned < self._clocks.webhook_current
         written = self._written is not None and self._known()

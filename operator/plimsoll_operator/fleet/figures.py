@@ -84,15 +84,22 @@ class SlowLeak:
 
 @dataclass(frozen=True)
 class SupervisorFigures:
-    """Values from one supervisor's metrics, None if unknown. Ratios are of the leak budget.
+    """Values from one supervisor's metrics, None if unknown. Ratios are shares of the leak budget.
 
-    ``slow`` contains the slow leaks; it is None until the supervisor has evaluated a memory. A
-    memory's growth is None until all of its parts are known. ``drained`` is True if a person took
-    the replica out of service. ``missing_signals`` contains the signals that have been missing for
-    :data:`SIGNAL_MISSING_S`, each with the reason; it is None if the supervisor does not report
-    signals. ``limit`` is the share of the memory limit that is in use and cannot be reclaimed. The
-    learned values are None until all of them except the budget are known, and the needs until all
-    of them except the limit are known.
+    Attributes:
+        host, device: The consumed shares of the leak budgets.
+        restarts_left: The restarts that the restart budget still allows.
+        slow: The slow leaks; None until the supervisor has evaluated host or device memory.
+        host_growth, device_growth: The growth; None until all parts of it are known.
+        drained: Whether a person took the replica out of service.
+        missing_signals: The signals that have been missing for :data:`SIGNAL_MISSING_S`, each with
+            the reason; None if the supervisor does not report signals.
+        limit: The share of the memory limit that is in use and cannot be reclaimed.
+        host_learned, device_learned: The learned values; None until all of them except the budget
+            are known.
+        host_needs, device_needs: The memory needs; None until all of them except the limit are
+            known.
+
     """
 
     host: float | None = None
@@ -161,7 +168,7 @@ _NEEDS_METRICS = {
     b"plimsoll_memory_declared_unfilled_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_limit_bytes": MAX_GROWTH_BYTES,
 }
-"""Metrics of a memory's needs, each with its maximum value, in the order of the fields of
+"""Metrics of the memory needs, each with its maximum value, in the order of the fields of
 :class:`MemoryNeeds`."""
 
 _WINDOW_LABEL = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
@@ -233,15 +240,15 @@ def parse_figures(page: bytes) -> SupervisorFigures:
         device=ratios.get(b"device"),
         restarts_left=restarts_left,
         slow=_make_slow_leaks(slow),
-        host_growth=_make_growth(grown.get(b"host", {})),
-        device_growth=_make_growth(grown.get(b"device", {})),
+        host_growth=_make_peer_growth(grown.get(b"host", {})),
+        device_growth=_make_peer_growth(grown.get(b"device", {})),
         drained=None if manual is None else bool(manual),
         missing_signals=_find_missing_signals(ages, reasons),
         limit=limit,
-        host_learned=_make_learned(lessons.get(b"host", {})),
-        device_learned=_make_learned(lessons.get(b"device", {})),
-        host_needs=_make_needs(needs.get(b"host", {})),
-        device_needs=_make_needs(needs.get(b"device", {})),
+        host_learned=_make_learned_memory(lessons.get(b"host", {})),
+        device_learned=_make_learned_memory(lessons.get(b"device", {})),
+        host_needs=_make_memory_needs(needs.get(b"host", {})),
+        device_needs=_make_memory_needs(needs.get(b"device", {})),
     )
 
 
@@ -257,27 +264,33 @@ def _find_missing_signals(
     return tuple((signal, known_reasons.get(signal, UNKNOWN_REASON)) for signal in lost)
 
 
-def _make_growth(seen: Mapping[bytes, float | None]) -> PeerGrowth | None:
-    """Return the growth of one memory; None if part of it is unknown."""
-    known = [int(value) for name in _GROWTH_METRICS if (value := seen.get(name)) is not None]
+def _make_peer_growth(values: Mapping[bytes, float | None]) -> PeerGrowth | None:
+    """Return the growth from ``values`` by metric name; None if a part is unknown."""
+    known = [int(value) for name in _GROWTH_METRICS if (value := values.get(name)) is not None]
     return PeerGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
 
 
-def _make_learned(seen: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | None:
-    """Return the learned values of one memory; None if any except the budget is unknown."""
+def _make_learned_memory(values: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | None:
+    """Return the learned values; None if any except the budget is unknown.
+
+    ``values`` are keyed by metric name and window in hours, 0 for metrics without a window.
+    """
     observed, growth, start, budget = _LEARNED_METRICS
     needed = [(observed, 0), *((growth, hours) for hours in WINDOWS_H), (start, 0)]
-    known = [int(value) for one in needed if (value := seen.get(one)) is not None]
+    known = [int(value) for one in needed if (value := values.get(one)) is not None]
     if len(known) < len(needed):
         return None
     seen_s, first, second, third, least = known
-    size = int(seen.get((budget, 0)) or 0) or None
+    size = int(values.get((budget, 0)) or 0) or None
     return LearnedMemory(seen_s, (first, second, third), least, size)
 
 
-def _make_needs(seen: Mapping[bytes, float | None]) -> MemoryNeeds | None:
-    """Return the needs of one memory; None if any except the limit is unknown."""
-    level, pools, unfilled, limit = (seen.get(name) for name in _NEEDS_METRICS)
+def _make_memory_needs(values: Mapping[bytes, float | None]) -> MemoryNeeds | None:
+    """Return the memory needs from ``values`` by metric name.
+
+    None if any value except the limit is unknown.
+    """
+    level, pools, unfilled, limit = (values.get(name) for name in _NEEDS_METRICS)
     if level is None or pools is None or unfilled is None:
         return None
     return MemoryNeeds(int(level), int(pools), int(unfilled), int(limit) if limit else None)
@@ -286,7 +299,7 @@ def _make_needs(seen: Mapping[bytes, float | None]) -> MemoryNeeds | None:
 def _make_slow_leaks(
     seen: Mapping[bytes, Mapping[bytes, tuple[float | None, str]]],
 ) -> tuple[SlowLeak, ...] | None:
-    """Return the slow leaks in a metrics page; None if no memory has been evaluated yet."""
+    """Return the slow leaks in a metrics page; None if the supervisor has not evaluated any yet."""
     evaluated = {
         kind: value for kind, (value, _) in seen.get(_LEAK_METRIC, {}).items() if value is not None
     }

@@ -96,7 +96,7 @@ def _merge_learned(
     reports: Sequence[SupervisorFigures],
     hour: int,
 ) -> LearnedMemory | None:
-    """Return the merged values of one memory; None if nothing is known."""
+    """Return the merged values for host or device memory; None if nothing is known."""
     old: LearnedMemory | None = getattr(before, name) if before is not None else None
     if old is not None and before is not None and before.revision != revision:
         # The next revision starts with the budget, and learns its own growth.

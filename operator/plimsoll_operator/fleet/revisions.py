@@ -54,8 +54,9 @@ class Suspect:
 class ReplicaPod(NamedTuple):
     """A pod as evidence for or against its revision.
 
-    ``replica`` is the name of its replica. ``in_replica_set`` is whether a ReplicaSet created it.
-    ``created`` is RFC 3339; empty if the pod's name is never reused.
+    ``replica`` is the name of the pod's replica. ``in_replica_set`` is whether a ReplicaSet created
+    the pod. ``created`` (RFC 3339) distinguishes pods that reuse a name; it is empty for pods whose
+    names are never reused.
     """
 
     pod: str

@@ -39,8 +39,8 @@ class Workload:
     """Owner of some of a policy's pods.
 
     ``ref`` is None for pods without a controller. ``api_group`` is empty if the pods name several
-    groups. As an owner of slots, it may be a graph, or one ``role`` of a workload. ``roles`` lists
-    the pods of each role of its graph, formatted for an annotation.
+    groups. An owner of slots may also be a graph, or one ``role`` of a workload. ``roles`` lists
+    the pods of each role of the graph, formatted for an annotation.
     """
 
     ref: WorkloadRef | None
@@ -50,7 +50,7 @@ class Workload:
     roles: str = ""
 
     def count(self, state: SupervisionState) -> int:
-        """Return the number of its pods in ``state``."""
+        """Return the number of the workload's pods that are in ``state``."""
         return sum(one.state is state for one in self.pods)
 
     @property

@@ -88,7 +88,7 @@ def check_names(pod: Object, at: str) -> None:
 
 
 def find_supervisor_places(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
-    """Return the supervisor's paths and ports in a pod that is a replica by itself."""
+    """Return the supervisor's paths and ports in the pod of a single-pod replica."""
     return on_node(engine.port) if pod.get("hostNetwork") else SUPERVISED
 
 

@@ -152,11 +152,8 @@ def _find_placeholder(pod: PodSpec) -> str | None:
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 
-def _is_patch(pod: PodSpec) -> bool:
-    """Report whether the pod spec is a kustomize patch, which lacks images.
-
-    The API server would reject its containers.
-    """
+def _comes_from_patch(pod: PodSpec) -> bool:
+    """Report whether the pod spec comes from a kustomize patch: a container has no image."""
     listed = pod.spec.get("containers")
     containers = listed if isinstance(listed, list) else []
     without_image = [one for one in containers if isinstance(one, dict) and not one.get("image")]
@@ -180,7 +177,7 @@ def _find_engine(pod: PodSpec, at: str, options: InjectionOptions) -> EngineCont
     if (mismatch := selector_mismatch({**pod.inherited, **pod.labels}, options)) is not None:
         return mismatch
     check_types(pod.spec, at)
-    if _is_patch(pod):
+    if _comes_from_patch(pod):
         return "a container has no image, as in a patch: inject the output of kustomize build"
     if (image := _find_placeholder(pod)) is not None:
         return (

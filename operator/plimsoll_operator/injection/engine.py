@@ -36,7 +36,7 @@ Object = dict[str, Any]
 
 COMMAND_RANK, IMAGE_RANK, OPTIONS_RANK = 3, 2, 1
 """Ranks of the kinds of evidence, strongest first."""
-ENGINE_OPTIONS = {
+ENGINE_OPTION_PATTERNS = {
     EngineType.VLLM: re.compile(
         r"--(gpu[-_]memory[-_]utilization|max[-_]model[-_]len|max[-_]num[-_]seqs"
         r"|tensor[-_]parallel[-_]size|enable[-_]prefix[-_]caching|max[-_]num[-_]batched[-_]tokens)"
@@ -45,7 +45,7 @@ ENGINE_OPTIONS = {
 }
 BACKEND_FLAGS = ("--backend", "--engine", "--kind", "--framework")
 """Options that select a server's engine, for example in KServe's huggingfaceserver."""
-CLIENT_OPTIONS = re.compile(r"--(base[-_]url|url|endpoint|target|dataset|num[-_]prompts)\b")
+CLIENT_OPTION_PATTERN = re.compile(r"--(base[-_]url|url|endpoint|target|dataset|num[-_]prompts)\b")
 """Options of clients that send requests to a server."""
 RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 
@@ -159,13 +159,13 @@ def _find_engine_of_format(name: str) -> EngineType | None:
 
 
 def _classify_by_options(words: list[str]) -> EngineType | None:
-    if any(CLIENT_OPTIONS.match(word) for word in words):
+    if any(CLIENT_OPTION_PATTERN.match(word) for word in words):
         return None
     for flag in BACKEND_FLAGS:
         value = find_option_value(words, flag)
         if value in (EngineType.VLLM, EngineType.SGLANG):
             return EngineType(value)
-    for kind, pattern in ENGINE_OPTIONS.items():
+    for kind, pattern in ENGINE_OPTION_PATTERNS.items():
         if any(pattern.fullmatch(word.partition("=")[0]) for word in words):
             return kind
     return None

@@ -67,9 +67,9 @@ def check_first_process(pod: Object, at: str, fields: OptionNames) -> None:
         return
     if (found := find_dependency(pod)) is not None:
         raise InjectionError(
-            f"{at}.{found}, which is another process when containers share their process IDs, as "
-            "with a supervisor: signal the engine by name, start it without an init system, or "
-            f"exclude the workload with {fields.exclude}"
+            f"{at}.{found}, but with a supervisor, the containers share their process IDs, and "
+            "process 1 is another process: signal the engine by name, start it without an init "
+            f"system, or exclude the workload with {fields.exclude}"
         )
 
 

@@ -1,10 +1,10 @@
-"""Circuit breaker of the injection: decides whether new pods of a policy get a supervisor.
+"""Decide whether new pods of a policy get a supervisor (circuit breaker of the injection).
 
 An engine starts after its supervisor, so a pod fails if its supervisor cannot start. Until one pod
-of a policy has run with the current images, only a few pods at a time get a supervisor. The
-injection stops if several pods are stuck with these images, or if the API server rejects pods
-because of them. It resumes when a person requests it. It also resumes if the API server rejects the
-same owner's pods even without a supervisor, because then the supervisor was not the cause.
+of a policy has run with the current images, only a few pods at a time get a supervisor. Injection
+stops if several pods with these images are stuck, or if the API server rejects pods that got a
+supervisor. Injection resumes when a person requests it. It also resumes if the API server rejects
+further pods of the same owner that have no supervisor: then the supervisor was not the cause.
 
 The operator decides and writes ``status.injection``, which every replica's webhook reads. Anyone
 who may create pods or Events in a namespace can forge the evidence. This can only stop or resume
@@ -50,9 +50,9 @@ def decide_injection(
 ) -> Object:
     """Return the new ``status.injection`` from the previous one and the policy's pods.
 
-    ``now`` is RFC 3339. The injection stops if ``limit`` pods are stuck, or if ``refused`` contains
-    a recent rejection of a pod of the policy. It resumes with other images, another generation of
-    the policy or another value of :data:`RETRY`; earlier pods and rejections then no longer count.
+    ``now`` is RFC 3339. Injection stops if ``limit`` pods are stuck, or if ``refused`` contains a
+    recent rejection of a pod of the policy. It resumes once ``images``, the policy's generation or
+    its annotation :data:`RETRY` changes; earlier pods and rejections then no longer count.
     """
     last = before if before is not None and before.images == images else Injection(images=images)
     stopped, since, proven = last.stopped, last.since, last.proven
@@ -108,8 +108,8 @@ def reason_to_skip(
 ) -> str:
     """Return why a new pod of ``policy`` gets no supervisor; empty if it gets one.
 
-    ``tried`` is the number of replicas to which this webhook recently gave one and which the status
-    does not count yet.
+    ``tried`` is the number of replicas that recently got a supervisor from this webhook, and that
+    the status does not count yet.
     """
     last = before if before is not None and before.images == images else Injection(images=images)
     if last.stopped is not None and _is_in_force(last.stopped, policy):

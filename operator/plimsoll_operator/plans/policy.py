@@ -251,8 +251,8 @@ def render(
 def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     """Return the slot Leases of one workload.
 
-    The admission policy for slots selects Leases by their label, and only lets the pods in the
-    annotation take a slot.
+    The admission policy for slots selects these Leases by their label. It lets only those pods take
+    a slot that the annotation :data:`SLOT_REPLICAS` of its Lease lists.
     """
     name = policy.metadata.name
     annotations = {SLOT_REPLICAS: workload.replicas()}

@@ -93,7 +93,10 @@ def deployment(
 
 
 def restart_annotation(service: InferenceService) -> dict[str, str]:
-    """Return the annotation of ``restart.id``. Pods do not need it: their hash contains the ID."""
+    """Return the annotation with ``restart.id``, for objects whose pod template contains it.
+
+    Pods that the operator creates need no annotation, because the hash of their spec covers the ID.
+    """
     restart_id = service.spec.restart.id
     return {RESTART_ID: restart_id} if restart_id else {}
 

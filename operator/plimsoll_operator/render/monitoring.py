@@ -2,8 +2,8 @@
 
 The rules for a whole cluster (``dashboards/``) and those for one service use the same functions.
 
-Burn rate = increase(growth over a range) / budget x window / range: at 1, the budget is exhausted
-exactly within its window. The multi-window form follows the Site Reliability Workbook (chapter 5):
+Burn rate = increase(growth over a range) / budget x window / range: at a rate of 1, the budget
+lasts exactly one window. The multi-window form follows the Site Reliability Workbook (chapter 5):
 the long range shows that the burn is significant, and the short range that it continues. The
 workbook's factors 14.4 and 6 assume a window of 30 days. Here, the factor is the rate that spends
 ``share`` of the budget within ``window / part``: factor = share x part. The ranges depend on the

@@ -284,7 +284,10 @@ def role_binding(service: InferenceService) -> dict[str, Any]:
 
 
 def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> dict[str, Any]:
-    """Return the supervisors' Role for incidents, Events, peers, ``slots`` and ``more`` rules."""
+    """Return the Role of supervisors, for incidents, Events, EndpointSlices and slot Leases.
+
+    ``slots`` are the names of the Leases, and ``more`` are further rules.
+    """
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "Role",

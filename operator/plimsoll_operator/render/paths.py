@@ -30,7 +30,7 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 class SupervisorPlaces:
     """Paths and ports of a supervisor. Paths are absolute.
 
-    ``host`` is the listen address, also of the serving API of Plimsoll's engine.
+    ``host`` is the listen address of the supervisor and of the serving API of Plimsoll's engine.
     """
 
     run_dir: str

@@ -56,7 +56,8 @@ SYSCTLS = frozenset(
 SELINUX = frozenset(
     {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 )
-PROFILES = frozenset({"RuntimeDefault", "Localhost"})
+ALLOWED_PROFILE_TYPES = frozenset({"RuntimeDefault", "Localhost"})
+"""Types of seccomp and AppArmor profiles that the standard allows."""
 CAPABILITY = "NET_BIND_SERVICE"
 
 OWN_VOLUMES = {
@@ -156,9 +157,10 @@ def _context(context: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[
         yield f"{at}.runAsNonRoot must be true"
     if effective.get("runAsUser") == 0:
         yield f"{at}.runAsUser must not be 0"
-    if (effective.get("seccompProfile") or {}).get("type") not in PROFILES:
+    if (effective.get("seccompProfile") or {}).get("type") not in ALLOWED_PROFILE_TYPES:
         yield f"{at}.seccompProfile.type must be RuntimeDefault or Localhost"
-    if (effective.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in PROFILES:
+    app_armor = (effective.get("appArmorProfile") or {}).get("type", "RuntimeDefault")
+    if app_armor not in ALLOWED_PROFILE_TYPES:
         yield f"{at}.appArmorProfile.type must be RuntimeDefault or Localhost"
     labels = effective.get("seLinuxOptions") or {}
     if labels.keys() - {"level", "type"} or labels.get("type", "") not in SELINUX:

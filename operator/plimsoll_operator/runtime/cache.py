@@ -88,7 +88,7 @@ class Store:
     def is_expected(self, item: Object, owners: Container[Key] = ()) -> bool:
         """Report whether ``item`` is a service, policy or incident, or has a known owner.
 
-        ``owners`` are known in addition to the stored ones.
+        An owner is known if it is in the cache or in ``owners``.
         """
         key = key_of(item)
         if key is None or item["kind"] in OWNERS or item["kind"] == INCIDENT.kind:

@@ -155,7 +155,7 @@ class PolicyWatch:
         ]
         self.on_change: Callable[[Object, bool], None] = lambda *_: None
 
-    def current(self) -> bool:
+    def is_current(self) -> bool:
         """Report whether all policies are known and the watch works."""
         return all(one.tried.is_set() and one.error is None for one in self._reflectors)
 

@@ -54,9 +54,9 @@ class _ResumeRequest(NamedTuple):
 class Actuator:
     """Execute commands, and hold the restart slot.
 
-    ``frontend`` returns the last known main process, to end an engine that does not answer.
+    ``frontend`` returns the last known main process, which is ended if the engine does not answer.
     ``may_end_leftovers`` allows the actuator to end processes that an earlier engine left behind;
-    the owner of the configuration sets it. ``partner`` are the engines with which this one
+    the owner of the configuration sets it. ``partner`` are the engines with which this engine
     exchanges KV blocks.
     """
 
@@ -152,7 +152,7 @@ class Actuator:
     def take_stored_restarts(self) -> ReplicaRestarts | None:
         """Return the restarts of this replica that are stored outside its journal.
 
-        Returns them once, after they were read, and None before and afterwards.
+        The restarts are returned once, after they were read; None before and afterwards.
         """
         return None if self._stored.empty() else self._stored.get_nowait()
 

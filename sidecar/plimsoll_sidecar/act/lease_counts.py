@@ -2,9 +2,9 @@
 
 ``plimsoll.dev/restarts`` counts the restarts of all replicas of the service.
 ``plimsoll.dev/replica-restarts`` stores the restart count of each replica's journal by pod UID, or
-by multi-node group. It outlives the journal and ends with the pod or the group. Any client that may
-update the Lease can write both. Their size is therefore limited, and an unreadable count is an
-exhausted budget, never zero.
+by multi-node group. This count outlives the journal and ends with the pod or the group. Any client
+that may update the Lease can write both annotations. Their size is therefore limited, and an
+unreadable count is treated as an exhausted budget, never as zero.
 
 ``now`` is always the API server's time (``estimate_server_time``), as are the times of the
 service's restarts. The restarts of a replica carry the time of its node, which may be wrong.
@@ -191,7 +191,8 @@ def reset_counts(
 ) -> str:
     """Clear restart counts on the Leases. Return a text about the cleared and remaining counts.
 
-    Clears the restarts of this replica, or all of them with ``whole_service``. Raises KubeError.
+    The counts of this replica are cleared, or with ``whole_service`` those of all replicas. Raises
+    KubeError.
     """
     cleared, left = 0, 0
     for name in config.slots:

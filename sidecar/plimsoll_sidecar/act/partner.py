@@ -2,7 +2,8 @@
 
 A prefill engine answers with one token and with the location of its KV blocks. The decode engine
 reads the blocks from there, and continues. The first request after a restart makes both engines
-connect again. The supervisor sends it, so that no client's request fails if they cannot.
+connect again. The supervisor sends this request, so that no client's request fails if the engines
+cannot connect.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from plimsoll_sidecar.govern.command import Outcome
 log = logging.getLogger(__name__)
 
 MAX_PARTNERS = 4
-"""Maximum number of partners that a restarted engine is tried with."""
+"""Maximum number of partners with which a restarted engine is tested."""
 REQUEST_TIMEOUT_S = 20.0
 """Seconds for one request. The first one after a restart connects the two engines."""
 MEETING_TIMEOUT_S = 60.0
-"""Seconds after which no further partner is tried."""
+"""Seconds after which no further partner is tested."""
 PROMPT_TOKENS = 128
 """Length of the prompt: several KV blocks, because only whole blocks are transferred."""
 MAX_TOKEN_ID = 250
-"""Token IDs that each tokenizer has."""
+"""Largest token ID in a prompt. Every tokenizer has the IDs up to it."""
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 
 
 class Meeting(NamedTuple):
-    """Result of such a test. ``Unknown`` means that the engines were not tested."""
+    """Result of a test with partners. ``Unknown`` means that the engines were not tested."""
 
     outcome: Outcome
     message: str
@@ -69,8 +70,8 @@ class _Models(msgspec.Struct):
 class Partners:
     """The engines with which this one exchanges KV blocks.
 
-    ``role`` is this engine's. ``find_partners`` returns the URLs of the ready partners by pod; it
-    may raise KubeError.
+    ``role`` is the role of this engine. ``find_partners`` returns the URLs of the ready partners by
+    pod; it may raise KubeError.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ def _read_model(server: HttpClient) -> str:
 def create_partners(
     config: SupervisorConfig, leases: LeaseSlots, slices: EndpointSlices
 ) -> Partners | None:
-    """Return the partners of a policy's pod; None if its role has none.
+    """Return the partners of this pod of a policy; None if its role has no partners.
 
     All engines of a graph listen on the same port.
     """

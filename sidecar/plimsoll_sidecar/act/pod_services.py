@@ -22,7 +22,7 @@ UNKNOWN_ENDPOINTS_WAIT_S = 10.0
 
 
 class ServiceExit:
-    """Removal of a pod from its Services when their EndpointSlices cannot be read.
+    """Removal of a pod from its Services if their EndpointSlices cannot be read.
 
     It is then unknown which other replicas are ready, and the removal takes a fixed time.
     """
@@ -44,10 +44,10 @@ class ServiceExit:
 class PodServices(ServiceExit):
     """Removal of a pod from the Services that route to it, as its EndpointSlices show.
 
-    ``service`` is the name of its Service, or None for a pod of a SupervisionPolicy, whose Services
-    are looked up. ``replicas`` returns the pods of its workload, grouped by replica. ``unused``
-    names Services that route no requests. ``members`` is one of these that lists all pods of the
-    policy; empty if there is none. The methods raise
+    ``service`` is the name of the pod's Service, or None for a pod of a SupervisionPolicy, whose
+    Services are looked up. ``replicas`` returns the pods of the workload, grouped by replica.
+    ``unused`` names Services that route no requests. ``members`` names the one of them that lists
+    all pods of the policy; empty if there is none. The methods raise
     :class:`~plimsoll_sidecar.clients.kube.KubeError`.
     """
 
@@ -143,10 +143,10 @@ def create_pod_services(
     pod: str,
     replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
 ) -> ServiceExit:
-    """Return how ``pod`` leaves the Services that route to it.
+    """Return the object that removes ``pod`` from the Services that route to it.
 
-    ``service`` is its service or policy. ``replicas`` returns the pods of its workload, grouped by
-    replica.
+    ``service`` is the pod's service or policy. ``replicas`` returns the pods of the workload,
+    grouped by replica.
     """
     if kube is None or not service.uid:
         return ServiceExit()
@@ -164,7 +164,7 @@ def create_pod_services(
 def _lacks_other_ready_pod(pods: dict[str, bool], own: set[str], planned: bool = False) -> bool:
     """Report whether there are pods other than ``own`` and none of them is ready.
 
-    If ``planned``, there need not be any.
+    If ``planned``, also return True if there are no other pods.
     """
     others = [ok for name, ok in pods.items() if name not in own]
     return (planned or bool(others)) and not any(others)

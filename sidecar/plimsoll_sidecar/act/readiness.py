@@ -116,8 +116,8 @@ def end_engine_while_unready(
     """Make the pod unready, call ``end_engine``, and return its result.
 
     Thus no request arrives at a port without a listener. If the engine ends, the pod stays unready
-    for ``kept_s`` more; afterwards, the probe of the next engine decides. If it does not end,
-    neither the restart nor a drain before it keeps the pod unready.
+    for another ``kept_s`` seconds; afterwards, the probe of the next engine decides. If the engine
+    does not end, neither the restart nor a preceding drain keeps the pod unready.
     """
     from plimsoll_sidecar.govern.command import Outcome  # the launcher does not need it
 

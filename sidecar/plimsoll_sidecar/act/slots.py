@@ -53,8 +53,9 @@ class SlotLostError(Exception):
 class Slots:
     """Restart slots without a cluster: the only replica may always restart.
 
-    The owner of this replica's journal sets ``known_restarts``, the replica's restarts, and
-    ``slot_request``, the incident that needs a slot; None until the journal has been read.
+    The owner of this replica's journal sets two attributes. ``known_restarts`` are the replica's
+    restarts. ``slot_request`` names the incident that needs a slot; None until the journal has been
+    read.
     """
 
     known_restarts = NO_RESTARTS
@@ -66,7 +67,7 @@ class Slots:
         """Acquire a slot. Return None if this replica holds one, or else the reason.
 
         ``at`` is the time in Unix seconds under which the restart is counted, if the budget allows
-        it. With None, a lost slot is acquired again without counting a restart.
+        the restart. With None, a lost slot is acquired again without counting a restart.
         """
         return None
 
@@ -184,7 +185,7 @@ class LeaseSlots(Slots):
     def reconcile(self, policy: RestartBudget) -> None:
         """Renew the slot while ``slot_request`` requests it, and release it afterwards.
 
-        Raises SlotLostError if another replica has taken it.
+        Raises SlotLostError if another replica has taken the slot.
         """
         with self._lock:
             # Read under the lock: ``slot_request`` is set before the command that takes a slot.

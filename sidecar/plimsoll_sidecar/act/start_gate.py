@@ -30,7 +30,8 @@ from plimsoll_sidecar.signals.process_table import read_command_line
 log = logging.getLogger(__name__)
 
 FREE_BYTES, FREE_SHARE = 1 << 30, 0.02
-"""A device with less than the larger one in use is free: the driver takes 600 MB of an H100."""
+"""A device is free if less is in use than the larger of this size, in bytes, and this share of its
+memory. The driver takes 600 MB of an H100."""
 MAX_HOLDERS = 4
 POD_REPLACE_WAIT_S = 600.0
 """Seconds for which a start is also held while the operator is to replace the pod. The engine then
@@ -62,7 +63,8 @@ class GateOutcome(StrEnum):
 class EngineStartGate:
     """Hold the start of one engine while its devices are in use.
 
-    ``devices`` returns the use of its devices; None if it is unknown, and the engine then starts.
+    ``devices`` returns the use of the engine's devices; None if it is unknown. The engine then
+    starts.
     """
 
     def __init__(self, run_dir: Path, devices: Callable[[], Sequence[DeviceUse] | None]) -> None:
@@ -77,8 +79,7 @@ class EngineStartGate:
     def update(self, policy: StartGate | None, answers: bool, now: float) -> Suspicion | None:
         """Answer an engine that asks to start. Return a suspicion if it has been held too long.
 
-        ``answers`` states whether the engine serves its admin API. ``now`` is
-        in Unix seconds.
+        ``answers`` states whether the engine serves its admin API. ``now`` is in Unix seconds.
         """
         if policy is None:
             with contextlib.suppress(OSError):

@@ -121,7 +121,7 @@ def compute_dead_band_bytes(budget_bytes: int | None) -> int:
 
 
 class GrowthCounter:
-    """Counter of growth, made from a noisy gauge that restarts in each epoch.
+    """Counter of growth, computed from a noisy gauge that starts again in each epoch.
 
     Burn rates need a counter, for ``increase()`` over any range and across restarts. The sum of all
     rises of a noisy gauge would include its noise. A rise therefore counts only above the highest
@@ -136,7 +136,7 @@ class GrowthCounter:
     def count_new(self, growth: int, epoch: int, band: int) -> int:
         """Return how many of the ``growth`` bytes since the baseline of ``epoch`` are new.
 
-        An earlier supervisor may have counted the first value, so it only sets the level.
+        The first value only sets the level, because an earlier supervisor may have counted it.
         """
         if self._level is None:
             self._level = growth

@@ -41,7 +41,7 @@ GROWTH_KINDS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagno
 class DiagnosticsWriter:
     """Save diagnostics in ``<state-dir>/diagnostics/<incident>/``.
 
-    The oldest incidents are deleted to make room for new ones.
+    The diagnostics of the oldest incidents are deleted if the limit is exceeded.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class DiagnosticsWriter:
         """Save all available diagnostics. Return their paths relative to the state directory.
 
         Diagnostics that the engine does not provide, or that do not fit on the volume, are left
-        out. If an earlier supervisor already started to save this incident, only its files are
-        returned: diagnostics cost the engine time and must not be collected twice. Raises OSError
-        if the folder cannot be created.
+        out. If an earlier supervisor already started to save them for this incident, return only
+        the existing files: diagnostics cost the engine time and must not be collected twice. Raises
+        OSError if the folder cannot be created.
         """
         folder = self._root / command.incident
         try:
@@ -156,7 +156,8 @@ class DiagnosticsWriter:
 def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
     """Copy ``smaps_rollup`` of each process.
 
-    It is exact, but costs milliseconds of kernel time, so it is copied only once per incident.
+    The file is exact, but reading it costs milliseconds of kernel time, so it is copied only once
+    per incident.
     """
     saved = []
     for member in processes[:MAX_FILES]:

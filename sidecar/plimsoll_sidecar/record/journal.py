@@ -4,8 +4,8 @@ One transaction contains the whole state of the governor, with the next command,
 that changed. With ``synchronous=FULL`` in WAL mode, a committed transaction survives a crash of the
 node.
 
-Damaged data never prevents the use of the rest. A damaged row, or a whole damaged file, is moved to
-``set-aside``, and the next write replaces it. A volume that is not writable is an error.
+Damaged data never prevents the use of intact data. A damaged row, or a whole damaged file, is moved
+to ``set-aside``, and the next write replaces it. A volume that is not writable is an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write the journal and publish its incidents.
 
-If the journal cannot be opened or written, this is tried again every few seconds. Until then,
-nothing is sent to the engine, for the reason in :attr:`JournalManager.hold`.
+If the journal cannot be opened or written, the manager tries again every few seconds. Until it
+succeeds, nothing is sent to the engine, for the reason in :attr:`JournalManager.hold`.
 """
 
 from __future__ import annotations

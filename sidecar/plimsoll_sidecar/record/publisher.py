@@ -1,8 +1,8 @@
 """Publish the journal's incidents in Kubernetes, as LeakIncident objects and Events.
 
 The publisher runs in a thread, so an API server that is down for hours blocks nothing. It holds
-only the newest state of each incident. The journal keeps those that have not been published, so a
-restart loses nothing.
+only the newest state of each incident. The journal stores the incidents that have not been
+published, so a restart of the supervisor loses nothing.
 
 The cluster limits what a pod may write (``plimsoll_api.leakincident``): the objects of a pod have a
 few names, which are reused, and each status has a maximum number of writes. Changes within a phase
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 WARNING_PHASES = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 """Phases whose Event is a warning."""
 MAX_PROMPT_WRITES = 60
-"""Number of writes of one incident up to which a phase change is published at once."""
+"""Number of writes of one incident up to which a phase change is published immediately."""
 MAX_POD_NAME_CHARS = 230
 """Maximum number of characters of the pod's name in an Event's name, which may have 253."""
 NEVER_S = float("inf")
-"""Delay of an incident of which only the end will be published."""
+"""Delay in seconds of an incident of which only the end will be published."""
 
 
 class PublishedObject(NamedTuple):
@@ -177,9 +177,8 @@ class Publisher:
     def _create_event(self, incident: Incident, written: PublishedObject) -> None:
         """Create one Event per phase.
 
-        Its name is made from the incident and the phase, so a repetition has no effect.
-
-        The cluster allows a pod only these names, which limits the number of its Events.
+        The Event's name consists of the incident and the phase, so a repetition has no effect. The
+        cluster allows a pod only such names, which limits the number of the pod's Events.
         """
         number = written.name.rpartition("-")[2]
         name = f"{self._pod[:MAX_POD_NAME_CHARS]}-{number}.{incident.phase.value.lower()}"

@@ -27,8 +27,8 @@ MAX_TURN_WAIT_S = 60.0
 class StateServer:
     """Serve the metrics, the state and the page in a thread.
 
-    ``page`` takes whether the page reloads itself. Raises OSError with host and port if the port is
-    in use.
+    The argument of ``page`` states whether the page reloads itself. Raises OSError, with host and
+    port in the message, if the port is in use.
     """
 
     def __init__(

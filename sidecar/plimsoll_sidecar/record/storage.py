@@ -45,7 +45,7 @@ class DamagedRowError(Exception):
 
 
 class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Last known state of the engine, which may not answer after a supervisor restart."""
+    """Last known state of the engine, which a restarted supervisor needs if it does not answer."""
 
     capabilities: frozenset[str] = frozenset()
     frontend_pid: int | None = None
@@ -186,10 +186,11 @@ class SpentBudget(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RestartCopy:
-    """Second copy of the spent restart budget, so that the loss of the journal does not refill it.
+    """Second copy of the spent restart budget, so that a lost journal does not restore the budget.
 
-    It is written before the journal, so no restart that has started is missing. In a cluster, the
-    slot Leases also count the service's restarts. In local mode, this file is the only other count.
+    The copy is written before the journal, so no restart that has started is missing. In a cluster,
+    the slot Leases also count the service's restarts. In local mode, this file is the only other
+    count.
     """
 
     def __init__(self, path: Path) -> None:

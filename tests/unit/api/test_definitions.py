@@ -36,9 +36,9 @@ GIB2 = {"host": {"growthBudget": "2Gi"}}
 SERVICES: list[tuple[dict[str, Any], str]] = [
     ({"replicas": -1}, "spec.replicas"),
     ({"supervison": {}}, 'unknown field "spec.supervison"'),
-    ({"memory": {"host": {"growthBudget": 0}}}, "growthBudget must be more than 0"),
-    ({"memory": {"host": {"growthBudget": "0Mi"}}}, "growthBudget must be more than 0"),
-    ({"memory": {"device": {"growthBudget": "-1Gi"}}}, "growthBudget must be more than 0"),
+    ({"memory": {"host": {"growthBudget": 0}}}, "growthBudget must be greater than 0"),
+    ({"memory": {"host": {"growthBudget": "0Mi"}}}, "growthBudget must be greater than 0"),
+    ({"memory": {"device": {"growthBudget": "-1Gi"}}}, "growthBudget must be greater than 0"),
     ({"memory": {"host": {"growthBudget": "64 Mi"}}}, "spec.memory.host.growthBudget"),
     ({"memory": {"host": {"growthBudget": "auto"}}}, "spec.memory.host.growthBudget"),
     (
@@ -64,7 +64,7 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ({"supervision": {"ladder": ["Trim", "Trim"]}}, "ladder must not name an action twice"),
     ({"supervision": {"ladder": ["Reboot"]}}, "spec.supervision.ladder[0]"),
     ({"supervision": {"stall": {"timeout": "soon"}}}, "spec.supervision.stall.timeout"),
-    ({"supervision": {"stall": {"timeout": "0s"}}}, "the duration must be more than 0"),
+    ({"supervision": {"stall": {"timeout": "0s"}}}, "the duration must be greater than 0"),
     ({"supervision": {"maxUnavailable": 0}}, "spec.supervision.maxUnavailable"),
     ({"supervision": {"recycle": {}}}, "spec.supervision.recycle.maxAge"),
     ({"supervision": {"recycle": {"maxAge": "30m"}}}, "at least restartBudget.window"),
@@ -196,7 +196,7 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"disruption": {"maxUnavailable": "some"}}, "spec.disruption.maxUnavailable"),
     ({"disruption": {"maxUnavailable": -1}}, "spec.disruption.maxUnavailable"),
-    ({"observability": {"podMonitor": {"interval": "0s"}}}, "must be more than 0"),
+    ({"observability": {"podMonitor": {"interval": "0s"}}}, "must be greater than 0"),
 ]
 """What is changed in the least spec, and what the message must say."""
 
@@ -211,7 +211,7 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
     ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator"),
     ({"engine": {"type": "plimsoll"}}, "spec.engine.type"),
     ({"engine": {"port": 9464}}, "engine.port must not be 9464"),
-    ({"memory": {"host": {"growthBudget": "0"}}}, "growthBudget must be more than 0"),
+    ({"memory": {"host": {"growthBudget": "0"}}}, "growthBudget must be greater than 0"),
     (
         {"memory": {"host": {"growthBudget": "2Gi", "limit": "1Gi"}}},
         "growthBudget must not be larger than limit",

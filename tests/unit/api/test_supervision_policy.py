@@ -125,7 +125,7 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
         ({"engine": {"port": 9464}}, "engine.port must not be 9464"),
         ({"engine": {"port": 0}}, "engine.port"),
         ({"engine": {"container": "A"}}, "engine.container"),
-        ({"memory": {"host": {"growthBudget": "0"}}}, "must be more than 0"),
+        ({"memory": {"host": {"growthBudget": "0"}}}, "must be greater than 0"),
         ({"supervision": {"ladder": ["Reboot"]}}, "may only name"),
         ({"selecter": {}}, "selecter"),
     ],

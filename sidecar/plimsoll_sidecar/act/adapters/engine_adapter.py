@@ -77,7 +77,7 @@ class EngineAdapter(Protocol):
         """
 
     def restart_worker(self, command: Command) -> Result:
-        """Replace the worker; the new one continues its requests."""
+        """Replace the worker. The new worker continues the requests of the old one."""
 
     def restart_engine(self, command: Command) -> Result:
         """End the whole engine. The kubelet then restarts its container."""
@@ -103,7 +103,7 @@ class EngineAdapter(Protocol):
     def end(self, frontend: ProcessId | None) -> TerminationResult:
         """End all processes of an unresponsive engine with signals.
 
-        ``frontend`` is its last known main process.
+        ``frontend`` is the last known main process of the engine.
         """
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:

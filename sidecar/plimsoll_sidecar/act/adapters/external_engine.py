@@ -64,7 +64,7 @@ TRIM_TIMEOUT_S = 5.0
 POLL_S = 0.5
 """Seconds between two checks for running requests."""
 EXIT_GRACE_S = 30.0
-"""Seconds added to the drain's deadline, because a server may wait that long again on shutdown."""
+"""Seconds added to the drain's deadline for the shutdown of the server."""
 IDLE_POLLS = 2
 """Number of consecutive checks without requests before an engine counts as idle."""
 
@@ -195,8 +195,8 @@ class ExternalEngine(OwnedEngine):
     def _find_state(self) -> EngineState:
         """Return the state of the engine.
 
-        Any answer shows that the frontend is running. A server error shows that the engine behind
-        it is not. A worker of a multi-node engine has no port: it is starting until its group
+        Any answer shows that the frontend is running. A server error shows that the engine core is
+        not running. A worker of a multi-node engine has no port: it is starting until its group
         serves, and then serving until its process ends. Raises EngineError if the port does not
         answer, or belongs to another engine.
         """
@@ -372,7 +372,10 @@ class ExternalEngine(OwnedEngine):
         )
 
     def _wait_idle(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> str:
-        """Wait until no request is running or the deadline passes. Return what is left, as text."""
+        """Wait until no request is running or the deadline passes.
+
+        Return a text about the requests or KV blocks that are left.
+        """
         limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
         deadline, quiet = time.monotonic() + limit_s, 0
         while quiet < IDLE_POLLS and time.monotonic() < deadline and is_wanted():

@@ -4,9 +4,9 @@ Both known engines write their gauges in the process that runs the steps. If tha
 while idle, the gauges stay at zero when requests arrive. Requests are therefore also counted at the
 frontend: by the server's own counter, if it has one, and by connections that wait for an answer.
 
-In development mode, vLLM's ``/is_paused`` reports whether it is paused. SGLang has no such path.
-Its ``/ready`` answers 503 while it is paused, but also after a failed health check, for example if
-the engine hangs.
+In development mode, vLLM's ``/is_paused`` reports whether vLLM is paused. SGLang has no such path:
+its ``/ready`` answers 503 while SGLang is paused, but also after a failed health check, for example
+if the engine hangs.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ INCONSISTENT_PAGES_SIGNAL = Signal(
 
 
 class ExternalLoad:
-    """Load from the most recent scrape, or None if that scrape failed.
+    """Scrape the metrics page of an engine, and keep the load of the most recent scrape.
 
-    ``restarts`` counts restarts within the main process. The counters of the page decrease in a
-    restart, and ``are_helpers_replaced`` then returns True. If counters of the same process
-    decrease, several registries answer on one port (:class:`RegistryCheck`). Then no page describes
-    the whole engine, and no page is used. ``count_waiting`` returns the number of connections that
-    wait for an answer, or None if it is unknown.
+    ``restarts`` counts the restarts within the main process. Such a restart is detected if the
+    page's counters decrease and ``are_helpers_replaced`` returns True. If counters decrease
+    otherwise, several registries answer on one port (:class:`RegistryCheck`). Then no page
+    describes the whole engine, and no page is used. ``count_waiting`` returns the number of
+    connections that wait for an answer, or None if it is unknown.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ExternalLoad:
         return self._load, now - self._at
 
     def reset(self) -> None:
-        """Forget the previous process, because another one serves now."""
+        """Discard all data of the previous process, because another one serves now."""
         self._load, self._at, self._next = None, None, 0.0
         self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
         self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
@@ -291,7 +291,7 @@ def _make_status_signal(status: int) -> Signal:
 
 
 def _make_page_signal(page: Page, profile: EngineProfile) -> Signal:
-    """Return whether the page has all gauges that a load needs, with the missing ones."""
+    """Return whether the page has all gauges that a load needs; the message names missing ones."""
     gauges = [one for one in profile.metrics.values() if one.kind is not Kind.COUNTER]
     absent = [one.name for one in gauges if not page.has_series(one)]
     if len(absent) == len(gauges):
@@ -351,7 +351,7 @@ class _PauseAnswer(msgspec.Struct):
 
 
 class PauseReader:
-    """Read whether the server is paused; unknown without a ``path``."""
+    """Read whether the server is paused. Without ``path``, this is unknown."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class PauseReader:
         self._absent, self._next = False, 0.0
 
     def reset(self) -> None:
-        """Forget the previous process: another one serves now, and may have the path."""
+        """Discard what is known of the previous process: the new one may have the path."""
         self._absent, self._next = False, 0.0
 
     def read(self) -> bool | None:

@@ -22,24 +22,29 @@ from plimsoll_sidecar.signals.metrics_page import Kind, Series
 class EngineProfile:
     """Paths and metrics of one engine type.
 
-    ``health_path`` is cheap to serve; any answer shows that the frontend is running.
-    ``trim_paths``, ``pause_path`` and ``resume_path`` are used only if the server has them.
-    ``paused_path`` returns whether the server is paused.
+    Attributes:
+        health_path: A path that is cheap to serve. Any answer shows that the frontend is running.
+        metric_prefix: The prefix of the engine's metrics.
+        model_owner: The engine's name in the list of models.
+        version_paths: Paths that return the version, the newest one first.
+        load_path: A path that returns the number of requests that are not answered yet.
+        inflight: A metric with the same meaning.
+        inflight_excluded: A metric of requests that are subtracted from ``inflight``.
+        first_tokens: A counter of requests that got their first token.
+        finished_requests: A counter of requests that ended.
+        aborts_since: A metric of versions whose abort counter has no line before the first abort.
+        deferred_requests: A gauge of waiting requests that cannot run yet.
+        trim_paths: Paths that free memory. These and the next three are used only if the server
+            has them.
+        pause_path: A path that pauses the engine, with the body ``pause_body``.
+        resume_path: A path that resumes it.
+        paused_path: A path that returns whether the engine is paused.
+        metrics: Metrics by field of :class:`~plimsoll_api.admin.Load`.
+        steps: Counters of the engine's steps, the preferred one first. Each is a tuple of metrics
+            to be summed. The first tuple whose metrics are all present is used.
+        steps_are_progress: Whether only steps show progress, because the engine counts tokens only
+            when their request ends.
 
-    ``metrics`` maps fields of :class:`~plimsoll_api.admin.Load` to metrics. ``steps`` lists
-    counters of the engine's steps, the preferred one first. Each is a tuple to be summed; the first
-    tuple whose metrics are all present is used. With ``steps_are_progress``, the engine counts
-    tokens only when their request ends, so only steps show progress.
-
-    ``load_path`` returns the number of requests that the server has not answered yet. ``inflight``
-    is a metric with the same meaning, from which the requests in ``inflight_excluded`` are
-    subtracted. ``first_tokens`` counts requests that got their first token, and
-    ``finished_requests`` those that ended. ``aborts_since`` is a metric of versions whose abort
-    counter has no line before the first abort. ``deferred_requests`` counts waiting requests that
-    cannot run yet.
-
-    ``version_paths`` return the version, the newest path first. ``metric_prefix`` is the prefix of
-    the engine's metrics. ``model_owner`` is its name in the list of models.
     """
 
     health_path: str

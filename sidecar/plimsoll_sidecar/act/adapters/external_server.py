@@ -1,7 +1,7 @@
 """Identify an external engine's server: its type, version, routes and arguments.
 
-They are read once per epoch. Routes are checked with OPTIONS: a route for another method answers
-405, an unknown one 404, and the request has no effect.
+All of these are read once per epoch. Routes are checked with OPTIONS: a route for another method
+answers 405, an unknown one 404, and the request has no effect.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class ServerInfo:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the routes, because another process serves.
+        """Discard the routes, because another process serves now.
 
-        The version stays until the new process reports its own.
+        The version is kept until the new process reports its own.
         """
         self.routes: frozenset[str] = frozenset()
         self.kv_lease_s: float | None = None

@@ -28,13 +28,13 @@ Environment = Callable[[str], str | None]
 NIXL_LEASE_S = 480.0
 """vLLM up to 0.13: ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT``.
 
-Later versions have a lease of 30 s, which the decode engine renews while its request waits, and 480
-s for blocks on the decode engine.
+Later versions have a lease of 30 s, which the decode engine renews while its request waits, and one
+of 480 s for blocks on the decode engine.
 """
 MOONCAKE_LEASE_S = 480.0
 """vLLM: the default of ``VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT``."""
 MORIIO_LEASE_S = 3600.0
-"""vLLM: ``VLLM_MORI_READ_ABORT_REQUEST_TIMEOUT``, a constant."""
+"""vLLM: the constant ``VLLM_MORI_READ_ABORT_REQUEST_TIMEOUT``."""
 SGLANG_LEASE_S = 300.0
 """SGLang: the default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT``."""
 UNKNOWN_CONNECTOR_LEASE_S = 480.0
@@ -78,7 +78,7 @@ def read_lease_s(
 def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
     """Return the name of vLLM's KV connector in a command line; empty without one.
 
-    A connector that uses NIXL comes before others, because it decides how engines connect.
+    Of several connectors, prefer one that uses NIXL, because it decides how engines connect.
     """
     config = transfer_config(arguments) if kind is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []

@@ -126,7 +126,7 @@ class PlimsollEngine(OwnedEngine):
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         """Start a drain and wait for its end, up to :data:`DRAIN_GRACE_S` beyond its deadline.
 
-        A resume ends the drain in the engine itself.
+        ``is_wanted`` is not called, because a resume ends the drain in the engine itself.
         """
         body = admin.DrainRequest(
             operation_id=command.operation_id,
@@ -137,7 +137,7 @@ class PlimsollEngine(OwnedEngine):
         return self._run_operation(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
 
     def finish(self, command: Command) -> Result:
-        """Succeed at once, because this engine finishes its requests itself when its pod ends."""
+        """Return success, because this engine finishes its requests when its pod ends."""
         return _make_result(
             command, Outcome.SUCCEEDED, "the engine itself finishes its requests when its pod ends"
         )

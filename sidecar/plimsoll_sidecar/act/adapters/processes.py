@@ -49,13 +49,13 @@ log = logging.getLogger(__name__)
 TERM_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL.
 
-A hanging frontend does not run its handler; a slow one still has time to end cleanly.
+A hanging frontend does not handle SIGTERM; a slow one still has time to end cleanly.
 """
 NO_HELPERS_GRACE_S = 5.0
 """Seconds until SIGKILL for a main process whose helpers have all ended.
 
-It cannot finish any request, but vLLM's main process waits as long as clients keep their streams
-open.
+Such a process cannot finish any request, but that of vLLM waits as long as clients keep their
+streams open.
 """
 HELPER_EXIT_S = 3.0
 """Seconds within which helpers end after their main process has ended by itself."""
@@ -78,7 +78,7 @@ MIN_TRIM_EFFECT_BYTES = 1 << 20
 class TerminationResult(msgspec.Struct, frozen=True):
     """Result of ending the processes of an engine.
 
-    ``error`` names the processes that are still running and says why; None if all have ended.
+    ``error`` names the processes that are still running, and the reason; None if all have ended.
     ``summary`` is a sentence for the timeline.
     """
 
@@ -330,7 +330,8 @@ class OwnedProcesses:
     def has_main_ended(self) -> bool:
         """Report whether only orphaned helper processes of an engine are running.
 
-        Their age shows it, because the main process may have ended before the first search.
+        The age of the processes shows this, because the main process may have ended before the
+        first search.
         """
         members = self.find_or_none()
         if members is None or members.main is not None:
@@ -345,9 +346,9 @@ class OwnedProcesses:
         ]
 
     def sweep(self) -> str:
-        """End the processes that an earlier engine left behind, and return a list of them.
+        """End the processes that an earlier engine left behind, and return a text that names them.
 
-        The text is empty if there were none. Some container runtimes end such processes themselves.
+        The text is empty if there were none. Some container runtimes already end such processes.
         """
         with self._lock:
             members = self._found

@@ -173,11 +173,11 @@ def test_nothing_is_configured_before_all_policies_are_known(
     leader.known = False
     leader.turn()
     assert server.objects["MutatingWebhookConfiguration"] == {"metadata": {}}
-    assert not leader.upkeep.current()
+    assert not leader.upkeep.is_current()
     leader.known = True
     leader.turn()
     assert server.trusts(server.held())
-    assert leader.upkeep.current()
+    assert leader.upkeep.is_current()
 
 
 @pytest.mark.parametrize("restarted", [False, True])

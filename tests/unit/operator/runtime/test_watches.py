@@ -62,10 +62,10 @@ def test_a_replica_knows_the_policies_from_one_watch(namespaces: tuple[str, ...]
         watch.on_change = lambda item, gone: told.append((item["metadata"]["name"], gone))
         server.held["ml"] = {"a": policy("a", 1), "b": policy("b", 2)}
         server.held["other"] = {"c": policy("c", 3, "other")}
-        assert not watch.current()
+        assert not watch.is_current()
         task = asyncio.create_task(watch.run())
         await settled()
-        assert watch.current()
+        assert watch.is_current()
         assert server.lists == [*(namespaces or (None,))]
         assert sorted(told) == [("a", False), ("b", False), ("c", False)]
         assert len(store.of_kind(POLICY.kind)) == len(queue) == 3
@@ -84,7 +84,7 @@ def test_a_replica_knows_the_policies_from_one_watch(namespaces: tuple[str, ...]
 
         server.events.put_nowait(OSError("away"))
         await settled()
-        assert not watch.current()
+        assert not watch.is_current()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
