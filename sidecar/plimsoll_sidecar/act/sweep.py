@@ -1,8 +1,8 @@
 """Remove files that an engine left behind in ``/dev/shm``, if the configuration allows it.
 
-A file is removed only if it was written while engines of this pod were running and before the last
-one ended, if it belongs to this user, and if no running process has it mapped or open. If a process
-nevertheless uses the file, its memory stays mapped and only the name disappears.
+A file is removed only if it belongs to this user and no running process has it mapped or open. It
+must also have been written while engines of this pod were running, before the last one ended. If a
+process nevertheless uses the file, its memory stays mapped and only the name disappears.
 """
 
 from __future__ import annotations

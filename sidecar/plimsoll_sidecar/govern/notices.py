@@ -1,7 +1,7 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-Such an incident opens and ends in one turn. A crash is an end of the engine or its worker that
-nobody requested. A new epoch shows the crash, and only a supervisor that saw the old epoch alive
+Such an incident opens and ends in one turn. A crash is an end of the engine or its worker without
+a request. A new epoch shows the crash, and only a supervisor that saw the old epoch alive
 reports it. If no supervisor was running, the cause is unknown: the node may have restarted, or a
 person may have restarted the service.
 """

@@ -88,7 +88,7 @@ NOT_CONFIGURED_MESSAGES = {
     "dcgm": "no port is configured (set dcgmExporterPort, or plimsoll inject --dcgm-exporter-port)",
     "amd": "no port is configured (set amdExporterPort, or plimsoll inject --amd-exporter-port)",
 }
-"""How to configure each exporter, for messages about exporters that are not in use."""
+"""Text for each exporter that is not in use: how to configure it."""
 
 
 def select_available_sources(

@@ -57,7 +57,7 @@ ListeningSockets = Callable[[], set[str]]
 
 @dataclass(frozen=True)
 class Program:
-    """How the processes of one engine type are recognized.
+    """Patterns by which the processes of one engine type are recognized.
 
     Attributes:
         scripts: Names of the executables.

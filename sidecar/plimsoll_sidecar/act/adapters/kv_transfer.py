@@ -78,7 +78,7 @@ def read_lease_s(
 def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
     """Return the name of vLLM's KV connector in a command line; empty without one.
 
-    Of several connectors, prefer one that uses NIXL, because it decides how engines connect.
+    If there are several, prefer one that uses NIXL, because it decides how engines connect.
     """
     config = transfer_config(arguments) if kind is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
