@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from plimsoll_engine import server
     from plimsoll_engine.errors import UsageError
 
-    # A line for each request would hide those about states (/metrics counts requests). uvicorn's
-    # warnings are about requests as well, so that a client could cause any number of them.
+    # A line for each request would hide the lines about states (/metrics counts requests).
+    # uvicorn's warnings are about requests as well, so a client could cause any number of them.
     logs.configure(libraries={"uvicorn.access": "WARNING", "uvicorn.error": "ERROR"})
     try:
         return server.run(settings.from_flags(flags))

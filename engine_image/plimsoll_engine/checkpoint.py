@@ -8,7 +8,7 @@ If several files define the same value, the precedence is that of transformers a
 - A token is special if tokenizer.json or tokenizer_config.json marks or names it (transformers).
 - Truncation and padding in tokenizer.json are ignored: training scripts leave them behind
   (transformers sets both for each call).
-- Token IDs go up to the largest one in the vocabulary, which may have gaps, and are below the
+- Token IDs go up to the largest ID in the vocabulary, which may have gaps, and are below the
   model's vocab_size.
 - Sampling defaults are the fields of generation_config.json that vLLM uses
   (``--generation-config auto``), regardless of do_sample.
@@ -113,7 +113,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: cannot be read: {error}") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{file}: must be a JSON object")
+        raise UsageError(f"{file}: expected a JSON object")
     return data
 
 
@@ -163,7 +163,7 @@ def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str
 def _get_token_text(value: Any, field: str) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise UsageError(f"{field}: {value!r} is not the text of a token")
+        raise UsageError(f"{field}: expected the text of a token, not {value!r}")
     return text
 
 
@@ -252,8 +252,9 @@ def _read_templates(
             elif isinstance(source, str):
                 source = {DEFAULT_TEMPLATE: source}
             if isinstance(source, dict) and source:
-                if not all(isinstance(one, str) for one in source.values()):
-                    raise ValueError("a template is not a string")
+                for key, template in source.items():
+                    if not isinstance(template, str):
+                        raise ValueError(f"field chat_template: template {key!r} is not a string")
                 return source | more, name
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(

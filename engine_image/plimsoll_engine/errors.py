@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """A flag, path or variable is invalid. The message names it and says what to do."""
+    """A flag, path or variable is invalid. The message names the value and says what to do."""
 
 
 class SettingsError(ValueError):
@@ -46,4 +46,4 @@ class GrammarServerLost(FatalWorkerError):
 
 
 class WarmUpError(FatalWorkerError):
-    """The model failed in the warm-up. The message is that of the model's error."""
+    """The model failed in the warm-up. The message contains that of the model's error."""

@@ -21,7 +21,7 @@ def check_faults(text: str) -> None:
 
 
 def load_entry_point(name: str) -> Any:
-    """Return the object of the entry point ``name``, or raise SettingsError without the package."""
+    """Return the object of the entry point ``name``. Raises SettingsError without the package."""
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return entry.load()
     raise SettingsError(

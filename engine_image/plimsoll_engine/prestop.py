@@ -1,7 +1,8 @@
-"""preStop hook: drain the engine of this pod. It uses only the standard library, so it starts fast.
+"""preStop hook: drain the engine of this pod.
 
-It runs while the endpoints of a terminating pod are being removed. The engine therefore keeps
-serving for a moment before it drains.
+The hook runs while the endpoints of a terminating pod are being removed. The engine therefore keeps
+serving for a moment before it drains. Only the standard library is used, so that the hook starts
+fast.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 
 from plimsoll_api.names import TOKEN_FILE
 
-PREFIX = "/admin/v1"
+ADMIN_PREFIX = "/admin/v1"
 CALL_TIMEOUT_S = 5.0
-# Endpoint changes reach kube-proxy and ingress controllers within seconds. At most a quarter of
-# the deadline is spent on that.
+# Endpoint changes reach kube-proxy and ingress controllers within seconds. The hook waits for them
+# for at most a quarter of the deadline.
 ENDPOINT_DELAY_S = 5.0
 POLL_S = 0.2
 
@@ -81,7 +82,7 @@ def _call(
     try:
         connection.request(
             method,
-            PREFIX + path,
+            ADMIN_PREFIX + path,
             None if body is None else json.dumps(body),
             {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         )

@@ -51,15 +51,17 @@ from plimsoll_engine.settings import ENGINE_FILE, Settings
 log = logging.getLogger(__name__)
 
 TOKEN_TIMEOUT_S = 30.0
+"""Maximum time that the start waits for the admin token."""
 MAX_ADMIN_CONNECTIONS = 64
 ADMIN_BODIES_BYTES = 1 << 20
+"""Maximum memory for all request bodies of the admin API."""
 RESERVED_FILES = 256
 """Number of file descriptors reserved for uses other than client connections."""
-# After a shutdown all requests have been answered; slow clients need this time to read.
+# After a shutdown, all requests have been answered. Slow clients need this time to read.
 HTTP_CLOSE_TIMEOUT_S = 2
 BACKLOG = 2048
 KEEPALIVE_S = 30
-"""TCP keepalive interval in seconds. A connection ends four intervals after its client vanished."""
+"""TCP keepalive interval. A connection ends four intervals after its client has disappeared."""
 
 
 class _Server(uvicorn.Server):
@@ -89,10 +91,10 @@ class _Server(uvicorn.Server):
 
 
 def read_token(file: Path, timeout_s: float) -> str:
-    """Return the admin token in ``file``. Raises UsageError.
+    """Return the admin token in ``file``. Raises UsageError if there is none.
 
-    In a pod, wait until the supervisor has written the file. Outside Kubernetes, create the file
-    if it is missing, because there may be no supervisor.
+    In a pod, wait up to ``timeout_s`` seconds until the supervisor has written the file. Outside
+    Kubernetes, create the file if it is missing, because there may be no supervisor.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         try:
@@ -123,7 +125,7 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
         listener = bind_socket(host, port)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{flag} {port} on {host}: {reason}") from None
+        raise UsageError(f"{flag} {port}: cannot listen on {host}: {reason}") from None
     # Each connection inherits these options.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
@@ -135,12 +137,12 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
         listener.listen(BACKLOG)  # readers of engine.json may connect at once
     except OSError as error:
         listener.close()
-        raise UsageError(f"{flag} {port} on {host}: {error.strerror}") from None
+        raise UsageError(f"{flag} {port}: cannot listen on {host}: {error.strerror}") from None
     return listener
 
 
 @contextlib.contextmanager
-def _run_dir_errors(settings: Settings) -> Iterator[None]:
+def _report_run_dir_errors(settings: Settings) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -174,11 +176,11 @@ def _write_stacks_on_sigusr1(settings: Settings) -> None:
 def run(settings: Settings) -> int:
     """Serve until a signal, a shutdown call or a failure. Return the exit status.
 
-    Raises UsageError.
+    Raises UsageError if a setting, the checkpoint or the run directory is invalid.
     """
     set_subreaper()  # so that it becomes the parent of workers whose zygote has been killed
     host_memory.set_mmap_threshold()
-    with _run_dir_errors(settings):
+    with _report_run_dir_errors(settings):
         _write_stacks_on_sigusr1(settings)
     wait_until_open(settings.run_dir)
     token = read_token(settings.token_file, min(settings.startup_timeout_s, TOKEN_TIMEOUT_S))
@@ -202,7 +204,7 @@ async def _serve(
     serving_socket: socket.socket,
     admin_socket: socket.socket,
 ) -> int:
-    with _run_dir_errors(settings):
+    with _report_run_dir_errors(settings):
         engine = AsyncEngine(settings, tokenizer)
     tasks: set[asyncio.Task[Any]] = set()
 
@@ -262,7 +264,7 @@ async def _serve(
         for server, listener in zip(servers, (serving_socket, admin_socket), strict=True)
     ]
     port, admin_port = serving_socket.getsockname()[1], admin_socket.getsockname()[1]
-    with _run_dir_errors(settings):
+    with _report_run_dir_errors(settings):
         _write_ports(settings, port, admin_port, engine.epochs.current.boot_id)
     log.info("listening", extra={"port": port, "admin_port": admin_port})
     preparer.start()
@@ -294,8 +296,8 @@ def _compute_max_connections(settings: Settings) -> int:
     allowed = max(1, min(wanted, soft - RESERVED_FILES))
     if allowed < wanted:
         log.warning(
-            "the limit of open files allows fewer connections than --max-connections: raise it "
-            "with ulimit -n",
+            "the limit of open files allows fewer connections than --max-connections: raise the "
+            "limit with ulimit -n",
             extra={"connections": allowed, "wanted": wanted, "open_files": soft},
         )
     return allowed

@@ -129,14 +129,14 @@ def _parse_size(text: str) -> int:
 
 
 def parse_positive_seconds(text: str) -> float:
-    """Parse a number of seconds for argparse, above 0 and at most one day."""
+    """Parse a number of seconds for argparse, greater than 0 and at most one day."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 < value <= 86_400:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a valid number of seconds: use a number above 0, at most 86400"
+            f"{text!r} is not a valid number of seconds: use a number greater than 0, at most 86400"
         )
     return value
 
@@ -415,7 +415,7 @@ def _parse_priority_keys(flags: argparse.Namespace) -> list[int] | None:
     keys: list[int] | None = flags.priority_keys
     if keys is not None and flags.api_key_file is None:
         raise UsageError(
-            "--priority-keys requires --api-key-file, because it selects lines of that file: add it"
+            "--priority-keys selects lines of --api-key-file, which is missing: add --api-key-file"
         )
     return keys
 

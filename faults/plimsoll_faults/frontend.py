@@ -53,7 +53,7 @@ class UnregisteredLog(RequestLog):
         If it ended before its first token, a payload remains.
         """
         generation = super().release(request_id)
-        if generation is not None and not generation.done and not generation.output_ids:
+        if generation is not None and not generation.is_done and not generation.output_ids:
             # Multiplied, not zero-filled: the pages are written, so they are resident.
             self.kept[request_id] = generation, bytearray(b"\x01") * self.payload_bytes
         return generation

@@ -97,7 +97,7 @@ def _frontend(folder: Path) -> Callable[[bytes], None]:
     def take(data: bytes) -> None:
         engine._handle(worker_ipc.from_worker_decoder.decode(data))
         engine.metrics.render()
-        engine.load()
+        engine.compute_load()
         engine.list_ledger_entries()
 
     return take

@@ -334,7 +334,7 @@ class EngineCore:
     def _count_computed(self, chunks: list[Chunk]) -> None:
         """Count launched ``chunks`` as computed: the device runs steps in order."""
         for chunk in chunks:
-            ends = chunk.ends
+            ends = chunk.has_newest_token
             self.scheduler.record_computed(chunk)
             chunk.request.in_flight.tokens += ends
 

@@ -100,7 +100,7 @@ def choose_encoder_budget(
     return max(largest, settings.max_num_batched_tokens)
 
 
-def resolve(
+def resolve_sizes(
     requested: WorkerConfig,
     kv: KVShape,
     positions: int,

@@ -1,6 +1,6 @@
 """Engine facade for the serving API and the admin API.
 
-It accepts requests, returns their text, and hides the worker. Everything here runs on one event
+The facade accepts requests, returns their text, and hides the worker. Everything runs on one event
 loop. :meth:`AsyncEngine._handle` receives the worker's messages, and
 :meth:`AsyncEngine._on_worker_lost` runs when the worker exits unexpectedly. Long admin calls are in
 :mod:`plimsoll_engine.frontend.admin`; ``workers/worker_manager.py`` keeps a worker running.
@@ -96,7 +96,7 @@ class AsyncEngine:
             Metrics(
                 settings.served_model_name,
                 lambda: self.lifecycle.state,
-                self.load,
+                self.compute_load,
                 self.list_injections,
                 self.list_ledger_entries,
                 self.compute_kv_usage,
@@ -108,9 +108,7 @@ class AsyncEngine:
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
         self.stage = "processes"
-        """Last startup stage of the newest worker: ``processes``, or a key of the worker's
-        ``stages_s``.
-        """
+        """Current startup stage of the newest worker: ``processes``, or a key of ``stages_s``."""
         self.kv_handover: str | None = None
         """Outcome of the KV handover in the last planned restart."""
         self.report: worker_ipc.Report | None = None
@@ -138,7 +136,7 @@ class AsyncEngine:
         deadline_s = min(
             (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
         )
-        with ExitStack() as undo:  # owns all that follows the admission, and its undoing
+        with ExitStack() as undo:  # undoes the admission and all that follows it
             self.requests.admit(*generations)
             for generation in generations:
                 undo.callback(self._release, generation)
@@ -163,7 +161,7 @@ class AsyncEngine:
             yield
 
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
-        """Fail requests whose deadline has passed, because the worker has not done so."""
+        """Fail ``generations``, whose deadline has passed, because the worker has not done so."""
         for generation in generations:
             generation.fail(RequestFailed("deadline", "the request exceeded its deadline"))
 
@@ -172,7 +170,7 @@ class AsyncEngine:
         self.workers.send(generation.create_submission())
 
     def abort_in_worker(self, generation: Generation) -> None:
-        """Abort the request in the worker, if it was submitted."""
+        """Abort ``generation`` in the worker if the worker runs it."""
         if generation.with_worker and self.ready is not None:
             self.workers.send(worker_ipc.Abort(generation.request_id))
         generation.with_worker = False
@@ -182,7 +180,7 @@ class AsyncEngine:
         self.abort_in_worker(generation)
         self.failures.requests.release(generation)
         self._submit_next_suspect()
-        if generation.failed:
+        if generation.has_failed:
             reason = "error"
             self._counts.errors += 1
         elif generation.finish_reason is None:
@@ -194,7 +192,8 @@ class AsyncEngine:
         if not len(self.requests):
             self.idle.set()
             if self.lifecycle.state is EngineState.DRAINING and self.operations.current is None:
-                self.lifecycle.move_to(EngineState.DRAINED)  # a drain whose deadline had passed
+                # This ends a drain whose deadline had passed.
+                self.lifecycle.move_to(EngineState.DRAINED)
 
     def _release_adapter(self, adapter: RegisteredAdapter | None) -> None:
         self.send_unload(self.adapters.release(adapter))
@@ -258,7 +257,7 @@ class AsyncEngine:
         return load.EpochCounts(adapters=0 if self.settings.worker.max_loras else None)
 
     def on_epoch_ended(self) -> None:
-        """Stop submitting requests. They wait in the request log."""
+        """Stop submitting requests. They wait in the request log for the next worker."""
         self.ready = None
         for generation in self.requests.list_unfinished():
             generation.with_worker = False
@@ -269,7 +268,10 @@ class AsyncEngine:
     async def ask(
         self, message: worker_ipc.ToWorker, reply_id: str, reply_type: type[Reply], timeout_s: float
     ) -> Reply:
-        """Send a query to the worker, and return the reply with the ID. Raises NoAnswer."""
+        """Send ``message`` to the worker. Return the reply with the ID ``reply_id``.
+
+        Raises :class:`NoAnswer` if there is no such reply within ``timeout_s`` seconds.
+        """
         if self.ready is None:
             raise NoAnswer("no worker is serving")
         waiting: asyncio.Future[worker_ipc.FromWorker] = asyncio.get_running_loop().create_future()
@@ -358,10 +360,10 @@ class AsyncEngine:
     ) -> Generation | None:
         """Return the request that ``answer`` is for; None if the answer is outdated.
 
-        It is outdated if the request was released, parked or submitted again meanwhile.
+        An answer is outdated if its request was released, parked or submitted again meanwhile.
         """
         generation = self.requests.get(answer.request_id)
-        if generation is None or not generation.with_worker or generation.done:
+        if generation is None or not generation.with_worker or generation.is_done:
             return None
         return generation if answer.attempt == generation.attempt else None
 
@@ -379,7 +381,7 @@ class AsyncEngine:
             self.metrics.observe_token(generation, now)
             if token.finish_reason is not None:
                 generation.with_worker = False
-            elif generation.done:
+            elif generation.is_done:
                 self.abort_in_worker(generation)  # the worker does not know stop strings
         self._submit_next_suspect()
 
@@ -402,7 +404,7 @@ class AsyncEngine:
 
     # ---- the engine as a whole
 
-    def load(self) -> Load:
+    def compute_load(self) -> Load:
         """Return the load of the engine: the frontend's counts and the worker's latest report."""
         reported = None if self.report is None else self.report.load
         usage = load.Usage() if self.report is None else load.Usage.from_report(self.report)
@@ -418,7 +420,7 @@ class AsyncEngine:
         return None if self.report is None else load.Usage.from_report(self.report).kv
 
     def list_injections(self) -> list[str]:
-        """Return the names of the injected faults. Known before the worker reports them."""
+        """Return the names of the injected faults, even before the worker reports them."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
         parts = (part.partition(":")[0].strip() for part in self.settings.worker.inject.split(";"))
@@ -431,7 +433,7 @@ class AsyncEngine:
 
     @property
     def max_model_len(self) -> int | None:
-        """Maximum tokens of prompt and output together; None until a worker reports it."""
+        """Maximum tokens of prompt and output together; None until a worker or a flag sets it."""
         return (
             self.settings.worker.max_model_len if self.ready is None else self.ready.max_model_len
         )

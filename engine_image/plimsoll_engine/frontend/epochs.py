@@ -27,7 +27,7 @@ class Epochs:
         return Epoch(self.current.boot_id, self._reserved)
 
     def enter(self, epoch: Epoch) -> None:
-        """Make ``epoch`` the current one. Raises ValueError if it is not later."""
+        """Make ``epoch`` the current one. Raises ValueError if it is not later than that one."""
         if epoch <= self.current:
             raise ValueError(f"epoch {epoch} is not later than {self.current}")
         self.current = epoch

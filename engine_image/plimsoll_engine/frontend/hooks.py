@@ -11,7 +11,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
 
 class FrontendHooks:
-    """Factories that a fault package overrides. Each is called once at startup.
+    """Factories that a fault package overrides. Each factory is called once at startup.
 
     ``names`` lists the injected faults.
     """

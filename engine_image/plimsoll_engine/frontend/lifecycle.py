@@ -34,9 +34,9 @@ class Lifecycle:
         self._on_change = on_change
 
     def move_to(self, state: S) -> None:
-        """Enter ``state``. Does nothing if it is the current state.
+        """Enter ``state``. Do nothing if the engine is already in ``state``.
 
-        Raises :class:`IllegalTransition`.
+        Raises :class:`IllegalTransition` if ``state`` may not follow the current state.
         """
         before = self.state
         if state is before:

@@ -64,7 +64,7 @@ class Operations:
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
-        """Start an operation, or return the known operation with this ID.
+        """Start an operation, and return it. If the ID is known, return that operation instead.
 
         A caller that lost the reply can thus repeat its call, even if the epoch has changed. Raises
         StaleEpoch, OperationConflict, and ValueError if ``expected_epoch`` is malformed.
@@ -96,7 +96,7 @@ class Operations:
         self.current = operation
         log.info("operation started", extra={"operation": operation_id, "kind": kind})
         self._task = asyncio.create_task(_run(work, Recorder(operation)), name=f"operation {kind}")
-        # Not in the task itself: a task that is cancelled before its first step runs no code.
+        # A callback, because a task that is cancelled before its first step runs no code.
         self._task.add_done_callback(lambda task: self._on_end(operation, task))
         return operation
 

@@ -125,7 +125,7 @@ def methods_cache_no_instances(_: EngineCore, __: Ledger) -> list[str]:
     return find_method_caches()
 
 
-ALWAYS: tuple[Rule, ...] = (
+RULES: tuple[Rule, ...] = (
     kv_references_match,
     queues_match_requests,
     released_requests_die,
@@ -133,7 +133,7 @@ ALWAYS: tuple[Rule, ...] = (
     methods_cache_no_instances,
     ledger_within_bounds,
 )
-AT_IDLE: tuple[Rule, ...] = (
+IDLE_RULES: tuple[Rule, ...] = (
     idle_holds_no_block,
     idle_holds_no_encoder_output,
     kv_pool_has_its_owners_alone,
@@ -144,7 +144,7 @@ def run_audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list
     """Return whether the engine is idle, the names of the rules, and their findings."""
     idle = not engine.has_work
     checks = {name: check for owner in engine.list_owners() for name, check in owner.checks.items()}
-    rules = ALWAYS + AT_IDLE if idle else ALWAYS
+    rules = RULES + IDLE_RULES if idle else RULES
     checks |= {rule.__name__: partial(rule, engine, ledger) for rule in rules}
     findings = [AuditFinding(name, detail) for name, check in checks.items() for detail in check()]
     return idle, list(checks), findings

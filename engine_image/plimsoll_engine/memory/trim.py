@@ -26,7 +26,7 @@ def trim(
     freed.
     """
     steps = [
-        _step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)
+        _run_step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)
         for owner in engine.list_owners()
         if (flush := owner.flush) is not None
     ]
@@ -43,10 +43,12 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
         in_use, _ = host_memory.read_malloc()
         return None if in_use is None else in_use + python.measure()[1]
 
-    steps = [_step("gc_collect", "malloc in use and Python objects", read_host_in_use, gc.collect)]
+    steps = [
+        _run_step("gc_collect", "malloc in use and Python objects", read_host_in_use, gc.collect)
+    ]
     if device.type == "cuda":
         steps.append(
-            _step(
+            _run_step(
                 "empty_cache",
                 "device memory reserved by torch",
                 lambda: torch.cuda.memory_reserved(device),
@@ -54,7 +56,7 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
             )
         )
     steps.append(
-        _step(
+        _run_step(
             "malloc_trim",
             "anonymous resident memory",
             host_memory.read_rss_anon,
@@ -83,7 +85,7 @@ def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
     ]
 
 
-def _step(
+def _run_step(
     name: str, detail: str, measure: Callable[[], int | None], act: Callable[[], object]
 ) -> OperationStep:
     before = measure()

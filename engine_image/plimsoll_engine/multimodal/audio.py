@@ -17,19 +17,20 @@ MAX_BYTES = 25 << 20
 MAX_SECONDS = 600.0
 MAX_CHANNELS = 8
 MAX_SAMPLES = 60_000_000
-"""Maximum decoded samples of all channels: 240 MB.
+"""Maximum number of decoded samples of all channels (240 MB).
 
-Ten minutes of stereo at 48 kHz have 58 million.
+Ten minutes of stereo at 48 kHz have 58 million samples.
 """
 SAMPLE_RATES_HZ = (1_000, 384_000)
+"""Minimum and maximum sample rate."""
 
 Samples = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 def decode(data: bytes, rate: int) -> Samples:
-    """Return mono float32 samples [n] at ``rate`` Hz. Raises MediaError.
+    """Return the file ``data`` as mono float32 samples [n] at ``rate`` Hz. Raises MediaError.
 
-    The header's length and channels are checked before decoding.
+    The length and the channels in the header are checked before decoding.
     """
     if not data:
         raise MediaError("the audio file is empty", "invalid_audio")
@@ -39,7 +40,7 @@ def decode(data: bytes, rate: int) -> Samples:
         )
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check(file)
+            _check_header(file)
             frames = file.read(int(MAX_SECONDS * file.samplerate), dtype="float32", always_2d=True)
             own_rate = file.samplerate
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError) as error:
@@ -60,7 +61,7 @@ def decode(data: bytes, rate: int) -> Samples:
     return resampled
 
 
-def _check(file: soundfile.SoundFile) -> None:
+def _check_header(file: soundfile.SoundFile) -> None:
     if file.format not in FORMATS:
         raise MediaError(
             f"audio format {file.format} is not supported; use wav, flac, mp3 or ogg",
@@ -92,7 +93,7 @@ def _check(file: soundfile.SoundFile) -> None:
 
 
 def split_samples(samples: Samples, size: int, rate: int) -> list[Samples]:
-    """Split ``samples`` into pieces of at most ``size`` samples.
+    """Split ``samples`` [n] at ``rate`` Hz into pieces of at most ``size`` samples.
 
     To cut few words, each cut is at the quietest tenth of a second in the last fifth of a piece.
     """

@@ -17,7 +17,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_BYTES = 20 << 20
 """Maximum file size of an image, as in OpenAI's API."""
 MAX_PIXELS = 40_000_000
-"""Maximum pixels of an image: 160 MB as RGBA. An 8K frame has 33 million."""
+"""Maximum number of pixels of an image (160 MB as RGBA). An 8K frame has 33 million."""
 MAX_RATIO = 200
 """Maximum ratio of the longer to the shorter side. Resizing would enlarge a more extreme image."""
 
@@ -52,9 +52,9 @@ def decode_data_url(url: str) -> bytes:
 
 
 def decode(data: bytes) -> Image.Image:
-    """Return the first frame as RGB, rotated as its EXIF data says. Raises MediaError.
+    """Return the first frame of the file ``data`` as RGB, rotated as EXIF says. Raises MediaError.
 
-    The header's width and height are checked before decoding.
+    The width and height in the header are checked before decoding.
     """
     if len(data) > MAX_BYTES:
         raise MediaError(

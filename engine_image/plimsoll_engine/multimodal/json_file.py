@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 KEY_BYTES = 16
-"""Size of a key: 128 bits, because a collision would show a request another one's image."""
+"""Size of a key. With a shorter key, a collision could show a request the image of another one."""
 
 
 class UnsupportedError(Exception):
@@ -55,5 +55,5 @@ def hash_content(settings: bytes, data: bytes) -> bytes:
 
 
 def hash_settings(*parts: object) -> bytes:
-    """Return a hash of all settings that affect processing, for :func:`hash_content`."""
+    """Return a hash of ``parts``, all settings that affect processing, for :func:`hash_content`."""
     return blake2b(repr(parts).encode(), digest_size=KEY_BYTES).digest()

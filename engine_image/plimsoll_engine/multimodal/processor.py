@@ -36,8 +36,8 @@ class Processed(NamedTuple):
     def to_media(self, start: int, length: int, tokens: int) -> Media:
         """Return the tensor as media of a prompt.
 
-        Its ``length`` placeholder tokens begin at ``start``. ``tokens`` is its cost in the encoder
-        cache's budget.
+        The ``length`` placeholder tokens begin at index ``start`` of the prompt. ``tokens`` is the
+        cost in the encoder cache's budget.
         """
         return Media(self.kind, self.key, start, length, tokens, self.shape, self.dtype, self.data)
 
@@ -47,7 +47,7 @@ class Processor(Protocol):
 
     kind: Kind
     placeholder: int | None
-    """Token id that the chat template writes for each item; None if it writes none."""
+    """ID of the token that the chat template writes for each item; None if it writes none."""
     placeholders: int
     """Number of placeholder tokens per item in the prompt."""
     tokens: int
@@ -60,6 +60,6 @@ class Processor(Protocol):
     def process(self, data: bytes) -> Processed:
         """Return the tensor of the file ``data``. Raises MediaError.
 
-        Takes milliseconds: do not call it on the event loop.
+        This takes milliseconds: do not call it on the event loop.
         """
         ...

@@ -1,8 +1,8 @@
 """Audio processor for Whisper: log-mel spectrograms of fixed windows.
 
-It follows the model's paper and reference code: the power spectrum of a Hann
-window of ``n_fft`` samples every ``hop`` samples, then Slaney's mel filters with area
-normalisation, then log10. Values are clipped at 8 (80 dB) below the peak.
+The spectrograms are those of the model's paper and reference code. The power spectrum of a Hann
+window of ``n_fft`` samples is computed every ``hop`` samples. Slaney's mel filters with area
+normalisation are applied, then log10. Values are clipped at 8 (80 dB) below the peak.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from plimsoll_engine.multimodal.processor import Kind, Processed
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 MAX_HZ = 8000.0
+"""Upper edge of the highest mel filter."""
 MIN_POWER = 1e-10
+"""Lower bound of the power before the logarithm."""
 DYNAMIC_RANGE = 8.0
+"""Maximum difference to the peak, in units of log10 of the power."""
 
 
 class WhisperProcessor:
@@ -71,7 +74,7 @@ class WhisperProcessor:
         ]
 
     def process_window(self, samples: Floats) -> Processed:
-        """Return the features of ``samples``, at most one window. Their hash is the key."""
+        """Return the features of ``samples``, at most one window. The key is the samples' hash."""
         data = self.compute_features(samples).tobytes()
         return Processed("audio", self.hash_file(samples.tobytes()), self.shape, data)
 

@@ -33,7 +33,7 @@ class WhisperPrompt:
         if not isinstance(suppressed, list):
             raise settings.make_error("suppress_tokens", "must be a list of tokens")
         self.suppressed: list[int] = suppressed
-        """Token ids that must not be generated."""
+        """IDs of tokens that must not be generated."""
 
     @property
     def languages(self) -> list[str]:
@@ -41,6 +41,6 @@ class WhisperPrompt:
         return sorted(self._languages) or [DEFAULT_LANGUAGE]
 
     def build_token_ids(self, language: str) -> list[int]:
-        """Return the prompt's token ids for ``language``, which must be in :attr:`languages`."""
+        """Return the prompt's token IDs for ``language``, which must be in :attr:`languages`."""
         spoken = [self._languages[language]] if self._languages else []
         return [self._start, *spoken, *self._task, self._plain]

@@ -1,6 +1,6 @@
-"""Host memory that the engine can still use, within its cgroup and the machine.
+"""Host memory that the engine can still use, within the limits of its cgroup and the machine.
 
-In a container, ``/sys/fs/cgroup`` is its cgroup; otherwise ``/proc/self/cgroup`` has the path.
+In a container, ``/sys/fs/cgroup`` is the cgroup; otherwise ``/proc/self/cgroup`` has the path.
 Versions 1 and 2 are supported. Limits of parent groups are ignored.
 """
 
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from plimsoll_api.control_group import memory_group
-from plimsoll_engine.process.host_memory import read_bytes
+from plimsoll_engine.process.host_memory import read_byte_count
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -22,12 +22,12 @@ _CGROUP_FILES = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
-"""By cgroup version: the files of limit and usage, and memory.stat's keys of page cache."""
+"""Files of the limit and of the usage, and memory.stat's keys of page cache, by cgroup version."""
 
 
 def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Return the free host memory in bytes, including page cache; None if unknown."""
-    found = [read_bytes(str(proc / "meminfo"), "MemAvailable")]
+    found = [read_byte_count(str(proc / "meminfo"), "MemAvailable")]
     for folder, version in _list_cgroup_folders(proc, cgroups):
         if (folder / _CGROUP_FILES[version][1]).exists():
             found.append(_compute_free_bytes(folder, version))
@@ -36,9 +36,9 @@ def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | N
 
 
 def _list_cgroup_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
-    """Return the folders that may be this process's cgroup, each with its cgroup version.
+    """Return the folders that may be this process's cgroup, the likeliest first.
 
-    The likeliest comes first.
+    Each folder comes with its cgroup version.
     """
     try:
         own = memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))

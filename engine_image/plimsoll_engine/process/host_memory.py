@@ -87,7 +87,7 @@ def trim_malloc() -> bool:
 
 
 def set_mmap_threshold() -> bool:
-    """Make malloc use mmap for large blocks, so that freed ones return to the kernel at once.
+    """Make malloc use mmap for large blocks, so that freed blocks return to the kernel at once.
 
     Return False if the libc does not support it. By default, glibc raises the threshold to up to
     32 MiB when a large block is freed: two decoded images of 40 million pixels left 230 MiB. A
@@ -99,7 +99,7 @@ def set_mmap_threshold() -> bool:
 class PythonObjects:
     """Estimator of the memory of Python objects.
 
-    It multiplies the number of blocks that pymalloc has allocated by their mean size, which is
+    The estimate is the number of blocks that pymalloc has allocated times their mean size, which is
     measured once on a sample. Measuring every object would take too long.
     """
 
@@ -107,7 +107,7 @@ class PythonObjects:
         objects = gc.get_objects()
         step = max(1, len(objects) // _SAMPLE_OBJECTS)
         sizes = (sys.getsizeof(item, 64) for item in objects[::step])
-        # Objects above pymalloc's limit of 512 bytes are in malloc and counted there.
+        # Objects above pymalloc's limit of 512 bytes are part of malloc's count.
         small = [size for size in sizes if size <= 512]
         self._bytes_per_block = sum(small) / len(small) if small else 64.0
 
@@ -125,7 +125,7 @@ def measure_process_memory(
 ) -> ProcessMemory:
     """Return the host memory of this process by segment.
 
-    ``excluded_shared_bytes`` of its resident shared memory are counted by another process.
+    Another process counts ``excluded_shared_bytes`` of the resident shared memory.
     """
     in_use, retained = read_malloc()
     blocks, size = python.measure()
@@ -155,11 +155,11 @@ def read_swapped() -> int | None:
 
 def read_machine_swap() -> int | None:
     """Return the machine's swap space in bytes (``SwapTotal``); 0 without swap, None if unknown."""
-    return read_bytes("/proc/meminfo", "SwapTotal")
+    return read_byte_count("/proc/meminfo", "SwapTotal")
 
 
 def _read_status_bytes(key: str) -> int | None:
-    return read_bytes("/proc/self/status", key)
+    return read_byte_count("/proc/self/status", key)
 
 
 def read_private_anon(pid: int | None = None) -> int | None:
@@ -169,18 +169,18 @@ def read_private_anon(pid: int | None = None) -> int | None:
     Files and shared memory count if no other process maps the same pages.
     """
     # Read the file once: the kernel walks all pages for each read.
-    found = _read_all_bytes(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
+    found = _read_byte_counts(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
     dirty = found.get("Private_Dirty")
     return None if dirty is None else dirty + found.get("Swap", 0)
 
 
-def read_bytes(path: str, key: str) -> int | None:
-    """Return the bytes in the line ``key:`` of a file in ``/proc``; None if absent."""
-    return _read_all_bytes(path).get(key)
+def read_byte_count(path: str, key: str) -> int | None:
+    """Return the number of bytes in the line ``key:`` of a file in ``/proc``; None if absent."""
+    return _read_byte_counts(path).get(key)
 
 
-def _read_all_bytes(path: str) -> dict[str, int]:
-    """Return the bytes of each line ``key: number kB``; empty if the file cannot be read."""
+def _read_byte_counts(path: str) -> dict[str, int]:
+    """Return the bytes in each line ``key: number kB``; empty if the file cannot be read."""
     found = {}
     with contextlib.suppress(OSError), open(path) as status:
         for line in status:

@@ -11,7 +11,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Make the kernel kill this process when its parent exits. Exit if it has exited already."""
+    """Make the kernel kill this process when its parent exits.
+
+    Exit now if the parent has already exited.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(
@@ -24,8 +27,8 @@ def die_with_parent(parent_pid: int) -> None:
 def outlive_zygote(zygote_pid: int, frontend_pid: int) -> None:
     """Let this process survive its parent, the zygote, if the frontend becomes its new parent.
 
-    Otherwise, it exits with the zygote. Once the frontend is its parent, the kernel kills it when
-    the frontend exits. If the frontend exits before the zygote, the zygote kills this process.
+    Otherwise, this process exits with the zygote. Once the frontend is the parent, the kernel kills
+    this process when the frontend exits. If the frontend exits first, the zygote kills it.
     """
 
     def follow_frontend(*_: object) -> None:

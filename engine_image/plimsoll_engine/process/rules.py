@@ -27,7 +27,7 @@ class FreezeCounter:
     def freeze_before_forks(self) -> None:
         """Freeze the objects that forked processes inherit.
 
-        They are counted here, because counting 300,000 objects would add 30 ms to each restart.
+        Count them here, because counting 300,000 objects would add 30 ms to each restart.
         """
         gc.collect()
         gc.freeze()
@@ -45,7 +45,7 @@ class FreezeCounter:
         self._engines += 1
 
     def unfreeze(self) -> None:
-        """Undo :meth:`freeze`. Does nothing without an earlier freeze."""
+        """Undo :meth:`freeze`. Do nothing without an earlier freeze."""
         self._engines = max(0, self._engines - 1)
         if not self._engines:
             gc.unfreeze()

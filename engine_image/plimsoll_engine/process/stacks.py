@@ -1,9 +1,8 @@
 """Files with stack traces of the engine's processes, written on SIGUSR1.
 
-Their number and size are limited, because the run directory is in memory and lives as long as the
-pod. After a process has exited, its file is removed if it is empty, and otherwise kept if it is
-among the newest. The parent does this when it reaps the process, and the frontend at its next
-start.
+The number and size of the files are limited, because the run directory is in memory and exists as
+long as the pod. After a process has exited, its file is removed if it is empty or not among the
+newest. The parent removes files when it reaps a process, and the frontend when it starts.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ def remove_stale_stacks(run_dir: str | Path) -> None:
 
 
 def truncate_if_large(path: Path) -> int:
-    """Truncate the file if it exceeds :data:`MAX_BYTES`.
+    """Truncate the file to 0 bytes if it exceeds :data:`MAX_BYTES`.
 
-    Return its size in bytes; 0 if it does not exist.
+    Return its size in bytes afterwards; 0 if it does not exist.
     """
     try:
         size = path.stat().st_size
@@ -64,7 +63,7 @@ def truncate_if_large(path: Path) -> int:
 
 
 def write_stacks_on_sigusr1(run_dir: str, role: str) -> None:
-    """Make this process append the stacks of all threads to its file on SIGUSR1, even if it hangs.
+    """Make this process append the stacks of all threads to a file on SIGUSR1, even if it hangs.
 
     If the run directory is not writable, the stacks go to the log.
     """

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 SUPERVISOR_TIMEOUT_S = 15.0
 """Seconds without an answer after which the engine starts, as the supervisor may not run."""
 MAX_WAIT_S = 3600.0
+"""Seconds after which the engine starts although the supervisor still forbids it."""
 POLL_S = 0.1
 
 

@@ -193,7 +193,7 @@ class CoreLifecycle:
         if adapters is not None and free is not None:
             free = max(0, free - adapters.bytes_bound)
         pool = self.weights.pool
-        settings = self.settings = sizes.resolve(
+        settings = self.settings = sizes.resolve_sizes(
             self.config,
             model.kv,
             loader.get_max_context_length(self._model_config),

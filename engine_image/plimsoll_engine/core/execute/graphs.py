@@ -24,7 +24,7 @@ from plimsoll_engine.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 MIN_FIRST_SIZES = 4
 """Minimum number of sizes to capture before the engine serves. They are spread over all sizes."""
 SLOW_CAPTURE_S = 0.1
@@ -35,7 +35,7 @@ FIELDS_PER_ROW = 5
 
 def list_capture_sizes(rows: int) -> list[int]:
     """Return the batch sizes to capture, in ascending order. The last one is ``rows``."""
-    return [size for size in SIZES if size < rows] + [rows]
+    return [size for size in CAPTURE_SIZES if size < rows] + [rows]
 
 
 def split_capture_order(

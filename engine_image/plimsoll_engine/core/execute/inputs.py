@@ -56,7 +56,7 @@ class RequestRows(Protocol):
         ...
 
     @property
-    def ends(self) -> bool:
+    def has_newest_token(self) -> bool:
         """Whether the rows include the newest token."""
         ...
 
@@ -78,7 +78,7 @@ def collect_inputs(
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
     width = max(len(chunk.request.block_ids) for chunk in chunks)
     tables = np.zeros((len(chunks), width), np.int32)
-    ends = np.fromiter((chunk.ends for chunk in chunks), np.bool_, len(chunks))
+    ends = np.fromiter((chunk.has_newest_token for chunk in chunks), np.bool_, len(chunks))
     drafts = sum(len(chunk.drafts) for chunk in chunks)
     sources = np.full(counts.sum() + drafts, -1, np.int32)
     ids: list[int] = []
@@ -86,7 +86,7 @@ def collect_inputs(
         request = chunk.request
         tables[row, : len(request.block_ids)] = request.block_ids
         ids += request.token_ids[request.computed : request.computed + chunk.count]
-        if request.in_flight.tokens and chunk.ends:
+        if request.in_flight.tokens and chunk.has_newest_token:
             ids.append(0)
             sources[len(ids) - 1] = request.in_flight.row
         ids += chunk.drafts

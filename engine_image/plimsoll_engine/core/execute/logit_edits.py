@@ -16,7 +16,7 @@ import torch
 from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.messages.worker_ipc import Sampling
 
-BANNED = -1e30
+BANNED_BIAS = -1e30
 """Value added to the logit of a banned token.
 
 It is finite, so a banned token can still be sampled if no other token is allowed.
@@ -50,9 +50,9 @@ class LogitEdits:
         if sampling.logit_bias:
             self._add_bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
         if position < sampling.min_tokens and (stops := set(sampling.stop_token_ids)):
-            self._add_bias(row, stops, [BANNED] * len(stops))
+            self._add_bias(row, stops, [BANNED_BIAS] * len(stops))
         if banned:
-            self._add_bias(row, banned, [BANNED] * len(banned))
+            self._add_bias(row, banned, [BANNED_BIAS] * len(banned))
         if counts is not None and len(counts):
             self.penalized.append((row, sampling, counts))
 

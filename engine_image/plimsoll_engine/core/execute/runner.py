@@ -185,7 +185,7 @@ class Runner(Forward):
         exception affects only this step.
         """
         chunks = sorted(chunks, key=get_row_order)
-        ending = [chunk for chunk in chunks if chunk.ends]
+        ending = [chunk for chunk in chunks if chunk.has_newest_token]
         sampling_plan = plan_sampling(
             [
                 create_row(chunk.request, chunk.drafts[:count])
@@ -195,7 +195,7 @@ class Runner(Forward):
         )
         scored = list_scored_rows(chunks)
         inputs = collect_inputs(chunks, self.block_size, scored, self._is_short(chunks))
-        inputs.greedy = sampling_plan.greedy
+        inputs.greedy = sampling_plan.is_greedy
         with self._run_on_ranks(rank_ipc.Step(inputs)):
             sampled = self._sample_tokens(inputs, chunks, sampling_plan)
         if isinstance(sampled, Exception):

@@ -86,7 +86,7 @@ class SamplingPlan:
     named: list[list[int]] = field(default_factory=list)
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         """Whether every row takes the argmax of unedited logits, without log probabilities."""
         wanted = self.edits, self.plain.rows, self.filtered.rows, self.masks, self.logprob_rows
         return not any(wanted)

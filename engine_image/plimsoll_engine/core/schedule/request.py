@@ -16,8 +16,8 @@ import msgspec
 from plimsoll_engine.core.grammar.matcher import Matcher
 from plimsoll_engine.core.schedule.token_rules import (
     TokenCounts,
-    banned,
     count_bad_word_lookback,
+    find_banned_tokens,
     make_mask,
 )
 from plimsoll_engine.core.speculation.ngram import NgramIndex
@@ -160,7 +160,7 @@ class Request:
         if not words:
             return ()
         begin = max(self.num_prompt, len(self.token_ids) - self.bad_word_lookback)
-        return banned(words, [*self.token_ids[begin:], *drafts])
+        return find_banned_tokens(words, [*self.token_ids[begin:], *drafts])
 
     @property
     def needs_previous_token(self) -> bool:

@@ -68,7 +68,7 @@ class Chunk:
         return self.count + len(self.drafts)
 
     @property
-    def ends(self) -> bool:
+    def has_newest_token(self) -> bool:
         """Whether the chunk includes the newest token, so that the next token is sampled."""
         return self.count == self.request.num_uncomputed
 

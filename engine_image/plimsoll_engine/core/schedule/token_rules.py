@@ -32,7 +32,7 @@ def make_mask(token_ids: Iterable[int]) -> bytes:
     return bytes(found)
 
 
-def banned(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, ...]:
+def find_banned_tokens(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, ...]:
     """Return the tokens that would complete one of ``words`` after ``output``."""
     found: dict[int, None] = {}
     for word in words:

@@ -48,7 +48,7 @@ class _Rows:
 
     request: _RequestView
     count: int
-    ends: bool
+    has_newest_token: bool
     drafts: Sequence[int] = ()
 
 
@@ -126,7 +126,7 @@ class DraftModel:
         behind.sort(key=lambda one: get_row_order(one.chunk))
         chunks = [one.chunk for one in behind]
         inputs = collect_inputs(chunks, self._pool.block_size)
-        ending = [one for one in behind if one.chunk.ends]
+        ending = [one for one in behind if one.chunk.has_newest_token]
         last = np.cumsum([1 + len(one.chunk.drafts) for one in ending]) - 1
         drawn = self._draw(inputs, [(one.number, one.request) for one in ending], 0, last.tolist())
         for one in behind:
@@ -143,7 +143,7 @@ class DraftModel:
             assert drafting is not None
             if not most or not left:
                 continue
-            begin = drafting.computed or self._count_shared(request)
+            begin = drafting.computed or self._count_shared_tokens(request)
             end = len(request.token_ids)
             if end - begin <= min(MAX_CATCH_UP_ROWS, left):
                 unseen = request.token_ids[begin + 1 : end]
@@ -164,7 +164,7 @@ class DraftModel:
         for row, number in rows:
             request = wanted[number][0]
             seen = _create_view(request, len(request.token_ids) + count - 1, InFlight(1, row))
-            chunks.append(_Rows(seen, 1, ends=True))
+            chunks.append(_Rows(seen, 1, has_newest_token=True))
             requests.append((number, request))
         inputs = collect_inputs(chunks, self._pool.block_size)
         return self._draw(inputs, requests, count, list(range(len(rows))))
@@ -184,7 +184,7 @@ class DraftModel:
             ]
         )
         whole = len(last) == len(logits)
-        if tokens is None or not sampling_plan.greedy or logits.shape[-1] > self._vocabulary:
+        if tokens is None or not sampling_plan.is_greedy or logits.shape[-1] > self._vocabulary:
             chosen = logits if whole else logits[last]
             tokens = sample(chosen[:, : self._vocabulary].contiguous(), sampling_plan).tokens
         else:
@@ -192,7 +192,7 @@ class DraftModel:
             tokens = tokens.clone() if whole else tokens[last]
         return _DrawnDrafts([number for number, _ in requests], tokens)
 
-    def _count_shared(self, request: Request) -> int:
+    def _count_shared_tokens(self, request: Request) -> int:
         """Return how many tokens of ``request`` this model has computed for other requests."""
         size, taken = self._pool.block_size, self._pool.taken
         blocks = 0

@@ -29,7 +29,7 @@ MAX_INDEXED_PER_STEP = 4096
 """Maximum number of tokens, over all requests, to index in one step. This takes milliseconds."""
 MAX_MISSES = 3
 """Number of consecutive failed attempts after which a request pauses."""
-LONGEST_PAUSE = 16
+MAX_PAUSE_STEPS = 16
 """Maximum pause in steps. During a pause, the request is processed as without drafts."""
 GRAPH_ROWS = 256
 """Number of rows in a step above which an additional row is no longer almost free."""
@@ -132,7 +132,7 @@ class Speculation:
     def _choose_draft_count(self, chunk: Chunk) -> int:
         """Return the maximum number of drafts for ``chunk``. Count down its pause."""
         request = chunk.request
-        if (drafting := request.drafting) is None or chunk.count != 1 or not chunk.ends:
+        if (drafting := request.drafting) is None or chunk.count != 1 or not chunk.has_newest_token:
             return 0
         if drafting.pause:
             drafting.pause -= 1
@@ -162,7 +162,7 @@ class Speculation:
         drafting.misses += 1
         if drafting.misses >= MAX_MISSES:
             # Pauses of equal length end in the same step: an attempt delays the whole batch.
-            length = min(LONGEST_PAUSE, 1 << (drafting.misses - MAX_MISSES + 1))
+            length = min(MAX_PAUSE_STEPS, 1 << (drafting.misses - MAX_MISSES + 1))
             drafting.pause = length - self._steps % length
 
 
@@ -174,9 +174,9 @@ def create_speculation(
         return None
     most = settings.num_speculative_tokens
     proposer = draft_model or NgramProposer(*settings.ngram_lengths)
-    return Speculation(proposer, most, rows(max_num_seqs, most))
+    return Speculation(proposer, most, compute_max_rows(max_num_seqs, most))
 
 
-def rows(max_num_seqs: int, drafts: int) -> int:
+def compute_max_rows(max_num_seqs: int, drafts: int) -> int:
     """Return the maximum number of rows of a decode step with ``drafts`` drafts per request."""
     return max(max_num_seqs, min(GRAPH_ROWS, max_num_seqs * (1 + drafts)))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 TABLE_BITS = 15
 """Base-2 logarithm of the maximum table size (128 KiB). Longer texts have longer chains."""
-CANDIDATES = 32
+MAX_CANDIDATES = 32
 """Maximum number of positions that a lookup compares, the newest first."""
 NO_POSITION = -1
 
@@ -64,7 +64,7 @@ class NgramIndex:
         newest = tuple(tokens[total - size :])
         end = self._newest[hash(newest) & self._mask]
         best, follows = 0, NO_POSITION
-        for _ in range(CANDIDATES):
+        for _ in range(MAX_CANDIDATES):
             if end == NO_POSITION:
                 break
             if tuple(tokens[end - size : end]) == newest:

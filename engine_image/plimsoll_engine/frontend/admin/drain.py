@@ -16,8 +16,8 @@ async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) 
     """Stop admitting requests, and wait for, fail or park the running ones.
 
     The mode ``finish`` waits for them, ``abort`` fails them, and ``carry`` parks them until a
-    resume or a restart. If the deadline passes, the operation fails and the requests continue: the
-    engine stays ``draining``, and becomes ``drained`` after the last one.
+    resume or a restart. If the deadline passes, the operation fails and the requests continue. The
+    engine then stays ``draining`` and becomes ``drained`` after the last request.
     """
     engine.lifecycle.move_to(EngineState.DRAINING)
     unfinished = engine.requests.list_unfinished()

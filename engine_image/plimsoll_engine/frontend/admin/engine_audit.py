@@ -12,19 +12,19 @@ from plimsoll_engine.process.rules import find_method_caches, freeze_counter
 
 AUDIT_TIMEOUT_S = 5.0
 
-LEDGER_BOUNDS = "frontend_ledger_within_bounds"
-CAPACITY = "request_log_within_capacity"
-IDLE_OUTBOX = "idle_outbox_empty"
-IDLE_WORKER = "idle_frontend_means_idle_worker"
-ANSWERS = "worker_answers"
-RECEIVER = "receiver_cache_holds_what_was_sent"
-PROCESSOR = "processor_cache_adds_up"
-FROZEN = "frontend_freezes_nothing_again"
-ADAPTERS = "adapters_count_their_requests"
-METHOD_CACHES = "frontend_methods_cache_no_instances"
+LEDGER_BOUNDS_RULE = "frontend_ledger_within_bounds"
+CAPACITY_RULE = "request_log_within_capacity"
+IDLE_OUTBOX_RULE = "idle_outbox_empty"
+IDLE_WORKER_RULE = "idle_frontend_means_idle_worker"
+ANSWERS_RULE = "worker_answers"
+RECEIVER_RULE = "receiver_cache_holds_what_was_sent"
+PROCESSOR_RULE = "processor_cache_adds_up"
+FROZEN_RULE = "frontend_freezes_nothing_again"
+ADAPTERS_RULE = "adapters_count_their_requests"
+METHOD_CACHES_RULE = "frontend_methods_cache_no_instances"
 RULES = [
-    LEDGER_BOUNDS, CAPACITY, IDLE_OUTBOX, IDLE_WORKER, RECEIVER, PROCESSOR, FROZEN, METHOD_CACHES,
-    ADAPTERS, ANSWERS,
+    LEDGER_BOUNDS_RULE, CAPACITY_RULE, IDLE_OUTBOX_RULE, IDLE_WORKER_RULE, RECEIVER_RULE,
+    PROCESSOR_RULE, FROZEN_RULE, METHOD_CACHES_RULE, ADAPTERS_RULE, ANSWERS_RULE,
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ async def run_audit(engine: AsyncEngine) -> Audit:
             worker_ipc.AuditQuery(query_id), query_id, worker_ipc.AuditReport, AUDIT_TIMEOUT_S
         )
     except NoAnswer as error:
-        findings = [AuditFinding(ANSWERS, str(error)), *_audit_frontend(engine)]
+        findings = [AuditFinding(ANSWERS_RULE, str(error)), *_audit_frontend(engine)]
         return Audit(str(engine.epochs.current), False, RULES, findings)
     idle = before == 0 and len(engine.requests) == 0
     findings = [*worker.findings, *_audit_frontend(engine)]
@@ -53,12 +53,13 @@ async def run_audit(engine: AsyncEngine) -> Audit:
         findings += compare_receiver_cache(sender, set(worker.receiver_keys))
     if idle and not worker.idle:
         findings.append(
-            AuditFinding(IDLE_WORKER, "the worker runs requests, but the frontend has none")
+            AuditFinding(IDLE_WORKER_RULE, "the worker runs requests, but the frontend has none")
         )
     if idle and engine.workers.unsent:
         findings.append(
             AuditFinding(
-                IDLE_OUTBOX, f"{engine.workers.unsent} messages to the worker have not been sent"
+                IDLE_OUTBOX_RULE,
+                f"{engine.workers.unsent} messages to the worker have not been sent",
             )
         )
     return Audit(
@@ -75,13 +76,13 @@ def compare_receiver_cache(
         details.append(f"the worker lacks {lacking} media that the frontend sent")
     if unknown := len(receiver_keys - sender.list_keys()):
         details.append(f"the worker has {unknown} media that the frontend did not send")
-    return [AuditFinding(RECEIVER, detail) for detail in details]
+    return [AuditFinding(RECEIVER_RULE, detail) for detail in details]
 
 
 def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     findings = [
         AuditFinding(
-            LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, but its bound is {e.bound} bytes"
+            LEDGER_BOUNDS_RULE, f"{e.owner} holds {e.bytes} bytes, but its bound is {e.bound} bytes"
         )
         for e in engine.ledger.list_entries()
         if e.bound is not None and e.bytes > e.bound
@@ -89,11 +90,11 @@ def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     held, capacity = len(engine.requests), engine.requests.capacity
     if held > capacity:
         findings.append(
-            AuditFinding(CAPACITY, f"{held} requests exceed the capacity of {capacity}")
+            AuditFinding(CAPACITY_RULE, f"{held} requests exceed the capacity of {capacity}")
         )
-    findings += [AuditFinding(PROCESSOR, why) for why in engine.media.cache.find_problems()]
+    findings += [AuditFinding(PROCESSOR_RULE, why) for why in engine.media.cache.find_problems()]
     used = engine.requests.list_adapters()
-    findings += [AuditFinding(ADAPTERS, why) for why in engine.adapters.find_problems(used)]
-    findings += [AuditFinding(FROZEN, why) for why in freeze_counter.find_problems()]
-    findings += [AuditFinding(METHOD_CACHES, why) for why in find_method_caches()]
+    findings += [AuditFinding(ADAPTERS_RULE, why) for why in engine.adapters.find_problems(used)]
+    findings += [AuditFinding(FROZEN_RULE, why) for why in freeze_counter.find_problems()]
+    findings += [AuditFinding(METHOD_CACHES_RULE, why) for why in find_method_caches()]
     return findings

@@ -45,7 +45,7 @@ async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
 
 
 async def _read_worker_stacks(engine: AsyncEngine) -> str:
-    """Return the worker's stack traces. A signal requests them, which a hung worker handles."""
+    """Return the worker's stack traces. A signal requests them, so a hung worker reports too."""
     path = await engine.workers.dump_stacks()
     if path is None:
         return (

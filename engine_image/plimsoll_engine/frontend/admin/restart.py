@@ -2,8 +2,8 @@
 
 First, a successor is forked and loads its context, weights and kernels while the old worker serves.
 Then the old worker stops, and the successor takes over the KV pool and the running requests. If one
-of them dies, the other one or a new worker serves. If none can serve, the operation fails with the
-reason.
+of the two workers dies, the other one or a new worker serves. If none can serve, the operation
+fails with the reason.
 
 The old worker hands over its block tables, so the keys and values of running requests stay in the
 pool. If the handover fails, the requests are prefilled again, and the operation reports why.
@@ -35,6 +35,7 @@ CANCEL_GRACE_S = 10.0
 """Time that a shutdown waits for a new worker, which is needed to finish the requests."""
 MAX_DETAIL_CHARACTERS = 500
 MIN_SHOWN_S = 0.0005
+"""Minimum duration of a stage that :func:`format_stages` shows."""
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
@@ -142,8 +143,8 @@ async def _carry_over(
 async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
     """Return a prepared successor; None if the old worker must stop first.
 
-    This is the case if memory does not suffice for both. Raises OperationFailed if no worker can be
-    started; the old one then keeps serving.
+    The old worker must stop first if memory does not suffice for two workers. Raises
+    OperationFailed if no worker can be started; the old worker then keeps serving.
     """
     with recorder.step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
@@ -167,7 +168,7 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
 async def _stop_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
 ) -> bytes | HandoverRefusal:
-    """Stop the old worker. Return its handover, or why there is none."""
+    """Stop the old worker. Return its handover message, or the reason why there is none."""
     with recorder.step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
         stop = await engine.workers.stop(grace_s, hand_over)
@@ -198,7 +199,7 @@ async def _stop_worker(
 
 
 def format_stages(stages_s: Mapping[str, float]) -> str:
-    """Return the duration of each stage as text, except durations below 0.5 ms."""
+    """Return the duration of each stage as text. Durations below 0.5 ms are omitted."""
     return ", ".join(
         f"{name} {took:.3f} s" for name, took in stages_s.items() if took >= MIN_SHOWN_S
     )
@@ -215,7 +216,7 @@ async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
         async with asyncio.timeout(deadline_s):
             for generation in with_worker:
                 await generation.ended.wait()
-    left = [generation for generation in with_worker if not generation.done]
+    left = [generation for generation in with_worker if not generation.is_done]
     for generation in left:
         generation.fail(
             RequestFailed("unavailable", "the worker was restarted: send the request again")

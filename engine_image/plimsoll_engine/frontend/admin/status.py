@@ -31,7 +31,7 @@ class StatusReader:
             version=VERSION,
             model=engine.settings.served_model_name,
             uptime_s=round(time.monotonic() - engine.started_at, 3),
-            load=engine.load(),
+            load=engine.compute_load(),
             processes=self._list_processes(),
             devices=[] if report is None else report.devices,
             ledger=engine.list_ledger_entries(),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-MIN_REPORTS = 10
-"""A request is abandoned if more than this number of reports in a row list it without a client.
+MAX_REPORTS_WITHOUT_CLIENT = 10
+"""Number of reports in a row that may list a request without a client. With more, it is abandoned.
 
 The worker reports every 0.5 s, or after each longer step, and reads aborts between steps. An abort
 that was not lost therefore takes effect within fewer reports.
@@ -18,7 +18,7 @@ that was not lost therefore takes effect within fewer reports.
 class AbandonedTracker:
     """Tracker of the abandoned requests of one worker.
 
-    ``has_client`` reports whether a client still waits for a request ID.
+    ``has_client`` reports whether a client still waits for the request with an ID.
     """
 
     def __init__(self, has_client: Callable[[str], bool]) -> None:
@@ -34,7 +34,9 @@ class AbandonedTracker:
         self._seen = {
             name: self._seen.get(name, 0) + 1 for name in running if not self._has_client(name)
         }
-        found = sorted(name for name, reports in self._seen.items() if reports > MIN_REPORTS)
+        found = sorted(
+            name for name, reports in self._seen.items() if reports > MAX_REPORTS_WITHOUT_CLIENT
+        )
         if found == self._last:
             return None
         self._last = found

@@ -20,8 +20,8 @@ PROMPT_HASH_SLOTS = 4096
 class EpochCounts:
     """Counts of one epoch.
 
-    ``adapters`` is None if the engine does not serve adapters. A carried-over request counts in the
-    epoch in which it was admitted.
+    ``adapters`` is the number of adapter loads; None if the engine does not serve adapters. A
+    carried-over request counts in the epoch in which it was admitted.
     """
 
     requests: int = 0
@@ -69,7 +69,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def from_report(cls, report: Report) -> Usage:
-        """Return the shares in ``report``."""
+        """Return the used and lost shares of the caches in ``report``."""
         return cls(
             kv=_compute_share(report.kv_blocks_used, report.kv_blocks_total),
             kv_lost=_compute_share(report.kv_blocks_lost, report.kv_blocks_total),
@@ -79,12 +79,12 @@ class Usage(NamedTuple):
 
 
 def _compute_share(part: int | None, whole: int | None) -> float | None:
-    # the lost outputs may exceed the whole budget
+    # Lost encoder outputs may exceed the whole budget.
     return min(1.0, part / whole) if part is not None and whole else None
 
 
 MAX_REPORT_AGE_S = 5.0
-"""Maximum age of a report; with an older one, the worker may hang. It reports twice a second."""
+"""Age of a report above which the worker may hang. A worker reports twice a second."""
 
 
 def merge_load(
@@ -94,7 +94,7 @@ def merge_load(
     usage: Usage,
     report_age_s: float | None = None,
 ) -> Load:
-    """Return the engine's load.
+    """Return the engine's load. ``report_age_s`` is the age of the report; None without a report.
 
     ``running``, ``waiting``, ``compiling``, ``steps`` and ``preemptions`` come from the worker's
     latest report, so they do not change while the worker hangs. The other values come from the

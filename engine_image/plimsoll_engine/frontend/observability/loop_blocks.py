@@ -24,6 +24,7 @@ TIMER_INTERVAL_S = 0.02
 50 timer calls a second cost about a thousandth of a core.
 """
 WINDOW_S = 60.0
+"""Length of a window. The longest delay is that of the current and of the previous window."""
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 

@@ -35,15 +35,15 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # The bounds of vLLM's histograms of the same names, so that one dashboard reads both.
-_TTFT_S = (
+_TTFT_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
-_ITL_S = (
+_ITL_BUCKETS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0, 80.0,
 )  # fmt: skip
-_E2E_S = (
+_E2E_BUCKETS_S = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
@@ -91,19 +91,28 @@ class Metrics:
             model, "stream_errors", "Streams that ended with an error event after part of the text."
         )
         self._ttft = self._add_histogram(
-            model, "time_to_first_token_seconds", "Time from admission to the first token.", _TTFT_S
+            model,
+            "time_to_first_token_seconds",
+            "Time from admission to the first token.",
+            _TTFT_BUCKETS_S,
         )
         self._queue = self._add_histogram(
             model,
             "request_queue_time_seconds",
             "Time from admission until the request first joins a batch.",
-            _E2E_S,
+            _E2E_BUCKETS_S,
         )
         self._itl = self._add_histogram(
-            model, "inter_token_latency_seconds", "Time between two tokens of a request.", _ITL_S
+            model,
+            "inter_token_latency_seconds",
+            "Time between two tokens of a request.",
+            _ITL_BUCKETS_S,
         )
         self._e2e = self._add_histogram(
-            model, "e2e_request_latency_seconds", "Time from admission to the last token.", _E2E_S
+            model,
+            "e2e_request_latency_seconds",
+            "Time from admission to the last token.",
+            _E2E_BUCKETS_S,
         )
         self._requests = Counter(
             PREFIX + "requests",

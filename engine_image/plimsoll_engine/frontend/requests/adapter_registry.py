@@ -93,14 +93,14 @@ class AdapterRegistry:
         return list(self._known.values())
 
     def use(self, adapter: RegisteredAdapter | None) -> None:
-        """Count an admitted request that uses ``adapter``."""
+        """Count an admitted request as a user of ``adapter``. None is ignored."""
         if adapter is not None:
             adapter.users += 1
 
     def release(self, adapter: RegisteredAdapter | None) -> worker_ipc.UnloadAdapter | None:
-        """Remove one user of the adapter.
+        """Remove one user of ``adapter``. None is ignored.
 
-        Return the message that unloads it if it is hidden and has no user left.
+        Return the message that unloads the adapter if it is hidden and has no user left.
         """
         if adapter is None:
             return None
@@ -110,7 +110,7 @@ class AdapterRegistry:
     def hide(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
         """Hide ``adapter`` from new requests.
 
-        Return the message that unloads it if it has no user.
+        Return the message that unloads the adapter if it has no user.
         """
         adapter.is_visible = False
         return self._forget(adapter)
@@ -121,10 +121,9 @@ class AdapterRegistry:
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def record_loaded(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
-        """Record whether a worker could load an adapter.
+        """Record whether a worker could load an adapter. Return the adapter if it could not.
 
-        If it could not, unregister and return the adapter. The worker fails the requests that use
-        it.
+        Such an adapter is unregistered, and the worker fails the requests that use it.
         """
         adapter = self._known.get(answer.number)
         if adapter is None:
@@ -137,7 +136,7 @@ class AdapterRegistry:
         return adapter
 
     def find_problems(self, used: Iterable[RegisteredAdapter]) -> list[str]:
-        """Return a message for each adapter with a wrong user count, or that should be unloaded.
+        """Return a message for each adapter that has a wrong user count or should be unloaded.
 
         ``used`` has the adapter of each running request.
         """

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class MediaReader:
-    """Reader of media files. It caches processed tensors of up to ``capacity`` bytes."""
+    """Reader of media files, with a cache for up to ``capacity`` bytes of processed tensors."""
 
     def __init__(self, processors: Processors, capacity: int) -> None:
         self.processors = processors
@@ -57,7 +57,7 @@ class MediaReader:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Refuse new files and empty the cache. Running work ends by itself."""
+        """Refuse new files and empty the cache. Files in a thread are still processed."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.cache.clear()
 

@@ -22,8 +22,8 @@ class PromptScores:
     """Scores of a prompt of ``length`` tokens, with the ``top_count`` likeliest tokens for each.
 
     The first token has no score. A worker that prefills the prompt again also sends the scores
-    again; those already stored are kept. A score takes 8 bytes, and 8 more for each of its
-    likeliest tokens.
+    again; the scores stored first are kept. A score takes 8 bytes, and 8 more for each likeliest
+    token.
     """
 
     def __init__(self, length: int, top_count: int) -> None:

@@ -24,6 +24,7 @@ from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Start
 TOKEN_BYTES = 8 + sys.getsizeof(1 << 20)
 """Bytes of a token in a list: an 8-byte slot and an integer object."""
 PIECE_BYTES = 8 + sys.getsizeof("")
+"""Bytes of a piece of text in a list, without its characters."""
 LOGPROB_BYTES = 100
 """Bytes of one log probability that has not been sent yet, as an object or as JSON.
 
@@ -52,8 +53,8 @@ class RequestFailed(Exception):
 class TokenLogprobs(NamedTuple):
     """Log probabilities of one output token.
 
-    ``offset`` is the number of characters of text before the token. ``shown`` is False for tokens
-    without text, such as an end token.
+    ``offset`` is the number of characters of output before the token. ``shown`` is False for a
+    token that adds no text, such as an end token.
     """
 
     token_id: int
@@ -178,8 +179,8 @@ class Generation:
         self.times = Times(arrived=time.monotonic())
         self.started: StartStatistics | None = None
         self._detokenizer = detokenizer
-        self._characters = 0  # of the text, including what a stop string may still cut
-        self._shown = 0  # characters of the text that are certain
+        self._characters = 0  # of the text, including text that a stop string may still remove
+        self._shown = 0  # characters of the text that no stop string can remove
         self._stops = StopMatcher(text.stops, text.include)
         self._include = text.include
         self._pending: list[str] = []
@@ -198,12 +199,12 @@ class Generation:
         self.ended = asyncio.Event()
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the generation ended with an error."""
         return self._error is not None
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the generation ended, with or without an error."""
         return self.finish_reason is not None or self._error is not None
 
@@ -211,7 +212,7 @@ class Generation:
         self, token_id: int, finish_reason: str | None, logprobs: Logprobs | None = None
     ) -> None:
         """Add a token from the worker. End the request if its text has a stop string."""
-        if self.done:
+        if self.is_done:
             return
         self.output_ids.append(token_id)
         ends = finish_reason == "stop" and token_id in self.sampling.stop_token_ids
@@ -220,7 +221,7 @@ class Generation:
         piece, stopped, offset = "", False, self._characters
         shown = self._include or not ends  # as in vLLM, a stop token is not text
         if shown:
-            # Bytes of an unfinished character are text that precedes the token's own.
+            # Bytes of an unfinished character are text that precedes the text of this token.
             before = "" if logprobs is None else self._detokenizer.finish()
             shown = self._detokenizer.has_text(token_id)
             piece = self._detokenizer.push(token_id)
@@ -246,9 +247,9 @@ class Generation:
         if piece:
             self._pending.append(piece)
             self.answer_bytes += PIECE_BYTES + len(piece)
-        if piece or self.done:
+        if piece or self.is_done:
             self.wake.set()
-        if self.done:
+        if self.is_done:
             self.ended.set()
 
     def add_scores(self, message: worker_ipc.PromptScores) -> None:
@@ -258,7 +259,7 @@ class Generation:
 
     def fail(self, error: RequestFailed) -> None:
         """End the request with an error, unless it has already ended."""
-        if not self.done:
+        if not self.is_done:
             self._error = (error.reason, str(error), error.param)
             self.wake.set()
             self.ended.set()
@@ -270,13 +271,13 @@ class Generation:
         RequestFailed.
         """
         if self._error is not None:
-            # A new exception each time: a stored one would keep this frame, and so this request.
+            # A stored exception would keep this frame, and so this request, in memory.
             raise RequestFailed(*self._error)
-        if not self._pending and not self.done:
+        if not self._pending and not self.is_done:
             return None
         new = self.output_ids[self._taken :]
         text, logprobs, held = "".join(self._pending), self._logprobs, list[TokenLogprobs]()
-        if not self.done and self._stops.held:  # a stop string may still cut these tokens
+        if not self.is_done and self._stops.held:  # a stop string may still remove these tokens
             certain = sum(one.offset < self._shown for one in logprobs)
             logprobs, held = logprobs[:certain], logprobs[certain:]
         delta = Delta(text, self.finish_reason, logprobs, new, self.stop_reason)
@@ -293,9 +294,10 @@ class Generation:
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
     def count_tokens_before(self, last: int) -> int:
-        """Return the number of output tokens before the first ``last``, or of all without it.
+        """Return the number of output tokens before the first token ``last``.
 
-        ``last`` must be the same in every call, because each token is compared only once.
+        If there is no such token, return the number of all output tokens. ``last`` must be the same
+        in every call, because each token is compared only once.
         """
         if self._closed_at is None and last in self.output_ids[self._searched :]:
             self._closed_at = self.output_ids.index(last, self._searched)
@@ -338,7 +340,7 @@ class RequestLog:
         return len(self._running)
 
     def admit(self, *generations: Generation) -> None:
-        """Admit all of ``generations``, or none: raises QueueFull."""
+        """Admit ``generations``. Raises QueueFull, and admits none, if they exceed the capacity."""
         if len(self._running) + len(generations) > self.capacity:
             raise QueueFull(
                 f"{len(self._running)} requests are unanswered, and {len(generations)} more would "
@@ -348,7 +350,7 @@ class RequestLog:
             self._running[generation.request_id] = generation
 
     def get(self, request_id: str) -> Generation | None:
-        """Return the running generation with that ID; None if it was released."""
+        """Return the running generation with the ID ``request_id``; None if it was released."""
         return self._running.get(request_id)
 
     def release(self, request_id: str) -> Generation | None:
@@ -357,7 +359,7 @@ class RequestLog:
 
     def list_unfinished(self) -> list[Generation]:
         """Return the generations that have not ended, oldest first."""
-        return [generation for generation in self._running.values() if not generation.done]
+        return [generation for generation in self._running.values() if not generation.is_done]
 
     def list_carried_over(self) -> list[Generation]:
         """Return the unfinished requests to carry over, oldest first, except the parked ones.
@@ -392,7 +394,7 @@ class RequestLog:
     def count_media_bytes(self) -> int:
         """Return the bytes of image and audio tensors. A tensor shared by requests counts once.
 
-        Tensors that are also in the processor cache count there, too.
+        Tensors that are also in the processor cache are included.
         """
         media = {id(m.data): len(m.data or b"") for g in self._running.values() for m in g.media}
         return sum(media.values())

@@ -1,6 +1,6 @@
 """Tokenize text and render chats, with the files of a checkpoint and without torch.
 
-transformers compiles the chat templates, with its filters, tags, globals and sandbox. This module
+The chat templates are compiled with transformers' filters, tags, globals and sandbox. This module
 limits the length of the output and names the template's line in errors.
 """
 
@@ -31,9 +31,9 @@ from plimsoll_engine.frontend.requests.detokenize import (
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """Name of a token that represents one byte in SentencePiece vocabularies."""
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_UNPRINTABLE = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES_OF_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(256 + number): byte for number, byte in enumerate(_OTHERS)
+    chr(256 + number): byte for number, byte in enumerate(_UNPRINTABLE)
 }
 """Byte that each letter of a byte-level vocabulary represents, as in GPT-2.
 
@@ -42,7 +42,7 @@ Printable characters represent themselves. Letters from U+0100 on represent the 
 
 
 class TemplateError(Exception):
-    """The chat template rejected the chat. The exception's message is the template's own."""
+    """The chat template rejected the chat. The message contains the template's own message."""
 
 
 class ChatTooLong(TemplateError):
@@ -53,7 +53,7 @@ class Tokenizer:
     """Tokenizer and chat templates of the checkpoint in ``model``.
 
     The other parameters are those of :meth:`Checkpoint.read`. Raises UsageError that names the
-    wrong file.
+    invalid file.
     """
 
     def __init__(
@@ -196,8 +196,8 @@ class Tokenizer:
             if not isinstance(error, jinja2.TemplateError):
                 why = f"{type(error).__name__}: {why}"
             where = _format_error_line(error)
-            # A frame that jinja2 makes for the error refers to it: a cycle that would keep the
-            # frames of the whole request.
+            # jinja2 creates a frame that references the error. This cycle would keep all frames of
+            # the request in memory.
             error.__traceback__ = None
             raise TemplateError(f"the chat template rejects these messages{where}: {why}") from None
 
@@ -214,7 +214,7 @@ def _join(pieces: Iterable[str], max_characters: int | None) -> str:
 
 
 def _compile(source: str, where: str) -> jinja2.Template:
-    # Half a second of imports that a model without a template does not need.
+    # A model without a template does not need this import, which takes half a second.
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     try:

@@ -152,12 +152,12 @@ class Quarantine:
     def get_next_suspect(self) -> Generation | None:
         """Return the suspected request to run next; None while another one runs, or at the end."""
         tried = self._tried
-        if tried is not None and tried.with_worker and tried.losses and not tried.done:
+        if tried is not None and tried.with_worker and tried.losses and not tried.is_done:
             return None
         self._tried = None
         while self._waiting:
             generation = self._waiting.popleft()
-            if not (generation.done or generation.parked or generation.with_worker):
+            if not (generation.is_done or generation.parked or generation.with_worker):
                 self._tried = generation
                 return generation
         return None

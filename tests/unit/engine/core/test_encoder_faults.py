@@ -19,7 +19,7 @@ from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
-from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, compare_receiver_cache
+from plimsoll_engine.frontend.admin.engine_audit import RECEIVER_RULE, compare_receiver_cache
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
@@ -172,7 +172,7 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
     found = [
         (f.rule, f.detail) for f in compare_receiver_cache(sender, set(engine.receiver.list_keys()))
     ]
-    told = [(RECEIVER, "the worker has 2 media that the frontend did not send")]
+    told = [(RECEIVER_RULE, "the worker has 2 media that the frontend did not send")]
     assert found == ([] if sound else told)
     engine.receiver.clear()  # a trim's step
     assert rules(engine, ledger) == set()

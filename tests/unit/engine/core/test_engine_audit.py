@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.memory.audit import ALWAYS, AT_IDLE, run_audit
+from plimsoll_engine.memory.audit import IDLE_RULES, RULES, run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory, read_malloc
@@ -29,7 +29,7 @@ def test_a_sound_engine_has_no_findings_at_work_and_at_idle(make_engine: Any, he
     for name in "abc":
         engine.submit(helpers.submit(name, [ord(name)] * 30, 20))
     own = ["kv_blocks_add_up", "prefix_cache_keys_equal"]
-    always, at_idle = [[rule.__name__ for rule in rules] for rules in (ALWAYS, AT_IDLE)]
+    always, at_idle = [[rule.__name__ for rule in rules] for rules in (RULES, IDLE_RULES)]
     for _ in range(2):
         engine.step()
         assert run_audit(engine, Ledger([engine])) == (False, own + always, [])

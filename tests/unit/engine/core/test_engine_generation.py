@@ -197,7 +197,7 @@ def test_a_failing_request_leaves_its_neighbours(
     launch = engine.runner.launch
 
     def fails_on_poison(chunks: Any) -> Any:
-        if any(chunk.request.request_id == "poison" and chunk.ends for chunk in chunks):
+        if any(chunk.request.request_id == "poison" and chunk.has_newest_token for chunk in chunks):
             raise RuntimeError("this prompt breaks the model")
         return launch(chunks)
 
@@ -304,7 +304,7 @@ def test_a_row_of_no_numbers_ends_its_own_request(
 
     def damage(inputs: Any, chunks: Any) -> Any:
         tokens, logits = compute(inputs, chunks)
-        ending = [chunk.request for chunk in chunks if chunk.ends]
+        ending = [chunk.request for chunk in chunks if chunk.has_newest_token]
         for row, request in enumerate(ending):
             if request.request_id == "bad" and request.num_outputs + request.in_flight.tokens >= 3:
                 logits[row] = float("nan")

@@ -143,11 +143,11 @@ class Runner:
                 if media.start < computed + chunk.count and computed < media.start + media.length:
                     self._check(media.key in self.outputs.held, "no encoder output")
             rows = [*tokens[: computed + chunk.count], *chunk.drafts]
-            self._check(not chunk.drafts or chunk.ends, "drafts within a prompt")
+            self._check(not chunk.drafts or chunk.has_newest_token, "drafts within a prompt")
             self._check(len(rows) <= len(request.block_ids) * BLOCK, "blocks are missing")
             for place in range(computed, len(rows)):
                 self._put(request, place, state(request, rows[: place + 1]))
-            if chunk.ends:
+            if chunk.has_newest_token:
                 ends = range(len(rows) - len(chunk.drafts), len(rows) + 1)
                 found = [drawn(state(request, rows[:end])) for end in ends]
                 own = found[: count_valid_tokens(chunk.drafts, found)]

@@ -293,7 +293,7 @@ def test_as_much_memory_holds_more_tokens() -> None:
     assert kv.bytes_per_token(torch.bfloat16) / kv.bytes_per_token(FP8) == 256 / 132
     config = WorkerConfig("m", "/x", "/x", max_num_seqs=256)
     found = {
-        dtype: sizes.resolve(config, kv, 8192, dtype, CPU, None, 10 << 30).num_blocks
+        dtype: sizes.resolve_sizes(config, kv, 8192, dtype, CPU, None, 10 << 30).num_blocks
         for dtype in (torch.bfloat16, FP8)
     }
     assert found[FP8] / found[torch.bfloat16] == pytest.approx(256 / 132, rel=1e-3)

@@ -202,7 +202,7 @@ def test_a_size_that_cannot_be_is_named(
 ) -> None:
     config = WorkerConfig(str(tiny_checkpoint), "/x", "/x", **asked)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=message):
-        sizes.resolve(config, KVShape(4, 2, 16), 8192, torch.float32, CPU)
+        sizes.resolve_sizes(config, KVShape(4, 2, 16), 8192, torch.float32, CPU)
 
 
 def test_sizes_follow_from_the_model_and_the_pool(tiny_checkpoint: Path) -> None:
@@ -210,7 +210,7 @@ def test_sizes_follow_from_the_model_and_the_pool(tiny_checkpoint: Path) -> None
 
     model = loader.load_config(tiny_checkpoint)
     config = WorkerConfig(str(tiny_checkpoint), "/x", "/x", num_blocks=10, block_size=8)
-    found = sizes.resolve(
+    found = sizes.resolve_sizes(
         config, get_kv_shape(model), loader.get_max_context_length(model), torch.float32, CPU
     )
     assert (found.num_blocks, found.max_model_len) == (10, 80)

@@ -63,7 +63,7 @@ def resubmitted(folder: Path, *answers: FromWorker) -> Generation:
 def test_a_late_answer_leaves_the_next_submission_alone(late: FromWorker, tmp_path: Path) -> None:
     request = resubmitted(tmp_path, late)
     assert request.attempt == 2, "it is not submitted a third time beside the second"
-    assert (request.done, request.with_worker) == (False, True)
+    assert (request.is_done, request.with_worker) == (False, True)
 
 
 def test_the_answer_to_the_newest_submission_counts(tmp_path: Path) -> None:

@@ -329,10 +329,10 @@ def test_tokens_of_a_stop_string_are_no_part_of_the_text(
         for number, byte in enumerate(said.encode()):
             ends = "length" if number == len(said.encode()) - 1 else None
             one.push(byte, ends, worker_ipc.Logprobs(-0.5, [], []))
-            if (streamed or one.done) and (delta := one.take()) is not None:
+            if (streamed or one.is_done) and (delta := one.take()) is not None:
                 found += delta.logprobs
                 shown += delta.text
-            if one.done:
+            if one.is_done:
                 break
         wanted = said if text is None else text + (stop if include else "")
         assert shown == wanted

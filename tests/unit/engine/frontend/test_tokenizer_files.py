@@ -87,7 +87,7 @@ def test_the_ends_of_a_text_are_of_the_first_file_and_special_ones_of_all(
     edit(folder, "tokenizer_config.json", eos_token=None)
     assert ends() == ([7], "config.json")
     (folder / "config.json").write_text("[]")
-    with pytest.raises(UsageError, match="must be a JSON object"):
+    with pytest.raises(UsageError, match="expected a JSON object"):
         ends()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from plimsoll_engine.core.execute import sampling as module
-from plimsoll_engine.core.execute.logit_edits import BANNED
+from plimsoll_engine.core.execute.logit_edits import BANNED_BIAS
 from plimsoll_engine.core.execute.sampling import (
     NO_TOKEN,
     Row,
@@ -135,7 +135,7 @@ def reference(logits: list[float], row: Row, prompt: list[int], output: list[int
     for token, logit in enumerate(logits):
         value = logit + sampling.logit_bias.get(token, 0.0)
         if row.position < sampling.min_tokens and token in sampling.stop_token_ids:
-            value += BANNED
+            value += BANNED_BIAS
         if token in prompt or token in output:
             repetition = sampling.repetition_penalty
             value = value / repetition if value > 0 else value * repetition

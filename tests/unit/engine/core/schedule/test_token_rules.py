@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
-from plimsoll_engine.core.schedule.token_rules import banned, count_bad_word_lookback, make_mask
+from plimsoll_engine.core.schedule.token_rules import (
+    count_bad_word_lookback,
+    find_banned_tokens,
+    make_mask,
+)
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 MakeEngine = Callable[..., EngineCore]
@@ -45,10 +49,10 @@ def test_a_token_is_banned_where_it_completes_a_word(
     words: list[list[int]], output: list[int], token: int
 ) -> None:
     ends = any([*output, token][-len(word) :] == word for word in words)
-    assert (token in banned(words, output)) == ends
+    assert (token in find_banned_tokens(words, output)) == ends
     assert (
         token
-        in banned(
+        in find_banned_tokens(
             words,
             output[-count_bad_word_lookback(words) :] if count_bad_word_lookback(words) else [],
         )

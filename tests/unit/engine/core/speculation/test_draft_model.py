@@ -84,7 +84,7 @@ class Engines:
         forward = Forward(small, num_blocks, BLOCK)
         draft = DraftModel(forward, pool, budget, self.large.spec.vocabulary, small.spec.vocabulary)
         guesses: Proposer = draft if proposer is None else proposer(draft)
-        speculation = Speculation(guesses, DRAFTS, core.rows(8, DRAFTS))
+        speculation = Speculation(guesses, DRAFTS, core.compute_max_rows(8, DRAFTS))
         scheduler = Scheduler(pool, 8, budget, 256)
         runner = Runner(self.large, num_blocks, BLOCK)
         return EngineCore(runner, scheduler, speculation=speculation)

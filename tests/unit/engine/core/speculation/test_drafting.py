@@ -66,7 +66,7 @@ class Oracle:
 
 
 def speculation(proposer: Any, seqs: int = 8, drafts: int = 4) -> Speculation:
-    return Speculation(proposer, drafts, core.rows(seqs, drafts))
+    return Speculation(proposer, drafts, core.compute_max_rows(seqs, drafts))
 
 
 def ngram(seqs: int = 8, drafts: int = 4) -> Speculation:
@@ -221,7 +221,7 @@ def test_logits_that_are_not_finite_behind_an_accepted_draft_end_their_request_a
     def damage(inputs: Any, chunks: Any) -> Any:
         tokens, logits = compute(inputs, chunks)
         row = 0
-        for chunk in (chunk for chunk in chunks if chunk.ends):
+        for chunk in (chunk for chunk in chunks if chunk.has_newest_token):
             rows = 1 + len(chunk.drafts)
             if chunk.request.request_id == "greedy" and rows == 5 and not kept:
                 logits[row + place : row + rows] = float("nan")
@@ -375,4 +375,4 @@ def test_settings_become_a_speculation() -> None:
     ("seqs", "drafts", "rows"), [(1, 4, 5), (64, 4, 256), (256, 4, 256), (300, 4, 300)]
 )
 def test_rows_of_a_step(seqs: int, drafts: int, rows: int) -> None:
-    assert core.rows(seqs, drafts) == rows
+    assert core.compute_max_rows(seqs, drafts) == rows
