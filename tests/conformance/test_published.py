@@ -122,7 +122,7 @@ def generated(
         if (delta := one.take()) is not None:
             pieces.append(delta.text)
             offsets += [token.offset for token in delta.logprobs]
-        if one.done:
+        if one.is_done:
             break
     return "".join(pieces), offsets
 

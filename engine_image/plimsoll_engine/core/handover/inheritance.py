@@ -54,7 +54,8 @@ def validate_tables(
     if changed:
         raise HandoverRefused(
             HandoverOutcome.BAD_CONTENTS,
-            f"{len(changed)} of {len(blocks)} blocks were overwritten, for example {changed[0]}",
+            f"{len(changed)} of {len(blocks)} blocks were overwritten, for example block"
+            f" {changed[0]}",
         )
     return handover.tables
 

@@ -316,7 +316,7 @@ def test_a_written_block_is_noticed(make: Make, tiny_model: Any) -> None:
     kv = old.engine.runner.kv
     assert kv is not None
     kv[1, -1, used[-1] * BLOCK + BLOCK - 1, -1, -1] += 1.0
-    with pytest.raises(HandoverRefused, match=rf"1 of \d+ blocks .* block {used[-1]} ") as refused:
+    with pytest.raises(HandoverRefused, match=rf"1 of \d+ blocks .* block {used[-1]}$") as refused:
         make(memory, data)
     assert refused.value.outcome is HandoverOutcome.BAD_CONTENTS
 
