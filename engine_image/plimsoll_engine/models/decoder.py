@@ -1,8 +1,8 @@
 """Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE models, on the paged KV pool.
 
-The architectures differ in biases, query and key norms (Qwen3), rotation and sliding windows.
-Qwen3-MoE has experts instead of an MLP. The query, key and value projections are
-one matrix, the gate and up projections another. A layer thus has four matrix products.
+The architectures differ in biases, query and key norms (Qwen3), rotary embedding and sliding
+windows. Qwen3-MoE has experts instead of an MLP. The query, key and value projections are fused
+into one matrix, and the gate and up projections into another, so a layer has four matrix products.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAMILY = ("llama", "mistral", "qwen2", "qwen3", *mixture.FAMILY)
 
 
 def supports(config: Any) -> bool:
-    """Report whether :class:`Decoder` implements this config exactly."""
+    """Report whether :class:`Decoder` implements the model of a transformers ``config``."""
     return (
         config.model_type in FAMILY
         and getattr(config, "hidden_act", "silu") == "silu"
@@ -40,8 +40,8 @@ class Decoder:
     """Decoder-only model. Its tensors are on the meta device until :meth:`bind`.
 
     It implements :class:`plimsoll_engine.models.model.Model`. With tensor parallelism, each rank
-    has its ``shard`` of the heads, their keys and values, and of the inner columns. Each layer
-    sums the ranks' results twice, through :attr:`group`.
+    has its ``shard`` of the heads, with their keys and values, and of the inner columns. Each layer
+    has two all-reduces, through :attr:`group`.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Decoder:
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Checkpoint tensors that are not loaded: an output head that is tied to the embedding."""
+        """Checkpoint tensors that are not loaded: the output head, if tied to the embedding."""
         return frozenset({"lm_head.weight"} if self.spec.tied else ())
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return ``name``: the checkpoint uses the same names as :attr:`parts`."""
+        """Return ``name``, because checkpoints use the names in :attr:`parts`."""
         return name
 
     @property
@@ -88,22 +88,23 @@ class Decoder:
         return self._tensors["embed"].dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return every tensor from the checkpoint by its name in ``parts``, without a tied head."""
+        """Return all tensors by their names in ``parts``, without a tied output head."""
         return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights. They must have the names, shapes and dtypes of ``parts``.
+        """Use ``tensors``, without copying them, as weights.
 
-        All must be on one device. Raises ValueError that names the first tensor that does not fit.
+        They must have the names, shapes and dtypes of ``parts``, and be on one device. Raises
+        ValueError that names the first tensor that does not fit.
         """
         if odd := sorted(tensors.keys() ^ self.parts.keys()):
             raise ValueError(f"tensor {odd[0]}: missing, or not part of this model")
         embed = tensors["embed"]
         for name, tensor in tensors.items():
             if tuple(tensor.shape) != self.parts[name].shape:
-                wanted = self.parts[name].shape
+                shape = self.parts[name].shape
                 raise ValueError(
-                    f"tensor {name} must have shape {wanted}, not {tuple(tensor.shape)}"
+                    f"tensor {name} must have shape {shape}, not {tuple(tensor.shape)}"
                 )
             dtype = self.parts[name].dtype or embed.dtype
             if (tensor.dtype, tensor.device) != (dtype, embed.device):
@@ -117,13 +118,15 @@ class Decoder:
         self._layers = []
         for layer in range(self.spec.layers):
             prefix = f"layers.{layer}."
-            own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+            layer_tensors = {
+                k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)
+            }
             if self.shard.rank:
                 for name in SUMMED:
-                    own.pop(f"{name}_bias", None)
-            fields: dict[str, Any] = dict(own)
-            for name in [name for name in own if name + SCALE in own]:
-                fields[name] = Quantized(own[name], fields.pop(name + SCALE))
+                    layer_tensors.pop(f"{name}_bias", None)
+            fields: dict[str, Any] = dict(layer_tensors)
+            for name in [name for name in layer_tensors if name + SCALE in layer_tensors]:
+                fields[name] = Quantized(layer_tensors[name], fields.pop(name + SCALE))
             self._layers.append(Layer(**fields))
         self._ops = choose_ops(embed.device)
         if embed.device.type != "meta":
@@ -131,7 +134,7 @@ class Decoder:
 
     @property
     def num_representative_layers(self) -> int:
-        """Number of leading layers that contain every kind of layer and at least one more layer."""
+        """Number of first layers, at least two, that include every kind of layer."""
         kinds = [
             (window, layer.router is None)
             for window, layer in zip(self.spec.windows, self._layers, strict=True)
@@ -139,28 +142,28 @@ class Decoder:
         return min(len(kinds), max(2, *(1 + kinds.index(kind) for kind in set(kinds))))
 
     def truncate(self, layers: int) -> Decoder:
-        """Return a model of the first ``layers`` layers that shares the tensors and group."""
-        found = copy.copy(self)
-        found.spec = replace(self.spec, layers=layers, windows=self.spec.windows[:layers])
-        found.kv = KVShape(layers, self.kv.heads, self.kv.dim)
-        found._layers = self._layers[:layers]
-        return found
+        """Return a model of the first ``layers`` layers, which shares the tensors and the group."""
+        model = copy.copy(self)
+        model.spec = replace(self.spec, layers=layers, windows=self.spec.windows[:layers])
+        model.kv = KVShape(layers, self.kv.heads, self.kv.dim)
+        model._layers = self._layers[:layers]
+        return model
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [tokens, hidden] of ``ids`` [tokens], in the model's dtype."""
         return self._ops.gather_rows(self._tensors["embed"], ids)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden], of all ranks."""
+        """Return the complete logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         return self.group.all_gather(self._compute_own_logits(hidden))
 
     def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each row's most likely token, int64 [rows], and this rank's columns of the logits.
 
-        The group's ``all_gather`` combines the columns of all ranks to complete logits.
+        Pass the columns to the group's ``all_gather`` to get the complete logits.
         """
-        own = self._compute_own_logits(hidden)
-        return self.group.find_best_columns(self._ops, own), own
+        logits = self._compute_own_logits(hidden)
+        return self.group.find_best_columns(self._ops, logits), logits
 
     def _compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         ops, head = self._ops, self._tensors["head"]
@@ -175,11 +178,11 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
+        """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``positions`` int64 [tokens] are the tokens' positions; ``embeds`` [tokens, hidden] replace
-        the embeddings of ``ids``. The result has the model's dtype, and only the rows in
-        ``plan.needed``.
+        ``positions`` int64 [tokens] are the tokens' positions. If ``embeds`` [tokens, hidden] is
+        given, it replaces the embeddings of ``ids``. The result has the model's dtype. If
+        ``plan.needed`` is set, it has only those rows.
         """
         if plan.adapters is None and self._is_few_rows(len(ids), plan):
             return self._forward_few(ids, positions, plan, embeds)
@@ -211,8 +214,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the queries of layer ``index``, and store its keys and values in the pool.
 
-        ``x`` is the layer's normalised input. The queries are [tokens, heads, dim]; they are
-        written to ``out`` if it is given.
+        ``x`` is the layer's normalised input. The queries are [tokens, heads, dim], and are written
+        to ``out`` if given.
         """
         ops, layer, adapters = self._ops, self._layers[index], plan.adapters
         qkv = lora.apply_linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
@@ -223,7 +226,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the attention output of layer ``index``, in the shape of ``query``.
 
-        It is written to ``out`` if that is given.
+        It is written to ``out`` if given.
         """
         window = self.spec.windows[index]
         return self._ops.attend(query, plan, index, self.spec.dim**-0.5, window, out)
@@ -233,8 +236,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Add the output projection of ``attended`` and the MLP of layer ``index`` to ``stream``.
 
-        Changes ``stream`` in place and returns the next layer's normalised input. No row may use a
-        LoRA adapter.
+        Modifies ``stream`` in place, and returns the normalised input of the next layer. LoRA
+        adapters are not applied.
         """
         x = self._add_output_projection(stream, attended.flatten(1), index, None)
         return self._add_mlp(stream, x, index, None)
@@ -242,17 +245,17 @@ class Decoder:
     def run_last_layer(
         self, x: torch.Tensor, stream: torch.Tensor, rotary: torch.Tensor, plan: StepPlan
     ) -> torch.Tensor:
-        """Run the last layer and return the normalised hidden states of the rows that are needed.
+        """Run the last layer. Return the final normalised hidden states of the needed rows.
 
-        ``x`` is the layer's normalised input; ``plan.needed`` lists the rows.
+        ``x`` is the layer's normalised input. ``plan.needed`` lists the rows; None means all.
         """
         ops, needed, index = self._ops, plan.needed, self.spec.layers - 1
         if needed is None:
             query = self.compute_query(x, rotary, index, plan)
         else:
-            rows, of_all, plan = needed.rows, plan.adapters, needed.plan
+            rows, adapters, plan = needed.rows, plan.adapters, needed.plan
             layer = self._layers[index]
-            self._store_last(x, rotary, layer, of_all, plan)
+            self._store_last(x, rotary, layer, adapters, plan)
             if not len(rows):
                 return x[:0]
             x, rotary = ops.gather_rows(x, rows), ops.gather_rows(rotary, rows)
@@ -287,7 +290,7 @@ class Decoder:
     def _add_attention(
         self, stream: torch.Tensor, query: torch.Tensor, index: int, plan: StepPlan
     ) -> torch.Tensor:
-        """Add the projected attention of ``query`` to ``stream``. Return the normalised sum."""
+        """Add the attention output of ``query`` to ``stream``. Return the normalised sum."""
         layer, adapters = self._layers[index], plan.adapters
         if isinstance(layer.out, torch.Tensor) and self._can_add_in_place(
             stream, layer.out_bias, adapters
@@ -309,7 +312,7 @@ class Decoder:
     def _add_mlp(
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the MLP of ``x`` to ``stream``. Return the next layer's normalised input."""
+        """Add the MLP of ``x`` to ``stream``. Return the normalised input of the next layer."""
         ops, layer, norm = self._ops, self._layers[index], self._get_norm_after(index)
         if layer.router is not None:
             x = self._compute_experts(x, layer, layer.router)
@@ -335,7 +338,7 @@ class Decoder:
         adapters: RowAdapters | None,
         norm: torch.Tensor,
     ) -> torch.Tensor:
-        """Add ``x`` times ``weight`` to ``stream``. Return the sum, normalised by ``norm``."""
+        """Add ``x @ weight.T + bias`` to ``stream``. Return the sum, normalised with ``norm``."""
         ops, eps = self._ops, self.spec.eps
         if isinstance(weight, torch.Tensor) and self._can_add_in_place(stream, bias, adapters):
             ops.add_product(x, weight, stream)
@@ -346,22 +349,24 @@ class Decoder:
     def _can_add_in_place(
         self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
     ) -> bool:
-        """Report whether the kernel of a matrix product can also add the result to ``stream``."""
+        """Report whether one kernel can multiply matrices and add the product to ``stream``."""
         plain = self.group is ALONE and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.min_add_rows
 
     def _is_few_rows(self, rows: int, plan: StepPlan) -> bool:
-        """Report whether :meth:`_forward_few` is faster for this number of rows.
+        """Report whether to use :meth:`_forward_few` for a step of ``rows`` rows.
 
-        More than one row must be a decode step, which runs as a CUDA graph. Without a graph,
-        launching the fused kernels takes longer.
+        For more than one row, it is faster only in a decode step, which runs as a CUDA graph.
+        Without a graph, launching the fused kernels takes longer.
         """
         if rows == 1:
             return self._ops.max_project_rows(self._layers[0].qkv) > 0
         if plan.decodes < rows or self.spec.mixture is not None:
             return False
-        matrices = ((one.qkv, one.out, one.gate_up, one.down) for one in self._layers)
-        return rows <= min(self._ops.max_project_rows(weight) for own in matrices for weight in own)
+        matrices = ((layer.qkv, layer.out, layer.gate_up, layer.down) for layer in self._layers)
+        return rows <= min(
+            self._ops.max_project_rows(weight) for weights in matrices for weight in weights
+        )
 
     def _forward_few(
         self,
@@ -372,8 +377,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Run :meth:`forward` with fused kernels, for one row or a small decode step.
 
-        On one rank, the kernel of a product also normalises its input and adds to the stream. On
-        several, the all-reduce between two products does both.
+        With one rank, the kernel of a product also normalises its input and adds its result to the
+        stream. With several, the all-reduce between two products does both.
         """
         ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
         alone = group is ALONE
@@ -381,15 +386,15 @@ class Decoder:
         stream = self.embed(ids) if embeds is None else embeds.clone()
         x = stream if alone else ops.rms_norm(stream, self._layers[0].attention_norm, eps)
 
-        def summed(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        def add_norm(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
             return group.add_norm(ops, x, stream, norm, eps)
 
-        def added(
+        def add_product(
             x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, norm: torch.Tensor
         ) -> torch.Tensor:
             if alone:
                 return ops.project(x, weight, bias, into=stream)
-            return summed(ops.project(x, weight, bias), norm)
+            return add_norm(ops.project(x, weight, bias), norm)
 
         for index, layer in enumerate(self._layers):
             after = self._get_norm_after(index)
@@ -397,26 +402,26 @@ class Decoder:
             qkv = ops.project(x, layer.qkv, layer.qkv_bias, norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
             x = ops.attend(query, plan, index, scale, self.spec.windows[index]).flatten(1)
-            x = added(x, layer.out, layer.out_bias, layer.mlp_norm)
+            x = add_product(x, layer.out, layer.out_bias, layer.mlp_norm)
             if layer.router is not None:
                 x = ops.rms_norm(x, layer.mlp_norm, eps) if alone else x
                 x = self._compute_experts(x, layer, layer.router)
-                x = stream.add_(x) if alone else summed(x, after)
+                x = stream.add_(x) if alone else add_norm(x, after)
                 continue
             norm = layer.mlp_norm if alone else None
             x = ops.project(x, layer.gate_up, layer.gate_up_bias, norm, eps, silu=True)
-            x = added(x, layer.down, layer.down_bias, after)
+            x = add_product(x, layer.down, layer.down_bias, after)
         return ops.rms_norm(x, self._tensors["norm"], eps) if alone else x
 
     def _get_norm_after(self, index: int) -> torch.Tensor:
-        """Return the norm weight after layer ``index``: the next layer's, or the final one."""
+        """Return the weight of the norm after layer ``index``: the next layer's, or the final."""
         following = index + 1
         if following < len(self._layers):
             return self._layers[following].attention_norm
         return self._tensors["norm"]
 
     def _compute_experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share of the experts' output for ``x``."""
+        """Return this rank's summand of the experts' output for ``x``."""
         mixed = self.spec.mixture
         assert mixed is not None
         return self._ops.experts(
@@ -424,8 +429,8 @@ class Decoder:
         )
 
     def close(self) -> None:
-        """Release every tensor."""
+        """Release all tensors."""
         self._tensors = {}
         self._layers = []
         self._ops = choose_ops(torch.device("meta"))
-        self._inverse = self._inverse.to("meta")  # the tensor may also be on the device
+        self._inverse = self._inverse.to("meta")  # it may also be on the device

@@ -11,9 +11,9 @@ from plimsoll_engine.kernels.quantized import Weight
 
 @dataclass(slots=True)
 class Layer:
-    """Tensors of one decoder layer, with the names of :func:`make_parts`.
+    """Tensors of one decoder layer, named as in :func:`make_parts`.
 
-    In a layer with a ``router``, ``gate_up`` and ``down`` hold the matrices of all experts.
+    In a layer with a ``router``, ``gate_up`` and ``down`` stack the matrices of all experts.
     """
 
     attention_norm: torch.Tensor
@@ -32,7 +32,7 @@ class Layer:
 
     @property
     def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Weights [dim] of the query and key norms; None for architectures without these norms."""
+        """Weights [dim] of the query norm and the key norm, or None if there are no such norms."""
         if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm

@@ -1,8 +1,8 @@
-"""Sizes of a decoder, and how its tensors are assembled from a checkpoint's.
+"""Sizes of a decoder, and how its tensors are assembled from those of a checkpoint.
 
-With tensor parallelism, each rank has an equal share of the attention heads, of the inner
-columns and of the vocabulary. A matrix that produces such a share is split by rows. A matrix that
-consumes one is split by columns, and its products are summed over the ranks.
+With tensor parallelism, each rank has an equal share of the attention heads, of the inner columns
+and of the vocabulary. A matrix whose output is such a share is split by rows. A matrix whose input
+is such a share is split by columns, and its products are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plimsoll_engine.models.quantization import Quantization
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Sizes and options of one decoder."""
+    """Sizes and options of a decoder."""
 
     layers: int
     hidden: int
@@ -40,7 +40,7 @@ class Spec:
 
     @classmethod
     def from_config(cls, config: Any) -> Spec:
-        """Return the spec of a transformers config of one of the model types in :data:`FAMILY`."""
+        """Return the spec for a transformers config that :func:`decoder.supports`."""
         attention_bias = bool(getattr(config, "attention_bias", False))
         qwen2 = config.model_type == "qwen2"
         return cls(
@@ -63,10 +63,10 @@ class Spec:
         )
 
     def for_shard(self, shard: Shard) -> Spec:
-        """Return the spec of one rank of ``shard``.
+        """Return the spec of a rank with ``shard``.
 
-        Heads, inner columns and output rows are divided; the embedding is not. Raises ValueError
-        that names a field that is not divisible.
+        Heads and inner columns are divided by the number of ranks. Raises ValueError that names a
+        field that is not divisible.
         """
         mixture = self.mixture
         dense = mixture is None or len(mixture.layers) < self.layers
@@ -91,24 +91,24 @@ class Spec:
 
 
 def _read_windows(config: Any) -> list[int | None]:
-    """Return each layer's sliding window in tokens; None for full attention.
+    """Return each layer's sliding window in tokens, or None for full attention.
 
-    If the config has no ``layer_types``, only Mistral and Qwen3-MoE use its window.
+    Without ``layer_types`` in the config, only Mistral and Qwen3-MoE use its ``sliding_window``.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        meant = config.model_type in ("mistral", "qwen3_moe")
-        return [window if meant else None] * int(config.num_hidden_layers)
+        uses_window = config.model_type in ("mistral", "qwen3_moe")
+        return [window if uses_window else None] * int(config.num_hidden_layers)
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the model: its shape, and the checkpoint tensors that it concatenates.
+    """Tensor of the model: its shape, and the checkpoint tensors that it concatenates.
 
-    ``sources`` lists their names and numbers of rows. ``split`` says whether a rank takes its
-    ``shard`` of each source by rows (0) or by columns (1); None if it takes all.
+    ``sources`` lists their names and their numbers of rows in this tensor. ``split`` is the
+    dimension in which each source is split over the ranks, or None if each rank loads all of it.
     """
 
     sources: tuple[tuple[str, int], ...]
@@ -119,14 +119,14 @@ class Part:
     """Dtype of the tensor; None means the model's dtype."""
 
     def get_source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the checkpoint shape of a source of which this rank has ``shape``."""
+        """Return the shape in the checkpoint of a source of which this rank loads ``shape``."""
         return tuple(
             size * self.shard.size if dimension == self.split else size
             for dimension, size in enumerate(shape)
         )
 
     def get_source_slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return the slices of a source that this rank loads into ``shape``."""
+        """Return the slices of a source that this rank loads into a tensor of ``shape``."""
         return tuple(
             slice(self.shard.rank * size, (self.shard.rank + 1) * size)
             if dimension == self.split
@@ -136,7 +136,7 @@ class Part:
 
 
 SCALE = "_scale"
-"""Suffix that names the scales of a quantized matrix."""
+"""Suffix of the names of a quantized matrix's scales."""
 SUMMED = ("out", "down")
 """Matrices that are split by columns, so that their products are summed over the ranks."""
 
@@ -144,21 +144,21 @@ SUMMED = ("out", "down")
 def make_parts(
     spec: Spec, shard: Shard = WHOLE, quantization: Quantization | None = None
 ) -> dict[str, Part]:
-    """Return every tensor of the model by name. ``spec`` must already be that of ``shard``.
+    """Return all tensors of the model by name. ``spec`` must be the spec for ``shard``.
 
-    Raises ValueError if ``quantization`` covers only part of a fused matrix, or a router.
+    Raises ValueError if ``quantization`` covers a router, or only a part of a fused matrix.
     """
 
     def make_part(source: str, *shape: int) -> Part:
         return Part(((source, shape[0]),), shape)
 
-    found = {
+    parts = {
         "embed": make_part("model.embed_tokens.weight", spec.vocabulary, spec.hidden),
         "norm": make_part("model.norm.weight", spec.hidden),
     }
     if not spec.tied:
         rows = spec.vocabulary // shard.size
-        found["head"] = Part((("lm_head.weight", rows),), (rows, spec.hidden), 0, shard)
+        parts["head"] = Part((("lm_head.weight", rows),), (rows, spec.hidden), 0, shard)
     query, kv = spec.heads * spec.dim, spec.kv_heads * spec.dim
     matrices: dict[str, tuple[Sources, int, bool]] = {
         "qkv": (
@@ -176,43 +176,45 @@ def make_parts(
     }
     mixture = spec.mixture
     for layer in range(spec.layers):
-        theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
-        own = matrices
+        source_prefix, prefix = f"model.layers.{layer}.", f"layers.{layer}."
+        layer_matrices = matrices
         if mixture is not None and layer in mixture.layers:
-            router = f"{theirs}mlp.gate"
-            found[f"{ours}router"] = make_part(f"{router}.weight", mixture.experts, spec.hidden)
+            router = f"{source_prefix}mlp.gate"
+            parts[f"{prefix}router"] = make_part(f"{router}.weight", mixture.experts, spec.hidden)
             if quantization is not None:
                 quantization.require_ignored(router, "a router")
-            own = matrices | {
+            layer_matrices = matrices | {
                 "gate_up": (mixture.list_gate_up_sources(), spec.hidden, False),
                 "down": (mixture.list_down_sources(spec.hidden), mixture.width, False),
             }
         for name, size in (("attention_norm", spec.hidden), ("mlp_norm", spec.hidden)):
             source = "input_layernorm" if name == "attention_norm" else "post_attention_layernorm"
-            found[ours + name] = make_part(f"{theirs}{source}.weight", size)
+            parts[prefix + name] = make_part(f"{source_prefix}{source}.weight", size)
         if spec.qk_norm:
             for name in ("q_norm", "k_norm"):
-                found[ours + name] = make_part(f"{theirs}self_attn.{name}.weight", spec.dim)
-        for name, (sources, columns, bias) in own.items():
-            paths = tuple((theirs + source, count) for source, count in sources)
+                parts[prefix + name] = make_part(
+                    f"{source_prefix}self_attn.{name}.weight", spec.dim
+                )
+        for name, (sources, columns, bias) in layer_matrices.items():
+            paths = tuple((source_prefix + source, count) for source, count in sources)
             rows = sum(count for _, count in sources)
             scaled = quantization is not None and quantization.is_quantized(
                 [path for path, _ in paths]
             )
-            # The bias of a matrix that is split by columns is added by one rank only. Each rank has
-            # the scales of all its rows.
+            # Only one rank adds the bias of a matrix that is split by columns. Each rank has the
+            # scales of all rows of its part.
             summed = name in SUMMED
             by_row = None if summed else 0
             matrix = Part(_append_kind(paths, "weight"), (rows, columns), 1 if summed else 0, shard)
-            found[ours + name] = replace(matrix, dtype=FP8) if scaled else matrix
+            parts[prefix + name] = replace(matrix, dtype=FP8) if scaled else matrix
             if scaled:
                 scales = _append_kind(paths, "weight_scale")
-                found[ours + name + SCALE] = Part(scales, (rows, 1), by_row, shard, torch.float32)
+                parts[prefix + name + SCALE] = Part(scales, (rows, 1), by_row, shard, torch.float32)
             if bias:
-                found[ours + name + "_bias"] = Part(
+                parts[prefix + name + "_bias"] = Part(
                     _append_kind(paths, "bias"), (rows,), by_row, shard
                 )
-    return found
+    return parts
 
 
 def _append_kind(paths: tuple[tuple[str, int], ...], kind: str) -> tuple[tuple[str, int], ...]:

@@ -1,4 +1,4 @@
-"""Draft model for speculative decoding: loading, and merging its tensors with the target's."""
+"""Load the draft model for speculative decoding, and merge its tensors with the target's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "draft."
 
 
 def build(folder: Path, dtype: torch.dtype) -> Decoder:
-    """Return the draft model in ``folder``, its tensors on the meta device. Raises LoadError."""
+    """Return the draft model in ``folder``, with tensors on the meta device. Raises LoadError."""
     config = loader.load_config(folder)
     if not decoder.supports(config):
         raise LoadError(
@@ -45,15 +45,15 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
 def merge_tensors(
     tensors: Mapping[str, torch.Tensor], draft: Decoder | None
 ) -> dict[str, torch.Tensor]:
-    """Return ``tensors`` together with those of ``draft``, whose names get :data:`PREFIX`."""
-    own = {} if draft is None else draft.get_parameters()
-    return {**tensors, **{PREFIX + name: tensor for name, tensor in own.items()}}
+    """Return ``tensors`` and those of ``draft``, whose names get the prefix :data:`PREFIX`."""
+    draft_tensors = {} if draft is None else draft.get_parameters()
+    return {**tensors, **{PREFIX + name: tensor for name, tensor in draft_tensors.items()}}
 
 
 def split_tensors(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Split the tensors of a shared buffer into the target's and the draft model's."""
+    """Return the tensors of the target model and those of the draft model, without the prefix."""
     drafts = {
         name.removeprefix(PREFIX): tensor
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""LLaVA: the vision tower and projector of transformers, with this engine's decoder.
+"""LLaVA: the vision tower and the projector from transformers, with this engine's decoder.
 
 The projector's output replaces the embeddings of an image's placeholder tokens.
 """
@@ -61,7 +61,10 @@ class LlavaModel:
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return the name in ``parts`` of a checkpoint tensor, for any version of transformers."""
+        """Return the name in ``parts`` of the checkpoint tensor ``name``.
+
+        Names from all versions of transformers are supported.
+        """
         name = name.removeprefix("model.") if name.startswith(_NESTED) else name
         name = name.replace("vision_tower.vision_model.", TOWER)
         if name.startswith("language_model."):
@@ -80,14 +83,14 @@ class LlavaModel:
         return self._text.dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return every tensor of decoder, tower and projector by its name in ``parts``."""
-        found = {TEXT + name: tensor for name, tensor in self._text.get_parameters().items()}
+        """Return all tensors of decoder, tower and projector by their names in ``parts``."""
+        tensors = {TEXT + name: tensor for name, tensor in self._text.get_parameters().items()}
         for prefix, module in ((TOWER, self._tower), (PROJECTOR, self._projector)):
-            found |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}
-        return found
+            tensors |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}
+        return tensors
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights.
+        """Use ``tensors``, without copying them, as weights.
 
         Raises ValueError that names the first one that does not fit.
         """
@@ -103,18 +106,18 @@ class LlavaModel:
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return the embeddings [image tokens, hidden] of each image, in the model's dtype.
 
-        Each item of ``media`` holds float32 pixels [channels, height, width].
+        Each item of ``media`` contains float32 pixels [channels, height, width].
         """
         pixels = media_input.stack_media(media, self._shape, self.dtype, self.device)
         states = self._tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
         chosen = [states[layer] for layer in self._layers]
         if self._skip_class:
             chosen = [state[:, 1:] for state in chosen]
-        # Copy each output: a view would keep the memory of the whole batch.
+        # Copy each output, because a view would keep the memory of the whole batch.
         return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
 
     def make_dummy_media(self) -> Media:
-        """Return a black image of the processor's size, for the warm-up."""
+        """Return an image of zeros in the processor's size, for the warm-up."""
         return media_input.make_dummy_media("image", self._shape, self._tokens, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -128,10 +131,9 @@ class LlavaModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the hidden states [tokens, hidden] of ``ids`` int64 [tokens].
+        """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``embeds`` [tokens, hidden] replace the embeddings of ``ids``. Only the rows in
-        ``plan.needed`` are returned, if it lists any.
+        See :meth:`plimsoll_engine.models.decoder.Decoder.forward`.
         """
         return self._text.forward(ids, positions, plan, embeds)
 

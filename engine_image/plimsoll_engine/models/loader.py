@@ -1,7 +1,8 @@
-"""Load a model from a local folder, as this engine's decoder or through transformers.
+"""Load a model from a local folder, as a model of this engine or of transformers.
 
-The weight server takes the steps separately: it calls :func:`build` for a model on the meta device,
-:func:`bind` with its own tensors, and :func:`fill` to read the files into them.
+:func:`load_model` does this in one step. The weight server does it in three: :func:`build` returns
+a model on the meta device, :func:`bind` sets its tensors, and :func:`fill` reads the files into
+them.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ NOT_READ = (".rotary_emb.inv_freq", ".embeddings.position_ids")
 """Suffixes of checkpoint tensors that are not loaded, because the config implies their values."""
 NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""RoPE types that depend on the longest sequence of a batch, so that keys cannot be cached."""
+"""RoPE types whose result depends on the longest sequence of a batch, so keys cannot be cached."""
 
 
 class OwnModel(Model, Protocol):
-    """Model that this engine implements: the caller provides its tensors and fills them.
+    """Model that this engine implements. The caller provides its tensors and fills them.
 
-    ``parts`` maps each tensor's name to the checkpoint tensors that it concatenates, which are
-    named as :meth:`normalize_name` returns.
+    ``parts`` maps the name of each tensor to the checkpoint tensors that it concatenates, under the
+    names that :meth:`normalize_name` returns.
     """
 
     parts: dict[str, Part]
@@ -62,20 +63,20 @@ class OwnModel(Model, Protocol):
         """Return the name that ``parts`` uses for the checkpoint tensor ``name``."""
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights. They must have the names, shapes and dtypes of ``parts``."""
+        """Use ``tensors`` as weights, which have the names, shapes and dtypes of ``parts``."""
 
 
 OTHERS = {"llava": "llava", "whisper": "whisper"}
 """Modules of the multimodal models, by model type.
 
-They import model code of transformers, which takes seconds, so each is imported only when needed.
+They import transformers' model code, which takes seconds, so each is imported only when needed.
 """
 
 
 def import_code(folder: Path) -> None:
     """Import all code that the model in ``folder`` needs, before a process forks.
 
-    An unreadable config is ignored here; loading the model reports it.
+    An unreadable config is ignored here, because loading the model reports it.
     """
     with contextlib.suppress(LoadError):
         config = load_config(folder)
@@ -88,9 +89,9 @@ def import_code(folder: Path) -> None:
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
-    """Return the device for ``auto``, ``cpu`` or ``cuda``. Rank r of several gets CUDA device r.
+    """Return the device for the ``--device`` value ``auto``, ``cpu`` or ``cuda``.
 
-    Raises LoadError.
+    With several ranks, rank r gets CUDA device r. Raises LoadError.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise LoadError(f"--device {name!r}: expected auto, cpu or cuda")
@@ -106,7 +107,7 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
 
 
 def load_config(folder: Path) -> Any:
-    """Return the model's config. Raises LoadError if the engine does not support it."""
+    """Return the transformers config in ``folder``. Raises LoadError if it is not supported."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise LoadError(f"model {folder}: no such folder; pass the folder of a checkpoint")
@@ -143,7 +144,7 @@ def load_config(folder: Path) -> Any:
 
 
 def read_quantization(config: Any) -> Quantization | None:
-    """Return the quantization of the config's weights; None if they are not quantized.
+    """Return the quantization of a config's weights, or None if they are not quantized.
 
     Raises ValueError that names an unsupported field.
     """
@@ -152,7 +153,7 @@ def read_quantization(config: Any) -> Quantization | None:
 
 
 def get_text_config(config: Any) -> Any:
-    """Return the decoder's config, which is nested in a multimodal model's."""
+    """Return the decoder's config, which may be nested in a multimodal model's config."""
     return config.text_config if config.model_type == "llava" else config
 
 
@@ -210,7 +211,7 @@ def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -
 
 
 def bind(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
-    """Use ``tensors`` as the weights of ``model``, without copying them.
+    """Use ``tensors``, without copying them, as the weights of ``model``.
 
     Raises ValueError that names the first tensor that does not fit.
     """
@@ -218,9 +219,9 @@ def bind(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def fill(model: OwnModel, folder: Path) -> None:
-    """Copy the checkpoint's tensors into those of ``model``.
+    """Copy the tensors of the checkpoint in ``folder`` into those of ``model``.
 
-    Raises LoadError for a tensor that is missing, unknown or of the wrong shape.
+    Raises LoadError if a tensor is missing, unknown, or has a wrong shape or dtype.
     """
     targets = {
         source: (target, model.parts[name])
@@ -236,28 +237,30 @@ def fill(model: OwnModel, folder: Path) -> None:
     for path in list_weight_files(folder):
         with open_safetensors(path) as file:
             for name in file.keys():  # noqa: SIM118 - not a dictionary
-                ours = model.normalize_name(name)
-                if ours not in targets:
-                    if ours not in model.ignored_tensors and not name.endswith(NOT_READ):
+                normalized = model.normalize_name(name)
+                if normalized not in targets:
+                    if normalized not in model.ignored_tensors and not name.endswith(NOT_READ):
                         unexpected.append(f"{name} in {path.name}")
                     continue
-                missing.discard(ours)
-                target, part = targets[ours]
-                found = file.get_slice(name)
+                missing.discard(normalized)
+                target, part = targets[normalized]
+                stored = file.get_slice(name)
                 expected = part.get_source_shape(tuple(target.shape))
                 where = f"{name} in {path.name}"
-                if why := find_mismatch(
-                    where, found, expected, EIGHT_BITS if part.dtype == FP8 else FLOATS
+                if mismatch := find_mismatch(
+                    where, stored, expected, EIGHT_BITS if part.dtype == FP8 else FLOATS
                 ):
-                    mismatched.append(why)
+                    mismatched.append(mismatch)
                     continue
-                if loses_precision(found.get_dtype(), target.dtype):
-                    rounded[found.get_dtype()] += 1
+                if loses_precision(stored.get_dtype(), target.dtype):
+                    rounded[stored.get_dtype()] += 1
                 if part.split is None or part.shard == WHOLE:
                     target.copy_(file.get_tensor(name))
                 else:
-                    target.copy_(found[part.get_source_slices(tuple(target.shape))])
-                if ours.endswith(SCALE) and not bool((target.isfinite() & (target >= 0)).all()):
+                    target.copy_(stored[part.get_source_slices(tuple(target.shape))])
+                if normalized.endswith(SCALE) and not bool(
+                    (target.isfinite() & (target >= 0)).all()
+                ):
                     mismatched.append(f"{where} contains a negative or non-finite scale")
     places = {model.normalize_name(name): file for name, file in read_index(folder).items()}
     raise_for_tensors(

@@ -1,7 +1,7 @@
-"""LoRA adapters: read PEFT's files, and add the adapters' results to the decoder's.
+"""LoRA adapters: read PEFT's files, and add the adapters' results to those of the decoder.
 
 An adapter changes a projection W to W + scale * B @ A. A and B stay separate from W, so each row of
-a step may use another adapter, or none.
+a step may use a different adapter, or none.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
 DIGEST_BYTES = 16
 MAX_CONFIG_BYTES = 1 << 20
-"""Maximum size of a config: hundreds of times what PEFT writes."""
+"""Maximum size of a config file, hundreds of times the size that PEFT writes."""
 
 
 class Target(NamedTuple):
-    """Projection that an adapter may change: ``rows`` rows of a layer's ``matrix``, from ``first``.
+    """Projection that an adapter may change: part of a ``matrix`` of ``layer``.
 
-    ``columns`` is the number of columns of the matrix.
+    It consists of ``rows`` rows from row ``first`` on, each with ``columns`` columns.
     """
 
     layer: int
@@ -50,31 +50,31 @@ class Target(NamedTuple):
     columns: int
 
     def compute_nbytes(self, rank: int, dtype: torch.dtype) -> int:
-        """Return the bytes of A and B for this rank."""
+        """Return the total size of A and B in bytes, for an adapter of this LoRA ``rank``."""
         return rank * (self.rows + self.columns) * dtype.itemsize
 
 
 def find_targets(parts: Mapping[str, Part]) -> dict[str, Target]:
     """Return the projections of a decoder by path, such as ``model.layers.0.self_attn.q_proj``."""
-    found = {}
+    targets = {}
     for name, part in parts.items():
         if not name.startswith("layers.") or len(part.shape) != 2 or name.endswith(SCALE):
             continue
         if ".experts." in part.sources[0][0] or name.endswith(".router"):
-            continue  # LoRA of experts is not supported: each expert multiplies other rows
+            continue  # adapters of experts are not supported: each expert has rows of its own
         _, layer, matrix = name.split(".")
         first = 0
         for source, rows in part.sources:
             path = source.removesuffix(".weight")
-            found[path] = Target(int(layer), matrix, first, rows, part.shape[1])
+            targets[path] = Target(int(layer), matrix, first, rows, part.shape[1])
             first += rows
-    return found
+    return targets
 
 
 class LoraDelta(NamedTuple):
-    """Low-rank addition to a product's columns from ``first`` on.
+    """Low-rank matrices whose product is added to a projection's output, from ``first`` on.
 
-    ``a`` is [rank, in] and ``b`` [out, rank], in the model's dtype; ``b`` includes the scale.
+    ``a`` is [rank, in] and ``b`` is [out, rank], in the model's dtype. ``b`` includes the scale.
     """
 
     first: int
@@ -84,10 +84,10 @@ class LoraDelta(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Adapter:
-    """One loaded adapter. ``deltas`` are by layer and matrix.
+    """Loaded adapter, with its ``deltas`` by layer and matrix.
 
-    ``number`` is unique for each loading, also of the same name. ``digest`` identifies the tensors
-    in the files.
+    ``number`` is unique, even if an adapter of the same ``name`` is loaded again. ``digest``
+    identifies the contents of the files.
     """
 
     name: str
@@ -97,12 +97,12 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all matrices on the model's device."""
+        """Total size of the matrices on the model's device, in bytes."""
         return sum(d.a.nbytes + d.b.nbytes for deltas in self.deltas.values() for d in deltas)
 
 
 class StepAdapters:
-    """Adapters of one step, each with the indices of its rows, int32 [n]."""
+    """Adapters of one step, each with the indices of the rows that use it, int32 [n]."""
 
     def __init__(self, rows: Sequence[tuple[Adapter, torch.Tensor]]) -> None:
         self._rows = rows
@@ -110,19 +110,19 @@ class StepAdapters:
     def add(
         self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
     ) -> None:
-        """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out].
+        """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out] in place.
 
         ``y`` is the product of ``x`` and the rows of ``matrix`` from ``first`` on.
         """
         for adapter, rows in self._rows:
-            own = None
+            inputs = None
             for begin, a, b in adapter.deltas.get((layer, matrix), ()):
                 if not first <= begin < first + y.shape[1]:
                     continue
-                if own is None:
-                    own = x.index_select(0, rows)
-                added = product(product(own, a, None), b, None)
-                y.narrow(1, begin - first, len(b)).index_add_(0, rows, added)
+                if inputs is None:
+                    inputs = x.index_select(0, rows)
+                delta = product(product(inputs, a, None), b, None)
+                y.narrow(1, begin - first, len(b)).index_add_(0, rows, delta)
 
 
 def apply_linear(
@@ -135,10 +135,10 @@ def apply_linear(
     product: Product = product,
     first: int = 0,
 ) -> torch.Tensor:
-    """Return the product of ``x`` [tokens, in] and ``weight``, with the step's adapters applied.
+    """Return ``x @ weight.T + bias``, plus the results of the step's adapters, as [tokens, out].
 
-    The result is [tokens, out] of the same dtype. ``product`` computes it without adapters.
-    ``weight`` holds the rows of the layer's ``matrix`` from ``first`` on.
+    ``x`` is [tokens, in]. ``weight`` [out, in] contains the rows of the layer's ``matrix`` from
+    ``first`` on. ``product`` computes the result without adapters.
     """
     y = product(x, weight, bias)
     if adapters is not None:
@@ -147,7 +147,7 @@ def apply_linear(
 
 
 class _Config(msgspec.Struct):
-    """Fields of ``adapter_config.json`` that affect the result."""
+    """Fields of ``adapter_config.json`` that affect an adapter's result."""
 
     r: int
     lora_alpha: float
@@ -178,9 +178,9 @@ UNSUPPORTED = (
 )  # fmt: skip
 """Fields that change the result in ways that are not implemented."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
-"""Values of ``init_lora_weights``, by prefix, that also change the base model's weights.
+"""Prefixes of ``init_lora_weights`` values with which PEFT also changes the base model's weights.
 
-Such an adapter is wrong on the original weights (PEFT, ``LoraConfig``).
+Such an adapter gives wrong results with the original weights (PEFT, ``LoraConfig``).
 """
 
 
@@ -223,43 +223,44 @@ def _read_config(folder: Path, max_rank: int) -> _Config:
 
 
 def _matches_path(path: str, names: Sequence[str]) -> bool:
-    """Report whether ``path`` equals one of ``names`` or ends with a dot and one of them."""
+    """Report whether ``path`` is one of ``names``, or ends with a dot and one of them."""
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
-def _list_projections(config: _Config, known: Mapping[str, Target], where: Path) -> set[str]:
-    """Return the projections that the config lists; empty if it does not list them by name."""
+def _list_projections(config: _Config, targets: Mapping[str, Target], where: Path) -> set[str]:
+    """Return the paths of the projections that the config lists; empty if not listed by name."""
     names = config.target_modules
     if isinstance(names, str):
         return set()
     for name in names:
-        if not any(_matches_path(path, [name]) for path in known):
-            kinds = sorted({path.rpartition(".")[2] for path in known})
+        if not any(_matches_path(path, [name]) for path in targets):
+            kinds = sorted({path.rpartition(".")[2] for path in targets})
             raise LoadError(
                 f"{where}: field target_modules: {name} is not supported, only {', '.join(kinds)}"
             )
     if config.layers_to_transform is not None or config.exclude_modules:
         return set()
-    return {path for path in known if _matches_path(path, names)}
+    return {path for path in targets if _matches_path(path, names)}
 
 
 def read_adapter(
     folder: Path,
-    known: Mapping[str, Target],
+    targets: Mapping[str, Target],
     max_rank: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[dict[tuple[int, str], list[LoraDelta]], bytes]:
     """Return the adapter's matrices on ``device``, by layer and matrix, and their digest.
 
-    Raises LoadError that names the file and field or tensor, and OSError for an unreadable file.
+    Raises LoadError that names the file and the field or tensor, or OSError if a file cannot be
+    read.
     """
     if not folder.is_dir():
         raise LoadError(
             f"{folder}: no such folder; an adapter is a folder with {CONFIG} and {WEIGHTS}"
         )
     config = _read_config(folder, max_rank)
-    wanted = _list_projections(config, known, folder / CONFIG)
+    listed = _list_projections(config, targets, folder / CONFIG)
     path = folder / WEIGHTS
     if not path.is_file():
         raise LoadError(f"{path}: no such file; an adapter needs it")
@@ -269,15 +270,15 @@ def read_adapter(
     with open_safetensors(path) as file:
         for name in sorted(file.keys()):
             source, _, half = name.removeprefix(PREFIX).partition(".lora_")
-            target = known.get(source)
+            target = targets.get(source)
             if target is None or half not in ("A.weight", "B.weight"):
                 unexpected.append(f"{name} in {path.name}")
                 continue
             a = half.startswith("A")
             expected = (config.r, target.columns) if a else (target.rows, config.r)
-            found = file.get_slice(name)
-            if why := find_mismatch(name, found, expected):
-                mismatched.append(why)
+            stored = file.get_slice(name)
+            if mismatch := find_mismatch(name, stored, expected):
+                mismatched.append(mismatch)
             elif not mismatched and not unexpected:
                 tensor = file.get_tensor(name)
                 digest.update(f"{name} {tensor.dtype}".encode())
@@ -285,12 +286,12 @@ def read_adapter(
                 if not a:
                     tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
                     tensor *= config.scale
-                # Always copy: a view would keep the file's pages mapped.
+                # Always copy, because a view would keep the file's pages mapped.
                 half = half[0]
                 halves.setdefault(source, {})[half] = tensor.to(device, dtype, copy=True)
     missing = [
         f"{PREFIX}{source}.lora_{half}.weight"
-        for source in wanted | halves.keys()
+        for source in listed | halves.keys()
         for half in "AB"
         if half not in halves.get(source, {})
     ]
@@ -299,7 +300,7 @@ def read_adapter(
         raise LoadError(f"{path}: contains no tensor")
     deltas: dict[tuple[int, str], list[LoraDelta]] = {}
     for source, pair in halves.items():
-        target = known[source]
+        target = targets[source]
         place = target.layer, target.matrix
         deltas.setdefault(place, []).append(LoraDelta(target.first, pair["A"], pair["B"]))
     return deltas, digest.digest()

@@ -1,4 +1,4 @@
-"""Conversion of media in messages to tensors."""
+"""Convert the media in messages to tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 def stack_media(
     media: Sequence[Media], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return ``media`` as a tensor [items, *shape]. Raises ValueError for another shape."""
+    """Return ``media``, float32 of ``shape`` each, as [items, *shape]. Raises ValueError."""
     tensors = []
     for item in media:
         if list(item.shape) != list(shape) or item.dtype != "float32" or item.data is None:
@@ -29,7 +29,7 @@ def stack_media(
 def make_dummy_media(
     kind: Literal["image", "audio"], shape: Sequence[int], placeholders: int, tokens: int
 ) -> Media:
-    """Return media of zeros, for the warm-up."""
+    """Return a media item whose data are zeros, for the warm-up."""
     size = 4
     for length in shape:
         size *= length

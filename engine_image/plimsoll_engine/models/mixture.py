@@ -1,7 +1,7 @@
 """Mixture of experts: its config and its checkpoint tensors.
 
-Each layer stacks its experts in two matrices: one holds the gate and up projections of each expert
-in turn, the other the down projections. With several ranks, each has a share of the inner columns
+Each layer stacks its experts in two matrices: one for the gate and up projections, expert by
+expert, and one for the down projections. With several ranks, each has a share of the inner columns
 of every expert.
 """
 
@@ -16,7 +16,7 @@ FAMILY = ("qwen3_moe",)
 MAX_EXPERTS = 1024
 """Maximum number of experts, several times that of published models.
 
-Kernels count all experts in one block.
+A limit is needed because kernels process all experts in one block.
 """
 MAX_CHOSEN = 64
 
@@ -26,9 +26,9 @@ Sources = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Experts of a model: the layers that have them, their number and size, and their routing.
+    """Experts of a model: their number, size and routing, and the layers that have them.
 
-    Each row goes to its ``chosen`` best experts, whose weights add up to one if ``normalised``.
+    Each row is sent to its ``chosen`` best experts, whose weights add up to 1 if ``normalised``.
     ``width`` is the number of inner columns of an expert.
     """
 
@@ -40,7 +40,7 @@ class Mixture:
 
     @classmethod
     def from_config(cls, config: Any) -> Mixture | None:
-        """Return the mixture of a transformers config; None if no layer has experts.
+        """Return the mixture of a transformers config, or None if no layer has experts.
 
         Raises ValueError that names an invalid field.
         """
@@ -68,7 +68,10 @@ class Mixture:
         )
 
     def for_shard(self, shard: Shard) -> Mixture:
-        """Return one rank's share. Raises ValueError if the width is not divisible by the ranks."""
+        """Return the mixture of a rank with ``shard``.
+
+        Raises ValueError if ``width`` is not divisible by the number of ranks.
+        """
         if self.width % shard.size:
             raise ValueError(
                 f"field moe_intermediate_size: {self.width} is not divisible by {FLAG} "
@@ -77,7 +80,7 @@ class Mixture:
         return replace(self, width=self.width // shard.size)
 
     def list_gate_up_sources(self) -> Sources:
-        """Return the checkpoint tensors of the matrix of gate and up projections."""
+        """Return the checkpoint tensors of the stacked gate and up projections."""
         return tuple(
             (f"mlp.experts.{expert}.{name}", self.width)
             for expert in range(self.experts)
@@ -85,7 +88,7 @@ class Mixture:
         )
 
     def list_down_sources(self, hidden: int) -> Sources:
-        """Return the checkpoint tensors of the matrix of down projections."""
+        """Return the checkpoint tensors of the stacked down projections."""
         return tuple((f"mlp.experts.{expert}.down_proj", hidden) for expert in range(self.experts))
 
 

@@ -1,4 +1,4 @@
-"""Interfaces of models, as the runner uses them."""
+"""Interfaces of models for the runner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 
 class Model(Protocol):
-    """Causal language model on the paged KV pool."""
+    """Causal language model that uses the paged KV pool."""
 
     kv: KVShape
 
@@ -37,9 +37,9 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``positions`` int64 [tokens] are the tokens' positions. ``embeds`` [tokens, hidden] replace
-        ``embed(ids)``. The result has the model's dtype. If ``plan.needed`` lists rows, only these
-        rows are returned, in that order.
+        ``positions`` int64 [tokens] are the tokens' positions. If ``embeds`` [tokens, hidden] is
+        given, it replaces ``embed(ids)``. The result has the model's dtype. If ``plan.needed`` is
+        set, only those rows are returned, in that order.
         """
         ...
 
@@ -48,7 +48,7 @@ class Model(Protocol):
         ...
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return every tensor from the checkpoint by name; a tied tensor occurs once."""
+        """Return all tensors by name. A tied tensor is included once."""
         ...
 
     def close(self) -> None:
@@ -60,21 +60,21 @@ class Model(Protocol):
 class MediaModel(Model, Protocol):
     """Model with an encoder for images or audio.
 
-    If ``lifelong``, all tokens attend to the encoder's output (encoder-decoder), so a request holds
-    it until it ends. Otherwise the output replaces placeholder tokens. ``output_bytes`` is the size
-    of one token's output.
+    If ``lifelong`` (encoder-decoder), all tokens attend to the encoder's output, so a request keeps
+    it until it ends. Otherwise, the output replaces the embeddings of placeholder tokens.
+    ``output_bytes`` is the size of the output per token.
     """
 
     lifelong: bool
     output_bytes: int
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """Return the encoder's output for each item: [media.tokens, ...] in the model's dtype.
+        """Return the encoder's output for each item: [item.tokens, ...] in the model's dtype.
 
-        Raises ValueError that names an item that does not fit.
+        Raises ValueError if an item has a wrong shape or dtype.
         """
         ...
 
     def make_dummy_media(self) -> Media:
-        """Return media of the maximum size for the warm-up, at position 0."""
+        """Return a media item of the maximum size at position 0, for the warm-up."""
         ...

@@ -1,4 +1,4 @@
-"""Parameters of a transformers module that is a part of one of this engine's models."""
+"""Load the parameters of a transformers module that is used in a model of this engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_engine.models.decoder_parts import Part
 
 
 def make_module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
-    """Return the part of each parameter by its checkpoint name, which begins with ``prefix``."""
+    """Return a part for each parameter, by its name in the checkpoint: ``prefix`` and its path."""
     return {
         prefix + name: Part(((prefix + name, parameter.shape[0]),), tuple(parameter.shape))
         for name, parameter in module.named_parameters()
@@ -26,7 +26,7 @@ def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
 
 
 def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
-    """Create the buffers that checkpoints lack: the position ids of vision towers.
+    """Create the buffers that are not in checkpoints: the position IDs of vision towers.
 
     Raises ValueError for any other buffer.
     """
@@ -39,7 +39,7 @@ def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
 
 
 def clear_tensors(module: Any) -> None:
-    """Remove all tensors from ``module``, so that references to it do not keep them alive."""
+    """Remove all tensors from ``module``, so that a reference to it does not keep them alive."""
     for part in module.modules():
         part._parameters.clear()
         part._buffers.clear()

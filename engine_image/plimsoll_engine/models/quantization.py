@@ -1,8 +1,8 @@
 """Quantization config of a checkpoint: FP8 in the format of compressed-tensors.
 
-Only what vLLM and LLM Compressor call FP8 dynamic is supported: e4m3 weights with one scale per
-output channel, and activations quantized per token. Any other field is an error, so that no
-checkpoint gives wrong results.
+Only the scheme that vLLM and LLM Compressor call FP8 dynamic is supported: e4m3 weights with one
+scale per output channel, and activations quantized per token. Other values and unknown fields are
+errors, so that no checkpoint gives wrong results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_IGNORED, MAX_PATTERN = 4096, 256
 MAX_STARS = 4
 """Maximum number of repetitions in a pattern.
 
-Each multiplies the matching time by the length of the name.
+Each one can multiply the matching time by the length of the name.
 """
 SIMPLE = re.compile(r"[\w^$\-]|\.\*?|\\[.d]\+?")
 r"""Allowed elements of a pattern: names, dots, ``.*`` and ``\d+``."""
@@ -29,11 +29,11 @@ DEFAULTS: Mapping[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": None, "dynamic": False,
     "group_size": None, "block_structure": None, "actorder": None,
 }  # fmt: skip
-"""Defaults of compressed-tensors for missing fields."""
+"""Values that compressed-tensors uses for missing fields."""
 WEIGHTS = {**DEFAULTS, "type": "float", "strategy": "channel"}
 ACTIVATIONS = {**DEFAULTS, "type": "float", "strategy": "token", "dynamic": True}
 WITHOUT_EFFECT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-"""Fields that do not affect the result: calibration settings, and dtypes that the tensors state."""
+"""Fields that do not affect the result: calibration settings, and dtypes known from the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,21 @@ class Quantization:
     def is_quantized(self, paths: Sequence[str]) -> bool:
         """Report whether the matrix that fuses the layers at ``paths`` is quantized.
 
-        Raises ValueError if only some of the layers are.
+        Raises ValueError if only some of these layers are quantized.
         """
-        kept = [path for path in paths if self._is_ignored(path)]
-        if kept and len(kept) < len(paths):
-            other = next(path for path in paths if path not in kept)
+        ignored = [path for path in paths if self._is_ignored(path)]
+        if ignored and len(ignored) < len(paths):
+            quantized = next(path for path in paths if path not in ignored)
             raise ValueError(
-                f"field {FIELD}.ignore: matches {kept[0]} but not {other}, which the engine "
+                f"field {FIELD}.ignore: matches {ignored[0]} but not {quantized}, which the engine "
                 "fuses into one matrix; it must match both or neither"
             )
-        return not kept
+        return not ignored
 
     def require_ignored(self, path: str, name: str) -> None:
         """Raise ValueError if the layer at ``path`` is quantized.
 
-        ``name`` describes it in the error.
+        ``name`` describes the layer in the error message.
         """
         if not self._is_ignored(path):
             raise ValueError(
@@ -76,9 +76,9 @@ class Quantization:
 
 
 def read(value: Any, tied: bool = False) -> Quantization | None:
-    """Return the quantization in the field ``quantization_config``; None if it is missing.
+    """Return the quantization from the field ``quantization_config``, or None if it is missing.
 
-    ``tied`` means that the output head shares the embedding, which is never quantized. Raises
+    ``tied`` means that the output head is the embedding, which is never quantized. Raises
     ValueError that names an unsupported field.
     """
     if value is None:
@@ -95,17 +95,17 @@ def read(value: Any, tied: bool = False) -> Quantization | None:
         raise ValueError(f"field {FIELD}.config_groups: expected one group, not {len(groups)}")
     for name, group in groups.items():
         _check_group(_require_object(group, f"{FIELD}.config_groups.{name}"), name)
-    known = {
+    fields = {
         "quant_method", "format", "quantization_status", "kv_cache_scheme", "sparsity_config",
         "transform_config", "config_groups", "ignore", "version", "global_compression_ratio",
     }  # fmt: skip
-    _reject_unknown(config, known, FIELD)
-    found = Quantization(_read_ignore(config.get("ignore")))
-    if not tied and found.is_quantized([HEAD]):
+    _reject_unknown(config, fields, FIELD)
+    quantization = Quantization(_read_ignore(config.get("ignore")))
+    if not tied and quantization.is_quantized([HEAD]):
         raise ValueError(
             f"field {FIELD}.ignore: must include {HEAD}; a quantized output head is not supported"
         )
-    return found
+    return quantization
 
 
 WHOLE = (HEAD, r"re:.*\.mlp\.gate$")
@@ -142,8 +142,8 @@ def _check_group(group: Mapping[str, Any], name: str) -> None:
     for field, expected in (("weights", WEIGHTS), ("input_activations", ACTIVATIONS)):
         inner = f"{where}.{field}"
         arguments = _require_object(group.get(field), inner)
-        for key, wanted in expected.items():
-            _require(arguments, inner, key, wanted, default=DEFAULTS[key])
+        for key, value in expected.items():
+            _require(arguments, inner, key, value, default=DEFAULTS[key])
         _reject_unknown(arguments, {*expected, *WITHOUT_EFFECT}, inner)
     _reject_unknown(
         group, {"targets", "format", "output_activations", "weights", "input_activations"}, where
@@ -180,17 +180,17 @@ def _require_object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _require(
-    config: Mapping[str, Any], where: str, field: str, wanted: Any, default: Any = None
+    config: Mapping[str, Any], where: str, field: str, expected: Any, default: Any = None
 ) -> None:
-    """Raise ValueError unless ``field``, or ``default`` if it is null, equals ``wanted``.
+    """Raise ValueError unless ``field`` equals ``expected``. Null means ``default``.
 
-    Booleans and numbers are never equal.
+    A boolean never equals a number.
     """
-    found = config.get(field)
-    found = default if found is None else found
-    if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
+    value = config.get(field)
+    value = default if value is None else value
+    if value != expected or isinstance(value, bool) != isinstance(expected, bool):
         raise ValueError(
-            f"field {where}.{field}: {_format(found)} is not supported, only {_format(wanted)}"
+            f"field {where}.{field}: {_format(value)} is not supported, only {_format(expected)}"
         )
 
 

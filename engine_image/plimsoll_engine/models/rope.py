@@ -17,7 +17,7 @@ def get_rope_type(config: Any) -> str:
 
 
 def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
-    """Return the inverse frequencies, float32 [dim / 2], for a RoPE type in :data:`KNOWN`.
+    """Return the inverse frequencies, float32 [dim / 2]. The RoPE type must be in :data:`KNOWN`.
 
     Raises ValueError that names a missing field.
     """
@@ -39,10 +39,10 @@ def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
 def _scale_llama3(
     inverse: torch.Tensor, parameters: dict[str, Any], positions: int
 ) -> torch.Tensor:
-    """Return the frequencies with Llama 3.1's scaling.
+    """Return the frequencies, scaled as in Llama 3.1.
 
-    Low frequencies are divided by ``factor``, high ones are kept, and those between are
-    interpolated.
+    Low frequencies are divided by ``factor``, high frequencies are unchanged, and those in between
+    are interpolated.
     """
     factor = float(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])

@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint: find the file of each tensor, and read it through mmap.
+"""Safetensors files of a checkpoint: find them, read them through mmap, and check their tensors.
 
 With mmap, loading needs no second copy in host memory. The mapped pages belong to the page cache.
 """
@@ -24,27 +24,27 @@ log = logging.getLogger(__name__)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "BF16", "F16", "F64")
-"""Safetensors dtypes that are converted to the model's dtype.
+"""Safetensors dtypes that can be converted to the model's dtype.
 
 Integers and 8-bit floats would need scales.
 """
 SIGNIFICANT_BITS = {"BF16": 8, "F16": 11, "F32": 24, "F64": 53}
 """Significant bits of each dtype, including the implicit one."""
 EIGHT_BITS = ("F8_E4M3",)
-"""Dtype of a quantized matrix, whose scales are separate tensors."""
+"""Safetensors dtypes of quantized matrices, whose scales are separate tensors."""
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """Return the weight files: ``model.safetensors``, those in the index, or all in the folder.
+    """Return the weight files in ``folder``. Raises LoadError if any is missing.
 
-    Raises LoadError.
+    These are ``model.safetensors`` if it exists, else the files in the index, else all files.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
-        if not (found := sorted(folder.glob("*.safetensors"))):
+        if not (files := sorted(folder.glob("*.safetensors"))):
             raise LoadError(f"{folder}: no *.safetensors file; convert the weights to safetensors")
-        return found
+        return files
     names = sorted(set(read_index(folder).values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise LoadError(f"{folder / INDEX}: lists {missing[0]}, which does not exist in {folder}")
@@ -52,7 +52,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor as the index lists it; empty without an index."""
+    """Return the file name of each tensor from the index; empty if no index is used."""
     index = folder / INDEX
     if (folder / SINGLE).is_file() or not index.is_file():
         return {}
@@ -67,7 +67,7 @@ def read_index(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
-    """Open ``path`` and yield its memory-mapped tensors. Raises LoadError if it is unreadable."""
+    """Open ``path`` and yield the open file. Raises LoadError if it is unreadable."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -88,14 +88,14 @@ def check_files(folder: Path) -> Counter[str]:
 
 
 def loses_precision(in_file: str, dtype: torch.dtype) -> bool:
-    """Report whether converting from the file's dtype to ``dtype`` rounds numbers."""
+    """Report whether converting from the safetensors dtype ``in_file`` to ``dtype`` rounds."""
     if in_file not in SIGNIFICANT_BITS or not dtype.is_floating_point:
         return False
     return SIGNIFICANT_BITS[in_file] > 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
 def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
-    """Log a warning with the number of tensors of each dtype that were rounded."""
+    """Log a warning for each dtype in ``rounded``, the numbers of rounded tensors by dtype."""
     for kind, count in sorted(rounded.items()):
         log.warning(
             "weights were rounded: --dtype float32 avoids this, but needs more memory",
@@ -104,27 +104,27 @@ def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
 
 
 def raise_for_tensors(folder: Path, **wrong: Collection[str]) -> None:
-    """Raise LoadError for the first kind of ``wrong`` tensors that is not empty."""
-    for kind, found in wrong.items():
-        if names := sorted(found):
+    """Raise LoadError for the first kind in ``wrong`` that has tensor names."""
+    for kind, tensors in wrong.items():
+        if names := sorted(tensors):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
 
 
 def find_mismatch(
-    name: str, found: Any, expected: tuple[int, ...], types: Sequence[str] = FLOATS
+    name: str, tensor: Any, expected: tuple[int, ...], types: Sequence[str] = FLOATS
 ) -> str | None:
-    """Return why ``found``, a safetensors slice, cannot be loaded; None if it can.
+    """Return why the safetensors slice ``tensor`` cannot be loaded, or None if it can.
 
-    It must have the ``expected`` shape and one of the dtypes ``types``.
+    It must have the shape ``expected`` and one of the dtypes in ``types``.
     """
-    if tuple(found.get_shape()) != expected:
-        return format_shape_mismatch(name, found.get_shape(), expected)
-    if found.get_dtype() not in types:
-        return f"{name}: dtype {found.get_dtype()}, expected {', '.join(types)}"
+    if tuple(tensor.get_shape()) != expected:
+        return format_shape_mismatch(name, tensor.get_shape(), expected)
+    if tensor.get_dtype() not in types:
+        return f"{name}: dtype {tensor.get_dtype()}, expected {', '.join(types)}"
     return None
 
 
 def format_shape_mismatch(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
-    """Return the error message for a tensor of the wrong shape."""
+    """Return the error message for a tensor with a wrong shape."""
     return f"{name}: shape {tuple(in_file)} in the file, but {tuple(in_model)} in the model"

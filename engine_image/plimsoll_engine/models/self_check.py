@@ -1,8 +1,9 @@
 """Check that a transformers model gives the same result with and without the paged KV pool.
 
 An architecture may keep state other than keys and values, add terms to its attention scores, or use
-another mask, and its code does not declare that. Loading a model therefore runs the same tokens
-twice: through transformers' own attention, and on the pool in chunks beside another sequence.
+another mask, and its code does not declare that. When a model is loaded, the same tokens are
+therefore run twice: with transformers' own attention, and on the pool in chunks, together with
+another sequence.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from plimsoll_engine.models.transformers_model import NAME, TransformersModel
 
 BLOCK = 4
 LENGTH, CUTS = 23, (0, 13, 22, 23)
-"""Ends of two prompt chunks, which lie inside blocks, and of a decode step."""
+"""Boundaries of two prompt chunks, which end inside blocks, and of a decode step."""
 OTHER = (6, 12, 13)
-"""Tokens of the second sequence that have been computed after each step."""
+"""Number of tokens of the second sequence that are computed after each step."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Relative tolerance by dtype.
+"""Maximum relative difference by dtype.
 
-Rounding causes at most a tenth of it; an unsupported architecture differs by about 1.
+Rounding causes at most a tenth of it. An unsupported architecture differs by about 1.
 """
 SEED = 3
 
@@ -31,23 +32,23 @@ SEED = 3
 def measure_difference(model: TransformersModel) -> float:
     """Return the relative difference of the last token's logits with and without the pool.
 
-    It is the norm of the difference divided by the norm of the logits. Raises the model's error if
-    it cannot run on the pool.
+    This is the norm of the difference, divided by the norm of the logits. If the model cannot run
+    on the pool, its exception is raised.
     """
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(vocabulary, (2, LENGTH), generator=generator).to(model.device)
-    own = model.compute_logits(_run_in_chunks(model, ids)[None])[0].float()
+    logits = model.compute_logits(_run_in_chunks(model, ids)[None])[0].float()
     try:
         model.module.set_attn_implementation("eager")
-        wanted = model.module(input_ids=ids[:1], use_cache=False).logits[0, -1].float()
+        expected = model.module(input_ids=ids[:1], use_cache=False).logits[0, -1].float()
     finally:
         model.module.set_attn_implementation(NAME)
-    return float((own - wanted).norm() / wanted.norm())
+    return float((logits - expected).norm() / expected.norm())
 
 
 def _run_in_chunks(model: TransformersModel, ids: torch.Tensor) -> torch.Tensor:
-    """Return the hidden state [hidden] of the first sequence's last token, computed in chunks."""
+    """Run both sequences in chunks. Return the hidden state [hidden] of the first's last token."""
     layers, heads, dim = model.kv
     blocks = -(-LENGTH // BLOCK)
     size = (2, layers, 2 * blocks * BLOCK, heads, dim)
@@ -69,9 +70,9 @@ def _run_step(
     tables: torch.Tensor,
     spans: list[tuple[int, int, int]],
 ) -> torch.Tensor:
-    """Run one step and return the hidden state [hidden] of the first sequence's last row.
+    """Run one step. Return the hidden state [hidden] of the first sequence's last row.
 
-    ``spans`` are (sequence, first token, end), in the order that :class:`StepPlan` requires.
+    ``spans`` are the tokens to run, as (sequence, first token, end).
     """
     spans = sorted(spans, key=lambda span: (span[2] - span[1] > 1, not span[1], span[2] - span[1]))
     counts = [last - first for _, first, last in spans]
@@ -94,5 +95,5 @@ def _run_step(
         fresh=tuple(n for n, (_, first, _) in zip(counts, spans, strict=True) if not first),
     )
     hidden = model.forward(ids[rows, positions], positions.to(device), plan)
-    its = [sequence for sequence, _, _ in spans].index(0)
-    return hidden[starts[its + 1] - 1]
+    index = [sequence for sequence, _, _ in spans].index(0)
+    return hidden[starts[index + 1] - 1]

@@ -1,4 +1,4 @@
-"""Load a model that only transformers implements, and give it this engine's attention.
+"""Load a model that only transformers implements, and make it use this engine's attention.
 
 Importing this module takes seconds, so it is imported only for such models.
 """
@@ -35,7 +35,7 @@ def import_code(config: Any) -> None:
 def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> TransformersModel:
     """Load a causal language model of transformers to ``device``, and check its results.
 
-    Raises LoadError.
+    Raises LoadError if the model is not supported.
     """
     if getattr(config, "attention_chunk_size", None):
         raise LoadError(
@@ -78,13 +78,13 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
 
 
 def _check_results(folder: Path, model: TransformersModel) -> None:
-    what = f"{folder / 'config.json'}: model_type {model.module.config.model_type}"
+    model_type = f"{folder / 'config.json'}: model_type {model.module.config.model_type}"
     try:
-        off = self_check.measure_difference(model)
+        difference = self_check.measure_difference(model)
     except Exception as error:  # noqa: BLE001 - a model may raise anything
-        raise LoadError(f"{what} cannot run on the paged KV cache: {error!r}") from None
-    if not off <= self_check.TOLERANCE[model.dtype]:
+        raise LoadError(f"{model_type} cannot run on the paged KV cache: {error!r}") from None
+    if not difference <= self_check.TOLERANCE[model.dtype]:
         raise LoadError(
-            f"{what} is not supported: on the paged KV cache its logits differ from "
-            f"transformers' own by {off:.2g}, so it needs more state than keys and values"
+            f"{model_type} is not supported: on the paged KV cache its logits differ from "
+            f"transformers' own by {difference:.2g}, so it needs more state than keys and values"
         )

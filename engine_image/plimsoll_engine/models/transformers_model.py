@@ -1,4 +1,4 @@
-"""Causal language model of transformers that attends to the paged KV pool."""
+"""Causal language model of transformers that uses the paged KV pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "plimsoll_paged"
 
 
 def get_kv_shape(config: Any) -> KVShape:
-    """Return the shape of a transformers config's keys and values."""
+    """Return the shape of the keys and values of a model with this transformers config."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(config.num_hidden_layers, heads, dim)
@@ -30,10 +30,10 @@ def compute_paged_attention(
     plan: StepPlan | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention output [1, tokens, heads, dim] of one layer.
+    """Return the attention output of one layer, [1, tokens, heads, dim] in the input's dtype.
 
-    The inputs are [1, heads, tokens, dim], as transformers passes them; the result has their dtype.
-    Raises NotImplementedError for an option that the KV pool does not support.
+    ``query``, ``key`` and ``value`` are [1, heads, tokens, dim], as transformers passes them.
+    Raises NotImplementedError for an option that is not supported on the KV pool.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
@@ -58,9 +58,9 @@ def register_attention() -> None:
 
 
 class TransformersModel:
-    """Adapter of a loaded transformers ``module``, which it owns, to :class:`Model`.
+    """Implementation of :class:`plimsoll_engine.models.model.Model` with a transformers module.
 
-    See :class:`plimsoll_engine.models.model.Model`.
+    It owns the loaded ``module``.
     """
 
     def __init__(self, module: Any) -> None:
@@ -81,10 +81,9 @@ class TransformersModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the hidden states [tokens, hidden] of ``ids`` int64 [tokens].
+        """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``positions`` int64 [tokens] are the tokens' positions. The result has the model's dtype,
-        and only the rows in ``plan.needed``.
+        See :meth:`plimsoll_engine.models.model.Model.forward`.
         """
         inputs = {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
         out = self.module.base_model(
@@ -101,11 +100,11 @@ class TransformersModel:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden].
 
-        They are scaled and capped as the config specifies.
+        They are scaled and capped as the model's config specifies.
         """
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
-        # Post-processing by the heads of Cohere, Granite and Gemma 2.
+        # The heads of Cohere, Granite and Gemma 2 post-process the logits like this.
         if (factor := getattr(config, "logit_scale", None)) is not None:
             scores = scores * factor
         if (divisor := getattr(config, "logits_scaling", None)) is not None:

@@ -1,4 +1,4 @@
-"""Whisper: the encoder of transformers, and a decoder on the paged KV pool.
+"""Whisper: the encoder from transformers, with a decoder on the paged KV pool.
 
 The decoder's cross-attention keys and values are computed once, when the audio is encoded. Every
 step attends to them, so they are kept until the request ends.
@@ -37,7 +37,7 @@ def get_kv_shape(config: Any) -> KVShape:
 
 
 def make_decoder_parts(config: Any) -> dict[str, Part]:
-    """Return every tensor of the decoder by its name in the checkpoint."""
+    """Return all tensors of the decoder by their names in the checkpoint."""
     hidden, inner = config.d_model, config.decoder_ffn_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (config.vocab_size, hidden),
@@ -45,16 +45,16 @@ def make_decoder_parts(config: Any) -> dict[str, Part]:
     }
     shapes |= {f"layer_norm.{kind}": (hidden,) for kind in ("weight", "bias")}
     for layer in range(config.decoder_layers):
-        own = f"layers.{layer}."
+        prefix = f"layers.{layer}."
         for norm in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"):
-            shapes |= {f"{own}{norm}.{kind}": (hidden,) for kind in ("weight", "bias")}
+            shapes |= {f"{prefix}{norm}.{kind}": (hidden,) for kind in ("weight", "bias")}
         for attention in ("self_attn", "encoder_attn"):
             for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                shapes[f"{own}{attention}.{name}.weight"] = (hidden, hidden)
+                shapes[f"{prefix}{attention}.{name}.weight"] = (hidden, hidden)
                 if name != "k_proj":
-                    shapes[f"{own}{attention}.{name}.bias"] = (hidden,)
-        shapes |= {f"{own}fc1.weight": (inner, hidden), f"{own}fc1.bias": (inner,)}
-        shapes |= {f"{own}fc2.weight": (hidden, inner), f"{own}fc2.bias": (hidden,)}
+                    shapes[f"{prefix}{attention}.{name}.bias"] = (hidden,)
+        shapes |= {f"{prefix}fc1.weight": (inner, hidden), f"{prefix}fc1.bias": (inner,)}
+        shapes |= {f"{prefix}fc2.weight": (hidden, inner), f"{prefix}fc2.bias": (hidden,)}
     return {
         DECODER + name: Part(((DECODER + name, shape[0]),), shape) for name, shape in shapes.items()
     }
@@ -83,20 +83,21 @@ class WhisperModel:
         self._tokens = config.max_source_positions
         self._shape = [config.num_mel_bins, 2 * config.max_source_positions]
         self.output_bytes = self.kv.bytes_per_token(dtype)
-        own = make_decoder_parts(config)
-        self.parts = make_module_parts(self._encoder, ENCODER) | own
+        decoder_parts = make_decoder_parts(config)
+        self.parts = make_module_parts(self._encoder, ENCODER) | decoder_parts
         self._tensors = {
-            name: torch.empty(part.shape, dtype=dtype, device="meta") for name, part in own.items()
+            name: torch.empty(part.shape, dtype=dtype, device="meta")
+            for name, part in decoder_parts.items()
         }
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Checkpoint tensors that are not loaded: the output head, which is the token embedding."""
+        """Checkpoint tensors that are not loaded: the output head, tied to the token embedding."""
         return frozenset({"proj_out.weight"})
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return ``name``: the checkpoint uses the same names as ``parts``."""
+        """Return ``name``, because checkpoints use the names in ``parts``."""
         return name
 
     @property
@@ -110,12 +111,12 @@ class WhisperModel:
         return self._tensors[f"{DECODER}embed_tokens.weight"].dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return every tensor of the encoder and the decoder by its name in the checkpoint."""
+        """Return all tensors of encoder and decoder by their names in the checkpoint."""
         encoder = {ENCODER + name: t.data for name, t in self._encoder.named_parameters()}
         return encoder | self._tensors
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights.
+        """Use ``tensors``, without copying them, as weights.
 
         Raises ValueError that names the first one that does not fit.
         """
@@ -129,8 +130,8 @@ class WhisperModel:
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return the decoder's cross-attention keys and values for each audio clip.
 
-        They are [tokens, layers, 2, heads, dim] in the model's dtype, stored as [layers, 2, heads,
-        tokens, dim] because attention reads them in that order.
+        They are [tokens, layers, 2, heads, dim] in the model's dtype. In memory, the order is
+        [layers, 2, heads, tokens, dim], in which attention reads them.
         """
         mel = media_input.stack_media(media, self._shape, self.dtype, self.device)
         states = self._encoder(mel).last_hidden_state
@@ -144,7 +145,7 @@ class WhisperModel:
         return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
 
     def make_dummy_media(self) -> Media:
-        """Return silence of the processor's length, for the warm-up."""
+        """Return an audio item of zeros in the processor's length, for the warm-up."""
         return media_input.make_dummy_media("audio", self._shape, 0, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -158,10 +159,10 @@ class WhisperModel:
         plan: StepPlan,
         embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the normalised hidden states [tokens, hidden] of ``ids`` or ``embeds``.
+        """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``positions`` int64 [tokens] are the tokens' positions; cross-attention reads the result of
-        :meth:`encode`. Only the rows in ``plan.needed`` are returned.
+        See :meth:`plimsoll_engine.models.model.Model.forward`. Cross-attention reads the results of
+        :meth:`encode` in ``plan.attended``.
         """
         x = self.embed(ids) if embeds is None else embeds
         x = x + embedding(positions, self._tensors[f"{DECODER}embed_positions.weight"])
@@ -215,5 +216,5 @@ class WhisperModel:
         return layer_norm(x, weight.shape, weight, self._tensors[f"{DECODER}{name}.bias"])
 
     def _project(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
-        own = f"{DECODER}layers.{layer}.{name}"
-        return product(x, self._tensors[f"{own}.weight"], self._tensors.get(f"{own}.bias"))
+        path = f"{DECODER}layers.{layer}.{name}"
+        return product(x, self._tensors[f"{path}.weight"], self._tensors.get(f"{path}.bias"))
