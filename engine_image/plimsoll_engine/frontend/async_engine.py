@@ -279,16 +279,16 @@ class AsyncEngine:
         self.workers.send(message)
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await waiting
+                reply = await waiting
         except TimeoutError:
             raise NoAnswer(f"the worker did not answer within {timeout_s:g} s") from None
         finally:
             del self._replies[reply_id]
-        if not isinstance(answer, reply_type):
+        if not isinstance(reply, reply_type):
             raise NoAnswer(
-                f"the worker replied with {type(answer).__name__} instead of {reply_type.__name__}"
+                f"the worker replied with {type(reply).__name__} instead of {reply_type.__name__}"
             )
-        return answer
+        return reply
 
     def _handle(self, message: worker_ipc.FromWorker) -> None:
         match message:

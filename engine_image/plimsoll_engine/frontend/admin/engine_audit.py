@@ -87,14 +87,18 @@ def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
         for e in engine.ledger.list_entries()
         if e.bound is not None and e.bytes > e.bound
     ]
-    held, capacity = len(engine.requests), engine.requests.capacity
-    if held > capacity:
+    count, capacity = len(engine.requests), engine.requests.capacity
+    if count > capacity:
         findings.append(
-            AuditFinding(CAPACITY_RULE, f"{held} requests exceed the capacity of {capacity}")
+            AuditFinding(CAPACITY_RULE, f"{count} requests exceed the capacity of {capacity}")
         )
-    findings += [AuditFinding(PROCESSOR_RULE, why) for why in engine.media.cache.find_problems()]
+    findings += [
+        AuditFinding(PROCESSOR_RULE, problem) for problem in engine.media.cache.find_problems()
+    ]
     used = engine.requests.list_adapters()
-    findings += [AuditFinding(ADAPTERS_RULE, why) for why in engine.adapters.find_problems(used)]
-    findings += [AuditFinding(FROZEN_RULE, why) for why in freeze_counter.find_problems()]
-    findings += [AuditFinding(METHOD_CACHES_RULE, why) for why in find_method_caches()]
+    findings += [
+        AuditFinding(ADAPTERS_RULE, problem) for problem in engine.adapters.find_problems(used)
+    ]
+    findings += [AuditFinding(FROZEN_RULE, problem) for problem in freeze_counter.find_problems()]
+    findings += [AuditFinding(METHOD_CACHES_RULE, problem) for problem in find_method_caches()]
     return findings

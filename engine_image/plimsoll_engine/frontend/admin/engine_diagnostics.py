@@ -25,12 +25,12 @@ async def run_diagnostic(engine: AsyncEngine, kind: Diagnostic) -> str:
 
     If the worker does not answer, the text says why.
     """
-    own = _diagnose_frontend(engine, kind)
+    frontend = _diagnose_frontend(engine, kind)
     if kind is Diagnostic.STACKS:
         worker = await _read_worker_stacks(engine)
     else:
         worker = await _diagnose_worker(engine, kind)
-    return f"== frontend\n{own}\n== worker, epoch {engine.epochs.current}\n{worker}\n"
+    return f"== frontend\n{frontend}\n== worker, epoch {engine.epochs.current}\n{worker}\n"
 
 
 async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
@@ -70,7 +70,9 @@ def _format_stacks() -> str:
 
 
 def _count_objects() -> str:
-    counts = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
+    counts = Counter(
+        f"{type(item).__module__}.{type(item).__qualname__}" for item in gc.get_objects()
+    )
     lines = [f"{count:>9}  {name}" for name, count in counts.most_common(MAX_RANKED_LINES)]
     return "\n".join([f"gc counts {gc.get_count()}, garbage {len(gc.garbage)}", *lines]) + "\n"
 

@@ -201,7 +201,9 @@ async def _stop_worker(
 def format_stages(stages_s: Mapping[str, float]) -> str:
     """Return the duration of each stage as text. Durations below 0.5 ms are omitted."""
     return ", ".join(
-        f"{name} {took:.3f} s" for name, took in stages_s.items() if took >= MIN_SHOWN_S
+        f"{name} {duration_s:.3f} s"
+        for name, duration_s in stages_s.items()
+        if duration_s >= MIN_SHOWN_S
     )
 
 
@@ -216,9 +218,9 @@ async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
         async with asyncio.timeout(deadline_s):
             for generation in with_worker:
                 await generation.ended.wait()
-    left = [generation for generation in with_worker if not generation.is_done]
-    for generation in left:
+    unfinished = [generation for generation in with_worker if not generation.is_done]
+    for generation in unfinished:
         generation.fail(
             RequestFailed("unavailable", "the worker was restarted: send the request again")
         )
-    return f"{len(with_worker) - len(left)} finished, {len(left)} aborted"
+    return f"{len(with_worker) - len(unfinished)} finished, {len(unfinished)} aborted"

@@ -46,7 +46,11 @@ class StatusReader:
 
     def _list_capabilities(self) -> list[Capability]:
         leased = self._engine.settings.standby_worker is StandbyPolicy.ON_SUSPICION
-        return [one for one in Capability if leased or one is not Capability.STANDBY]
+        return [
+            capability
+            for capability in Capability
+            if leased or capability is not Capability.STANDBY
+        ]
 
     def _list_processes(self) -> list[ProcessMemory]:
         workers = self._engine.workers

@@ -34,10 +34,10 @@ class AbandonedTracker:
         self._seen = {
             name: self._seen.get(name, 0) + 1 for name in running if not self._has_client(name)
         }
-        found = sorted(
+        abandoned = sorted(
             name for name, reports in self._seen.items() if reports > MAX_REPORTS_WITHOUT_CLIENT
         )
-        if found == self._last:
+        if abandoned == self._last:
             return None
-        self._last = found
-        return found
+        self._last = abandoned
+        return abandoned

@@ -49,7 +49,7 @@ class MemoryMetrics(Collector):
 
     def _collect_owners(self) -> Iterable[Metric]:
         labels = ["model_name", "owner", "kind", "process"]
-        held = GaugeMetricFamily(
+        size = GaugeMetricFamily(
             PREFIX + "ledger_bytes",
             "Memory that an owner declares to hold, in bytes.",
             labels=labels,
@@ -61,10 +61,10 @@ class MemoryMetrics(Collector):
         )
         for entry in self._ledger():
             values = [self._model, entry.owner, entry.kind.value, entry.process.value]
-            held.add_metric(values, entry.bytes)
+            size.add_metric(values, entry.bytes)
             if entry.bound is not None:
                 bound.add_metric(values, entry.bound)
-        yield held
+        yield size
         yield bound
 
 
@@ -88,9 +88,9 @@ class PickerMetrics(Collector):
             ("num_requests_waiting", "Requests that wait for the batch.", load.waiting),
             ("kv_cache_usage_perc", "Share of the KV blocks that requests hold.", self._kv_usage()),
         ):
-            found = GaugeMetricFamily(
+            gauge = GaugeMetricFamily(
                 f"vllm:{name}", f"{text} For endpoint pickers.", labels=["model_name"]
             )
             if value is not None:
-                found.add_metric([self._model], value)
-            yield found
+                gauge.add_metric([self._model], value)
+            yield gauge

@@ -45,10 +45,10 @@ class EpochCounts:
         self.requests += choices
         self.prompt_tokens += choices * len(prompt_ids)
         keys = []
-        for one in media:
-            self.images += choices * (one.kind == "image")
-            self.audios += choices * (one.kind == "audio")
-            keys.append(one.key)
+        for item in media:
+            self.images += choices * (item.kind == "image")
+            self.audios += choices * (item.kind == "audio")
+            keys.append(item.key)
         prompt = hash((*prompt_ids, *keys))
         place = prompt % PROMPT_HASH_SLOTS
         if self._prompts[place] != prompt:
@@ -78,9 +78,9 @@ class Usage(NamedTuple):
         )
 
 
-def _compute_share(part: int | None, whole: int | None) -> float | None:
+def _compute_share(part: int | None, total: int | None) -> float | None:
     # Lost encoder outputs may exceed the whole budget.
-    return min(1.0, part / whole) if part is not None and whole else None
+    return min(1.0, part / total) if part is not None and total else None
 
 
 MAX_REPORT_AGE_S = 5.0

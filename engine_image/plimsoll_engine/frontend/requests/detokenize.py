@@ -98,7 +98,9 @@ def find_prompt_context(
     Trailing tokens that complete no character are omitted, because their character is not part of
     the output. The list is empty if the last tokens have no text.
     """
-    shown = [one for one in prompt_ids[-2 * MAX_PENDING_TOKENS :] if one not in skipped]
+    shown = [
+        token_id for token_id in prompt_ids[-2 * MAX_PENDING_TOKENS :] if token_id not in skipped
+    ]
     for end in range(len(shown), max(0, len(shown) - 4), -1):
         for start in range(end - 1, max(-1, end - MAX_PENDING_TOKENS - 1), -1):
             ids = shown[start:end]
@@ -131,19 +133,19 @@ class StopMatcher:
         if not self._stops:
             return piece, False
         text = self._held + piece
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        matches = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
             self._held = ""
-            at, self.found = min(found, key=lambda one: one[0])
-            return text[: at + len(self.found) if self._include else at], True
+            start, self.found = min(matches, key=lambda match: match[0])
+            return text[: start + len(self.found) if self._include else start], True
         keep = max(find_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
     def finish(self) -> str:
         """Return the text that was held back. Call it when no further text follows."""
-        held, self._held = self._held, ""
-        return held
+        text, self._held = self._held, ""
+        return text
 
 
 def find_overlap(text: str, stop: str) -> int:

@@ -38,11 +38,11 @@ class MediaReader:
         Raises MediaError, and QueueFull if too many files wait.
         """
         key = await self.run(lambda: processor.hash_file(data))
-        found = self.cache.get(key)
-        if found is None:
-            found = await self.run(lambda: processor.process(data))
-            self.cache.put(found)
-        return found
+        processed = self.cache.get(key)
+        if processed is None:
+            processed = await self.run(lambda: processor.process(data))
+            self.cache.put(processed)
+        return processed
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` in one of the threads. Raises QueueFull if too many files wait."""

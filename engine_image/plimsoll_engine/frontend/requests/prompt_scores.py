@@ -48,18 +48,18 @@ class PromptScores:
     def add(self, message: worker_ipc.PromptScores) -> None:
         """Add the new scores in ``message``. A message that would leave a gap is ignored."""
         count = len(message.chosen) // NUMBER_BYTES
-        known = len(self) - (message.first - 1)
-        if known < 0 or message.first < 1:
+        skipped = len(self) - (message.first - 1)
+        if skipped < 0 or message.first < 1:
             return
         end = min(count, self._wanted - message.first + 1)
-        for mine, theirs, width in (
+        for stored, received, width in (
             (self._chosen, message.chosen, 1),
             (self._ranks, message.ranks, 1),
             (self._top_ids, message.top_ids, self.top_count),
             (self._top, message.top, self.top_count),
         ):
             size = width * NUMBER_BYTES
-            mine.extend(theirs[known * size : max(known, end) * size])
+            stored.extend(received[skipped * size : max(skipped, end) * size])
 
     def get_score(self, place: int) -> Score:
         """Return the score of the prompt's token at index ``place``, which is at least 1."""

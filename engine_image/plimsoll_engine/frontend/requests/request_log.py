@@ -215,11 +215,11 @@ class Generation:
         if self.is_done:
             return
         self.output_ids.append(token_id)
-        ends = finish_reason == "stop" and token_id in self.sampling.stop_token_ids
-        if ends:
+        is_stop_token = finish_reason == "stop" and token_id in self.sampling.stop_token_ids
+        if is_stop_token:
             self.stop_reason = token_id
         piece, stopped, offset = "", False, self._characters
-        shown = self._include or not ends  # as in vLLM, a stop token is not text
+        shown = self._include or not is_stop_token  # as in vLLM, a stop token is not text
         if shown:
             # Bytes of an unfinished character are text that precedes the text of this token.
             before = "" if logprobs is None else self._detokenizer.finish()
@@ -234,15 +234,17 @@ class Generation:
         if len(self.output_ids) > self.sampling.min_tokens:
             piece, stopped = self._stops.push(piece)
         if not stopped and finish_reason is not None:
-            rest, stopped = self._stops.push(self._detokenizer.finish())
-            piece += rest if stopped else rest + self._stops.finish()
+            remaining, stopped = self._stops.push(self._detokenizer.finish())
+            piece += remaining if stopped else remaining + self._stops.finish()
         self.finish_reason = "stop" if stopped else finish_reason
         self._shown += len(piece)
         if stopped:
             self.stop_reason = self._stops.found
             self._logprobs = [
-                one if one.offset < self._shown else one._replace(offset=self._shown, shown=False)
-                for one in self._logprobs
+                entry
+                if entry.offset < self._shown
+                else entry._replace(offset=self._shown, shown=False)
+                for entry in self._logprobs
             ]
         if piece:
             self._pending.append(piece)
@@ -276,14 +278,14 @@ class Generation:
         if not self._pending and not self.is_done:
             return None
         new = self.output_ids[self._taken :]
-        text, logprobs, held = "".join(self._pending), self._logprobs, list[TokenLogprobs]()
+        text, logprobs, held_back = "".join(self._pending), self._logprobs, list[TokenLogprobs]()
         if not self.is_done and self._stops.held:  # a stop string may still remove these tokens
-            certain = sum(one.offset < self._shown for one in logprobs)
-            logprobs, held = logprobs[:certain], logprobs[certain:]
+            certain = sum(entry.offset < self._shown for entry in logprobs)
+            logprobs, held_back = logprobs[:certain], logprobs[certain:]
         delta = Delta(text, self.finish_reason, logprobs, new, self.stop_reason)
         self._taken += len(new)
         self._pending.clear()
-        self._logprobs = held
+        self._logprobs = held_back
         if streamed:
             self.answer_bytes = 0
         return delta
@@ -372,8 +374,8 @@ class RequestLog:
 
     def list_adapters(self) -> list[RegisteredAdapter]:
         """Return the adapter of each request that uses an adapter."""
-        found = (generation.admission.adapter for generation in self._running.values())
-        return [adapter for adapter in found if adapter is not None]
+        adapters = (generation.admission.adapter for generation in self._running.values())
+        return [adapter for adapter in adapters if adapter is not None]
 
     def fail_all(self, reason: str, message: str) -> None:
         """Fail all unfinished requests with the same error."""
@@ -386,7 +388,7 @@ class RequestLog:
         # Choices of one request share their prompt.
         shared = {id(g.prompt_ids): len(g.prompt_ids) for g in running}
         allowed = (g.sampling.allowed_token_ids for g in running)
-        shared |= {id(one): len(one) for one in allowed if one is not None}
+        shared |= {id(ids): len(ids) for ids in allowed if ids is not None}
         tokens = sum(shared.values()) + sum(len(g.output_ids) for g in running)
         scores = sum(g.scores.nbytes for g in running if g.scores is not None)
         return TOKEN_BYTES * tokens + scores + sum(g.answer_bytes for g in running)

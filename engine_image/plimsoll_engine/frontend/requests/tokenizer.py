@@ -130,14 +130,14 @@ class Tokenizer:
         if name is not None and name not in self._added:
             if self._byte_level and all(letter in BYTES_OF_LETTERS for letter in name):
                 return bytes(BYTES_OF_LETTERS[letter] for letter in name)
-            if found := _BYTE_TOKEN.fullmatch(name):
-                return bytes([int(found[1], 16)])
+            if match := _BYTE_TOKEN.fullmatch(name):
+                return bytes([int(match[1], 16)])
         return self.decode_token(token_id).encode()
 
     def get_token_id(self, text: str) -> int | None:
         """Return the ID of the token ``text``; None if it is not a single token."""
-        found: int | None = self._tokenizer.token_to_id(text)
-        return found
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id
 
     def find_added_token(self, text: str) -> int | None:
         """Return the ID of the added token ``text``; None if the tokenizer has no such token.
