@@ -12,7 +12,14 @@ import yaml
 
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_operator.fleet.figures import SIGNAL_MISSING_S
-from plimsoll_operator.render.monitoring import FAST, RUNBOOKS, SLOW, WINDOWS_S, Burn, burn_rule
+from plimsoll_operator.render.monitoring import (
+    FAST_BURN,
+    RUNBOOKS_URL,
+    SLOW_BURN,
+    WINDOWS_S,
+    Burn,
+    burn_rule,
+)
 from plimsoll_operator.render.monitoring import alert as _alert
 
 
@@ -26,7 +33,9 @@ def _of_class(rule: Burn, index: int) -> dict[str, Any]:
 
 def rules() -> list[dict[str, Any]]:
     """Every alert."""
-    burns = [_of_class(rule, index) for rule in (FAST, SLOW) for index in range(len(WINDOWS_S))]
+    burns = [
+        _of_class(rule, index) for rule in (FAST_BURN, SLOW_BURN) for index in range(len(WINDOWS_S))
+    ]
     return [*burns, *_supervisor(), *_operator()]
 
 
@@ -285,9 +294,9 @@ def groups() -> list[dict[str, Any]]:
     return [{"name": "plimsoll", "rules": rules()}]
 
 
-def rules_file(runbooks: str = RUNBOOKS) -> str:
+def rules_file(runbooks: str = RUNBOOKS_URL) -> str:
     """For ``rule_files`` of a plain Prometheus; ``runbooks`` is where the pages are published."""
-    return _yaml({"groups": groups()}).replace(f"{RUNBOOKS}/", f"{runbooks}/")
+    return _yaml({"groups": groups()}).replace(f"{RUNBOOKS_URL}/", f"{runbooks}/")
 
 
 def prometheus_rule() -> str:

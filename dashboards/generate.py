@@ -20,7 +20,7 @@ from dashboards.engine import engine
 from dashboards.fleet import fleet
 from dashboards.operator import operator
 from dashboards.service import service
-from plimsoll_operator.render.monitoring import RUNBOOKS
+from plimsoll_operator.render.monitoring import RUNBOOKS_URL
 
 FOLDER = Path(__file__).resolve().parent
 MIXIN = """\
@@ -57,7 +57,7 @@ def files() -> dict[str, str]:
 def mixin() -> str:
     """Dashboards and alerts for those who build their monitoring with Jsonnet."""
     boards = "\n".join(f"    'plimsoll-{name}.json': import '{name}.json'," for name in BOARDS)
-    return MIXIN.format(boards=boards, runbooks=RUNBOOKS)
+    return MIXIN.format(boards=boards, runbooks=RUNBOOKS_URL)
 
 
 def _numbered(board: Dashboard) -> models.Dashboard:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from plimsoll_operator.kinds import CLAIM, DEFINED, EVENT, OWNED, POD, Kind, Object
+from plimsoll_operator.kinds import CLAIM, DEFINED, EVENT, OWNED_KINDS, POD, Kind, Object
 from plimsoll_operator.runtime.client import MATCHES_NOTHING, Api
 from plimsoll_operator.runtime.queue import RateLimit
 from tests.lab.definitions import Definitions
 from tests.lab.objects import Refused
 
-KINDS = {kind.plural: kind for kind in (*DEFINED, *OWNED, POD, EVENT, CLAIM)}
+KINDS = {kind.plural: kind for kind in (*DEFINED, *OWNED_KINDS, POD, EVENT, CLAIM)}
 LIST_KEYS = ("name", "type", "uid", "port")
 """Fields that identify the entries of a list for server-side apply, if all entries have them."""
 MADE_AT = "2026-01-01T00:00:00Z"

@@ -1,11 +1,11 @@
-"""Actions on a replica: ask a person to confirm, then send the action to the supervisor."""
+"""Run actions on a replica: ask a person to confirm, then send the action to the supervisor."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 
-from plimsoll_api.action_answer import CURRENT, ActionAnswer
+from plimsoll_api.action_answer import CURRENT_EPOCH, ActionAnswer
 from plimsoll_api.admin import Capability
 from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.names import action_limit_s
@@ -18,7 +18,7 @@ CallSupervisor = Callable[[list[str], float], tuple[int, str, str]]
 """Function that runs the supervisor's ``ask`` program in a replica. It takes arguments and a
 timeout in seconds, and returns exit status, standard output and standard error."""
 
-EFFECTS = {
+ACTION_EFFECTS = {
     "trim": "frees its cached memory; its caches are cold afterwards",
     "drain": "takes it out of service and lets its running requests finish",
     "restart": "restarts its container; requests that do not finish in time are lost",
@@ -41,7 +41,7 @@ def run_action(
     epoch has changed since the question. Raises RunError if the supervisor refuses or does not
     answer, and UsageError if there is no terminal for the question.
     """
-    epoch = CURRENT
+    epoch = CURRENT_EPOCH
     if not yes:
         current = get_status(call, pod)
         if current.epoch is None:
@@ -67,7 +67,7 @@ def describe_effect(action: str, current: ActionAnswer) -> str:
     restarts_worker = (
         action == "restart" and Capability.RESTART_WORKER.value in current.capabilities
     )
-    return WORKER_RESTART_EFFECT if restarts_worker else EFFECTS[action]
+    return WORKER_RESTART_EFFECT if restarts_worker else ACTION_EFFECTS[action]
 
 
 def get_status(call: CallSupervisor, pod: str) -> ActionAnswer:

@@ -98,7 +98,7 @@ def explain(
     """Explain an incident: what grew, what was tried, how much memory was freed, what to do."""
     from plimsoll_cli import explain as explaining
     from plimsoll_cli import incidents as listing
-    from plimsoll_cli.output import make_console, plain, print_value
+    from plimsoll_cli.output import is_ascii_only, make_console, print_value
 
     if local or run_dir is not None:
         found = [one for one in listing.read_local(None, run_dir) if one.name == incident]
@@ -112,7 +112,7 @@ def explain(
         shown = listing.get_incident(options.connect(kubeconfig, context, namespace), incident)
     if output.is_table:
         out = make_console()
-        explaining.print_story(shown, out, plain(out))
+        explaining.print_story(shown, out, is_ascii_only(out))
     else:
         print_value(listing.to_object(shown) | {"next": explaining.choose_next_step(shown)}, output)
 
@@ -206,7 +206,7 @@ def _make_parameter(name: str, annotation: Any, default: Any) -> inspect.Paramet
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
-COMMON = (
+COMMON_PARAMETERS = (
     _make_parameter("target", TargetName, inspect.Parameter.empty),
     _make_parameter("local", options.Local, False),
     _make_parameter("run_dir", options.RunDir, None),
@@ -215,17 +215,23 @@ COMMON = (
     _make_parameter("namespace", options.Namespace, None),
     _make_parameter("yes", options.Yes, False),
 )
-DEADLINE = _make_parameter("deadline", Deadline, f"{DRAIN_S:.0f}s")
-SERVICE = _make_parameter("service", Service, False)
-FORCE = _make_parameter("force", Force, False)
+DEADLINE_PARAMETER = _make_parameter("deadline", Deadline, f"{DRAIN_S:.0f}s")
+SERVICE_PARAMETER = _make_parameter("service", Service, False)
+FORCE_PARAMETER = _make_parameter("force", Force, False)
 ACTIONS = {
     "trim": ("Free a replica's cached memory.", ()),
-    "drain": ("Take a replica out of service and let running requests finish.", (DEADLINE, FORCE)),
+    "drain": (
+        "Take a replica out of service and let running requests finish.",
+        (DEADLINE_PARAMETER, FORCE_PARAMETER),
+    ),
     "restart": (
         "Restart a replica's engine. Running requests continue if the engine can carry them over.",
-        (DEADLINE,),
+        (DEADLINE_PARAMETER,),
     ),
-    "resume": ("Put a replica back into service and reset its restart budget.", (SERVICE,)),
+    "resume": (
+        "Put a replica back into service and reset its restart budget.",
+        (SERVICE_PARAMETER,),
+    ),
 }
 """Help text of each action, and its additional options."""
 
@@ -236,7 +242,7 @@ def _make_command(action: str, options_of_action: tuple[inspect.Parameter, ...])
     def command(**given: Any) -> None:
         _run_action(action, **given)
 
-    parameters = (*COMMON, *options_of_action)
+    parameters = (*COMMON_PARAMETERS, *options_of_action)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command

@@ -19,7 +19,7 @@ from plimsoll_cli.incident_view import (
 )
 from plimsoll_cli.output import draw_area_chart
 
-PROBLEMS = {
+PROBLEMS_BY_KIND = {
     "HostGrowth": "host memory grew more than the engine's ledger explains",
     "DeviceGrowth": "device memory grew more than the engine's ledger explains",
     "OrphanDeviceMemory": "no known process holds some of the device memory",
@@ -33,7 +33,7 @@ PROBLEMS = {
 }
 LABEL_WIDTH, MAX_WIDTH, CHART_HEIGHT = 9, 64, 5
 """Width of the axis labels, and maximum width and height of the chart, in characters."""
-REPORT = "report the leak with the saved diagnostics: a restart only removes its effect."
+REPORT_HINT = "report the leak with the saved diagnostics: a restart only removes its effect."
 NEXT_STEPS = {
     "Open": "wait: the supervisor first checks that the growth continues.",
     "Trimming": "wait: the supervisor first frees cached memory.",
@@ -45,9 +45,9 @@ NEXT_STEPS = {
     "Verifying": "wait: after warm-up, the supervisor compares memory with the baseline.",
     "Cleared": "nothing: the problem disappeared by itself.",
     "Trim": "nothing now. If memory grows again, the growth was fragmentation: see docs/tuning.md.",
-    "WorkerRestart": REPORT,
-    "EngineRestart": REPORT,
-    "PodReplaced": "nothing now: a new pod took over. " + REPORT,
+    "WorkerRestart": REPORT_HINT,
+    "EngineRestart": REPORT_HINT,
+    "PodReplaced": "nothing now: a new pod took over. " + REPORT_HINT,
     "ContainerRestarted": "find out why it ended: kubectl logs {pod} -c {container} --previous, "
     "and Last State in kubectl describe pod {pod}",
     "WorkerRestarted": "find out why it ended: kubectl logs {pod} -c {container}",
@@ -143,10 +143,10 @@ def choose_next_step(incident: IncidentView) -> str:
 
 
 def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
-    """Yield the lines of the story; only sentences may be wider than ``width`` columns."""
+    """Yield the lines of the story; only sentences may be longer than ``width`` characters."""
     spec, story = incident.spec, incident.story
     yield Text.assemble((incident.name, "bold"), "  ", format_state(story))
-    yield Text(f"{story.kind}: {PROBLEMS.get(spec.kind, 'a problem')}.")
+    yield Text(f"{story.kind}: {PROBLEMS_BY_KIND.get(spec.kind, 'a problem')}.")
     role = f" ({spec.target.role})" if spec.target is not None else ""
     yield Text(f"{_format_owner(incident)}, pod {spec.pod}{role}, epoch {spec.epoch}.")
     lasted = ""

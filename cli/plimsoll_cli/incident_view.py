@@ -1,4 +1,4 @@
-"""One representation of incidents for all commands, from a LeakIncident or a journal."""
+"""Represent incidents for all commands, from a LeakIncident or a journal."""
 
 from __future__ import annotations
 

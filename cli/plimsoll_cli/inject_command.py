@@ -161,7 +161,7 @@ def inject(
     """Add a supervisor to the workloads in a manifest."""
     from dataclasses import replace
 
-    from plimsoll_api.manifest import DURATION, POSITIVE_DURATION
+    from plimsoll_api.manifest import DURATION_FORM, POSITIVE_DURATION
     from plimsoll_api.memory_policy import MemoryPolicy
     from plimsoll_api.supervision import Supervision
     from plimsoll_api.supervision_policy import SelectedEngine
@@ -198,7 +198,7 @@ def inject(
             memory=MemoryPolicy(
                 host=_parse_budget("--host-budget", host_budget, period),
                 device=_parse_budget("--device-budget", device_budget, period),
-                warmup_s=_parse_option("--warmup", DURATION.read, warmup),
+                warmup_s=_parse_option("--warmup", DURATION_FORM.read, warmup),
             ),
             supervision=Supervision(mode=_parse_option("--mode", _parse_mode, mode)),
             probe=probe,

@@ -1,6 +1,6 @@
 """Read manifests with one InferenceService or SupervisionPolicy.
 
-They are validated like in the API server.
+Manifests are validated as by the API server.
 """
 
 from __future__ import annotations

@@ -50,12 +50,12 @@ def show_spinner(text: str) -> Iterator[Callable[[str], None]]:
     if not out.is_terminal:
         yield lambda text: None
         return
-    style = "line" if plain(out) else "dots"
+    style = "line" if is_ascii_only(out) else "dots"
     with out.status(escape(text), spinner=style) as status:
         yield lambda text: status.update(escape(text))
 
 
-def plain(out: Console) -> bool:
+def is_ascii_only(out: Console) -> bool:
     """Report whether the terminal supports only ASCII."""
     return not out.encoding.lower().startswith("utf")
 
@@ -127,8 +127,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Con
             out.file.write("  ".join(cells).rstrip() + "\n")
 
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-PLAIN = "_.-=*#%@"
+BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
+ASCII_BAR_CHARACTERS = "_.-=*#%@"
 
 
 def draw_sparkline(
@@ -146,7 +146,7 @@ def draw_sparkline(
     known = [value for value in shown if value is not None]
     if not known:
         return ""
-    marks = PLAIN if plain else BLOCKS
+    marks = ASCII_BAR_CHARACTERS if plain else BAR_CHARACTERS
     low = min(known) if low is None else min(low, *known)
     span = (max(known) if high is None else max(high, *known)) - low
     return "".join(
@@ -174,7 +174,7 @@ def draw_area_chart(
     begin, end = points[0][0], points[-1][0]
     if len(points) < 2 or end <= begin:
         return []
-    marks = PLAIN if plain else BLOCKS
+    marks = ASCII_BAR_CHARACTERS if plain else BAR_CHARACTERS
     low, high = min(y for _, y in points), max(y for _, y in points)
     low -= (high - low or 1.0) / (height * len(marks))
     levels = [

@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
@@ -27,7 +27,7 @@ def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
             stopped = True
             task.cancel()
 
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, stop)
         try:
             await task

@@ -35,7 +35,7 @@ def _vary_case(*words: str) -> list[str]:
     return [form for word in words for form in (word, word.capitalize(), word.upper())]
 
 
-WORDS: dict[str, Any] = {
+YAML_CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(_vary_case("y", "yes", "true", "on"), True),
     **dict.fromkeys(_vary_case("n", "no", "false", "off"), False),
     **dict.fromkeys(["", "~", *_vary_case("null")], None),
@@ -44,19 +44,19 @@ WORDS: dict[str, Any] = {
     **dict.fromkeys(["-" + word for word in _INFINITE], -math.inf),
 }
 """Unquoted constants of go.yaml.in/yaml/v2, which sigs.k8s.io/yaml uses."""
-INTEGER = re.compile(
+INTEGER_PATTERN = re.compile(
     r"(?P<sign>[-+]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)|0[oO]?(?P<oct>[0-7]+)"
     r"|(?P<dec>0|[1-9][0-9]*))"
 )
-BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
-FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-FRACTION = re.compile(r"\.[0-9](_?[0-9])*([eE][-+]?[0-9](_?[0-9])*)?")
+INTEGER_BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
+FLOAT_PATTERN = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+FRACTION_PATTERN = re.compile(r"\.[0-9](_?[0-9])*([eE][-+]?[0-9](_?[0-9])*)?")
 MAX_NUMBER_CHARACTERS = 4096
 """Maximum length of a number, because parsing takes quadratic time."""
 MAX_KEY = (1 << 63) - 1
 """Largest number that sigs.k8s.io/yaml accepts as a key."""
 TAG_PREFIX = "tag:yaml.org,2002:"
-TAGS: dict[str, Callable[[Any], bool]] = {
+TAG_CHECKS: dict[str, Callable[[Any], bool]] = {
     f"{TAG_PREFIX}bool": lambda value: isinstance(value, bool),
     f"{TAG_PREFIX}int": lambda value: type(value) is int,
     f"{TAG_PREFIX}float": lambda value: (
@@ -70,20 +70,24 @@ TAGS: dict[str, Callable[[Any], bool]] = {
 def parse_plain(text: str) -> Any:
     """Return the value of an unquoted scalar."""
     first = text[:1]
-    if text in WORDS and (not first or first in "yYnNtTfFoO~.+-"):
-        return WORDS[text]
+    if text in YAML_CONSTANTS and (not first or first in "yYnNtTfFoO~.+-"):
+        return YAML_CONSTANTS[text]
     if first == ".":
-        return _parse_float(text.replace("_", ""), text) if FRACTION.fullmatch(text) else text
+        return (
+            _parse_float(text.replace("_", ""), text) if FRACTION_PATTERN.fullmatch(text) else text
+        )
     if not first or first not in "+-0123456789" or len(text) > MAX_NUMBER_CHARACTERS:
         return text
     digits = text.replace("_", "")
-    if (found := INTEGER.fullmatch(digits)) is not None:
-        base = next(name for name in BASES if found[name] is not None)
-        number = int(found["sign"] + found[base], BASES[base]) if len(digits) <= 80 else 1 << 64
+    if (found := INTEGER_PATTERN.fullmatch(digits)) is not None:
+        base = next(name for name in INTEGER_BASES if found[name] is not None)
+        number = (
+            int(found["sign"] + found[base], INTEGER_BASES[base]) if len(digits) <= 80 else 1 << 64
+        )
         unsigned = number < 1 << 64 and not found["sign"]
         if -(1 << 63) <= number < 1 << 63 or unsigned:
             return number
-    return _parse_float(digits, text) if FLOAT.fullmatch(digits) else text
+    return _parse_float(digits, text) if FLOAT_PATTERN.fullmatch(digits) else text
 
 
 def _parse_float(digits: str, text: str) -> Any:
@@ -101,10 +105,10 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
             return base64.b64decode(text, validate=False).decode("utf-8", "replace")
         except binascii.Error:
             raise YamlError("!!binary value contains invalid base64 data") from None
-    if tag not in TAGS:
+    if tag not in TAG_CHECKS:
         return text
     value = parse_plain(text)
-    if not TAGS[tag](value):
+    if not TAG_CHECKS[tag](value):
         raise YamlError(f"cannot decode {text[:40]!r} as a {tag.replace(TAG_PREFIX, '!!')}")
     return value
 

@@ -39,8 +39,8 @@ class Node:
 
     ``children`` are the items of a list, or alternating keys and values of a mapping. ``target`` is
     the node that an alias refers to. ``size`` is the number of values and ``height`` the number of
-    levels, with expanded aliases. ``keeps_line_ends`` means that the empty lines after it belong to
-    the value.
+    levels, with expanded aliases. ``keeps_line_ends`` means that the empty lines after the value
+    belong to it.
     """
 
     kind: Literal["scalar", "list", "mapping", "alias"]
@@ -72,7 +72,7 @@ class Node:
         """
         found = None
         for key, value in self.resolved.entries() if self.resolved.kind == "mapping" else ():
-            if key.scalar is not MERGE and key.name() == name:
+            if key.scalar is not MERGE_KEY and key.name() == name:
                 found = value
         return found
 
@@ -83,13 +83,13 @@ class Node:
         """
         node = self.resolved
         if node.kind == "scalar":
-            return "<<" if node.scalar is MERGE else to_json_value(node.scalar)
+            return "<<" if node.scalar is MERGE_KEY else to_json_value(node.scalar)
         if node.kind == "list":
             return [one.value(strict) for one in node.children]
         made: dict[str, Any] = {}
         own: set[str] = set()
         for key, value in node.entries():
-            if key.scalar is MERGE:
+            if key.scalar is MERGE_KEY:
                 for source in value.merged():
                     made.update(source.value(strict))
                 continue
@@ -127,7 +127,7 @@ class _Merge:
     """Marker for the key ``<<``."""
 
 
-MERGE = _Merge()
+MERGE_KEY = _Merge()
 
 
 class _Composer:
@@ -205,13 +205,13 @@ class _Composer:
             elif event.value == "<<" and (
                 (unquoted and tag is None) or tag == f"{TAG_PREFIX}merge"
             ):
-                made.scalar = MERGE
+                made.scalar = MERGE_KEY
             else:
                 made.scalar = parse_scalar(tag, event.value, unquoted)
         except YamlError as error:
             raise YamlError(str(error), _get_position(event)) from None
         quoted = self.text[start:end] if event.style == '"' and not self.json_text else ""
-        if r"\/" in quoted and r"\/" in ESCAPES.findall(quoted):
+        if r"\/" in quoted and r"\/" in ESCAPE_PATTERN.findall(quoted):
             raise YamlError(
                 "not YAML for kubectl: write / for \\/, an escape that only JSON has",
                 _get_position(event),
@@ -252,15 +252,15 @@ def _get_position(event: Any) -> tuple[int, int]:
     return event.start_mark.line + 1, event.start_mark.column + 1
 
 
-SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+SURROGATE_PAIR_PATTERN = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 """Pairs of JSON escapes for one character, such as an emoji; YAML has no such pairs."""
-CONTROLS = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
+CONTROL_PATTERN = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 """Characters that are valid in JSON strings, but not in YAML."""
-ESCAPES = re.compile(r"\\.", re.DOTALL)
+ESCAPE_PATTERN = re.compile(r"\\.", re.DOTALL)
 
 
 def _mask(text: str) -> str:
-    return CONTROLS.sub("x", SURROGATES.sub(r"\\u0041\\u0041", text))
+    return CONTROL_PATTERN.sub("x", SURROGATE_PAIR_PATTERN.sub(r"\\u0041\\u0041", text))
 
 
 def _refuse_constant(name: str) -> Any:
@@ -298,7 +298,8 @@ class Document:
         """
         if len(self.text) > MAX_DOCUMENT_BYTES:
             raise YamlError(
-                f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB: split the document", (self.line, 1)
+                f"the document is larger than {MAX_DOCUMENT_BYTES >> 20} MiB: split it",
+                (self.line, 1),
             )
         if self.text.strip() == "...":
             return None
@@ -317,7 +318,7 @@ def split_documents(text: str) -> list[Document]:
     The concatenation of all ``before`` and ``text`` is the file.
     """
     if len(text) > MAX_FILE_BYTES:
-        raise YamlError(f"larger than {MAX_FILE_BYTES >> 20} MiB: split the file")
+        raise YamlError(f"the file is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
     before = "\ufeff" if text.startswith("\ufeff") else ""
     text = text.removeprefix(before)
     if (stream := _split_json_stream(before, text)) is not None:

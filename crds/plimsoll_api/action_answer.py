@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import msgspec
 
-CURRENT = "current"
+CURRENT_EPOCH = "current"
 """Placeholder for an epoch, for callers that accept the engine's current epoch."""
 
 
 class ActionAnswer(msgspec.Struct, omit_defaults=True):
     """Response to an action or to ``status``, printed as one line of JSON.
 
-    ``status`` leaves ``outcome`` empty and sets the other fields. ``host_memory`` and
-    ``device_memory`` are the sources of these values, or empty. ``device_reasons`` say why other
-    sources of device memory are not used. ``shared_orphan`` is the size in bytes of files in
-    ``/dev/shm`` that no process holds; if it is unknown, ``shared_memory_error`` is the reason.
-    Both are unset if the supervisor cannot read ``/dev/shm``. ``out_of_service`` maps each reason
-    that keeps the pod unready to its remaining seconds. ``unseen`` maps missing signals
-    (``engine``, ``metrics``, ``host``, …) to reasons. ``budgets`` are messages about leak budgets
-    that do not fit the observed growth.
+    ``status`` leaves ``outcome`` empty and sets the other fields.
+
+    Attributes:
+        host_memory, device_memory: The sources of these values; empty if they are unknown.
+        device_reasons: Why other sources of device memory are not used.
+        shared_orphan: The bytes of files in ``/dev/shm`` that no process holds. This and the next
+            field are unset if the supervisor cannot read ``/dev/shm``.
+        shared_memory_error: Why ``shared_orphan`` is unknown.
+        out_of_service: The remaining seconds of each reason that keeps the pod unready.
+        unseen: The reasons of missing signals (``engine``, ``metrics``, ``host``, …).
+        budgets: Messages about leak budgets that do not fit the observed growth.
+
     """
 
     epoch: str | None = None

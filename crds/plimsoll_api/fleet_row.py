@@ -16,9 +16,10 @@ class FleetRow:
     """Summary of one service or policy.
 
     ``host`` and ``device`` are the worst pod's consumed budgets in percent. ``ready`` and
-    ``replicas`` are a service's ready pods and desired pods, or a policy's supervised pods and
-    selected pods. ``drained`` is the number of pods that a person took out of service. ``roles``
-    are the roles of a policy's pods in disaggregated or multi-node serving. None is unknown.
+    ``replicas`` are the numbers of ready and desired pods of a service, or of supervised and
+    selected pods of a policy. ``drained`` is the number of pods that a person took out of service.
+    ``roles`` are the roles of a policy's pods in disaggregated or multi-node serving. None means
+    unknown.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Generates crds/*.yaml from the models: ``python -m plimsoll_api.generate [--check]``.
+"""Generate crds/*.yaml from the models: ``python -m plimsoll_api.generate [--check]``.
 
 A CRD's schema is structural: no references, no ``oneOf``, and a type for every property.
 :mod:`plimsoll_api.structural` converts msgspec structs. This module converts the JSON schema of the

@@ -9,7 +9,7 @@ import msgspec
 
 from plimsoll_api.assessment import Trigger
 from plimsoll_api.incident_record import IncidentRecord, StepRecord
-from plimsoll_api.incidents import ENDED, IncidentPhase
+from plimsoll_api.incidents import ENDED_PHASES, IncidentPhase
 from plimsoll_api.leakincident import (
     MAX_OF_POD,
     MAX_SENTENCES,
@@ -89,7 +89,7 @@ def conditions_of(
 
     Each condition changes at most once, when the incident ends.
     """
-    ended, resolved = phase in ENDED, phase == IncidentPhase.RESOLVED
+    ended, resolved = phase in ENDED_PHASES, phase == IncidentPhase.RESOLVED
     end, reason = ended_at or opened_at, (outcome or phase) if ended else phase
     return [
         IncidentCondition(

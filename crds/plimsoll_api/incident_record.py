@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from plimsoll_api.assessment import Trigger
-from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase, WaitReason
+from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.open_enum import OpenEnum
 from plimsoll_api.supervision import Action
 
@@ -126,4 +126,4 @@ class IncidentRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     @property
     def ended(self) -> bool:
         """Whether the incident is in a final phase."""
-        return self.phase in ENDED
+        return self.phase in ENDED_PHASES

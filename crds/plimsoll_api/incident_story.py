@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from plimsoll_api.incident_object import spec_of, status_of
 from plimsoll_api.incident_record import IncidentRecord, StepOutcome
-from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
+from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_api.leakincident import (
     IncidentAttribution,
     IncidentStep,
@@ -81,7 +81,7 @@ class Story(NamedTuple):
     @property
     def ended(self) -> bool:
         """Whether the incident is in a final phase."""
-        return self.phase in ENDED
+        return self.phase in ENDED_PHASES
 
     @property
     def state(self) -> str:

@@ -42,7 +42,9 @@ class IncidentPhase(OpenEnum):
     SUPPRESSED = "Suppressed"
 
 
-ENDED = frozenset({IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED, IncidentPhase.SUPPRESSED})
+ENDED_PHASES = frozenset(
+    {IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED, IncidentPhase.SUPPRESSED}
+)
 
 
 class WaitReason(OpenEnum):

@@ -69,7 +69,7 @@ WITHIN_A_DAY = POSITIVE_DURATION._replace(
         )
     ),
 )
-WEEKDAYS = FieldForm(
+WEEKDAYS_FORM = FieldForm(
     _read_weekdays,
     lambda days: [list(Weekday)[day].value for day in days],
     {
@@ -105,7 +105,9 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
     ] = 4 * 3600.0
     days: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=0, le=6)], ...],
-        written("Days on which the window opens. If empty, it opens every day.", form=WEEKDAYS),
+        written(
+            "Days on which the window opens. If empty, it opens every day.", form=WEEKDAYS_FORM
+        ),
     ] = ()
 
     def opens_in(self, now: float) -> float:

@@ -94,7 +94,7 @@ POSITIVE_BYTES = FieldForm(_positive_bytes, int, QUANTITY_SCHEMA)
 LIMIT_BYTES = FieldForm(_limit_bytes, int, QUANTITY_SCHEMA)
 """Limit, rounded down. The API server compares the quantities as written, and this form must reject
 the same ones."""
-DURATION = FieldForm(_seconds, format_duration, DURATION_SCHEMA)
+DURATION_FORM = FieldForm(_seconds, format_duration, DURATION_SCHEMA)
 POSITIVE_DURATION = FieldForm(
     _positive_seconds, format_duration, DURATION_SCHEMA | validations(POSITIVE_DURATION_RULE)
 )

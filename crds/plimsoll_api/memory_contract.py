@@ -27,9 +27,8 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
 class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
     """Memory needs of a replica for one kind of memory, in bytes.
 
-    ``level`` is the maximum while it was healthy. ``pools`` is the sum of the bounds in the
-    engine's ledger, and ``unfilled`` the part that the pools do not use yet. ``limit`` is None if
-    unknown.
+    ``level`` is the largest healthy size. ``pools`` is the sum of the bounds in the engine's
+    ledger, and ``unfilled`` the part that the pools do not use yet. ``limit`` is None if unknown.
     """
 
     level: Size
@@ -39,7 +38,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Contract(NamedTuple):
-    """Sentence about one kind of memory, with its request and limit in bytes."""
+    """Recommended request and limit for one kind of memory in bytes, and a sentence about them."""
 
     text: str
     request: int

@@ -9,7 +9,7 @@ import msgspec
 from plimsoll_api.cel import Rule, rule
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.manifest import (
-    DURATION,
+    DURATION_FORM,
     LIMIT_BYTES,
     POSITIVE_BYTES,
     POSITIVE_DURATION,
@@ -202,7 +202,7 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
             "Time after each engine start during which growth is treated as warm-up and not "
             "counted against a budget. Defaults to 1m.",
             name="warmup",
-            form=DURATION,
+            form=DURATION_FORM,
         ),
     ] = 60.0
     auto: Annotated[

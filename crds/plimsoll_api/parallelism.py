@@ -69,7 +69,7 @@ NAME_MESSAGE = (
 
 
 class Parallelism(ResourceModel):
-    """Numbers of ranks of one replica, by what they share."""
+    """Numbers of ranks in one replica, by kind of parallelism."""
 
     tensor: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="Number of ranks that share each layer. Defaults to 1."

@@ -25,7 +25,7 @@ LLM_D_ROLE = "llm-d.ai/role"
 """Label of llm-d, which KServe also sets on the pods of an LLMInferenceService."""
 DYNAMO_TYPE = "nvidia.com/dynamo-component-type"
 DYNAMO_SUBTYPE = "nvidia.com/dynamo-sub-component-type"
-COMPONENT = "app.kubernetes.io/component"
+COMPONENT_LABEL = "app.kubernetes.io/component"
 
 
 class PodRole(OpenEnum):
@@ -71,7 +71,7 @@ _BY_LABEL: tuple[tuple[str, Mapping[str, PodRole]], ...] = (
     (LLM_D_ROLE, _LLM_D),
     (DYNAMO_TYPE, _DYNAMO),
     (DYNAMO_SUBTYPE, _DYNAMO),
-    (COMPONENT, _KSERVE),
+    (COMPONENT_LABEL, _KSERVE),
 )
 """Labels with the roles of their values, most specific label first."""
 _KV_ROLES = {

@@ -141,7 +141,7 @@ def _read_ladder(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-LADDER = FieldForm(
+LADDER_FORM = FieldForm(
     _read_ladder,
     lambda ladder: [action.value for action in ladder],
     {
@@ -261,7 +261,7 @@ class Supervision(msgspec.Struct, frozen=True):
             "Actions that the supervisor may take, in order from lightest to heaviest. "
             "`PodReplace` asks the operator to evict the pod after all other actions have failed; "
             "it is off unless you list it. Defaults to `Trim`, `WorkerRestart`, `EngineRestart`.",
-            form=LADDER,
+            form=LADDER_FORM,
         ),
     ] = (Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART)
     drain: Annotated[

@@ -23,7 +23,7 @@ import msgspec
 from plimsoll_api.admin import Load, ProcessNames
 from plimsoll_api.decoding import MalformedError, decode
 
-SUFFIXES = (".jsonl", ".jsonl.gz")
+TRACE_SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_TRACE_LINE_BYTES = 4 << 20
 """Maximum length of a line, equal to that of an engine's longest accepted response. It limits the
 memory that a gzip bomb can take."""
@@ -286,7 +286,9 @@ def _samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
             if not line:
                 return
             if len(line) == MAX_TRACE_LINE_BYTES:
-                raise TraceError(f"{path}:{number}: longer than {MAX_TRACE_LINE_BYTES >> 20} MiB")
+                raise TraceError(
+                    f"{path}:{number}: the line is longer than {MAX_TRACE_LINE_BYTES >> 20} MiB"
+                )
             if not line.strip():
                 continue
             try:

@@ -18,7 +18,7 @@ from plimsoll_api.names import policy_object_name
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import SlotScope
 
-APPS = "apps"
+APPS_API_GROUP = "apps"
 TEMPLATE_HASH = "pod-template-hash"
 CONTROLLER_HASH = "controller-revision-hash"
 ROLLOUT_HASH = "rollouts-pod-template-hash"
@@ -46,10 +46,10 @@ RAY_HEAD, RAY_WORKER = "head", "worker"
 
 _MAX_KIND, _MAX_NAME = 63, 253
 _USUAL_GROUPS = {
-    "Deployment": APPS,
-    "StatefulSet": APPS,
-    "DaemonSet": APPS,
-    "ReplicaSet": APPS,
+    "Deployment": APPS_API_GROUP,
+    "StatefulSet": APPS_API_GROUP,
+    "DaemonSet": APPS_API_GROUP,
+    "ReplicaSet": APPS_API_GROUP,
     "Job": "batch",
     "Rollout": "argoproj.io",
     LWS_KIND: LWS_API,
@@ -60,7 +60,7 @@ _USUAL_GROUPS = {
 }
 """Default API groups by kind."""
 _BEHIND_REPLICA_SETS = (
-    (TEMPLATE_HASH, APPS, "Deployment"),
+    (TEMPLATE_HASH, APPS_API_GROUP, "Deployment"),
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),
 )
 """Pod label, API group and kind of controllers whose ReplicaSets are named NAME-LABEL."""

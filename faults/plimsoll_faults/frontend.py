@@ -1,6 +1,6 @@
-"""The faults of :mod:`plimsoll_faults.kinds` in the frontend.
+"""Inject the faults of :mod:`plimsoll_faults.kinds` that affect the frontend.
 
-They last as long as its process, in any epoch of the worker. Nothing here runs without
+They last as long as the frontend's process, in any epoch of the worker. Nothing here runs without
 ``PLIMSOLL_INJECT``.
 """
 

@@ -1,4 +1,4 @@
-"""Replaces methods of an existing object with faulty ones.
+"""Replace methods of an existing object with faulty ones.
 
 The ledger, the metrics and the shutdown all refer to that object, so a faulty copy would not affect
 them.

@@ -104,7 +104,7 @@ POD = Kind("Pod", "", "v1", "pods")
 EVENT = Kind("Event", "", "v1", "events", "")
 CLAIM = Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims", "")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
-OWNED = (
+OWNED_KINDS = (
     Kind("ServiceAccount", "", "v1", "serviceaccounts"),
     Kind("Role", "rbac.authorization.k8s.io", "v1", "roles"),
     Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
@@ -140,10 +140,10 @@ OWNED = (
 """Kinds of rendered objects. The operator reverts changes to these objects and deletes surplus
 ones."""  # fmt: skip
 
-LWS = next(kind for kind in OWNED if kind.kind == LWS_KIND)
-OPTIONAL = tuple(kind for kind in OWNED if not kind.watched)
-WATCHED = (SERVICE, POLICY, INCIDENT, POD, *(kind for kind in OWNED if kind.watched))
-BY_KIND = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL)}
+LWS = next(kind for kind in OWNED_KINDS if kind.kind == LWS_KIND)
+OPTIONAL_KINDS = tuple(kind for kind in OWNED_KINDS if not kind.watched)
+WATCHED_KINDS = (SERVICE, POLICY, INCIDENT, POD, *(kind for kind in OWNED_KINDS if kind.watched))
+BY_KIND = {kind.kind: kind for kind in (*WATCHED_KINDS, *OPTIONAL_KINDS)}
 
 
 def ref(item: Object) -> Ref:

@@ -53,7 +53,7 @@ decoder needs less than 2 MiB of the main thread's 8 MiB stack."""
 EXIT_S = 5.0
 """Seconds within which a process that has lost its Lease exits, even if a part hangs. It writes
 nothing during this time."""
-UNBOUND = (
+MISSING_ADMISSION_POLICIES_MESSAGE = (
     "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
     "restart slots of every pod of its namespace without bounds; install them with the chart's "
     "admissionPolicy.enabled, or apply config/admission-policy.yaml"
@@ -68,7 +68,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     (see :mod:`background`).
     """
     if config.without_admission_policies:
-        log.warning(UNBOUND)
+        log.warning(MISSING_ADMISSION_POLICIES_MESSAGE)
     limit = RateLimit(config.qps, config.burst)
     api = await Api.connect(config.kubeconfig, config.request_timeout_s, limit)
     metrics = Metrics()

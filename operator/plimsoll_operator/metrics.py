@@ -19,7 +19,7 @@ from plimsoll_operator.runtime.watches import Watches
 from plimsoll_operator.scraper import Scraper
 
 METRIC_PREFIX = "plimsoll_operator_"
-BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+DURATION_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
@@ -31,13 +31,13 @@ class Metrics:
             f"{METRIC_PREFIX}reconcile_seconds",
             "Duration of a reconcile.",
             registry=self.registry,
-            buckets=BUCKETS,
+            buckets=DURATION_BUCKETS_S,
         )
         self.waiting = Histogram(
             f"{METRIC_PREFIX}queue_wait_seconds",
             "Time that a service waited for a worker.",
             registry=self.registry,
-            buckets=BUCKETS,
+            buckets=DURATION_BUCKETS_S,
         )
         self.errors = Counter(
             f"{METRIC_PREFIX}reconcile_errors",

@@ -16,7 +16,7 @@ from html import escape
 from typing import Any
 
 from plimsoll_api.fleet_row import FleetRow, row_of, row_of_policy, worst_first
-from plimsoll_api.incidents import ENDED
+from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.page_security import SECURITY_POLICY, host_name, is_ip_address
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.fleet.slots import Allocation
@@ -36,8 +36,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-ALARMS = frozenset({"RestartBudgetExhausted", "MemoryNearLimit", "Conflicting", "SlowLeak"})
-WELL = frozenset({"Ready", "Supervised", "NoPods", "Unknown"})
+ALARM_STATES = frozenset({"RestartBudgetExhausted", "MemoryNearLimit", "Conflicting", "SlowLeak"})
+HEALTHY_STATES = frozenset({"Ready", "Supervised", "NoPods", "Unknown"})
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1"><title>Fleet - Plimsoll</title>
 <style>
@@ -161,7 +161,7 @@ def _incidents(store: Store, row: FleetRow) -> Iterator[Object]:
     """Yield the open incidents of a row."""
     key = Key(row.namespace, row.name, row.kind)
     for incident in store.children(key, (INCIDENT.kind,)) if row.incidents else ():
-        if (incident.get("status") or {}).get("phase") not in ENDED:
+        if (incident.get("status") or {}).get("phase") not in ENDED_PHASES:
             yield incident
 
 
@@ -256,7 +256,13 @@ def _section(title: str, head: _Heads, rows: Iterable[str], none: str, more: int
 def _row(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRow], str]:
     def html(row: FleetRow) -> str:
         host, device = budgets.get(row.key, ("", ""))
-        state = "bad" if row.state in ALARMS else "good" if row.state in WELL else "warn"
+        state = (
+            "bad"
+            if row.state in ALARM_STATES
+            else "good"
+            if row.state in HEALTHY_STATES
+            else "warn"
+        )
         kind = "policy" if row.kind == POLICY.kind else "service"
         return (
             f"<tr><th scope=row>{_text(row.shown)} <small>{kind}</small></th>"

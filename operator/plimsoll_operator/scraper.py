@@ -44,7 +44,7 @@ MAX_PER_NAMESPACE = 8
 MAX_BYTES = 1 << 18
 """Maximum size of a page. A supervisor's page has about 30 KiB."""
 
-CHUNK = 1 << 14
+CHUNK_BYTES = 1 << 14
 HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
@@ -196,14 +196,14 @@ class Scraper:
         url = f"http://{host}/metrics"
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                raise BadPageError(f"status {response.status}")
+                raise BadPageError(f"HTTP {response.status}")
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise BadPageError("the response is compressed")
             read = bytearray()
-            async for chunk in response.content.iter_chunked(CHUNK):
+            async for chunk in response.content.iter_chunked(CHUNK_BYTES):
                 read += chunk
                 if len(read) > MAX_BYTES:
-                    raise BadPageError(f"longer than {MAX_BYTES} bytes")
+                    raise BadPageError(f"the page is longer than {MAX_BYTES} bytes")
             return bytes(read)
 
 

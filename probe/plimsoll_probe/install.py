@@ -18,7 +18,7 @@ plimsoll_probe = plimsoll_probe:start
 [sglang.srt.plugins]
 plimsoll_probe = plimsoll_probe:start
 """
-METADATA = "Metadata-Version: 2.1\nName: plimsoll-probe\nVersion: {version}\n"
+METADATA_TEMPLATE = "Metadata-Version: 2.1\nName: plimsoll-probe\nVersion: {version}\n"
 PACKAGE_VERSION = "1"
 
 
@@ -31,7 +31,7 @@ def install(folder: Path) -> None:
     shutil.copyfile(here / "sitecustomize.py", folder / "sitecustomize.py")
     info = folder / f"plimsoll_probe-{PACKAGE_VERSION}.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(METADATA.format(version=PACKAGE_VERSION))
+    (info / "METADATA").write_text(METADATA_TEMPLATE.format(version=PACKAGE_VERSION))
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
 
 

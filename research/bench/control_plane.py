@@ -17,14 +17,14 @@ from typing import Any
 import aiohttp
 
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
-from plimsoll_operator.kinds import OWNED, SERVICE, Kind
+from plimsoll_operator.kinds import OWNED_KINDS, SERVICE, Kind
 from tests.lab.lab import Lab, new_lab
 from tests.lab.operator import Operator, operator_kubeconfig
 
 NAMESPACE = "bench"
 AT_ONCE = 32
 ASKED_FOR = {"NetworkPolicy", "HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
-CHILDREN = tuple(kind for kind in OWNED if kind.kind not in ASKED_FOR)
+CHILDREN = tuple(kind for kind in OWNED_KINDS if kind.kind not in ASKED_FOR)
 
 
 def end_by_signals() -> None:

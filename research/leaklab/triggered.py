@@ -19,7 +19,7 @@ from leaklab.editions import Edition
 from leaklab.series import MIB, Curve, Series, base_of, bursty
 from leaklab.splits import EDITIONS, Split
 from leaklab.views import habits, interval_of
-from plimsoll_sidecar.detect.attribution import COUNTER_FIELDS, TIME
+from plimsoll_sidecar.detect.attribution import COUNTER_FIELDS, TIME_TRIGGER
 
 RATES = {
     "requests": 5.0,
@@ -228,7 +228,7 @@ def triggers(split: Split, seeds: int = 1) -> list[Case]:
     cases, first = [], 0
     for edition in EDITIONS[split]:
         ways = VARYING[edition.name]
-        for name in (*RATES, TIME):
+        for name in (*RATES, TIME_TRIGGER):
             for rate in edition.spent_s:
                 for number in range(len(ways) * seeds if rate != "fast" else 0):
                     case = _case(split, edition, name, rate, ways[number // seeds], number)
@@ -243,7 +243,7 @@ def _case(split: Split, edition: Edition, name: str, rate: str, varying: Vary, n
     length = STARTS + REACHED * spent
     rng = random.Random(f"{edition.name}/{name}/{rate}/{number}")
     totals = {one: varying(mean, length, rng) for one, mean in RATES.items()}
-    driver: Curve = (lambda t: t) if name == TIME else totals[name]
+    driver: Curve = (lambda t: t) if name == TIME_TRIGGER else totals[name]
     until, part = (length, REACHED) if edition.alike else (STARTS + spent, 1.0)
     each = part * BUDGET / (driver(until) - driver(STARTS))
     series = Series(

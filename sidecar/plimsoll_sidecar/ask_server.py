@@ -111,7 +111,7 @@ class AskServer:
         try:
             status, text = self._handle(arguments)
         except Exception as error:  # a bug here must not appear as the end of the supervisor
-            log.exception("a manual action failed unexpectedly")
+            log.exception("the manual action %s failed unexpectedly", arguments[0])
             status, text = 2, f"{type(error).__name__}: {error}"
         finally:
             if waits:

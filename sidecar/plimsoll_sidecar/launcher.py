@@ -139,8 +139,8 @@ class Launcher:
     def _answer_probe(self, request: web.Request) -> web.Answer:
         """Answer a probe: ``/ready`` depends on drains, all other paths report alive."""
         if request.path == "/ready" and not is_ready(self._state_dir):
-            return 503, web.TEXT, b"draining\n"
-        return 200, web.TEXT, b"ok\n"
+            return 503, web.TEXT_CONTENT_TYPE, b"draining\n"
+        return 200, web.TEXT_CONTENT_TYPE, b"ok\n"
 
 
 def _create_probe_server(

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
-from plimsoll_api.action_answer import CURRENT, ActionAnswer
+from plimsoll_api.action_answer import CURRENT_EPOCH, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.decoding import decode
 from plimsoll_api.files import replace_file
@@ -106,7 +106,9 @@ def perform_action(
         answer.budgets = _list_unsuitable_budgets(arguments.state_dir, config)
         answer.out_of_service = readiness.read_active_reasons(str(arguments.state_dir))
         return _add_signals(engine, answer, config.memory.shared_device, config.engine.container)
-    expected = status.epoch if arguments.expected_epoch == CURRENT else arguments.expected_epoch
+    expected = (
+        status.epoch if arguments.expected_epoch == CURRENT_EPOCH else arguments.expected_epoch
+    )
     if expected != status.epoch:
         answer.outcome = Outcome.REFUSED.value
         answer.message = (
@@ -391,7 +393,7 @@ def _read_note(path: Path) -> ManualAction:
     with path.open("rb") as file:
         data = file.read(MAX_NOTE_BYTES + 1)
     if len(data) > MAX_NOTE_BYTES:
-        raise ValueError(f"larger than {MAX_NOTE_BYTES >> 10} KiB")
+        raise ValueError(f"the file is larger than {MAX_NOTE_BYTES >> 10} KiB")
     note = decode(data, Note)
     action = note.action
     if action.action not in REASON_BY_ACTION:

@@ -202,7 +202,7 @@ class Supervisor:
             self._apply_budgets(found)
 
     def _apply_budgets(self, budgets: BudgetsInForce) -> None:
-        """Apply these budgets.
+        """Apply ``budgets`` with a new detector.
 
         The new detector continues from the baselines of the previous one.
         """

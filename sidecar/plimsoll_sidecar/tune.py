@@ -35,7 +35,7 @@ from plimsoll_sidecar.govern.command import Result
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.replay import make_engine_view, make_memory_policy, make_unknown_results
 
-EPOCH = date(1970, 1, 1)
+UNIX_EPOCH_DATE = date(1970, 1, 1)
 MAX_SERIES_LINES = 10_000_000
 """Maximum number of lines that are read from a series."""
 RESTART_SHARE = 0.5
@@ -159,7 +159,7 @@ def _iterate_days(hours: list[Hour], window_s: float, wanted: int | None) -> Ite
     for day, found in sorted(by_day.items()):
         gain = max(list_gains_within(found, window_s))
         yield Day(
-            date=(EPOCH + timedelta(days=day)).isoformat(),
+            date=(UNIX_EPOCH_DATE + timedelta(days=day)).isoformat(),
             observed_s=sum(one.seen_s for one in found),
             gain=gain,
             incident=any(one.incident for one in found),

@@ -39,7 +39,7 @@ turns.
 """
 NO_DESCRIPTOR_PAUSE_S = 0.05
 """Pause in seconds if no file descriptor is available."""
-REASONS = {
+REASON_PHRASES = {
     200: "OK",
     400: "Bad Request",
     403: "Forbidden",
@@ -50,7 +50,7 @@ REASONS = {
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
-TEXT = "text/plain; charset=utf-8"
+TEXT_CONTENT_TYPE = "text/plain; charset=utf-8"
 READING, WRITING, CLOSING = range(3)
 _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
 """``struct linger`` that resets a connection when it is closed."""
@@ -182,25 +182,34 @@ class HttpServer:
         if 0 <= end <= MAX_HEAD_BYTES:
             self._respond(connection, parse_request(head[:end]))
         elif len(head) > MAX_HEAD_BYTES:
-            self._reply(connection, (431, TEXT, b"the request's headers are too long\n"))
+            self._reply(
+                connection, (431, TEXT_CONTENT_TYPE, b"the request's headers are too long\n")
+            )
 
     def _respond(self, connection: _Connection, request: Request | None) -> None:
         if request is None:
-            self._reply(connection, (400, TEXT, b"not an HTTP/1.1 request with one Host header\n"))
+            self._reply(
+                connection,
+                (400, TEXT_CONTENT_TYPE, b"not an HTTP/1.1 request with one Host header\n"),
+            )
         elif request.method not in ("GET", "HEAD"):
-            self._reply(connection, (405, TEXT, b"only GET and HEAD are allowed\n"))
+            self._reply(connection, (405, TEXT_CONTENT_TYPE, b"only GET and HEAD are allowed\n"))
         else:
             try:
                 answer = self._answer(request)
             except Exception:  # noqa: BLE001 - a failing page must not stop the server
                 sys.excepthook(*sys.exc_info())
-                answer = 500, TEXT, b"this page failed; the supervisor's log says why\n"
+                answer = (
+                    500,
+                    TEXT_CONTENT_TYPE,
+                    b"this page failed; the supervisor's log says why\n",
+                )
             self._reply(connection, answer, request.method == "HEAD")
 
     def _reply(self, connection: _Connection, answer: Answer, head_only: bool = False) -> None:
         status, content, body = answer
         head = (
-            f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {content}\r\n"
+            f"HTTP/1.1 {status} {REASON_PHRASES[status]}\r\nContent-Type: {content}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n{self._headers}\r\n"
         )
         connection.head, connection.state = b"", WRITING
@@ -225,7 +234,9 @@ class HttpServer:
         now = time.monotonic()
         for connection in [c for c in self._connections.values() if c.deadline <= now]:
             if connection.state == READING and connection.head:
-                self._reply(connection, (408, TEXT, b"the request did not end in time\n"))
+                self._reply(
+                    connection, (408, TEXT_CONTENT_TYPE, b"the request did not end in time\n")
+                )
                 self._advance(connection)
             else:
                 self._close_connection(connection, abort=connection.state != READING)

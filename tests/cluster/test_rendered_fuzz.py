@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.kinds import BY_KIND, OPTIONAL, InvalidSpecError
+from plimsoll_operator.kinds import BY_KIND, OPTIONAL_KINDS, InvalidSpecError
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render.names import digest
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -134,7 +134,7 @@ def test_the_api_server_takes_what_is_rendered_from_an_admitted_spec(
     assert refused == []
     assert not found["invalid"], "an admitted spec that the operator cannot render"
     assert found["admitted"] > count // 10
-    wanted = {kind.kind for kind in OPTIONAL} - MONITORING | {"Deployment"}
+    wanted = {kind.kind for kind in OPTIONAL_KINDS} - MONITORING | {"Deployment"}
     assert {kind for kind in wanted if not found[kind]} == set()
 
 

@@ -23,7 +23,7 @@ import yaml
 
 from dashboards import alerts
 from docs.tools import site
-from plimsoll_operator.render.monitoring import RUNBOOKS
+from plimsoll_operator.render.monitoring import RUNBOOKS_URL
 from tests.browser import chromium, violations
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_axe_finds_nothing(address: str, scheme: Literal["light", "dark"], width
 
 @pytest.mark.long
 def test_the_address_in_each_alert_leads_to_its_runbook(address: str) -> None:
-    host = RUNBOOKS.removesuffix("/runbooks") + "/"
+    host = RUNBOOKS_URL.removesuffix("/runbooks") + "/"
     config = (ROOT / "mkdocs.yml").read_text()
     assert f"site_url: {host}\n" in config
     for rule in alerts.rules():

@@ -1,4 +1,4 @@
-"""Actions on pods, through exec in the supervisor's container."""
+"""Run actions on pods, through exec in the supervisor's container."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.names import ASK_MODULE, SUPERVISOR_CONTAINER
 from plimsoll_cli.actions import CallSupervisor, Confirm, get_status, run_action
 from plimsoll_cli.cluster.client import Cluster, NotFoundError, Object, format_denied_message
-from plimsoll_cli.cluster.supervised import CORE, list_target_pods
+from plimsoll_cli.cluster.supervised import CORE_API_PATH, list_target_pods
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import show_spinner
 from plimsoll_cli.targets import Target
@@ -23,7 +23,7 @@ from plimsoll_cli.targets import Target
 READY_TIMEOUT_S = 900.0
 """Seconds until a restarted pod must be ready. Large models take minutes to load."""
 POLL_S = 2.0
-HANDSHAKE = re.compile(r"Handshake status (\d{3})\b")
+HANDSHAKE_STATUS_PATTERN = re.compile(r"Handshake status (\d{3})\b")
 OnAnswer = Callable[[str, ActionAnswer], None]
 
 
@@ -118,12 +118,12 @@ def _find_service_served_only_by(cluster: Cluster, pod: str) -> str | None:
     if not is_ready(found):
         return None
     labels = (found["metadata"].get("labels") or {}).items()
-    for service in cluster.list_objects(CORE, "services", namespace):
+    for service in cluster.list_objects(CORE_API_PATH, "services", namespace):
         selector = ((service.get("spec") or {}).get("selector") or {}).items()
         if not selector or not selector <= labels:
             continue
         query = ",".join(f"{key}={value}" for key, value in selector)
-        others = cluster.list_objects(CORE, "pods", namespace, labelSelector=query)
+        others = cluster.list_objects(CORE_API_PATH, "pods", namespace, labelSelector=query)
         if not any(is_ready(one) for one in others if one["metadata"]["name"] != pod):
             return str(service["metadata"]["name"])
     return None
@@ -137,7 +137,7 @@ def is_ready(pod: Object) -> bool:
 
 
 def _pod_path(cluster: Cluster, pod: str) -> str:
-    return f"{CORE}/namespaces/{cluster.namespace or 'default'}/pods/{pod}"
+    return f"{CORE_API_PATH}/namespaces/{cluster.namespace or 'default'}/pods/{pod}"
 
 
 def make_supervisor_caller(
@@ -191,7 +191,7 @@ def format_exec_error(failure: ApiException, path: str, pod: str, container: str
     """Return the error message for an exec request that failed."""
     text = str(failure.reason or failure.body or failure)
     # After a refused upgrade, status and headers are only in the text of the exception.
-    refused = HANDSHAKE.match(text)
+    refused = HANDSHAKE_STATUS_PATTERN.match(text)
     status = int(refused[1]) if refused else failure.status
     if status == 403:
         return format_denied_message("POST", path)

@@ -23,7 +23,12 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED
 from plimsoll_api.times import rfc3339
 from plimsoll_api.workloads import membership
 from plimsoll_cli.cluster.client import Cluster, NotFoundError, Object
-from plimsoll_cli.cluster.supervised import CORE, has_ended, is_supervised, list_policy_pods
+from plimsoll_cli.cluster.supervised import (
+    CORE_API_PATH,
+    has_ended,
+    is_supervised,
+    list_policy_pods,
+)
 from plimsoll_cli.errors import RunError
 from plimsoll_operator.fleet.pods import Cause, PodView
 
@@ -31,7 +36,7 @@ MAX_NAMED = 4
 """Maximum number of workloads to name in a line."""
 RESTARTABLE_KINDS = ("Deployment", "StatefulSet", "DaemonSet")
 """Kinds that ``kubectl rollout restart`` supports."""
-CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+WEBHOOK_CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 WEBHOOK_SUFFIX = ".pods.plimsoll.dev"
 """Suffix of the names of Plimsoll's webhooks."""
 SECRET_KEYS = "tls.crt", "tls.key", "ca.crt"
@@ -43,7 +48,7 @@ PROBLEM_CONDITIONS = {
 """Conditions of an InferenceService, with the status that indicates a problem."""
 MIN_VALIDITY = datetime.timedelta(days=20)
 """Remaining validity below which a renewal is overdue; operator and cert-manager renew earlier."""
-INSTALL = "install the chart with --set webhook.enabled=true"
+INSTALL_WEBHOOK_HINT = "install the chart with --set webhook.enabled=true"
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,9 @@ def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
         with contextlib.suppress(
             RunError
         ):  # without permission to read Events, judge by the containers alone
-            events = list(cluster.list_objects(CORE, "events", str(meta["namespace"]), **query))
+            events = list(
+                cluster.list_objects(CORE_API_PATH, "events", str(meta["namespace"]), **query)
+            )
     sidecars = [
         one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"
     ]
@@ -211,7 +218,7 @@ def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Ch
         namespace, _, name = given.partition("=")[2].partition("/")
         where = f"Secret {namespace}/{name}"
         try:
-            found = cluster.get(f"{CORE}/namespaces/{namespace}/secrets/{name}")
+            found = cluster.get(f"{CORE_API_PATH}/namespaces/{namespace}/secrets/{name}")
         except NotFoundError:
             text = f"{where} does not exist, so new pods get no supervisor: run helm upgrade again"
             yield Check("webhook secret", False, text)
@@ -233,13 +240,13 @@ def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
     """Check the newest certificate that the API server trusts for the webhook."""
     name = "webhook certificate"
     try:
-        found = cluster.get(CONFIGURATIONS)["items"]
+        found = cluster.get(WEBHOOK_CONFIGURATIONS_PATH)["items"]
     except RunError as error:
         return Check(name, None, str(error).splitlines()[0])
     webhooks = [hook for one in found for hook in one.get("webhooks") or ()]
     ours = [hook for hook in webhooks if str(hook.get("name", "")).endswith(WEBHOOK_SUFFIX)]
     if not ours:
-        text = f"no webhook is configured, so new pods get no supervisor: {INSTALL}"
+        text = f"no webhook is configured, so new pods get no supervisor: {INSTALL_WEBHOOK_HINT}"
         return Check(name, False, text)
     bundle = (ours[0].get("clientConfig") or {}).get("caBundle", "")
     return check_bundle(bundle, now)

@@ -25,7 +25,12 @@ from plimsoll_api.workloads import membership
 from plimsoll_cli.cluster import checks
 from plimsoll_cli.cluster.checks import Check
 from plimsoll_cli.cluster.client import Cluster, Object
-from plimsoll_cli.cluster.supervised import CORE, has_ended, is_supervised, list_labelled_pods
+from plimsoll_cli.cluster.supervised import (
+    CORE_API_PATH,
+    has_ended,
+    is_supervised,
+    list_labelled_pods,
+)
 from plimsoll_cli.errors import RunError, UsageError
 
 MIN_MINOR = 34
@@ -41,7 +46,7 @@ REQUIRED_PERMISSIONS = (
     ("create", "", "pods", "exec"),
 )
 """Permissions that the command line needs: verb, group, resource, subresource."""
-KSERVE = "serving.kserve.io"
+KSERVE_API_GROUP = "serving.kserve.io"
 OPERATOR_LABEL = "app.kubernetes.io/name=plimsoll"
 """Label of the operator's Deployment and its pods."""
 UNREADY_TEXTS = {
@@ -135,12 +140,12 @@ def _check_permissions(cluster: Cluster) -> Iterator[Check]:
 def _check_kserve(cluster: Cluster) -> Iterator[Check]:
     """Warn if kubectl may resolve ``inferenceservices`` to KServe's kind."""
     with contextlib.suppress(RunError):
-        cluster.get(f"/apis/{KSERVE}")
+        cluster.get(f"/apis/{KSERVE_API_GROUP}")
         yield Check(
             "KServe",
             True,
             "KServe also has a kind InferenceService: in kubectl, write plinf or "
-            f"{SERVICES}.{API_GROUP}, because {SERVICES} may mean {SERVICES}.{KSERVE}",
+            f"{SERVICES}.{API_GROUP}, because {SERVICES} may mean {SERVICES}.{KSERVE_API_GROUP}",
         )
 
 
@@ -161,7 +166,7 @@ def _check_operator(cluster: Cluster) -> Iterator[Check]:
     text = f"{ready} ready, {', '.join(sorted(images))}"
     if not ready:
         for space in sorted({str(one["metadata"]["namespace"]) for one in found}):
-            for pod in cluster.list_objects(CORE, "pods", space, **query):
+            for pod in cluster.list_objects(CORE_API_PATH, "pods", space, **query):
                 why = checks.find_first_cause(cluster, pod)
                 text += f"; {pod['metadata']['name']}: {why.message}" if why else ""
     yield Check("operator", ready > 0, text)

@@ -21,7 +21,7 @@ from plimsoll_cli.cluster.client import Cluster, Object
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.targets import Target
 
-CORE = "/api/v1"
+CORE_API_PATH = "/api/v1"
 
 
 def is_supervised(pod: Object) -> bool:
@@ -34,7 +34,7 @@ def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
     """Yield each pod of InferenceServices, SupervisionPolicies and ``plimsoll inject`` once."""
     seen = set()
     for label in (SERVICE_LABEL, POLICY_LABEL):
-        for pod in cluster.list_objects(CORE, "pods", labelSelector=label):
+        for pod in cluster.list_objects(CORE_API_PATH, "pods", labelSelector=label):
             uid = pod["metadata"]["uid"]
             if uid not in seen:
                 seen.add(uid)
@@ -54,7 +54,7 @@ def list_policy_pods(cluster: Cluster, policy: Object) -> list[Object]:
             f"SupervisionPolicy {meta['name']}: spec.selector: {error.errors()[0]['msg']}"
         ) from None
     namespace = str(meta["namespace"])
-    return list(cluster.list_objects(CORE, "pods", namespace, labelSelector=selector))
+    return list(cluster.list_objects(CORE_API_PATH, "pods", namespace, labelSelector=selector))
 
 
 def is_supervised_by(pod: Object, policy: str) -> bool:
@@ -77,7 +77,7 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
         label = f"{SERVICE_LABEL}={target.name}"
         pods = [
             one
-            for one in cluster.list_objects(CORE, "pods", labelSelector=label)
+            for one in cluster.list_objects(CORE_API_PATH, "pods", labelSelector=label)
             if is_supervised(one)
         ]
     else:

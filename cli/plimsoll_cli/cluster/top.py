@@ -23,9 +23,9 @@ from plimsoll_cli.output import (
     draw_bar,
     draw_sparkline,
     fit_columns,
+    is_ascii_only,
     make_console,
     make_table,
-    plain,
     print_table,
     print_value,
 )
@@ -34,7 +34,7 @@ NO_ROWS_TEXT = "no InferenceServices and no SupervisionPolicies; see all namespa
 PERIOD_S = 2.0
 HISTORY_LENGTH = 60
 BAR_WIDTH = 10
-STATES = {
+STATE_STYLES = {
     "Ready": "green", "Supervised": "green", "NoPods": "dim", "Unknown": "dim",
     "RestartBudgetExhausted": "bold red",
 }  # fmt: skip
@@ -72,7 +72,7 @@ def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
             out.print(NO_ROWS_TEXT)
             return
         wide, width = output is Output.WIDE, out.width if out.is_terminal else 0
-        shown = [make_cells(row, None, wide, width, plain(out)) for row in rows]
+        shown = [make_cells(row, None, wide, width, is_ascii_only(out)) for row in rows]
         names = choose_columns(wide, width, trend=False)
         if width and not wide:
             names, shown = fit_columns(names, shown, width, MIN_TERMINAL_WIDTHS)
@@ -101,7 +101,7 @@ def render_frame(
     rows: list[FleetRow], history: History, wide: bool, out: Console, error_text: str = ""
 ) -> RenderableType:
     """Return one frame of the live view, as wide as the terminal."""
-    shown = [make_cells(row, history, wide, out.width, plain(out)) for row in rows]
+    shown = [make_cells(row, history, wide, out.width, is_ascii_only(out)) for row in rows]
     open_ = sum(row.incidents for row in rows)
     services = sum(row.kind == SERVICE_KIND for row in rows)
     counted = f"services {services}, policies {len(rows) - services}, open incidents {open_}"
@@ -147,7 +147,7 @@ def make_cells(
     made += [
         _format_count(row.restarts),
         incidents,
-        Text(row.state, style=STATES.get(row.state, "yellow")),
+        Text(row.state, style=STATE_STYLES.get(row.state, "yellow")),
     ]
     return [*made, row.mode, row.roles, row.worst, row.url] if wide else made
 

@@ -24,9 +24,9 @@ from plimsoll_cli.local.plan import Plan
 
 DEADLINE_S = 300.0
 """Time at which the traffic ends, in seconds since the start of the program."""
-INJECT = "PLIMSOLL_INJECT"
-LEAKY = "leaky"
-TRACE = "trace.jsonl.gz"
+INJECT_ENV = "PLIMSOLL_INJECT"
+LEAKY_FOLDER = "leaky"
+TRACE_FILE = "trace.jsonl.gz"
 
 
 MANIFEST = Path(__file__).with_name("leaky.yaml")
@@ -67,16 +67,18 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
             async with runner.run_replica(clean, print_line):
                 texts = await collect_references(clean.serving_url, leaky.served_name)
             print_line(f"running the leaky service with {streams} streams")
-            plan = await runner.prepare_plan(leaky, work / LEAKY, print_line)
+            plan = await runner.prepare_plan(leaky, work / LEAKY_FOLDER, print_line)
             scene = DemoRun(leaky, plan, texts, streams)
-            seen = await scene.run(out / TRACE, deadline, console if view else None, print_line)
+            seen = await scene.run(
+                out / TRACE_FILE, deadline, console if view else None, print_line
+            )
             _write_report(out, plan, seen, scene.problems, print_line)
 
         try:
             if not stopping.run_until_signal(main()):
                 raise RunError("the demo was stopped before its end")
         finally:
-            for log in (work / LEAKY).glob("*.log"):
+            for log in (work / LEAKY_FOLDER).glob("*.log"):
                 shutil.copy(log, out)
 
 
@@ -105,8 +107,10 @@ def _write_report(
 def check_manifest(file: Path, service: InferenceService) -> None:
     """Raise UsageError if the manifest is unsuitable for the demo."""
     spec = service.spec
-    if not any(variable.name == INJECT for variable in spec.engine.env):
-        raise UsageError(f"{file}: spec.engine.env: add {INJECT}, because nothing leaks without it")
+    if not any(variable.name == INJECT_ENV for variable in spec.engine.env):
+        raise UsageError(
+            f"{file}: spec.engine.env: add {INJECT_ENV}, because nothing leaks without it"
+        )
     if spec.memory.host is None and spec.memory.device is None:
         raise UsageError(f"{file}: spec.memory: set a growthBudget for host or device")
     if spec.supervision.mode is not Mode.RECOVER:
@@ -131,7 +135,7 @@ def set_model(service: InferenceService, folder: Path) -> InferenceService:
 
 def remove_fault(service: InferenceService) -> InferenceService:
     """Return the service without the injected fault."""
-    env = [variable for variable in service.spec.engine.env if variable.name != INJECT]
+    env = [variable for variable in service.spec.engine.env if variable.name != INJECT_ENV]
     return _update_engine(service, {"env": env})
 
 

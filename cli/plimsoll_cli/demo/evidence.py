@@ -1,6 +1,6 @@
-"""Results of the demo, computed from incidents, trace and replies. Pure.
+"""Compute the results of the demo from incidents, trace and replies. No I/O.
 
-Memory is computed from the trace like in the detector. The baseline is the memory before the first
+Memory is computed from the trace as in the detector. The baseline is the memory before the first
 request. The memory after the cure is that of the idle new worker after the last request.
 """
 
@@ -19,7 +19,7 @@ from plimsoll_cli.local import traces
 
 MAX_REMAINING_SHARE = 0.1
 """Maximum share of the growth that may remain after the cure."""
-RESTART = Reason.WORKER_RESTART.value
+RESTART_STEP = Reason.WORKER_RESTART.value
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def find_restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, floa
         (step.time, step.finished_at)
         for incident in incidents
         for step in incident.timeline
-        if step.step == RESTART
+        if step.step == RESTART_STEP
         and step.outcome is StepOutcome.SUCCEEDED
         and step.finished_at is not None
     ]

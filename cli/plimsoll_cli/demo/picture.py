@@ -25,7 +25,7 @@ OVERLAP_S = 1.5
 """Seconds after a restart during which a sample may include both workers."""
 TEXT, PAUSE, GAP = "#b5cde3", "tab:red", "#f0b56a"
 LEGEND_POSITION: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
-MARKED = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab:red"}
+STEP_COLOURS = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab:red"}
 
 
 def draw_chart(file: Path, title: str, observed: Observations, budget_bytes: int | None) -> None:
@@ -98,9 +98,9 @@ def _draw_probability(axes: Axes, observed: Observations, start: float) -> None:
 def _draw_steps(axes: Axes, incident: IncidentRecord, start: float) -> None:
     marks = [(incident.opened_at, "incident opened", "tab:orange")]
     marks += [
-        (step.time, step.step, MARKED[step.step])
+        (step.time, step.step, STEP_COLOURS[step.step])
         for step in incident.timeline
-        if step.step in MARKED and step.outcome is not StepOutcome.SKIPPED
+        if step.step in STEP_COLOURS and step.outcome is not StepOutcome.SKIPPED
     ]
     if incident.confirmed_at is not None:
         marks.append((incident.confirmed_at, "confirmed", "tab:purple"))

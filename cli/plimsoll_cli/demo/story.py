@@ -15,8 +15,8 @@ from plimsoll_api.units import format_bytes
 from plimsoll_cli.demo.evidence import Observations, find_cured_incident, find_pauses, find_restarts
 from plimsoll_cli.figures import make_result
 
-NAME = "demo"
-REMEDIATIONS = frozenset(Action)
+RESULT_NAME = "demo"
+REMEDIATION_STEPS = frozenset(Action)
 
 Values = dict[str, float | int | None]
 
@@ -52,7 +52,7 @@ def _format_incident(incident: IncidentRecord, start: float) -> list[str]:
 
 
 def _format_step(step: StoryStep) -> str:
-    change = step.change if step.name in REMEDIATIONS else ""
+    change = step.change if step.name in REMEDIATION_STEPS else ""
     details = [part for part in (change, step.message.replace("\n", " ")) if part]
     rest = f": {', '.join(details)}" if details else ""
     return f"{step.name} {step.outcome.lower()}{rest}"
@@ -103,7 +103,7 @@ def write_report(
     """
     from plimsoll_cli.demo import picture  # importing matplotlib takes a second
 
-    report = make_result(NAME, values, command, _list_samples(observed))
+    report = make_result(RESULT_NAME, values, command, _list_samples(observed))
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     incident = find_cured_incident(observed.incidents) or next(iter(observed.incidents), None)
     body = msgspec.json.format(msgspec.json.encode(incident), indent=2)

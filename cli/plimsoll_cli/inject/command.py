@@ -35,13 +35,13 @@ from plimsoll_operator.render.names import supervisor
 
 Object = dict[str, Any]
 
-RECORD = "plimsoll.dev/injected"
+RECORD_ANNOTATION = "plimsoll.dev/injected"
 """Annotation of an injected ConfigMap; its value names the changed document and lists the
 changes."""
 REWRITE_MESSAGE = (
     "inject cannot edit this document without changing its meaning; rewrite it in block style"
 )
-TEMPLATE = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
+TEMPLATE_PATTERN = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 
 
 @dataclass
@@ -136,7 +136,7 @@ def remove_from_file(file: Path) -> str:
     if made == text:
         raise UsageError(
             f"{file}: no change by inject is recorded: the file must contain the supervisor's "
-            f"ConfigMap with the annotation {RECORD}"
+            f"ConfigMap with the annotation {RECORD_ANNOTATION}"
         )
     return made
 
@@ -175,7 +175,7 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
         hint = (
             ": this is a template: render it first, for example with helm template CHART | "
             "plimsoll inject -f -"
-            if TEMPLATE.search(text)
+            if TEMPLATE_PATTERN.search(text)
             else ""
         )
         raise UsageError(f"{place}: {error}{hint}") from None
@@ -252,7 +252,7 @@ def _render_document(parsed: ParsedDocument) -> str:
         raise EditError(f"{REWRITE_MESSAGE}: {error}") from None
     lines = [f"of {_format_identity(parsed.value)}", *format_record(made)]
     for at, added in enumerate(parsed.added):
-        annotations = {RECORD: "\n".join(lines if not at else lines[:1]) + "\n"}
+        annotations = {RECORD_ANNOTATION: "\n".join(lines if not at else lines[:1]) + "\n"}
         added["metadata"] = {**added["metadata"], "annotations": annotations}
     if document.stream:
         shown = [json.dumps(added, indent=2) + "\n" for added in parsed.added]
@@ -279,7 +279,7 @@ def _replace_objects(value: Any, node: Node, wanted: dict[int, Object]) -> Any:
 
 def _remove_injected(text: str, file: Path) -> str:
     """Return ``text`` without the recorded changes."""
-    if RECORD not in text:
+    if RECORD_ANNOTATION not in text:
         return text
     parsed = read_documents(text, file)
     records = [_find_record(one) for one in parsed]
@@ -301,7 +301,7 @@ def _remove_injected(text: str, file: Path) -> str:
                 )
             except ValueError as error:
                 raise UsageError(
-                    f"{file}: {parsed[n].objects_in_file[0].at}: {RECORD}: {error}"
+                    f"{file}: {parsed[n].objects_in_file[0].at}: {RECORD_ANNOTATION}: {error}"
                 ) from None
         texts[at] = ""
         befores[at + 1 if at + 1 < len(parsed) else at] = ""
@@ -312,7 +312,7 @@ def _find_record(parsed: ParsedDocument) -> list[str] | None:
     """Return the lines of an object's record; None without a record."""
     metadata = (parsed.value or {}).get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
-    found = annotations.get(RECORD) if isinstance(annotations, dict) else None
+    found = annotations.get(RECORD_ANNOTATION) if isinstance(annotations, dict) else None
     return found.splitlines() if isinstance(found, str) else None
 
 

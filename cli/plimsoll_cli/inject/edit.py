@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from plimsoll_cli.yaml_text import dump, dump_flow
-from plimsoll_cli.yaml_tree import MERGE, Node
+from plimsoll_cli.yaml_tree import MERGE_KEY, Node
 
 Path = tuple[str, ...]
 """Keys that lead to a value; list items are ``name=NAME``, or an index without a unique name."""
@@ -230,7 +230,7 @@ class _Editor:
         """Replace ``node`` by ``new``."""
         spot = _Location(self.within[-1] if self.within else None, node)
         if spot.owner is None:
-            raise EditError("cannot edit a document whose root changes")
+            raise EditError("cannot replace the whole document")
         self.mark_anchors_changed()
         self.touched |= {id(one) for one in _iterate_descendants(node) if one.anchored}
         start, end = spot.get_range(self.text)
@@ -250,9 +250,12 @@ class _Editor:
         self.within.append(node)
         if node.kind == "mapping" and isinstance(new, dict):
             for key, value in node.entries():
-                if key.scalar is MERGE:
+                if key.scalar is MERGE_KEY:
                     if any(id(one.target) in self.touched for one in value.merged()):
-                        raise EditError("cannot edit a mapping that another one merges with <<")
+                        raise EditError(
+                            "cannot edit a mapping that another one merges with <<: write its keys "
+                            "in both mappings"
+                        )
                 elif key.name() in new:
                     name = key.name()
                     self.expand_aliases(value, old[name], new[name], (*path, name))
@@ -309,7 +312,7 @@ class _Location:
         key = self.owner.children[self.place]
         colon = text.find(":", key.end, self.node.end + 1)
         if colon < 0 or self.node.end <= colon:
-            raise EditError("cannot edit a mapping with a key without a colon")
+            raise EditError("cannot edit a key without a colon: write KEY: VALUE")
         return colon + 1, self.node.end
 
     def get_gap(self, text: str) -> str:
@@ -370,11 +373,16 @@ def _find_indent(text: str, node: Node) -> int:
     begin = node.children[0].start if node.kind == "mapping" else node.start
     line = text.rfind("\n", 0, begin) + 1
     if node.kind == "mapping" and text[line:begin].strip(" -"):
-        raise EditError("cannot edit a mapping with a key after ?, an anchor or a tag")
+        raise EditError(
+            "cannot edit a mapping whose first key follows ?, an anchor or a tag: write plain keys"
+        )
     if node.kind == "list" and text[begin] != "-":
         found = re.compile(r"[^\n]*\n(?:[ ]*(?:#[^\n]*)?\r?\n)*([ ]*)-").match(text, begin)
         if found is None:
-            raise EditError("cannot edit a list whose first dash is not at the beginning of a line")
+            raise EditError(
+                "cannot edit a list whose first dash is not at the beginning of a line: write each "
+                "item on a line of its own"
+            )
         return len(found[1])
     return begin - line
 
@@ -394,14 +402,17 @@ def _find_start_with_comments(text: str, item: Node, indent: int) -> int:
     at = text.rfind("\n", 0, item.start) + 1
     while not text.startswith(f"{lead}-", at):
         if at == 0:
-            raise EditError("cannot edit a list item whose dash is not at the beginning of a line")
+            raise EditError(
+                "cannot edit a list item whose dash is not at the beginning of a line: write each "
+                "item on a line of its own"
+            )
         at = text.rfind("\n", 0, at - 1) + 1
     while at and text.startswith(f"{lead}#", above := text.rfind("\n", 0, at - 1) + 1):
         at = above
     return at
 
 
-COMMENT = re.compile(r"(?:[ \t]*\r?\n)*([ ]*)#[^\n]*(?:\n|$)")
+COMMENT_PATTERN = re.compile(r"(?:[ \t]*\r?\n)*([ ]*)#[^\n]*(?:\n|$)")
 
 
 def _find_insertion_point(text: str, node: Node, indent: int) -> tuple[int, bool]:
@@ -410,6 +421,6 @@ def _find_insertion_point(text: str, node: Node, indent: int) -> tuple[int, bool
     The position is after the comments that follow the last entry and belong to the block.
     """
     at = _find_line_end(text, node)
-    while (found := COMMENT.match(text, at)) is not None and len(found[1]) >= indent > 0:
+    while (found := COMMENT_PATTERN.match(text, at)) is not None and len(found[1]) >= indent > 0:
         at = found.end()
     return at, at == 0 or text[at - 1] == "\n"

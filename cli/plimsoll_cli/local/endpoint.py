@@ -23,7 +23,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint, MainProcess
 from plimsoll_api.units import whole_number
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local.plan import LOOPBACK
-from plimsoll_sidecar.act.adapters.external_profile import PROFILES
+from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
 from plimsoll_sidecar.act.adapters.external_server import identify_engine_type
 from plimsoll_sidecar.clients.http import HttpClient
 from plimsoll_sidecar.signals.engine_processes import (
@@ -210,7 +210,7 @@ def _detect_server_type(url: str) -> EngineType | None:
     kind = identify_engine_type(server)
     if kind is not None:
         return kind
-    alive = server.has_answer(PROFILES[EngineType.CUSTOM].health_path, ANSWER_TIMEOUT_S)
+    alive = server.has_answer(ENGINE_PROFILES[EngineType.CUSTOM].health_path, ANSWER_TIMEOUT_S)
     return EngineType.CUSTOM if alive else None
 
 

@@ -1,4 +1,4 @@
-"""Plan what local mode runs. Pure.
+"""Plan what local mode runs. No I/O.
 
 The plan is either that of a manifest, rendered as for a cluster, or a supervisor for a running
 engine.

@@ -33,8 +33,10 @@ def record_trace(
     out: Path, service: str | None, run_dir: Path | None, duration_s: float | None
 ) -> int:
     """Record until ``duration_s`` has passed or a signal arrives; return the number of samples."""
-    if not out.name.endswith(trace.SUFFIXES):
-        raise UsageError(f"{out}: use a name that ends with one of {', '.join(trace.SUFFIXES)}")
+    if not out.name.endswith(trace.TRACE_SUFFIXES):
+        raise UsageError(
+            f"{out}: use a name that ends with one of {', '.join(trace.TRACE_SUFFIXES)}"
+        )
     if run_dir is None and service is None:
         raise UsageError("record: name a service that runs on this machine, or use --run-dir")
     folder = run_dir or folders.get_service_dir(service or "")
@@ -62,7 +64,7 @@ def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[T
     """Return tuning data from a service, a journal, a trace or a series. Raises UsageError."""
     file = Path(source)
     try:
-        if source.endswith(trace.SUFFIXES):
+        if source.endswith(trace.TRACE_SUFFIXES):
             learned, memory = tune.learn_from_trace(file)
         elif file.suffix == ".csv":
             learned, memory = tune.learn_from_series(file, limit), MemoryPolicy()

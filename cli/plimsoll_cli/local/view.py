@@ -1,4 +1,4 @@
-"""Render the status of one replica as a live terminal view. Pure."""
+"""Render the status of one replica as a live terminal view. No I/O."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class UnderstatedGrammars(Grammars):
 
     @property
     def bytes_bound(self) -> int:
-        """Return a bound below the cache's capacity."""
+        """A bound below the cache's capacity, in bytes."""
         return self._cache.capacity // LOW_BOUND_DIVISOR + self._vocabulary_bytes
 
 

@@ -18,7 +18,7 @@ from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.verdict import needs_time
 from plimsoll_operator.kinds import (
     BY_KIND,
-    OPTIONAL,
+    OPTIONAL_KINDS,
     SERVICE,
     Key,
     MissingApiError,
@@ -163,7 +163,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._scraper.published(key),
             failure,
             now,
-            [kind.kind for kind in OPTIONAL if kind.kind not in self._served],
+            [kind.kind for kind in OPTIONAL_KINDS if kind.kind not in self._served],
             observed.plan,
             events,
             self._scraper.latest(key),

@@ -22,14 +22,23 @@ from plimsoll_operator.controllers.writes import (
 )
 from plimsoll_operator.fleet.figures import PeersFileCache
 from plimsoll_operator.fleet.learned import make_learned_file
-from plimsoll_operator.kinds import INCIDENT, OWNED, InvalidSpecError, Key, Kind, Object, Ref, ref
+from plimsoll_operator.kinds import (
+    INCIDENT,
+    OWNED_KINDS,
+    InvalidSpecError,
+    Key,
+    Kind,
+    Object,
+    Ref,
+    ref,
+)
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.notices import Notice, failure_notice
 
-_OWNED_KINDS = frozenset(kind.kind for kind in OWNED)
+_OWNED_KINDS = frozenset(kind.kind for kind in OWNED_KINDS)
 Observation = TypeVar("Observation")
 
 

@@ -16,13 +16,13 @@ from plimsoll_operator.fleet.selected_pods import SupervisionState
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Kind
 from plimsoll_operator.plans.rolling_restart import (
-    MANAGER,
-    REQUESTED,
-    STOPPED,
-    SUSPECT,
-    UNPROVEN,
-    WEBHOOK_NOT_READY,
-    WEBHOOK_OFF,
+    REQUESTED_MESSAGE,
+    ROLLOUT_FIELD_MANAGER,
+    STOPPED_MESSAGE,
+    SUSPECT_REVISION_MESSAGE,
+    UNPROVEN_MESSAGE,
+    WEBHOOK_NOT_READY_MESSAGE,
+    WEBHOOK_OFF_MESSAGE,
     is_requested,
     kind_of,
     manual_restart_hint,
@@ -47,7 +47,7 @@ class _WorkloadCheck(NamedTuple):
 
     @property
     def is_requested(self) -> bool:
-        return self.text == REQUESTED
+        return self.text == REQUESTED_MESSAGE
 
 
 class RollingRestarts:
@@ -122,10 +122,10 @@ class RollingRestarts:
                 texts[ref] = manual_restart_hint(ref)
                 continue
             if injection is not None and injection.stopped is not None:
-                texts[ref] = STOPPED
+                texts[ref] = STOPPED_MESSAGE
                 continue
             if self._webhook is None or ref in suspects:
-                texts[ref] = SUSPECT if self._webhook else WEBHOOK_OFF
+                texts[ref] = SUSPECT_REVISION_MESSAGE if self._webhook else WEBHOOK_OFF_MESSAGE
                 continue
             known = checks.get(ref)
             old = known is None or known.generation != generation
@@ -135,10 +135,10 @@ class RollingRestarts:
                 and at - known.at >= self._clocks.rollout_again
             )
             if busy and (known is None or not known.is_requested):
-                texts[ref] = UNPROVEN
+                texts[ref] = UNPROVEN_MESSAGE
                 continue
             if (old or late) and not self._webhook():
-                texts[ref] = WEBHOOK_NOT_READY
+                texts[ref] = WEBHOOK_NOT_READY_MESSAGE
                 continue
             if (old or late) and settled and checked < MAX_CHECKS_PER_RECONCILE:
                 checked += 1
@@ -169,7 +169,7 @@ class RollingRestarts:
                 return "the workload no longer exists", False
             live |= {"apiVersion": kind.api_version, "kind": kind.kind}
             if is_requested(live, policy, trial):
-                return REQUESTED, False
+                return REQUESTED_MESSAGE, False
             if obstacle := restart_obstacle(live, policy):
                 return obstacle, False
             log.info(
@@ -179,9 +179,11 @@ class RollingRestarts:
                 kind.kind,
                 name,
             )
-            await self._api.apply(kind, restart_patch(live, policy, now, trial), manager=MANAGER)
+            await self._api.apply(
+                kind, restart_patch(live, policy, now, trial), manager=ROLLOUT_FIELD_MANAGER
+            )
         except ApiError as error:
             if not error.is_lasting:
                 raise
             return f"the API server refused the restart: {error.message}"[:MAX_SAID], False
-        return REQUESTED, True
+        return REQUESTED_MESSAGE, True

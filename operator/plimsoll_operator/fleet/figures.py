@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from plimsoll_api.assessment import Segment
-from plimsoll_api.incidents import ENDED
+from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.learned import MAX_SEEN_S, WINDOWS_H, LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
@@ -400,7 +400,7 @@ def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
         str(incident["spec"]["pod"])
         for incident in incidents
         if incident["spec"]["kind"] in GROWTH_KINDS
-        and (incident.get("status") or {}).get("phase") not in ENDED
+        and (incident.get("status") or {}).get("phase") not in ENDED_PHASES
     }
 
 

@@ -24,7 +24,7 @@ SETTLED_S = 120.0
 """Seconds for which a leader must have existed, and be ready, to count as recovered."""
 MAX_LEADERS = 32
 """Maximum number of leaders remembered per group: the newest ones."""
-OURS = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
+SUPERVISED_STATES = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class GroupHistory:
         groups: dict[tuple[str, str], list[SelectedPod]] = defaultdict(list)
         for one in pods:
             ref, name = one.member.workload, one.member.group
-            leads = bool(name) and not one.member.worker and one.state in OURS
+            leads = bool(name) and not one.member.worker and one.state in SUPERVISED_STATES
             if leads and ref is not None and not one.member.ray_cluster:
                 groups[str(ref), name].append(one)
         history = self._created.get(key, {})

@@ -20,7 +20,7 @@ import msgspec
 
 from plimsoll_api.incident_object import conditions_of, object_of
 from plimsoll_api.incident_record import IncidentRecord
-from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
+from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_api.leakincident import MAX_INCIDENT_CONDITIONS, MAX_TEXTS, MAX_WRITES
 from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND, POLICY_KIND
 from plimsoll_api.supervisor_config import GroupMember, ServiceRef
@@ -400,7 +400,7 @@ def _is_confirmed(incident: Object) -> bool:
     status = incident.get("status") or {}
     return bool(status.get("confirmedAt")) or status.get("phase") not in {
         *_SUSPECTED_PHASES,
-        *ENDED,
+        *ENDED_PHASES,
     }
 
 
@@ -410,4 +410,4 @@ def _is_old(incident: Object, now: str, least_age_s: float) -> bool:
 
 
 def _is_open(incident: Object) -> bool:
-    return (incident.get("status") or {}).get("phase") not in ENDED
+    return (incident.get("status") or {}).get("phase") not in ENDED_PHASES

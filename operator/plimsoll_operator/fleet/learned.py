@@ -33,7 +33,7 @@ MAX_STEP_DAYS = 1.0
 """Maximum number of days of change that one update may apply to a budget."""
 MIN_CHANGE_SHARE = 0.05
 """Smallest relative change of a size that is published, because each change is a write."""
-MEMORIES: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | None]], ...] = (
+LEARNED_GETTERS: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | None]], ...] = (
     ("host", lambda one: one.host_learned),
     ("device", lambda one: one.device_learned),
 )
@@ -70,7 +70,7 @@ def make_learned_file(
         ]  # fmt: skip
         memories = {
             name: _merge_learned(old, name, read, revision, reports, hour)
-            for name, read in MEMORIES
+            for name, read in LEARNED_GETTERS
         }
         new = LearnedWorkload(workload, revision, hour, **memories)
         if any(memories.values()) and (old is None or _is_worth_writing(old, new)):
@@ -128,7 +128,7 @@ def _is_worth_writing(old: LearnedWorkload, new: LearnedWorkload) -> bool:
     """Report whether ``new`` differs enough from ``old`` to be written."""
     if old.revision != new.revision:
         return True
-    for name, _ in MEMORIES:
+    for name, _ in LEARNED_GETTERS:
         one, other = (getattr(each, name) or LearnedMemory() for each in (old, new))
         if (one.budget is None) != (other.budget is None):
             return True

@@ -168,8 +168,8 @@ class Container:
 class PodView:
     """Parsed status of a pod.
 
-    ``placed`` is when it was scheduled, and ``unscheduled`` why it was not. ``over`` is whether it
-    has ended. ``group`` is its LeaderWorkerSet group; empty if the pod is a replica by itself.
+    ``placed`` is when the pod was scheduled, ``unscheduled`` why it was not, and ``over`` whether
+    it has ended. ``group`` is its LeaderWorkerSet group; empty for a single-pod replica.
     """
 
     name: str

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from plimsoll_api.incidents import ENDED
+from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.operation import OnLeak, RunRevision
 from plimsoll_api.workloads import WorkloadRef
@@ -110,7 +110,8 @@ def suspected_pods(revision: str, pods: list[ReplicaPod], incidents: Sequence[Ob
         {
             str(incident["spec"]["pod"])
             for incident, _ in _leaks_of(revision, pods, incidents)
-            if _is_confirmed(incident) or (incident.get("status") or {}).get("phase") not in ENDED
+            if _is_confirmed(incident)
+            or (incident.get("status") or {}).get("phase") not in ENDED_PHASES
         }
     )
 

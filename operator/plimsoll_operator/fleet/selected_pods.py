@@ -72,13 +72,18 @@ class StartState:
 class SelectedPod:
     """The operator's summary of a pod that a policy selects.
 
-    ``others`` names the other policies that select it, oldest first. ``is_oldest_policy`` is
-    whether this policy is older than all of them. ``may_hold_slot`` is whether its supervisor, if
-    added by this policy, may hold a restart slot, also while the pod terminates. ``created`` is RFC
-    3339; it distinguishes pods, because a StatefulSet reuses names. ``engine`` describes the
-    container that admission identified as the engine. ``view`` is set while a container of a
-    supervised pod is not ready. ``memory_request`` is the largest memory request of a container in
-    bytes, which is its engine's. ``role`` is the pod's role in disaggregated or multi-node serving.
+    Attributes:
+        others: The other policies that select the pod, oldest first.
+        is_oldest_policy: Whether this policy is older than ``others``.
+        may_hold_slot: Whether the supervisor that this policy added may hold a restart slot, even
+            while the pod terminates.
+        created: The creation time (RFC 3339). It distinguishes pods, because a StatefulSet reuses
+            names.
+        view: The status of a supervised pod with a container that is not ready; None otherwise.
+        engine: A description of the container that admission identified as the engine.
+        memory_request: The largest memory request of a container in bytes: that of the engine.
+        role: The pod's role in disaggregated or multi-node serving.
+
     """
 
     name: str

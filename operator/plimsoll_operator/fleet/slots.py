@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from plimsoll_api.incidents import ENDED
+from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.names import POLICY_KIND, SLOT_REPLICAS, SLOT_WORKLOAD
 from plimsoll_api.supervision import MAX_SLOTS
 from plimsoll_api.workloads import KV_ROLES, SlotOwner, WorkloadRef, parse_replicas, slot_names
@@ -133,9 +133,9 @@ class _ShareCounter:
         return self._used < self._limit and self.hold(key)
 
     def hold(self, key: SlotSet) -> bool:
-        """Count a slot unless it exceeds a share. Return whether it was counted.
+        """Count a slot unless its service or namespace already holds its share of the slots.
 
-        The shares are those of its service and its namespace.
+        Return whether the slot was counted.
         """
         within = (
             self._services[key] < self._of_service
@@ -160,7 +160,7 @@ def _find_waiting_slot_sets(
     for incident in incidents:
         key = key_of(incident)
         phase = (incident.get("status") or {}).get("phase")
-        if key is None or phase in ENDED:
+        if key is None or phase in ENDED_PHASES:
             continue
         if key.kind == POLICY_KIND:
             of_pods = _index_slot_sets_by_pod(slots) if of_pods is None else of_pods

@@ -32,7 +32,7 @@ STEPS_MIN = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 720, 1440, 2880,
 constantly; for the same reason, no message about the remaining time names a pod."""
 MAX_REVISIONS = 4
 """Maximum number of revisions of a service or workload that have a verdict."""
-UNKNOWN = SupervisorFigures()
+UNKNOWN_FIGURES = SupervisorFigures()
 
 
 def verdicts(
@@ -93,7 +93,7 @@ def _doubt(
         text = "no budget limits growth: set memory.host or memory.device"
         return {"leaks": Leaks.UNKNOWN.value, "message": text}
     own = [one.pod for one in pods if one.revision == revision]
-    seen = {one: figures.get(one, UNKNOWN) for one in own}
+    seen = {one: figures.get(one, UNKNOWN_FIGURES) for one in own}
     reasons = {
         "a leak is suspected or was confirmed in": suspected_pods(revision, pods, incidents),
         "the leak budget is spent in": [
@@ -122,7 +122,7 @@ def _clean(
     for one in pods:
         if one.revision == revision:
             for kind, budget in _budgets(memory):
-                left = _left(kind, budget, figures.get(one.pod, UNKNOWN))
+                left = _left(kind, budget, figures.get(one.pod, UNKNOWN_FIGURES))
                 replicas[one.replica].append(left)
     remaining = sorted(max(one) for one in replicas.values())
     left_s, reason = remaining[len(replicas) // 2]

@@ -6,7 +6,7 @@ from typing import Any
 
 import kopf
 
-from plimsoll_operator.kinds import BY_KIND, OWNED
+from plimsoll_operator.kinds import BY_KIND, OWNED_KINDS
 from plimsoll_operator.runtime.watches import Watches, registry
 
 
@@ -15,6 +15,6 @@ async def owned(event: kopf.RawEvent, resource: kopf.Resource, memo: Watches, **
     memo.handle_event(BY_KIND[str(resource.kind)], event["type"], dict(event["object"]))
 
 
-for kind in OWNED:
+for kind in OWNED_KINDS:
     if kind.watched:
         kopf.on.event(kind.group, kind.version, kind.plural, registry=registry)(owned)

@@ -16,8 +16,8 @@ from plimsoll_operator.injection.options import InjectionOptions, OptionNames
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import native_sidecars
 from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces, on_node
-from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKETS
-from plimsoll_operator.render.probe import NAME as PROBE
+from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKET_VOLUME
+from plimsoll_operator.render.probe import PROBE_NAME as PROBE
 
 Object = dict[str, Any]
 
@@ -31,7 +31,7 @@ SUPERVISOR_VOLUMES: dict[str, Object] = {
 CONFIG_VOLUME, TOKEN_VOLUME = f"{VOLUME_PREFIX}config", f"{VOLUME_PREFIX}token"
 OWN_VOLUMES = frozenset(
     {VOLUME_PREFIX + name for name in SUPERVISOR_VOLUMES}
-    | {CONFIG_VOLUME, TOKEN_VOLUME, PROBE, SOCKETS}
+    | {CONFIG_VOLUME, TOKEN_VOLUME, PROBE, SOCKET_VOLUME}
 )
 OWN_CONTAINERS = frozenset({names.SUPERVISOR, PROBE})
 
@@ -140,7 +140,10 @@ def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames
     Raises InjectionError.
     """
     for mount in container.get("volumeMounts") or ():
-        if mount["mountPath"] in (CODE_DIR, SOCKET_DIR) and mount["name"] not in (PROBE, SOCKETS):
+        if mount["mountPath"] in (CODE_DIR, SOCKET_DIR) and mount["name"] not in (
+            PROBE,
+            SOCKET_VOLUME,
+        ):
             raise InjectionError(
                 f"{engine.path}.volumeMounts[{mount['mountPath']}]: the probe is mounted there: use"
                 f" another path, or turn {fields.probe} off"

@@ -34,8 +34,8 @@ TOKEN_PATTERN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 """Pattern for separators and parts of words in a shell script. It matches in linear time."""
-ESCAPED = re.compile(r"\\([\\\"$`\n])")
-ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+ESCAPED_PATTERN = re.compile(r"\\([\\\"$`\n])")
+ASSIGNMENT_PATTERN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
 KEYWORDS = frozenset(
     {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "(", ")"}
@@ -47,7 +47,7 @@ WRAPPERS = split_words(
     "entrypoint.sh|entrypoint.sh|nvidia_entrypoint.sh"
 )
 """Programs that run another program, given by their arguments."""
-PROGRAM = re.compile(r"(vllm|sglang|ray|python[0-9.]*|(ba|da|a|z|k)?sh)")
+PROGRAM_PATTERN = re.compile(r"(vllm|sglang|ray|python[0-9.]*|(ba|da|a|z|k)?sh)")
 
 
 @dataclass
@@ -128,11 +128,11 @@ def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
     while rest:
         if rest[0] in KEYWORDS:
             rest = rest[1:]
-        elif (match := ASSIGNMENT.fullmatch(rest[0])) is not None:
+        elif (match := ASSIGNMENT_PATTERN.fullmatch(rest[0])) is not None:
             line.variables[match[1]] = match[2]
             rest = rest[1:]
         elif rest[0] in ("export", "declare", "local", "readonly"):
-            rest = [word for word in rest[1:] if ASSIGNMENT.fullmatch(word)]
+            rest = [word for word in rest[1:] if ASSIGNMENT_PATTERN.fullmatch(word)]
         elif get_program_name(rest[0]) in WRAPPERS and (inner := _find_wrapped_command(rest[1:])):
             rest = inner
         else:
@@ -142,7 +142,9 @@ def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
 
 def _find_wrapped_command(words: Sequence[str]) -> list[str]:
     for at, word in enumerate(words):
-        if PROGRAM.fullmatch(get_program_name(word)) or (at == 0 and ASSIGNMENT.fullmatch(word)):
+        if PROGRAM_PATTERN.fullmatch(get_program_name(word)) or (
+            at == 0 and ASSIGNMENT_PATTERN.fullmatch(word)
+        ):
             return list(words[at:])
     rest = [at for at, word in enumerate(words) if not word.startswith("-") and not word.isdigit()]
     return list(words[rest[0] :]) if rest else []
@@ -173,7 +175,7 @@ def _find_inline_script(words: Sequence[str]) -> list[str] | None:
     return None
 
 
-SHEBANG = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
+SHEBANG_PATTERN = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
 
 
 def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
@@ -186,7 +188,11 @@ def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[s
     if get_program_name(words[0]) in SHELLS:
         at = next((at for at, one in enumerate(words) if at and one[:1] not in ("-", "+")), 0)
     text = scripts.pop(words[at], "")
-    if not text or len(text) > MAX_COMMAND_CHARS or (text[:2] == "#!" and not SHEBANG.match(text)):
+    if (
+        not text
+        or len(text) > MAX_COMMAND_CHARS
+        or (text[:2] == "#!" and not SHEBANG_PATTERN.match(text))
+    ):
         return None
     return [text, *words[at:]]
 
@@ -250,7 +256,7 @@ def split_commands(script: str) -> Iterator[list[str]]:
                 close = _find_substitution_end(script, at, part)
                 substitutes = close is not None
                 part, at = script[at - len(part) : close or at], close or at
-            word.append(ESCAPED.sub(r"\1", part) if kind == "double" else part)
+            word.append(ESCAPED_PATTERN.sub(r"\1", part) if kind == "double" else part)
     end_command()
     yield from commands
 

@@ -54,13 +54,19 @@ RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 class EngineContainer:
     """The container that runs the engine.
 
-    ``container`` is its name and ``path`` its path in the document; ``limits`` are its resource
-    limits. ``uid`` is None if the manifest does not set it. ``is_hidden`` is whether only a process
-    with capabilities can inspect it. ``shm`` is its mount at /dev/shm; None if it uses the pod's
-    default. ``shares_device`` is whether others may use its devices. ``no_restart_reason`` is why
-    the kubelet does not restart it; empty if it does. ``evidence`` says how the engine and its port
-    were found, and ``notes`` what the supervisor cannot observe. ``words`` are all words of the
-    commands that it runs.
+    Attributes:
+        container: The name of the container.
+        path: The path of the container in the document.
+        limits: The resource limits of the container.
+        uid: The container's user ID; None if the manifest does not set it.
+        is_hidden: Whether only a process with capabilities can inspect the engine.
+        ``shm``: The mount at /dev/shm; None if the container uses the pod's default.
+        shares_device: Whether others may use the engine's devices.
+        no_restart_reason: Why the kubelet does not restart the container; empty if it does.
+        evidence: How the engine and its port were found.
+        notes: What the supervisor cannot observe.
+        words: All words of the commands that the container runs.
+
     """
 
     container: str

@@ -53,8 +53,8 @@ INIT_IMAGES = re.compile(r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?in
 S6_PREFIX = "S6_"
 """Prefix of the environment variables of s6-overlay."""
 
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-HOOKS = ("postStart", "preStop")
+PROBE_FIELDS = ("startupProbe", "readinessProbe", "livenessProbe")
+HOOK_FIELDS = ("postStart", "preStop")
 
 
 def check_first_process(pod: Object, at: str, fields: OptionNames) -> None:
@@ -110,8 +110,8 @@ def _iterate_commands(container: Object) -> Iterator[tuple[str, list[str]]]:
     for key in ("command", "args"):
         yield key, [str(one) for one in _as_list(container.get(key))]
     for owner, prefix, keys in (
-        (_as_object(container.get("lifecycle")), "lifecycle.", HOOKS),
-        (container, "", PROBES),
+        (_as_object(container.get("lifecycle")), "lifecycle.", HOOK_FIELDS),
+        (container, "", PROBE_FIELDS),
     ):
         for key in keys:
             command = _as_object(_as_object(owner.get(key)).get("exec")).get("command")

@@ -47,7 +47,7 @@ from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.injection.unchanged import selector_mismatch, unchanged_note
 from plimsoll_operator.render import names
-from plimsoll_operator.render.probe import PATH
+from plimsoll_operator.render.probe import PYTHONPATH_ENV
 
 Object = dict[str, Any]
 
@@ -258,10 +258,12 @@ def _find_engine(
 
 def _check_python_path(pod: Object, engine: EngineContainer, options: InjectionOptions) -> None:
     container = next(one for one in pod["containers"] if one.get("name") == engine.container)
-    if options.probe and any(one.get("name") == PATH for one in container.get("env") or ()):
+    if options.probe and any(
+        one.get("name") == PYTHONPATH_ENV for one in container.get("env") or ()
+    ):
         raise InjectionError(
-            f"{engine.path}.env[{PATH}]: this variable would override the value that the probe "
-            f"needs: remove it, or turn {options.fields.probe} off"
+            f"{engine.path}.env[{PYTHONPATH_ENV}]: this variable would override the value that the "
+            f"probe needs: remove it, or turn {options.fields.probe} off"
         )
 
 

@@ -31,7 +31,7 @@ PORT_FLAGS = ("--port", "--http-port")
 PORT_VARIABLES = ("PORT", "HTTP_PORT", "SERVER_PORT", "VLLM_PORT_NUMBER", "API_PORT")
 """Environment variables from which the start scripts of images read their port."""
 MODEL_FLAGS = ("--served-model-name", "--model-name", "--model", "--model-path", "--model-id")
-PROBES = ("readinessProbe", "startupProbe", "livenessProbe")
+PROBE_FIELDS = ("readinessProbe", "startupProbe", "livenessProbe")
 POD_IP_PLACEHOLDER = "\0"
 """Placeholder for the pod's own IP address, which is unknown until the pod runs."""
 OTHER_PORT_NAMES = re.compile(
@@ -116,7 +116,7 @@ def find_address(
     words = [expand_variables(word, variables) for word in server.words]
     port, by = _find_port(container, words, server, kind, variables, path)
     scheme: str = engines.scheme(kind, words)
-    for name in PROBES:
+    for name in PROBE_FIELDS:
         request = (container.get(name) or {}).get("httpGet") or {}
         if str(request.get("scheme", "")).upper() == "HTTPS":
             scheme = "https"
@@ -167,7 +167,7 @@ def _find_port_in_variables(variables: Mapping[str, str | None]) -> tuple[int, s
 
 def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None:
     ports = {one.get("name"): one.get("containerPort") for one in container.get("ports") or ()}
-    for name in PROBES:
+    for name in PROBE_FIELDS:
         probe = container.get(name) or {}
         http_get = probe.get("httpGet") or {}
         port = http_get.get("port")

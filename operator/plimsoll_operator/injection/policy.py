@@ -197,7 +197,7 @@ def _is_in_group(labels: Object) -> bool:
 
 
 def find_group(metadata: Object) -> str:
-    """Return the name of a new pod's multi-node group; empty if the pod is a replica by itself.
+    """Return the name of a new pod's multi-node group; empty for a single-pod replica.
 
     The webhook of LeaderWorkerSet may add the group's index later, so workers name their leader.
     """

@@ -26,7 +26,7 @@ class ProgramClassification(NamedTuple):
 
 
 UNKNOWN_PROGRAM = ProgramClassification()
-PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+PYTHON_PATTERN = re.compile(r"(python|pypy)[0-9.]*")
 SERVER_MODULES = {
     "vllm.entrypoints.openai.api_server": EngineType.VLLM,
     "vllm.entrypoints.api_server": EngineType.VLLM,
@@ -86,7 +86,7 @@ OTHER_IMAGES = split_words(
 def classify_command(words: Sequence[str]) -> ProgramClassification:
     """Classify a simple command, given as its words."""
     name = get_program_name(words[0])
-    if PYTHON.fullmatch(name):
+    if PYTHON_PATTERN.fullmatch(name):
         return _classify_python(words)
     if name in SERVE_COMMANDS:
         return _classify_subcommand(name, words[1:])

@@ -13,8 +13,8 @@ TypeShape = Any
 TEXT_LIST = [str]
 NAMED_LIST = [{"name": str}]
 MOUNTED_FILES = {"name": str, "items": [{"key": str, "path": str}]}
-PROBE = {"httpGet": {"scheme": str, "path": str}, "exec": {"command": TEXT_LIST}}
-CONTAINER = {
+PROBE_SHAPE = {"httpGet": {"scheme": str, "path": str}, "exec": {"command": TEXT_LIST}}
+CONTAINER_SHAPE = {
     "name": str,
     "image": str,
     "command": TEXT_LIST,
@@ -25,16 +25,16 @@ CONTAINER = {
     "volumeMounts": [{"name": str, "mountPath": str, "subPath": str}],
     "resources": {"limits": {}, "requests": {}},
     "securityContext": {"capabilities": {"add": TEXT_LIST, "drop": TEXT_LIST}},
-    "lifecycle": {"preStop": PROBE, "postStart": PROBE},
-    "startupProbe": PROBE,
-    "readinessProbe": PROBE,
-    "livenessProbe": PROBE,
+    "lifecycle": {"preStop": PROBE_SHAPE, "postStart": PROBE_SHAPE},
+    "startupProbe": PROBE_SHAPE,
+    "readinessProbe": PROBE_SHAPE,
+    "livenessProbe": PROBE_SHAPE,
     "restartPolicy": str,
 }
-POD = {
-    "containers": [CONTAINER],
-    "initContainers": [CONTAINER],
-    "model": {**CONTAINER, "modelFormat": {"name": str}, "runtime": str},
+POD_SHAPE = {
+    "containers": [CONTAINER_SHAPE],
+    "initContainers": [CONTAINER_SHAPE],
+    "model": {**CONTAINER_SHAPE, "modelFormat": {"name": str}, "runtime": str},
     "volumes": [
         {
             "name": str,
@@ -65,7 +65,7 @@ def check_types(pod: Object, at: str) -> None:
 
     Raises InjectionError, which begins with ``at`` and names the field.
     """
-    _check_value(pod, POD, at, "")
+    _check_value(pod, POD_SHAPE, at, "")
 
 
 def _check_value(value: Any, shape: TypeShape, at: str, field: str) -> None:

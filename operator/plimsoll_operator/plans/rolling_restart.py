@@ -9,32 +9,32 @@ import re
 from collections.abc import Sequence
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.workloads import APPS, WorkloadRef
+from plimsoll_api.workloads import APPS_API_GROUP, WorkloadRef
 from plimsoll_operator.fleet.selected_pods import SupervisionState
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
 
-MANAGER = "plimsoll-operator-rollout"
+ROLLOUT_FIELD_MANAGER = "plimsoll-operator-rollout"
 """Field manager of the restarts. It owns no other field of a workload."""
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 RESTARTED_FOR = "plimsoll.dev/restarted-for"
 """Annotation of a workload: UID and generation of the policy that last requested a restart."""
 
-REQUESTED = (
+REQUESTED_MESSAGE = (
     "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
 )
-WEBHOOK_OFF = "the operator runs without its webhook, so a restart would add no supervisor"
-WEBHOOK_NOT_READY = "waiting for the operator's webhook, which is not ready"
-UNPROVEN = "waiting until a pod of another workload has started with its supervisor"
-STOPPED = "injection is stopped: see the condition InjectionStopped"
-SUSPECT = "held: most replicas of one of its revisions have the same leak"
+WEBHOOK_OFF_MESSAGE = "the operator runs without its webhook, so a restart would add no supervisor"
+WEBHOOK_NOT_READY_MESSAGE = "waiting for the operator's webhook, which is not ready"
+UNPROVEN_MESSAGE = "waiting until a pod of another workload has started with its supervisor"
+STOPPED_MESSAGE = "injection is stopped: see the condition InjectionStopped"
+SUSPECT_REVISION_MESSAGE = "held: most replicas of one of its revisions have the same leak"
 
-NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+OBJECT_NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 DEPLOYMENT, STATEFUL_SET, DAEMON_SET = (
-    Kind(kind, APPS, "v1", f"{kind.lower()}s", "")
+    Kind(kind, APPS_API_GROUP, "v1", f"{kind.lower()}s", "")
     for kind in ("Deployment", "StatefulSet", "DaemonSet")
 )
-KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
+RESTARTABLE_KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
 
 
 def waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
@@ -47,9 +47,13 @@ def kind_of(workload: Workload) -> Kind | None:
 
     The name becomes part of a URL, and the creator of a pod may set any text as its owner's name.
     """
-    if workload.ref is None or workload.api_group != APPS or not NAME.fullmatch(workload.ref.name):
+    if (
+        workload.ref is None
+        or workload.api_group != APPS_API_GROUP
+        or not OBJECT_NAME_PATTERN.fullmatch(workload.ref.name)
+    ):
         return None
-    return KINDS.get(workload.ref.kind)
+    return RESTARTABLE_KINDS.get(workload.ref.kind)
 
 
 def manual_restart_hint(ref: WorkloadRef | None) -> str:
@@ -89,7 +93,7 @@ def restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
 
 
 def restart_patch(live: Object, policy: SupervisionPolicy, now: str, trial: bool = False) -> Object:
-    """Return the patch that restarts the workload, to apply with :data:`MANAGER`.
+    """Return the patch that restarts the workload, to apply with :data:`ROLLOUT_FIELD_MANAGER`.
 
     It contains the UID, so that the API server rejects it for another object with the same name.
     """

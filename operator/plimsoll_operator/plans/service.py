@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from plimsoll_api.decoding import MAX_DEPTH
-from plimsoll_api.incidents import ENDED
+from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
@@ -123,7 +123,9 @@ def reconcile(
                 f"the pod's {found}, which is another one, for containers of a service share their"
                 " process IDs: signal the engine by its name, or start it without an init system"
             )
-        is_open = any((one.get("status") or {}).get("phase") not in ENDED for one in incidents)
+        is_open = any(
+            (one.get("status") or {}).get("phase") not in ENDED_PHASES for one in incidents
+        )
         desired = render(
             service, images, pinned, held, instead, decision.paused, beside, shared, is_open
         )

@@ -16,15 +16,15 @@ from plimsoll_operator.render.containers import (
     restricted,
 )
 
-VOLUME = "model"
-DOWNLOAD = "model-download"
+MODEL_VOLUME = "model"
+DOWNLOAD_CONTAINER = "model-download"
 
 
 def mounts(service: InferenceService) -> list[dict[str, Any]]:
     """Return the engine's read-only mount of the checkpoint; empty if it is in the image."""
     if service.spec.model.uri.startswith("file://"):
         return []
-    return [{"name": VOLUME, "mountPath": paths.CLAIM_DIR, "readOnly": True}]
+    return [{"name": MODEL_VOLUME, "mountPath": paths.CLAIM_DIR, "readOnly": True}]
 
 
 def volumes(service: InferenceService) -> list[dict[str, Any]]:
@@ -34,10 +34,12 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
         return []
     if model.uri.startswith("pvc://"):
         source = {"claimName": paths.claim(model.uri)[0], "readOnly": True}
-        return [{"name": VOLUME, "persistentVolumeClaim": source}]
+        return [{"name": MODEL_VOLUME, "persistentVolumeClaim": source}]
     if model.cache is not None:
-        return [{"name": VOLUME, "persistentVolumeClaim": {"claimName": model.cache.claim_name}}]
-    return [{"name": VOLUME, "emptyDir": {}}]
+        return [
+            {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model.cache.claim_name}}
+        ]
+    return [{"name": MODEL_VOLUME, "emptyDir": {}}]
 
 
 def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
@@ -50,7 +52,7 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "name": DOWNLOAD,
+            "name": DOWNLOAD_CONTAINER,
             "image": images.supervisor,
             "command": [
                 *("python", "-m", "plimsoll_engine.download"),
@@ -66,7 +68,7 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
             **LOG_ON_ERROR,
             "securityContext": restricted(),
             "volumeMounts": [
-                {"name": VOLUME, "mountPath": paths.CLAIM_DIR},
+                {"name": MODEL_VOLUME, "mountPath": paths.CLAIM_DIR},
                 {"name": "tmp", "mountPath": "/tmp"},
             ],
         }

@@ -20,7 +20,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_operator.render import names
 
-RUNBOOKS = "https://plimsoll.dev/runbooks"
+RUNBOOKS_URL = "https://plimsoll.dev/runbooks"
 """URL of the published ``docs/runbooks/``; the runbook of an alert is ``NAME.md``."""
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
 """Window classes: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the largest class that does not
@@ -42,8 +42,8 @@ class Burn:
     severity: str
 
 
-FAST = Burn("LeakBudgetBurnFast", share=0.2, part=24, severity="critical")
-SLOW = Burn("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
+FAST_BURN = Burn("LeakBudgetBurnFast", share=0.2, part=24, severity="critical")
+SLOW_BURN = Burn("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
 
 
 def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
@@ -105,7 +105,7 @@ def alert(
         "annotations": {
             "summary": summary,
             "description": text,
-            "runbook_url": f"{RUNBOOKS}/{name}.md",
+            "runbook_url": f"{RUNBOOKS_URL}/{name}.md",
             "dashboard": f"/d/plimsoll-{dashboard}" + (query if dashboard == "service" else ""),
         },
     }
@@ -119,7 +119,7 @@ def as_range(seconds: int) -> str:
     return f"{seconds}s"
 
 
-GROUP = "monitoring.coreos.com"
+MONITORING_API_GROUP = "monitoring.coreos.com"
 
 
 def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
     }
     return [
         {
-            "apiVersion": f"{GROUP}/v1",
+            "apiVersion": f"{MONITORING_API_GROUP}/v1",
             "kind": "PodMonitor",
             "metadata": {"name": service.metadata.name, "labels": dict(wanted.labels)},
             "spec": {
@@ -164,11 +164,11 @@ def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
         burn_rule(rule, round(budget.window_s), _matchers(service, kind))
         for kind, budget in (("host", memory.host), ("device", memory.device))
         if budget is not None
-        for rule in (FAST, SLOW)
+        for rule in (FAST_BURN, SLOW_BURN)
     ]
     return [
         {
-            "apiVersion": f"{GROUP}/v1",
+            "apiVersion": f"{MONITORING_API_GROUP}/v1",
             "kind": "PrometheusRule",
             "metadata": {"name": meta.name, "labels": dict(wanted.labels)},
             "spec": {"groups": [{"name": f"{meta.namespace}/{meta.name}", "rules": rules}]},

@@ -13,7 +13,7 @@ from plimsoll_api.units import parse_duration
 from plimsoll_api.workloads import LWS_API, LWS_KIND
 from plimsoll_operator.render import names
 
-PORT = 80
+SERVICE_PORT = 80
 
 
 def service_object(service: InferenceService) -> dict[str, Any]:
@@ -25,7 +25,9 @@ def service_object(service: InferenceService) -> dict[str, Any]:
         "spec": {
             "type": "ClusterIP",
             "selector": names.serving(service),
-            "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [
+                {"name": "http", "port": SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}
+            ],
         },
     }
 
@@ -253,7 +255,7 @@ def first_replicas(service: InferenceService) -> int:
     return min(max(service.spec.replicas, scaling.min_replicas), scaling.max_replicas)
 
 
-RBAC = "rbac.authorization.k8s.io"
+RBAC_API_GROUP = "rbac.authorization.k8s.io"
 
 
 def service_account(service: InferenceService) -> dict[str, Any]:
@@ -289,7 +291,7 @@ def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> d
     ``slots`` are the names of the Leases, and ``more`` are further rules.
     """
     return {
-        "apiVersion": f"{RBAC}/v1",
+        "apiVersion": f"{RBAC_API_GROUP}/v1",
         "kind": "Role",
         "metadata": {"name": name},
         "rules": [
@@ -307,10 +309,10 @@ def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> d
 def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> dict[str, Any]:
     """Return a RoleBinding of the Role ``name`` to ServiceAccounts in its namespace."""
     return {
-        "apiVersion": f"{RBAC}/v1",
+        "apiVersion": f"{RBAC_API_GROUP}/v1",
         "kind": "RoleBinding",
         "metadata": {"name": name},
-        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
+        "roleRef": {"apiGroup": RBAC_API_GROUP, "kind": "Role", "name": name},
         "subjects": [
             {"kind": "ServiceAccount", "name": account, "namespace": namespace}
             for account in accounts

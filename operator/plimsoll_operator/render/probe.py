@@ -15,15 +15,15 @@ from plimsoll_operator.render.containers import LOG_ON_ERROR, fit_resources, oth
 
 Object = dict[str, Any]
 
-NAME = names.PROBE
+PROBE_NAME = names.PROBE
 """Name of the init container, and of the volume with the code."""
-SOCKETS = "plimsoll-probe-run"
+SOCKET_VOLUME = "plimsoll-probe-run"
 CODE_DIR = "/opt/plimsoll-probe"
 SOCKET_DIR = "/run/plimsoll-probe"
-PATH = "PYTHONPATH"
-VOLUMES: tuple[Object, ...] = (
-    {"name": NAME, "emptyDir": {"sizeLimit": "4Mi"}},
-    {"name": SOCKETS, "emptyDir": {"sizeLimit": "1Mi"}},
+PYTHONPATH_ENV = "PYTHONPATH"
+PROBE_VOLUMES: tuple[Object, ...] = (
+    {"name": PROBE_NAME, "emptyDir": {"sizeLimit": "4Mi"}},
+    {"name": SOCKET_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}},
 )
 RESOURCES = Resources(
     requests={"cpu": "50m", "memory": "64Mi"}, limits={"cpu": "500m", "memory": "128Mi"}
@@ -40,42 +40,42 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
     engine["env"] = _environment(engine.get("env") or [])
     engine["volumeMounts"] = [
         *(engine.get("volumeMounts") or []),
-        {"name": NAME, "mountPath": CODE_DIR, "readOnly": True},
-        {"name": SOCKETS, "mountPath": SOCKET_DIR},
+        {"name": PROBE_NAME, "mountPath": CODE_DIR, "readOnly": True},
+        {"name": SOCKET_VOLUME, "mountPath": SOCKET_DIR},
     ]
     supervisor["env"] = [*supervisor["env"], {"name": PROBE_DIR_ENV, "value": SOCKET_DIR}]
     supervisor["volumeMounts"] = [
         *supervisor["volumeMounts"],
-        {"name": SOCKETS, "mountPath": SOCKET_DIR, "readOnly": True},
+        {"name": SOCKET_VOLUME, "mountPath": SOCKET_DIR, "readOnly": True},
     ]
     init_container = {
-        "name": NAME,
+        "name": PROBE_NAME,
         "image": image or supervisor["image"],
         "command": ["python", "-m", "plimsoll_probe.install", CODE_DIR],
         "resources": fit_resources(RESOURCES, other_containers(pod)),
         **LOG_ON_ERROR,
         "securityContext": supervisor["securityContext"],
-        "volumeMounts": [{"name": NAME, "mountPath": CODE_DIR}],
+        "volumeMounts": [{"name": PROBE_NAME, "mountPath": CODE_DIR}],
     }
     position = pod["initContainers"].index(supervisor)
     pod["initContainers"].insert(position, init_container)
-    pod["volumes"] = [*pod["volumes"], *(dict(volume) for volume in VOLUMES)]
+    pod["volumes"] = [*pod["volumes"], *(dict(volume) for volume in PROBE_VOLUMES)]
 
 
 def remove_probe(pod: Object, engines: list[Object]) -> None:
     """Remove what :func:`add_probe` added from ``pod`` and its ``engines``."""
-    own = {NAME, SOCKETS}
-    _drop(pod, "initContainers", {NAME})
+    own = {PROBE_NAME, SOCKET_VOLUME}
+    _drop(pod, "initContainers", {PROBE_NAME})
     _drop(pod, "volumes", own)
     for engine in engines:
         _drop(engine, "volumeMounts", own)
         _drop(engine, "env", {PROBE_DIR_ENV})
         for entry in list(engine.get("env") or []):
             folders = _folders(str(entry.get("value") or ""))
-            if entry.get("name") == PATH and CODE_DIR in folders:
+            if entry.get("name") == PYTHONPATH_ENV and CODE_DIR in folders:
                 entry["value"] = ":".join(folder for folder in folders if folder != CODE_DIR)
                 if not entry["value"]:
-                    _drop(engine, "env", {PATH})
+                    _drop(engine, "env", {PYTHONPATH_ENV})
 
 
 def _drop(owner: Object, key: str, dropped: set[str]) -> None:
@@ -92,17 +92,17 @@ def _drop(owner: Object, key: str, dropped: set[str]) -> None:
 
 def _environment(env: list[Object]) -> list[Object]:
     """Return ``env`` with the probe's folders appended to PYTHONPATH."""
-    path = next((one for one in env if one.get("name") == PATH), None)
+    path = next((one for one in env if one.get("name") == PYTHONPATH_ENV), None)
     if path is not None and "valueFrom" in path:
         raise ValueError(
-            f"{PATH} comes from valueFrom, so the probe's folder cannot be appended to it: set a"
-            " value, or turn the probe off"
+            f"{PYTHONPATH_ENV} comes from valueFrom, so the probe's folder cannot be appended to "
+            "it: set a value, or turn the probe off"
         )
     if path is not None and not path.get("value"):
         # Python ignores an empty value, and :func:`remove_probe` removes it.
         env, path = [one for one in env if one is not path], None
     folders = [*_folders(str((path or {}).get("value") or "")), CODE_DIR]
-    with_probe = {"name": PATH, "value": ":".join(folders)}
+    with_probe = {"name": PYTHONPATH_ENV, "value": ":".join(folders)}
     # Keep its position, because later variables may refer to it.
     kept = [with_probe if one is path else one for one in env]
     return [

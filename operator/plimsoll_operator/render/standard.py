@@ -53,12 +53,12 @@ SYSCTLS = frozenset(
 )
 """Sysctls that the standard considers safe."""
 
-SELINUX = frozenset(
+ALLOWED_SELINUX_TYPES = frozenset(
     {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 )
 ALLOWED_PROFILE_TYPES = frozenset({"RuntimeDefault", "Localhost"})
 """Types of seccomp and AppArmor profiles that the standard allows."""
-CAPABILITY = "NET_BIND_SERVICE"
+ALLOWED_CAPABILITY = "NET_BIND_SERVICE"
 
 OWN_VOLUMES = {
     "run": {names.ENGINE, names.SUPERVISOR},
@@ -135,8 +135,8 @@ def _container(one: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[st
     capabilities = context.get("capabilities") or {}
     if "ALL" not in (capabilities.get("drop") or ()):
         yield f"{where}.capabilities.drop must contain ALL"
-    if set(capabilities.get("add") or ()) - {CAPABILITY}:
-        yield f"{where}.capabilities.add may only contain {CAPABILITY}"
+    if set(capabilities.get("add") or ()) - {ALLOWED_CAPABILITY}:
+        yield f"{where}.capabilities.add may only contain {ALLOWED_CAPABILITY}"
     for port in one.get("ports") or ():
         if port.get("hostPort"):
             yield f"{at}.ports: hostPort must not be set"
@@ -163,7 +163,7 @@ def _context(context: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[
     if app_armor not in ALLOWED_PROFILE_TYPES:
         yield f"{at}.appArmorProfile.type must be RuntimeDefault or Localhost"
     labels = effective.get("seLinuxOptions") or {}
-    if labels.keys() - {"level", "type"} or labels.get("type", "") not in SELINUX:
+    if labels.keys() - {"level", "type"} or labels.get("type", "") not in ALLOWED_SELINUX_TYPES:
         yield f"{at}.seLinuxOptions must be those of a container"
     if (effective.get("windowsOptions") or {}).get("hostProcess"):
         yield f"{at}.windowsOptions.hostProcess must not be true"

@@ -25,8 +25,8 @@ from plimsoll_operator.runtime.queue import RateLimit
 
 log = logging.getLogger(__name__)
 
-WHOLE = "application/json"
-METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+OBJECT_MEDIA_TYPE = "application/json"
+METADATA_MEDIA_TYPE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_S = 300
 SILENT_S = 120.0
@@ -173,7 +173,7 @@ class Api:
             query["continue"] = following
 
     async def _page(
-        self, path: str, query: dict[str, str], accept: str = WHOLE
+        self, path: str, query: dict[str, str], accept: str = OBJECT_MEDIA_TYPE
     ) -> tuple[list[Object], str, str]:
         """Return a page of a list: its objects, the list's version, and the continue token.
 
@@ -191,7 +191,7 @@ class Api:
             raise OSError(f"GET {path}: the answer is not a list: {error!r}") from error
 
     async def watch(
-        self, kind: Kind, namespace: str | None, version: str, accept: str = METADATA
+        self, kind: Kind, namespace: str | None, version: str, accept: str = METADATA_MEDIA_TYPE
     ) -> AsyncIterator[tuple[str, Object]]:
         """Watch objects, or only their metadata, until the API server ends the watch after minutes.
 
@@ -211,7 +211,7 @@ class Api:
             async for chunk in response.response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
                 if len(rest) > MAX_EVENT_BYTES:
-                    raise OSError(f"{subject}: an event of more than {MAX_EVENT_BYTES} bytes")
+                    raise OSError(f"{subject}: the event is larger than {MAX_EVENT_BYTES} bytes")
                 for line in lines:
                     event = json.loads(line)
                     item = event["object"]
@@ -343,7 +343,7 @@ class Api:
         body: Any = None,
         content_type: str = "application/json",
         patient: bool = True,
-        accept: str = WHOLE,
+        accept: str = OBJECT_MEDIA_TYPE,
     ) -> Object:
         for remaining in reversed(range(self._tries if patient else 1)):
             await self.limit.acquire()
@@ -408,7 +408,7 @@ class Api:
 
     async def _open(
         self, method: str, path: str, query: dict[str, str] | None, body: Any = None,
-        content_type: str = "application/json", accept: str = WHOLE,
+        content_type: str = "application/json", accept: str = OBJECT_MEDIA_TYPE,
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:  # fmt: skip
         """Send a request and return the response. The caller reads the body."""

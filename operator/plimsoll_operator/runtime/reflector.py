@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 
 from plimsoll_operator.kinds import Kind, Object
-from plimsoll_operator.runtime.client import METADATA, WHOLE, Api, ApiError
+from plimsoll_operator.runtime.client import METADATA_MEDIA_TYPE, OBJECT_MEDIA_TYPE, Api, ApiError
 from plimsoll_operator.runtime.queue import backoff
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Reflector:
 
     async def _watch(self, version: str) -> str:
         """Watch until the server ends the watch. Return the resource version to continue from."""
-        accept = WHOLE if self._whole else METADATA
+        accept = OBJECT_MEDIA_TYPE if self._whole else METADATA_MEDIA_TYPE
         async for event, item in self._api.watch(self._kind, self._namespace, version, accept):
             version, self._failures = item["metadata"]["resourceVersion"], 0
             if event != "BOOKMARK":

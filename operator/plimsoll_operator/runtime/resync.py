@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Container, Sequence
 
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
-from plimsoll_operator.kinds import LWS, OPTIONAL, WATCHED, Key, Kind
+from plimsoll_operator.kinds import LWS, OPTIONAL_KINDS, WATCHED_KINDS, Key, Kind
 from plimsoll_operator.runtime.cache import OWNERS, Listed, Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.watches import Watches
@@ -70,14 +70,14 @@ class Resync:
         ``clocks.event`` seconds to arrive. The first list is not compared.
         """
         self._store.begin_listing()
-        optional = [kind for kind in OPTIONAL if await self._api.serves(kind)]
+        optional = [kind for kind in OPTIONAL_KINDS if await self._api.serves(kind)]
         self.served.clear()
         self.served.update(kind.kind for kind in optional)
         if LWS in optional:
             self.groups.set()
         owners: set[Key] = set()
         lists = []
-        for kind in (*WATCHED, *optional):  # services and policies come first
+        for kind in (*WATCHED_KINDS, *optional):  # services and policies come first
             items, version = await self._list(kind, owners)
             if kind.kind in OWNERS:
                 owners.update(one.key for one in items)

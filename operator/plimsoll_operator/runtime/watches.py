@@ -18,7 +18,7 @@ from typing import Any
 
 import kopf
 
-from plimsoll_operator.kinds import LWS, POLICY, WATCHED, Key, Kind, Object, Ref, key_of
+from plimsoll_operator.kinds import LWS, POLICY, WATCHED_KINDS, Key, Kind, Object, Ref, key_of
 from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, with_owned_fields
@@ -27,7 +27,7 @@ from plimsoll_operator.runtime.reflector import Reflector
 
 SERVER_TIMEOUT_S = 300
 CLIENT_TIMEOUT_S = 330
-CHUNK = 100
+CHUNK_OBJECTS = 100
 IDLE_S = 0.02
 
 registry = kopf.OperatorRegistry()
@@ -45,14 +45,14 @@ def settings() -> kopf.OperatorSettings:
     made.watching.client_timeout = CLIENT_TIMEOUT_S
     # kopf keeps each object's event in a task until the task has been idle. With small chunks,
     # whose tasks end immediately, a whole list is never in memory.
-    made.watching.chunk_size = CHUNK
+    made.watching.chunk_size = CHUNK_OBJECTS
     made.queueing.idle_timeout = IDLE_S
     # Handlers take microseconds, so kopf does not have to wait for them on exit.
     made.queueing.exit_timeout = 0.5
     made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
     made.persistence.diffbase_storage = _NoDiffs()
-    for kind in WATCHED:
+    for kind in WATCHED_KINDS:
         if kind.selector:
             made.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
     return made
@@ -80,7 +80,7 @@ class Watches:
     def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
         self._store, self._queue = store, queue
         began = time.monotonic()
-        self._last = {kind.kind: began for kind in WATCHED}
+        self._last = {kind.kind: began for kind in WATCHED_KINDS}
         self._misses: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.listing = asyncio.Event()

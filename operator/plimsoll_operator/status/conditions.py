@@ -149,8 +149,8 @@ def _creation_failure(status: Object) -> Cause | None:
     return None
 
 
-PROMETHEUS = "install the Prometheus operator, or disable it in spec.observability"
-GATEWAY = "install the Gateway API with its Inference Extension, or remove spec.gateway"
+PROMETHEUS_HINT = "install the Prometheus operator, or disable it in spec.observability"
+GATEWAY_HINT = "install the Gateway API with its Inference Extension, or remove spec.gateway"
 
 
 def completeness(
@@ -162,14 +162,14 @@ def completeness(
     """
     wanted = service.spec
     enabled = {
-        "PodMonitor": (wanted.observability.pod_monitor.enabled, PROMETHEUS),
-        "PrometheusRule": (wanted.observability.prometheus_rule.enabled, PROMETHEUS),
+        "PodMonitor": (wanted.observability.pod_monitor.enabled, PROMETHEUS_HINT),
+        "PrometheusRule": (wanted.observability.prometheus_rule.enabled, PROMETHEUS_HINT),
         "ScaledObject": (
             bool(wanted.autoscaling and wanted.autoscaling.triggers),
             "install KEDA, or set spec.autoscaling.target",
         ),
-        "InferencePool": (wanted.gateway is not None, GATEWAY),
-        "HTTPRoute": (wanted.gateway is not None, GATEWAY),
+        "InferencePool": (wanted.gateway is not None, GATEWAY_HINT),
+        "HTTPRoute": (wanted.gateway is not None, GATEWAY_HINT),
     }
     lacking = {kind: enabled[kind][1] for kind in missing if kind in enabled and enabled[kind][0]}
     if not lacking and absent:

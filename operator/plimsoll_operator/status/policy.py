@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from plimsoll_api.incidents import ENDED
+from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision_policy_status import (
     MAX_REASON,
@@ -35,7 +35,7 @@ from plimsoll_operator.fleet.workloads import Workload, group_pods, index_worklo
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import RETRY, stop_cause
 from plimsoll_operator.plans.policy import display_name, list_names
-from plimsoll_operator.plans.rolling_restart import SUSPECT, manual_restart_hint
+from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, manual_restart_hint
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE,
@@ -164,7 +164,7 @@ def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Objec
         pod
         for one in incidents
         if (pod := one["spec"]["pod"]) in supervised
-        and (one.get("status") or {}).get("phase") not in ENDED
+        and (one.get("status") or {}).get("phase") not in ENDED_PHASES
     )
 
 
@@ -214,7 +214,7 @@ def _workloads(
         text = wait_reasons.get(one.ref, "")
         shown |= {"message": make_printable_line(text, MAX_REASON)} if text else {}
         if one.ref in suspected:
-            action = {"action": "Held"} if text == SUSPECT else {}
+            action = {"action": "Held"} if text == SUSPECT_REVISION_MESSAGE else {}
             shown["suspectRevision"] = suspected[one.ref] | action
         entries.append(shown)
     entries.sort(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from plimsoll_api.incidents import ENDED
+from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
@@ -33,7 +33,7 @@ from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
 from plimsoll_operator.status.recommendation import recommendation
 
-RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
+RESTART_STEPS = frozenset({"WorkerRestart", "EngineRestart"})
 RETIRED_TYPES = frozenset({"OutOfMemoryKilled"})
 """Condition types that earlier operator versions wrote. They are removed."""
 
@@ -211,8 +211,9 @@ def _incidents(incidents: list[Object]) -> Object:
     )
     found: Object = {
         "restarts": sum(
-            step.get("step") in RESTARTS and step.get("outcome") == "Succeeded" for step in steps
+            step.get("step") in RESTART_STEPS and step.get("outcome") == "Succeeded"
+            for step in steps
         ),
-        "openIncidents": sum(phase not in ENDED for phase in phases),
+        "openIncidents": sum(phase not in ENDED_PHASES for phase in phases),
     }
     return found | ({"lastIncident": newest["metadata"]["name"]} if newest else {})

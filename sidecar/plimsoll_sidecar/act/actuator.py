@@ -333,7 +333,7 @@ class Actuator:
         )
 
     def _meet_partner(self, command: Command) -> Result:
-        """Return the pod to its Services once a request went through it and its partners."""
+        """Return the pod to its Services once a request passed the engine and its partners."""
         found = Meeting(
             Outcome.UNKNOWN, "the configuration names no partner for this engine any more"
         )

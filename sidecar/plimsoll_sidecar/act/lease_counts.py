@@ -140,7 +140,7 @@ def _read_annotation(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
     text = _get_annotations(lease).get(name, "").encode() or empty
     try:
         if len(text) > MAX_ANNOTATION_BYTES:
-            raise MalformedError(f"larger than {MAX_ANNOTATION_BYTES >> 10} KiB")
+            raise MalformedError(f"the annotation is larger than {MAX_ANNOTATION_BYTES >> 10} KiB")
         return decode(text, kind)
     except MalformedError as error:
         raise UnreadableCountError(

@@ -141,7 +141,7 @@ def describe_exceeded_bounds(ledger: Sequence[LedgerLine], kind: str) -> list[st
     ]
 
 
-TIME = "time"
+TIME_TRIGGER = "time"
 COUNTER_FIELDS = {
     "requests": "requests_total",
     "aborts": "aborted_total",
@@ -164,10 +164,10 @@ COUNTER_UNITS = {
     "generated_tokens": "generated token",
     "distinct_prompts": "distinct prompt",
     "adapters": "adapter load",
-    TIME: "hour, independent of load",
+    TIME_TRIGGER: "hour, independent of load",
 }
 """One event of each trigger, in words."""
-COUNTERS = (*COUNTER_FIELDS, TIME)
+COUNTERS = (*COUNTER_FIELDS, TIME_TRIGGER)
 ROWS_PER_E_FOLD = 48
 UNMERGED_ROWS = 64
 """Rows that are collected before the older ones are merged."""

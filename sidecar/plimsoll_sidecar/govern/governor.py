@@ -138,7 +138,7 @@ class Governor:
         return BudgetsInForce(self.memory, self.learning)
 
     def apply_budgets(self, budgets: BudgetsInForce) -> None:
-        """Apply these budgets.
+        """Apply ``budgets`` from the next turn on.
 
         A leak that was only reported may open again once its budget has been learned.
         """

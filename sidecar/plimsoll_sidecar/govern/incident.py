@@ -17,7 +17,7 @@ import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incident_record import Attribution, IncidentRecord, StepRecord
-from plimsoll_api.incidents import ENDED, IncidentKind
+from plimsoll_api.incidents import ENDED_PHASES, IncidentKind
 from plimsoll_api.incidents import IncidentPhase as P
 from plimsoll_api.supervision import Action
 
@@ -188,8 +188,8 @@ def find_budget(
 NEXT_PHASES: dict[P, frozenset[P]] = {
     P.OPEN: frozenset({P.TRIMMING, P.CONFIRMED, P.VERIFYING, P.RESOLVED}),
     P.TRIMMING: frozenset({P.CONFIRMED, P.VERIFYING, P.RESOLVED}),
-    P.CONFIRMED: frozenset({P.AWAITING_SLOT, P.VERIFYING, *ENDED}),
-    P.AWAITING_SLOT: frozenset({P.CONFIRMED, P.DRAINING, P.RESTARTING, P.VERIFYING, *ENDED}),
+    P.CONFIRMED: frozenset({P.AWAITING_SLOT, P.VERIFYING, *ENDED_PHASES}),
+    P.AWAITING_SLOT: frozenset({P.CONFIRMED, P.DRAINING, P.RESTARTING, P.VERIFYING, *ENDED_PHASES}),
     P.DRAINING: frozenset({P.CONFIRMED, P.RESTARTING, P.VERIFYING, P.UNRESOLVED}),
     P.RESTARTING: frozenset({P.CONFIRMED, P.VERIFYING, P.RESOLVED, P.UNRESOLVED}),
     P.VERIFYING: frozenset({P.CONFIRMED, P.RESOLVED, P.UNRESOLVED}),

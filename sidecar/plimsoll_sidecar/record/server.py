@@ -17,7 +17,9 @@ from plimsoll_sidecar import web
 from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 
-HEADERS = f"Content-Security-Policy: {SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
+SECURITY_HEADERS = (
+    f"Content-Security-Policy: {SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
+)
 CACHE_S = 0.5
 """Seconds for which a page is cached, so that many clients cost no more than one."""
 MAX_TURN_WAIT_S = 60.0
@@ -47,10 +49,10 @@ class StateServer:
             "/live": (html, cache_briefly(lambda: page(True))),
             "/metrics": (CONTENT_TYPE, cache_briefly(metrics)),
             "/state": ("application/json", state),
-            "/healthz": (web.TEXT, lambda: b"ok\n"),
+            "/healthz": (web.TEXT_CONTENT_TYPE, lambda: b"ok\n"),
         }
         try:
-            self._server = web.HttpServer(host, port, self._respond, HEADERS)
+            self._server = web.HttpServer(host, port, self._respond, SECURITY_HEADERS)
         except OSError as error:
             raise OSError(
                 f"cannot listen on metrics port {host}:{port}: {error.strerror}"
@@ -84,10 +86,14 @@ class StateServer:
     def _respond(self, request: web.Request) -> web.Answer:
         refused = self._hosts.explain_refusal(request.host)
         if refused is not None:
-            return 403, web.TEXT, f"{refused}\n".encode()
+            return 403, web.TEXT_CONTENT_TYPE, f"{refused}\n".encode()
         found = self._pages.get(request.path)
         if found is None:
-            return 404, web.TEXT, f"not found: this server has {', '.join(self._pages)}\n".encode()
+            return (
+                404,
+                web.TEXT_CONTENT_TYPE,
+                f"not found: this server has {', '.join(self._pages)}\n".encode(),
+            )
         content, make = found
         return 200, content, make()
 

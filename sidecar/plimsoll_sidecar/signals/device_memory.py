@@ -251,7 +251,7 @@ class PodContainer(NamedTuple):
         return cls(labels.get("namespace", ""), labels.get("pod", ""), labels.get("container", ""))
 
     def is_same(self, other: PodContainer) -> bool:
-        """Report whether both are the same container of the same pod.
+        """Report whether ``other`` is the same container of the same pod.
 
         If one of them names no container, only the pods are compared.
         """

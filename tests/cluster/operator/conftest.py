@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from plimsoll_operator.kinds import OWNED
+from plimsoll_operator.kinds import OWNED_KINDS
 from tests.lab.kube import Document, Kube
 from tests.lab.lab import Lab
 from tests.lab.objects import NotFound
@@ -30,7 +30,7 @@ FAST = {
 }  # fmt: skip
 """Clocks of the operators under test, in seconds; the defaults are minutes."""
 OWNED_PLURALS = ",".join(
-    f"{kind.plural}.{kind.group}".rstrip(".") for kind in OWNED if kind.watched
+    f"{kind.plural}.{kind.group}".rstrip(".") for kind in OWNED_KINDS if kind.watched
 )
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from plimsoll_api.names import METRICS_PORT
-from plimsoll_operator.kinds import OWNED
+from plimsoll_operator.kinds import OWNED_KINDS
 
 ASKED_FOR = {
     "HorizontalPodAutoscaler", "HTTPRoute", "InferencePool", "LeaderWorkerSet", "PodMonitor",
     "PrometheusRule", "ScaledObject",
 }  # fmt: skip
-KINDS = sorted({kind.kind for kind in OWNED} - ASKED_FOR)
+KINDS = sorted({kind.kind for kind in OWNED_KINDS} - ASKED_FOR)
 
 
 def kinds(kubectl: Any, name: str) -> list[str]:

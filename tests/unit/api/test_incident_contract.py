@@ -23,7 +23,7 @@ def test_the_last_phases_are_ends() -> None:
     ends = {phase for phase in IncidentPhase if IncidentRecord(
         name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=0.0, phase=phase
     ).ended}  # fmt: skip
-    assert ends == incidents.ENDED
+    assert ends == incidents.ENDED_PHASES
 
 
 def test_what_is_written_can_be_read() -> None:

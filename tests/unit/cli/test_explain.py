@@ -21,7 +21,7 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.incident_view import IncidentView, UnreadableError, from_object
 from plimsoll_cli.incidents import make_label_queries
 from plimsoll_cli.output import (
-    BLOCKS,
+    BAR_CHARACTERS,
     Output,
     draw_area_chart,
     draw_bar,
@@ -71,7 +71,7 @@ def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
         "What next: report the leak",
     ):  # fmt: skip
         assert part in story, f"{part!r} is not in:\n{story}"
-    assert set(BLOCKS) & set(story)
+    assert set(BAR_CHARACTERS) & set(story)
     assert "410 MiB │" in story
     assert "350 MiB │" in story
 
@@ -99,7 +99,7 @@ def test_every_ending_wait_and_kind_says_what_to_do() -> None:
     told_by_operator = {"ContainerRestarted", "Recovered", "PodReplaced", "PodGone"}
     assert {reason.value for reason in Reason} | told_by_operator <= set(explain.NEXT_STEPS)
     assert {reason.value for reason in WaitReason} == set(explain.WAITING_STEPS)
-    assert {kind.value for kind in IncidentKind} == set(explain.PROBLEMS)
+    assert {kind.value for kind in IncidentKind} == set(explain.PROBLEMS_BY_KIND)
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.SLOT_TIMEOUT}))

@@ -16,7 +16,7 @@ import yaml
 
 from dashboards import generate
 from docs.tools import metrics
-from plimsoll_operator.render.monitoring import RUNBOOKS
+from plimsoll_operator.render.monitoring import RUNBOOKS_URL
 from tests.unit.dashboards import queries
 
 RULES_TEST = Path(__file__).with_name("alerts_test.yaml")
@@ -87,7 +87,7 @@ def test_every_alert_says_what_to_do() -> None:
         notes, name = rule["annotations"], str(rule["alert"])
         assert isinstance(notes, dict)
         assert {"summary", "description", "runbook_url", "dashboard"} == set(notes)
-        below = notes["runbook_url"].removeprefix(f"{RUNBOOKS}/")
+        below = notes["runbook_url"].removeprefix(f"{RUNBOOKS_URL}/")
         page = queries.ROOT / "docs" / "runbooks" / below
         assert page.read_text().startswith(f"# {name}\n")
         board = notes["dashboard"].removeprefix("/d/plimsoll-").partition("?")[0]
@@ -142,5 +142,5 @@ def test_the_mixin_has_the_same_boards_and_alerts() -> None:
         f"plimsoll-{name}.json": json.loads((queries.FOLDER / f"{name}.json").read_text())
         for name in queries.NAMES
     }
-    moved = (queries.FOLDER / "alerts.yaml").read_text().replace(RUNBOOKS, "https://w.example")
+    moved = (queries.FOLDER / "alerts.yaml").read_text().replace(RUNBOOKS_URL, "https://w.example")
     assert made["alerts"] == yaml.safe_load(moved)

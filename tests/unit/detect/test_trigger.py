@@ -18,7 +18,7 @@ from plimsoll_api.trace import Host, RoleRss, Sample, SampleLoad
 from plimsoll_sidecar.detect.attribution import (
     COUNTER_FIELDS,
     MAX_PROCESSES,
-    TIME,
+    TIME_TRIGGER,
     ProcessTriggers,
     SampleHistory,
     TriggerFinder,
@@ -49,7 +49,7 @@ def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) 
     if together:
         totals = dict.fromkeys(COUNTER_FIELDS, totals["requests"])
     for second in range(3600):
-        events = 40.0 * second if driver == TIME else totals[driver][second]
+        events = 40.0 * second if driver == TIME_TRIGGER else totals[driver][second]
         in_flight = rng.randrange(20)
         load = SampleLoad()
         for name, field in COUNTER_FIELDS.items():
@@ -60,12 +60,12 @@ def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) 
     return footprints
 
 
-@pytest.mark.parametrize("driver", [*COUNTER_FIELDS, TIME])
+@pytest.mark.parametrize("driver", [*COUNTER_FIELDS, TIME_TRIGGER])
 def test_the_counter_that_the_growth_follows_is_named(driver: str) -> None:
     found = find_trigger(history(driver).list_since(0.0))
     assert found is not None
     assert found.counter == driver
-    each = EACH * 40 * HOUR if driver == TIME else EACH
+    each = EACH * 40 * HOUR if driver == TIME_TRIGGER else EACH
     assert found.bytes_each == pytest.approx(each, rel=0.1)
     assert found.confidence > 0.9
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
+from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.incident import (
     NEXT_PHASES,
     ROUND_S,
@@ -35,8 +35,8 @@ def test_every_phase_but_the_ended_ones_leads_to_an_end() -> None:
         while waiting:
             waiting += (new := NEXT_PHASES[waiting.pop()] - reached)
             reached |= new
-        assert reached & set(ENDED)
-        assert phase not in ENDED or not NEXT_PHASES[phase]
+        assert reached & set(ENDED_PHASES)
+        assert phase not in ENDED_PHASES or not NEXT_PHASES[phase]
 
 
 @pytest.mark.parametrize("phase", IncidentPhase)

@@ -14,7 +14,7 @@ import yaml
 
 from plimsoll_operator import main
 from plimsoll_operator.config import parse_config
-from plimsoll_operator.kinds import OWNED, WATCHED
+from plimsoll_operator.kinds import OWNED_KINDS, WATCHED_KINDS
 from plimsoll_operator.plans.service import parse as parse_service
 from plimsoll_operator.render.objects import role
 from plimsoll_operator.runtime.watches import settings
@@ -54,10 +54,12 @@ def test_the_operator_may_grant_what_it_grants() -> None:
 
 
 def test_it_may_watch_and_keep_its_kinds_and_nothing_else() -> None:
-    needed = {(kind.group, kind.plural, verb) for kind in WATCHED for verb in ("list", "watch")}
+    needed = {
+        (kind.group, kind.plural, verb) for kind in WATCHED_KINDS for verb in ("list", "watch")
+    }
     needed |= {
         (kind.group, kind.plural, verb)
-        for kind in OWNED
+        for kind in OWNED_KINDS
         for verb in ("get", "create", "patch", "delete")
     }
     needed |= {("", "events", verb) for verb in ("list", "create", "patch")}
@@ -77,7 +79,7 @@ def test_the_deployment_runs_the_command_line_that_exists() -> None:
 
 def test_the_watches_are_narrowed_by_the_server() -> None:
     selectors = settings().watching.label_selectors
-    assert len(selectors) == len([kind for kind in WATCHED if kind.selector])
+    assert len(selectors) == len([kind for kind in WATCHED_KINDS if kind.selector])
     assert settings().posting.enabled is False
 
 

@@ -14,7 +14,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.maintenance_window import MaintenanceWindow
 from plimsoll_api.supervision import Action
 from plimsoll_api.supervisor_config import CONFIG_FILE, decode
-from plimsoll_operator.kinds import OWNED
+from plimsoll_operator.kinds import OWNED_KINDS
 from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import (
     Images,
@@ -52,7 +52,7 @@ def template(**spec: Any) -> dict[str, Any]:
 
 def test_every_object_is_owned_labelled_and_of_a_watched_kind() -> None:
     made = render(service(), IMAGES)
-    assert {item["kind"] for item in made} <= {kind.kind for kind in OWNED}
+    assert {item["kind"] for item in made} <= {kind.kind for kind in OWNED_KINDS}
     for item in made:
         meta = item["metadata"]
         assert meta["namespace"] == "ml"

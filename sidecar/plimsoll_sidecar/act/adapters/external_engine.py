@@ -29,7 +29,7 @@ from plimsoll_api.admin import (
 from plimsoll_api.state import Signal
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
-from plimsoll_sidecar.act.adapters.external_profile import PROFILES
+from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
 from plimsoll_sidecar.act.adapters.kv_transfer import can_meet, find_restart_blocker
 from plimsoll_sidecar.act.adapters.processes import (
@@ -84,7 +84,7 @@ class ExternalEngine(OwnedEngine):
     ) -> None:
         self._group_serves = group_serves
         self._probes = probes or Probes.from_environment()
-        self._endpoint, self._profile = endpoint, PROFILES[endpoint.type]
+        self._endpoint, self._profile = endpoint, ENGINE_PROFILES[endpoint.type]
         self._port = urlsplit(endpoint.serving_url).port or 80
         self._server = HttpClient(endpoint.serving_url)
         self._load = ExternalLoad(

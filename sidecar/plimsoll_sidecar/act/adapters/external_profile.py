@@ -169,7 +169,7 @@ SGLANG = EngineProfile(
 )
 GENERIC = EngineProfile(health_path="/health")
 
-PROFILES = {
+ENGINE_PROFILES = {
     EngineType.VLLM: VLLM,
     EngineType.SGLANG: SGLANG,
     EngineType.CUSTOM: GENERIC,

@@ -18,7 +18,7 @@ from plimsoll_api.admin import Capability
 from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_sidecar.act.adapters.external_profile import PROFILES, EngineProfile
+from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES, EngineProfile
 from plimsoll_sidecar.act.adapters.kv_transfer import read_connector, read_lease_s
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
@@ -43,7 +43,7 @@ class ServerInfo:
     """
 
     def __init__(self, endpoint: EngineEndpoint, server: HttpClient, owned: OwnedProcesses) -> None:
-        self._endpoint, self._profile = endpoint, PROFILES[endpoint.type]
+        self._endpoint, self._profile = endpoint, ENGINE_PROFILES[endpoint.type]
         self._server, self._owned = server, owned
         self._mismatch = ""
         self.version = endpoint.version
@@ -157,7 +157,7 @@ def identify_engine_type(server: HttpClient) -> EngineType | None:
     None if neither names a known type, for example because the server needs an API key.
     """
     page = _get(server, "/metrics") or b""
-    for kind, profile in PROFILES.items():
+    for kind, profile in ENGINE_PROFILES.items():
         if profile.metric_prefix and re.search(
             _METRIC_PREFIX_PATTERN % profile.metric_prefix.encode(), page, re.M
         ):
@@ -167,7 +167,9 @@ def identify_engine_type(server: HttpClient) -> EngineType | None:
     except MalformedError:
         return None
     owners = {model.owned_by for model in models}
-    return next((k for k, d in PROFILES.items() if d.model_owner and d.model_owner in owners), None)
+    return next(
+        (k for k, d in ENGINE_PROFILES.items() if d.model_owner and d.model_owner in owners), None
+    )
 
 
 def read_server_version(server: HttpClient, profile: EngineProfile) -> str:

@@ -16,7 +16,7 @@ from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.inference_service import InferenceServiceController
 from plimsoll_operator.controllers.writes import NameConflictError
-from plimsoll_operator.kinds import OPTIONAL, SERVICE, Key, Object
+from plimsoll_operator.kinds import OPTIONAL_KINDS, SERVICE, Key, Object
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import ApiError
@@ -42,7 +42,7 @@ class Cluster:
         self.manifest["metadata"]["namespace"] = KEY.namespace
         self.spec: Object = self.manifest["spec"]
         self.api, self.store = FakeApi(definitions), Store()
-        self.api.lacking = {kind.kind for kind in OPTIONAL}
+        self.api.lacking = {kind.kind for kind in OPTIONAL_KINDS}
         self.api.changed = lambda item, gone: (self.store.remove if gone else self.store.put)(item)
         self.seconds = 0
         self.served: set[str] = set()

@@ -20,7 +20,7 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods, index_workload_statuses
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import supervisor_config
-from plimsoll_operator.plans.rolling_restart import SUSPECT, manual_restart_hint
+from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, manual_restart_hint
 from plimsoll_operator.status.notices import new_suspects
 from plimsoll_operator.status.policy import status
 
@@ -124,7 +124,9 @@ def test_a_revision_stays_suspect_while_its_pods_are_there() -> None:
     aged = status(item(status=first), pods, [], {}, None, at(6))
     assert aged["workloads"] == [first["workloads"][0] | {"openIncidents": 0}]
     assert new_suspects(first, aged) == []
-    held = status(item(status=first), pods, leaks, {}, None, at(6), {VLLM: SUSPECT})
+    held = status(
+        item(status=first), pods, leaks, {}, None, at(6), {VLLM: SUSPECT_REVISION_MESSAGE}
+    )
     assert held["workloads"][0]["suspectRevision"]["action"] == "Held"
     fresh = [pod("vllm-beef-0", revision="beef")]
     after = status(item(status=first), fresh, [], {}, None, at(7))

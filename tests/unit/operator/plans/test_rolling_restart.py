@@ -112,18 +112,21 @@ def test_one_workload_tries_the_supervisor_before_the_others() -> None:
     both = owned(other), owned(VLLM)
     unproven = Injection(images="s:1")
     said, asked = server.settle(*both, injection=unproven)
-    assert (said, asked) == ({other: rollout.REQUESTED, VLLM: rollout.UNPROVEN}, [other])
+    assert (said, asked) == (
+        {other: rollout.REQUESTED_MESSAGE, VLLM: rollout.UNPROVEN_MESSAGE},
+        [other],
+    )
     server.restarts = server.started()
     assert server.settle(*both, injection=unproven) == (said, []), "another operator goes on"
     proven = Injection(images="s:1", proven=True)
     said, asked = server.settle(*both, injection=proven)
-    assert said == {other: rollout.REQUESTED, VLLM: rollout.REQUESTED}
+    assert said == {other: rollout.REQUESTED_MESSAGE, VLLM: rollout.REQUESTED_MESSAGE}
     assert asked == [other, VLLM], "the first one has pods that got none in the trial"
     assert server.settle(*both, injection=proven)[1] == []
     stop = InjectionStop(pod="a", reason="x", time=NOW, generation=1)
     stopped = Injection(images="s:1", stopped=stop)
     said, asked = server.settle(*both, generation=2, injection=stopped)
-    assert (set(said.values()), asked) == ({rollout.STOPPED}, [])
+    assert (set(said.values()), asked) == ({rollout.STOPPED_MESSAGE}, [])
 
 
 def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() -> None:
@@ -131,7 +134,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     waits = owned(VLLM)
     assert server.turn(waits) == ({}, []), "the webhook must know of the policy first"
     server.now += DEFAULT_INTERVALS.rollout_settle
-    assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [VLLM])
+    assert server.turn(waits) == ({VLLM: rollout.REQUESTED_MESSAGE}, [VLLM])
     ((manager, body),) = server.asked
     assert manager == "plimsoll-operator-rollout"
     assert body["spec"] == {"template": {"metadata": {"annotations": {
@@ -139,13 +142,13 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     gets = server.gets
     for _ in range(3):
         server.now += DEFAULT_INTERVALS.rollout_again
-        assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [])
+        assert server.turn(waits) == ({VLLM: rollout.REQUESTED_MESSAGE}, [])
     assert server.gets == gets, "a workload that was asked costs no request"
     # Another operator knows by the annotation, and so does this one when pods wait again.
     server.restarts = server.started()
-    assert server.settle(waits) == ({VLLM: rollout.REQUESTED}, [])
+    assert server.settle(waits) == ({VLLM: rollout.REQUESTED_MESSAGE}, [])
     assert server.turn(owned(VLLM, SupervisionState.SUPERVISED)) == ({}, [])
-    assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [])
+    assert server.turn(waits) == ({VLLM: rollout.REQUESTED_MESSAGE}, [])
     assert len(server.asked) == 1
     assert server.settle(waits, generation=2)[1] == [VLLM]
     assert len(server.asked) == 2
@@ -215,9 +218,12 @@ def test_a_restart_waits_where_it_would_not_help(found: Object, said: str) -> No
 
 def test_nothing_is_asked_for_a_suspect_revision_or_without_the_webhook() -> None:
     server = Server(live())
-    assert server.settle(owned(VLLM), suspects=(VLLM,)) == ({VLLM: rollout.SUSPECT}, [])
+    assert server.settle(owned(VLLM), suspects=(VLLM,)) == (
+        {VLLM: rollout.SUSPECT_REVISION_MESSAGE},
+        [],
+    )
     server.restarts = server.started(webhook=False)
-    assert server.settle(owned(VLLM)) == ({VLLM: rollout.WEBHOOK_OFF}, [])
+    assert server.settle(owned(VLLM)) == ({VLLM: rollout.WEBHOOK_OFF_MESSAGE}, [])
     assert server.settle(owned(VLLM), mode="OnDelete") == ({}, [])
     assert server.gets == 0
 
@@ -225,11 +231,13 @@ def test_nothing_is_asked_for_a_suspect_revision_or_without_the_webhook() -> Non
 def test_nothing_is_asked_while_the_webhook_would_miss_the_new_pods() -> None:
     server = Server(live())
     server.serves = False
-    assert server.settle(owned(VLLM)) == ({VLLM: rollout.WEBHOOK_NOT_READY}, [])
+    assert server.settle(owned(VLLM)) == ({VLLM: rollout.WEBHOOK_NOT_READY_MESSAGE}, [])
     server.serves = True
     assert server.turn(owned(VLLM))[1] == [VLLM]
     server.serves = False
-    assert server.turn(owned(VLLM)) == ({VLLM: rollout.REQUESTED}, []), "the restart goes on"
+    assert server.turn(owned(VLLM)) == ({VLLM: rollout.REQUESTED_MESSAGE}, []), (
+        "the restart goes on"
+    )
 
 
 def test_a_refusal_is_said_and_tried_again() -> None:

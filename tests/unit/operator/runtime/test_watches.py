@@ -10,7 +10,7 @@ import pytest
 
 from plimsoll_operator.kinds import POLICY, Key, Kind, Object
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import WHOLE, Api, ApiError
+from plimsoll_operator.runtime.client import OBJECT_MEDIA_TYPE, Api, ApiError
 from plimsoll_operator.runtime.queue import WorkQueue
 from plimsoll_operator.runtime.watches import PolicyWatch, Watches
 
@@ -43,7 +43,7 @@ class Server:
     async def watch(
         self, kind: Kind, namespace: str | None, version: str, accept: str
     ) -> AsyncIterator[tuple[str, Object]]:
-        assert (version, accept) == ("7", WHOLE)
+        assert (version, accept) == ("7", OBJECT_MEDIA_TYPE)
         if namespace == "other":
             await asyncio.Event().wait()
         while True:
