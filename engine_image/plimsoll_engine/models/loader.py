@@ -112,7 +112,7 @@ def load_config(folder: Path) -> Any:
     if not folder.is_dir():
         raise LoadError(f"model {folder}: no such folder; pass the folder of a checkpoint")
     if not path.is_file():
-        raise LoadError(f"{path}: no such file; a checkpoint needs it")
+        raise LoadError(f"{path}: no such file; every checkpoint must contain it")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:

@@ -187,7 +187,7 @@ Such an adapter gives wrong results with the original weights (PEFT, ``LoraConfi
 def _read_config(folder: Path, max_rank: int) -> _Config:
     path = folder / CONFIG
     if not path.is_file():
-        raise LoadError(f"{path}: no such file; an adapter needs it")
+        raise LoadError(f"{path}: no such file; every adapter must contain it")
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise LoadError(
@@ -263,7 +263,7 @@ def read_adapter(
     listed = _list_projections(config, targets, folder / CONFIG)
     path = folder / WEIGHTS
     if not path.is_file():
-        raise LoadError(f"{path}: no such file; an adapter needs it")
+        raise LoadError(f"{path}: no such file; every adapter must contain it")
     halves: dict[str, dict[str, torch.Tensor]] = {}
     unexpected, mismatched = [], []
     digest = blake2b(str(config.scale).encode(), digest_size=DIGEST_BYTES)
@@ -297,7 +297,7 @@ def read_adapter(
     ]
     raise_for_tensors(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
     if not halves:
-        raise LoadError(f"{path}: contains no tensor")
+        raise LoadError(f"{path}: contains no tensors")
     deltas: dict[tuple[int, str], list[LoraDelta]] = {}
     for source, pair in halves.items():
         target = targets[source]

@@ -127,7 +127,7 @@ class Quarantine:
                 generation.fail(
                     RequestFailed(
                         "error",
-                        f"{generation.losses} workers exited while they computed this request",
+                        f"{generation.losses} workers exited while running this request",
                     )
                 )
 

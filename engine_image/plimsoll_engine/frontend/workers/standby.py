@@ -229,12 +229,13 @@ class Standby:
         """
         spare, needed = self._headroom(), HOST_SPARE_BYTES * self._workers.ranks
         if spare is not None and spare < needed:
-            return f"less than {needed >> 20} MiB of host memory are free"
+            return f"less than {needed >> 20} MiB of host memory is free"
         for device in devices:
             if device.total is None or device.used is None:
                 continue
             if device.total - device.used < DEVICE_SPARE_BYTES:
-                return f"less than {DEVICE_SPARE_BYTES >> 20} MiB of device {device.index} are free"
+                spare_mib = DEVICE_SPARE_BYTES >> 20
+                return f"less than {spare_mib} MiB of memory is free on device {device.index}"
         return None
 
     def _detach(self) -> asyncio.Task[WorkerHandle] | None:

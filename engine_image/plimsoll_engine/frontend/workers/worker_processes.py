@@ -362,7 +362,7 @@ class WorkerProcesses:
 
     async def _handle_unkillable(self, name: str, pid: int, needed: bool) -> None:
         scope = self._failures.choose_scope_of_unkillable_process(needed)
-        log.error(f"cannot end {name}", extra={"pid": pid, "ends": scope.name.lower()})
+        log.error(f"cannot kill the {name}", extra={"pid": pid, "ends": scope.name.lower()})
         if scope is FailureScope.PROCESSES:
             await self._kill_zygote()
 

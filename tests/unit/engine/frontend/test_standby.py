@@ -228,8 +228,8 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
 @pytest.mark.parametrize(
     ("spare", "device", "lack"),
     [
-        (module.HOST_SPARE_BYTES - 1, None, "less than 1024 MiB of host memory are free"),
-        (None, 79 * GIB, "less than 2048 MiB of device 0 are free"),
+        (module.HOST_SPARE_BYTES - 1, None, "less than 1024 MiB of host memory is free"),
+        (None, 79 * GIB, "less than 2048 MiB of memory is free on device 0"),
     ],
 )
 def test_it_is_refused_where_it_would_take_the_last_memory(
