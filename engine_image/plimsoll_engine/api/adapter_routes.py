@@ -18,13 +18,14 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
     path = Path(body.lora_path)
     if not path.is_absolute():
         raise invalid(
-            f"lora_path {body.lora_path!r} is not an absolute path: use a path on this server",
+            f"lora_path {body.lora_path!r} is not an absolute path: give the path of a folder on"
+            " the server",
             "lora_path",
         )
     if await asyncio.to_thread(_is_missing, path):
         raise ApiError(
-            404, f"lora_path {body.lora_path!r} does not exist on this server: use a local folder",
-            param="lora_path", code="adapter_not_found",
+            404, f"lora_path {body.lora_path!r} does not exist on this server: give the path of a"
+            " folder on the server", param="lora_path", code="adapter_not_found",
         )  # fmt: skip
     try:
         await adapter_loading.load_adapter(engine, body.lora_name, path)
@@ -57,7 +58,7 @@ def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
     return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
 
-def model_card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
+def make_model_card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
     """Return the entry of ``adapter`` in ``/v1/models``. ``base`` is the entry of the model."""
     parent = base["id"] if adapter.parent is None else adapter.parent
     return base | {"id": adapter.name, "root": str(adapter.path), "parent": parent}

@@ -1,7 +1,7 @@
-"""Response to a generation request, as a whole or as a stream.
+"""Response to a generation request, as one body or as a stream.
 
-The request is admitted within the response, so it is always released: after an answer, an error, a
-disconnect or a cancelled task.
+The response admits the request, and always releases it: after an answer, an error, a disconnect or
+a cancelled task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import make_error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
-from plimsoll_engine.api.responses import DONE, Choice, Envelope, encode_event, make_usage_object
+from plimsoll_engine.api.responses import (
+    DONE_EVENT,
+    Choice,
+    Envelope,
+    encode_event,
+    make_usage_object,
+)
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
 from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceeded
@@ -42,7 +48,7 @@ def encode_error_body(status: int, message: str, code: str) -> bytes:
 
 
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer 503 on a connection beyond the limit."""
+    """Answer 503 on a connection above the maximum number of connections."""
     error = ApiError(
         503, "the engine has too many connections (--max-connections): retry later",
         code="too_many_connections", retry=True,
@@ -123,7 +129,7 @@ class GenerationResponse(Response):
         finally:
             for task in (answering, disconnected):
                 task.cancel()
-            # Wait for both; an error of the answer was raised above.
+            # Wait for both tasks. An error of the answer was raised above.
             await asyncio.gather(answering, disconnected, return_exceptions=True)
             # Break the reference cycle of a failed task, its traceback and this frame.
             del answering, disconnected
@@ -131,8 +137,8 @@ class GenerationResponse(Response):
     async def _get_next_deltas(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
         """Wait for new output and return it. Remove the choices that end from ``open_choices``.
 
-        If a choice of a running stream fails, the others continue, and the stream ends with the
-        error.
+        If a choice of a running stream fails, the other choices continue, and the stream ends with
+        the error.
         """
         wake = self._batch.wake
         while True:
@@ -159,7 +165,7 @@ class GenerationResponse(Response):
     async def _stream_to(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
         new = await self._get_next_deltas(open_choices)
-        # Send the status only now, because an error before the first output has its own.
+        # Send the status only now, because an error before the first output has another status.
         await self._start(send, b"text/event-stream; charset=utf-8")
         for piece in self.make_first_events():
             await _send_part(send, piece)
@@ -180,20 +186,20 @@ class GenerationResponse(Response):
         more = {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids}
         for one in self._choices:
             if (first := one.make_first_chunk()) is not None:
-                yield self._chunk([first], more)
+                yield self._encode_chunk([first], more)
                 more = {}
 
     def make_delta_events(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
         """Yield the events for ``delta`` of ``choice``."""
         self._sent[choice.index] += len(delta.token_ids)
         for chunk in choice.make_chunks(delta):
-            yield self._chunk([chunk])
+            yield self._encode_chunk([chunk])
 
     async def _end(self, send: Send) -> None:
-        usage = self._chunk([], self._make_usage_body()) if self._usage else b""
-        await send_last(send, usage + DONE)
+        usage = self._encode_chunk([], self._make_usage_body()) if self._usage else b""
+        await send_last(send, usage + DONE_EVENT)
 
-    def _chunk(
+    def _encode_chunk(
         self, choices: list[dict[str, Any]], more: Mapping[str, object] = MappingProxyType({})
     ) -> bytes:
         body = self._envelope.wrap(self._choices[0].chunk_kind, choices) | dict(more)
@@ -216,9 +222,9 @@ class GenerationResponse(Response):
 
     @contextlib.contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Reserve ``size`` bytes until the client has read them.
+        """Return a context that reserves ``size`` bytes, until the client has read them.
 
-        Raises ApiError if memory is missing.
+        Raises ApiError if the memory budget is used up.
         """
         with self._budget.open(self._client) as reservation:
             try:
@@ -235,7 +241,7 @@ class GenerationResponse(Response):
         choice.add(delta)
 
     def list_output_warnings(self) -> list[str]:
-        """Return warnings about an output that is not streamed."""
+        """Return the warnings for an answer that is not streamed."""
         return [
             UNPARSED_CALL
             for c in self._choices
@@ -279,17 +285,17 @@ class GenerationResponse(Response):
 
     def make_error_events(self, error: ApiError) -> bytes:
         """Return the events that end a failed stream."""
-        return b"data: " + error.encode_body() + b"\n\n" + DONE
+        return b"data: " + error.encode_body() + b"\n\n" + DONE_EVENT
 
 
 def _make_no_memory_error(is_client_share: bool) -> ApiError:
     if is_client_share:
         return ApiError(
-            429, "unread answers to your other requests use your share of memory: read them first",
-            code="too_many_bytes", retry=True,
+            429, "unread responses to your other requests have used up your share of memory: read"
+            " them first", code="too_many_bytes", retry=True,
         )  # fmt: skip
     return ApiError(
-        503, "unread answers of other clients use all memory for answers: retry later",
+        503, "unread responses to other clients have used up the memory for responses: retry later",
         code="overloaded", retry=True,
     )  # fmt: skip
 

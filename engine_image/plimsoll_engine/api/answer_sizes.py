@@ -1,7 +1,7 @@
 """Size limits of answers, checked before the first token. Pure.
 
-A whole answer is in memory until its last token, and a stream until its client reads it. The number
-of choices, tokens and log probabilities bounds the size.
+An answer that is not streamed is in memory until its last token, and a stream until its client
+reads it. The number of choices, tokens and log probabilities bounds the size.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAX_LOGPROBS_PER_TOKEN = 21
 """
 MIN_ANSWER_BYTES = 64 << 20
 BUFFERED_ANSWERS = 4
-"""Number of answers of maximum size in memory at the same time. Two of them may be one client's."""
+"""Number of answers of maximum size that fit into memory. One client may have two of them."""
 
 
 def compute_max_answer_bytes(max_model_len: int | None) -> int:
     """Return the maximum size of an answer in bytes.
 
-    The context may be filled by one choice with all log probabilities, or by several choices with
-    fewer.
+    This suffices for one choice that fills the context with all log probabilities, or for several
+    choices with fewer log probabilities.
     """
     return max(
         MIN_ANSWER_BYTES, (max_model_len or 0) * _estimate_bytes_per_token(MAX_LOGPROBS_PER_TOKEN)
@@ -39,7 +39,7 @@ def compute_buffer_bytes(max_model_len: int | None) -> int:
     return BUFFERED_ANSWERS * compute_max_answer_bytes(max_model_len)
 
 
-def answer_bytes(tokens: int, logprobs: int | None) -> int:
+def estimate_answer_bytes(tokens: int, logprobs: int | None) -> int:
     """Return the size in bytes of an answer with ``tokens`` tokens, summed over all choices.
 
     ``logprobs`` is the number of likeliest tokens per token; None means no log probabilities.
@@ -57,7 +57,9 @@ def check_answer_size(
     client may lower. ``echoed`` is the number of prompt tokens in the answer, with
     ``echoed_logprobs`` likeliest tokens each.
     """
-    wanted = answer_bytes(tokens, logprobs) + answer_bytes(echoed, echoed_logprobs)
+    wanted = estimate_answer_bytes(tokens, logprobs) + estimate_answer_bytes(
+        echoed, echoed_logprobs
+    )
     if wanted > max_bytes:
         details = "" if logprobs is None else f" with {logprobs} top log probabilities"
         raise ApiError(

@@ -19,7 +19,8 @@ from plimsoll_engine.errors import UsageError
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
-TENANT = "plimsoll.tenant"
+"""Paths that need no API key."""
+TENANT_KEY = "plimsoll.tenant"
 """Scope key of the request's tenant. It is set if several API keys exist."""
 
 
@@ -38,9 +39,10 @@ class ApiKeys:
             raise UsageError(f"--api-key-file {file}: the file has no key: write one key per line")
 
     def get_tenant(self, authorization: bytes) -> str | None:
-        """Return the tenant of an API key; None for an invalid key, "" if only one key exists.
+        """Return the tenant of the API key in the header ``authorization``.
 
-        The comparison takes constant time, so the duration reveals nothing about a key.
+        Return None for an invalid key, and "" if only one key exists. The comparison takes constant
+        time, so the duration reveals nothing about a key.
         """
         self._refresh()
         scheme, _, token = authorization.partition(b" ")
@@ -93,5 +95,5 @@ class ApiKeyMiddleware:
                 )  # fmt: skip
                 await make_error_response(error)(scope, receive, send)
                 return
-            scope[TENANT] = tenant
+            scope[TENANT_KEY] = tenant
         await self._inner(scope, receive, send)

@@ -26,7 +26,7 @@ from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.request_log import Admission, Generation, TextRules
 from plimsoll_engine.messages.worker_ipc import Media
 
-PARAMS = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
+PROMPT_FIELDS = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
 """Name of the request field with the prompt, for each prefix of request IDs."""
 
 
@@ -83,12 +83,15 @@ def list_parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> lis
     """Return the tags that the output parsers need, even those that are special tokens."""
     tags = list(tool_families.TAGS if prepared.family else ())
     if parses_reasoning and prepared.reasons:
-        tags += (reasoning.OPEN, reasoning.CLOSE)
+        tags += (reasoning.OPEN_TAG, reasoning.CLOSE_TAG)
     return tags
 
 
 def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
-    """Return the adapter named ``model``; None for the served model. Raises ApiError."""
+    """Return the adapter named ``model``; None for the served model.
+
+    Raises ApiError if there is no model with this name.
+    """
     served = engine.settings.served_model_name
     if model in ("", served):
         return None
@@ -121,7 +124,7 @@ async def _build_batch(
     media: Sequence[Media] = (),
 ) -> Batch:
     body = prepared.body
-    param = PARAMS[prefix]
+    param = PROMPT_FIELDS[prefix]
     stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
     text = TextRules(stops, body.include_stop_str_in_output)
     # The tenant is the API key if there are several, else the user that the request names.
@@ -148,8 +151,8 @@ async def _build_batch(
         detokenizer = tokenizer.create_detokenizer_factory(ids, body.skip_special_tokens, tags)
         await asyncio.sleep(0)  # yield, because a thousand prompts would block the streams
         for choice in range(batch.n):
-            # As in vLLM, each further choice increments the seed. The first one also scores the
-            # prompt for all.
+            # As in vLLM, each further choice increments the seed. Only the first choice scores the
+            # prompt, for all choices.
             seeded = msgspec.structs.replace(
                 params,
                 seed=(params.seed + choice) & SEED_MASK,

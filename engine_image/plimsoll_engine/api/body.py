@@ -11,7 +11,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.types import Receive
 
-from plimsoll_engine.api.auth import TENANT
+from plimsoll_engine.api.auth import TENANT_KEY
 from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceeded, Reservation
 from plimsoll_engine.http.fair_semaphore import WaitDisconnect
 from plimsoll_engine.http.limits import SMALL_BODY_BYTES, HttpLimits
@@ -47,7 +47,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request, max_bytes: int) -> AsyncIterator[Body]:
-        """Yield the body of a request, and release its memory when the context ends.
+        """Return a context with the body of a request, whose memory is released at the end.
 
         Raises :class:`BodyRefused`, and ClientDisconnect if the client disconnects.
         """
@@ -82,7 +82,7 @@ class BodyReader:
                     "body_timeout",
                     "the body was not received within"
                     f" {self._limits.compute_body_timeout_s(len(body)):.0f} s:"
-                    f" only {len(body)} bytes were received; send it faster",
+                    f" only {len(body)} bytes were received; send the body faster",
                 ) from None
             if chunk is None:
                 return body
@@ -96,8 +96,8 @@ class BodyReader:
 
 
 def get_client_key(request: Request) -> str:
-    """Return the tenant of a request, or else its client's address, for the memory budget."""
-    tenant = request.scope.get(TENANT)
+    """Return the name that the memory budget charges: the tenant, or else the client's address."""
+    tenant = request.scope.get(TENANT_KEY)
     if tenant:
         return str(tenant)
     return request.client.host if request.client is not None else ""

@@ -15,12 +15,12 @@ BYTES_PER_TOKEN = 32
 MIN_TEXT_BYTES = MIB
 """Minimum size for tools, schemas and batches of prompts, regardless of the context."""
 MEDIA_BYTES = 32 * MIB
-"""Size of a request's images: one image of maximum size (20 MiB), or many of usual size."""
+"""Maximum size of a request's images: one image of maximum size (20 MiB), or many smaller ones."""
 FORM_BYTES = 26 * MIB
 """Size of a form with an audio file (25 MiB, as in OpenAI's API) and the other fields."""
 MIN_BUFFER_BYTES = 64 * MIB
 BUFFERED_BODIES = 4
-"""Number of bodies of maximum size in memory at the same time. Two of them may be one client's."""
+"""Number of bodies of maximum size that fit into memory. One client may have two of them."""
 
 
 @dataclass(frozen=True, slots=True)

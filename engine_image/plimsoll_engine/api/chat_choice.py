@@ -59,7 +59,7 @@ class ChatChoice:
 
     def make_first_chunk(self) -> dict[str, Any] | None:
         """Return the first chunk of a stream, with the role and the echo."""
-        return self._chunk({"role": "assistant", "content": self._echo}, ())
+        return self._make_chunk({"role": "assistant", "content": self._echo}, ())
 
     def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the chunks for ``delta``. Text and tool calls have separate chunks.
@@ -84,7 +84,7 @@ class ChatChoice:
             pieces.append({} if ends else {"content": ""})
         for number, piece in enumerate(pieces):
             last = number == len(pieces) - 1
-            yield self._chunk(piece, tokens, ids, delta if ends and last else None)
+            yield self._make_chunk(piece, tokens, ids, delta if ends and last else None)
             tokens, ids = [], ()
 
     def add(self, delta: Delta) -> None:
@@ -101,7 +101,7 @@ class ChatChoice:
             self._ids += delta.token_ids
         self._logprobs += logprobs.make_chat_entries(delta.logprobs, self._text_of, self._bytes_of)
         self._finish_reason = delta.finish_reason
-        self._stop_reason = stop_reason(delta, self._stop_ids)
+        self._stop_reason = get_stop_reason(delta, self._stop_ids)
 
     def to_object(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed.
@@ -150,7 +150,7 @@ class ChatChoice:
         is_complete = bool(self._calls) and not self._calls[-1].more
         return "tool_calls" if finish_reason == "stop" and is_complete else finish_reason
 
-    def _chunk(
+    def _make_chunk(
         self,
         delta: dict[str, Any],
         tokens: Sequence[TokenLogprobs],
@@ -166,14 +166,14 @@ class ChatChoice:
             "finish_reason": None if end is None else self._map_finish_reason(end.finish_reason),
         }
         if end is not None:
-            chunk["stop_reason"] = stop_reason(end, self._stop_ids)
+            chunk["stop_reason"] = get_stop_reason(end, self._stop_ids)
         return chunk if self._ids is None else chunk | {"token_ids": ids}
 
 
-def stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
+def get_stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
     """Return the stop string, or the token in ``stop_ids``, that ended the output.
 
-    As in vLLM, it is None if the model ended the output.
+    As in vLLM, return None if the model ended the output.
     """
     reason = delta.stop_reason
     return None if isinstance(reason, int) and reason not in stop_ids else reason
@@ -190,9 +190,9 @@ class OutputParser:
         self._has_answer = reasoning is None
 
     @property
-    def reasoning_ended(self) -> bool:
-        """Whether no reasoning is open."""
-        return self._reasoning is None or self._reasoning.ended
+    def has_reasoning_ended(self) -> bool:
+        """Whether the output is not within the reasoning."""
+        return self._reasoning is None or self._reasoning.has_ended
 
     @property
     def has_unparsed_call(self) -> bool:
@@ -219,7 +219,7 @@ class OutputParser:
             if self._has_answer:
                 self._reasoning_pieces.clear()
             elif delta.finish_reason == "stop":
-                # The model stopped without an answer, so a call in its reasoning is meant.
+                # The model stopped without an answer, so a call in its reasoning counts as a call.
                 text = "".join(self._reasoning_pieces)
                 parsed.calls += self._calls.copy().push(text, True, finished).calls
         parsed.reasoning = found.reasoning + parsed.reasoning

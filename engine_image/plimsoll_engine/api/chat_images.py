@@ -36,8 +36,8 @@ def make_template_parts(
 ) -> list[dict[str, Any]]:
     """Return content parts in the form that chat templates read.
 
-    Raises ApiError for an unsupported part. Its ``param`` names the part. Images require
-    ``accepts_images``.
+    Images require ``accepts_images``. Raises ApiError, whose ``param`` names the part, for an
+    unsupported part.
     """
     found: list[dict[str, Any]] = []
     for number, part in enumerate(content):
@@ -71,10 +71,9 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
 async def expand_placeholders(
     reader: MediaReader, processor: Processor, ids: list[int], images: list[bytes]
 ) -> tuple[list[int], list[Media]]:
-    """Return the prompt with each image's placeholder repeated, and the processed images.
+    """Return the prompt ``ids`` with each image's placeholder repeated, and the processed images.
 
-    ``images`` are image files. Raises ApiError if their number differs from that of the
-    placeholders.
+    ``images`` are image files. Raises ApiError if the prompt has another number of placeholders.
     """
     placeholders = ids.count(processor.placeholder) if processor.placeholder is not None else 0
     if placeholders != len(images):

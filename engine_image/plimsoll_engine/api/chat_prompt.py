@@ -24,7 +24,7 @@ from plimsoll_engine.api.protocol import Message, Tool, get_thought_text
 from plimsoll_engine.api.tool_calls import NotACall, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
 
-MARK = "\ue000\uf8ff\ue000"
+CONTINUATION_MARK = "\ue000\uf8ff\ue000"
 """Marker after the message that the model continues. The prompt ends before it."""
 INSTRUCTION_ROLES = ("system", "developer")
 """Roles of messages with instructions."""
@@ -43,9 +43,9 @@ class ChatPrompt:
     def __init__(self, tokenizer: Tokenizer, image: str | None) -> None:
         self._tokenizer = tokenizer
         self._image = image
-        parts = [{"type": "text", "text": MARK}]
-        self._accepts_parts = _accepts(tokenizer, parts)
-        self._accepts_texts = not self._accepts_parts or _accepts(tokenizer, MARK)
+        parts = [{"type": "text", "text": CONTINUATION_MARK}]
+        self._accepts_parts = _can_render(tokenizer, parts)
+        self._accepts_texts = not self._accepts_parts or _can_render(tokenizer, CONTINUATION_MARK)
 
     @staticmethod
     def make_template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
@@ -71,9 +71,10 @@ class ChatPrompt:
     ) -> str:
         """Return the prompt, of at most ``max_characters`` characters.
 
-        ``open_turn`` begins the assistant's message (default). ``continue_last`` instead leaves the
-        last message open, so that the model continues it. Warnings for the client are added to
-        ``warnings``. Raises TemplateError, and ApiError for invalid messages.
+        If ``open_turn`` is true (default), the prompt ends with the beginning of the assistant's
+        message. ``continue_last`` instead leaves the last message open, so that the model continues
+        it. Warnings for the client are added to ``warnings``. Raises TemplateError, and ApiError
+        for invalid messages.
         """
         warnings = [] if warnings is None else warnings
         plain = [
@@ -100,7 +101,7 @@ class ChatPrompt:
             warnings.append("the chat template does not render tools: the model does not see them")
         if not continue_last:
             return text
-        before, found, _ = text.rpartition(MARK)
+        before, found, _ = text.rpartition(CONTINUATION_MARK)
         if not found:
             raise TemplateError("the chat template does not render the last message")
         return before
@@ -118,7 +119,7 @@ class ChatPrompt:
             for one in plain:
                 if one["role"] == "developer":
                     one["role"] = "system"
-        # The message of the first error: the error itself would refer to this frame, a cycle.
+        # The first error's message. Storing the error would create a cycle with this frame.
         failure, text, dropped = None, "", list[TemplateMessage]()
         for form in self._list_forms(plain):
             try:
@@ -186,7 +187,7 @@ class ChatPrompt:
     def _make_content(
         self, message: Message
     ) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
-        """Return the content, and the thoughts in its parts."""
+        """Return the content for the template, and the reasoning in the content's parts."""
         content = message.content
         if isinstance(content, str):
             return self._make_text(content), []
@@ -234,16 +235,16 @@ def join_message_text(message: Message) -> str:
     return message.content or ""
 
 
-def _accepts(tokenizer: Tokenizer, content: object) -> bool:
+def _can_render(tokenizer: Tokenizer, content: object) -> bool:
     """Report whether the template renders ``content`` of a user without printing it as JSON."""
     try:
         text = tokenizer.render([{"role": "user", "content": content}])
     except TemplateError:
         return False
-    return MARK in text and not _MARK_IN_JSON.search(text)
+    return CONTINUATION_MARK in text and not _MARK_IN_JSON.search(text)
 
 
-_MARK_IN_JSON = re.compile(rf'"text": ?"{MARK}')
+_MARK_IN_JSON = re.compile(rf'"text": ?"{CONTINUATION_MARK}')
 
 
 def _has_unrendered_parts(plain: list[TemplateMessage], text: str) -> bool:
@@ -270,11 +271,14 @@ def _make_function(tool: Tool) -> TemplateMessage:
 def _append_mark(message: TemplateMessage) -> None:
     content = message.get("content", "")
     if isinstance(content, str):
-        message["content"] = content + MARK
+        message["content"] = content + CONTINUATION_MARK
     elif content and "text" in content[-1]:
-        message["content"] = [*content[:-1], {"type": "text", "text": content[-1]["text"] + MARK}]
+        message["content"] = [
+            *content[:-1],
+            {"type": "text", "text": content[-1]["text"] + CONTINUATION_MARK},
+        ]
     else:
-        message["content"] = [*content, {"type": "text", "text": MARK}]
+        message["content"] = [*content, {"type": "text", "text": CONTINUATION_MARK}]
 
 
 def _merge_instructions(plain: list[TemplateMessage]) -> list[TemplateMessage]:
@@ -330,7 +334,7 @@ def _make_plain_call(call: dict[str, Any], field: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid("a tool call has no function.name: add it", f"{field}.function.name")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):  # our answers have a string, templates need an object
+    if isinstance(arguments, str):  # answers of this engine have a string; templates need an object
         try:
             loaded = load_lenient_json(arguments or "{}")
             arguments = loaded if isinstance(loaded, dict) else arguments

@@ -22,7 +22,7 @@ from plimsoll_engine.api.protocol import (
 )
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
-# Match the field in msgspec's messages. For a map key ("at `key` in `$.map`") it is the map.
+# Match the field in msgspec's messages. For a map key ("at `key` in `$.map`"), match the map.
 _NAME = re.compile(r"(?:unknown|missing required) field `([^`]+)`")
 _TOOL_TYPE = re.compile(r"(?:tools|tool_choice)\b.*\btype")
 _PLACE = re.compile(r"(?:at|in) `\$\.?([^`]*)`")
@@ -35,10 +35,10 @@ def decode(
     strict: bool = False,
     warnings: list[str] | None = None,
 ) -> _Body:
-    """Return the request in ``body``. A null field has its default.
+    """Return the request in ``body``. A null field gets its default.
 
     Unknown fields are added to ``warnings``, or refused if ``strict``. Raises ApiError 400 that
-    names the wrong field, if known.
+    names the invalid field, if known.
     """
     try:
         given = msgspec.json.decode(body, type=_FIELDS)
@@ -56,7 +56,7 @@ def decode(
             f"{error}{_ONLY_FUNCTIONS if _TOOL_TYPE.fullmatch(place) else ''}", place
         ) from None
     except msgspec.DecodeError as error:
-        # JavaScript and Python write half of a character as an escape, which is no text.
+        # JavaScript and Python may escape half of a surrogate pair, which is not valid text.
         whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], bytes(body))
         if whole != body:
             return decode(whole, kind, strict, warnings)
@@ -69,7 +69,7 @@ def decode(
         raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
     report_unknown_fields(unknown, strict, warnings)
     if isinstance(request, CompletionRequest | ChatRequest | BatchChatRequest):
-        check(request)
+        check_values(request)
     return request
 
 
@@ -92,7 +92,7 @@ IGNORED_FIELDS = frozenset(
     }
 )  # fmt: skip
 """Fields of other APIs that do not affect the text. They are ignored without a warning."""
-_UNSUPPORTED = {
+_REFUSED_FIELDS_BY_ADVICE = {
     "omit it": (
         "audio", "chat_template", "custom_logit_processor", "custom_params", "dry_multiplier",
         "dynatemp_range", "early_stopping", "ec_transfer_params", "enable_search",
@@ -126,9 +126,11 @@ _UNSUPPORTED = {
     "use tools": ("functions",),
     "use top_logprobs": ("top_n_tokens",),
 }  # fmt: skip
-REFUSED_FIELDS = {name: instead for instead, names in _UNSUPPORTED.items() for name in names}
+REFUSED_FIELDS = {
+    name: advice for advice, names in _REFUSED_FIELDS_BY_ADVICE.items() for name in names
+}
 """Fields of other engines and of OpenAI that would change the answer, and what to do instead."""
-_OTHER_PATHS = {
+_OTHER_FIELDS_BY_ADVICE = {
     "use /v1/chat/completions": ("messages", "tools"),
     "use /v1/completions or /v1/chat/completions": (
         "allowed_token_ids", "bad_words", "best_of", "frequency_penalty", "logit_bias",
@@ -147,23 +149,26 @@ _OTHER_PATHS = {
     ),
     "use response_format, or text in /v1/responses": ("response_format", "text"),
 }  # fmt: skip
-FIELDS_OF_OTHER_PATHS = {name: path for path, names in _OTHER_PATHS.items() for name in names}
+FIELDS_OF_OTHER_PATHS = {
+    name: advice for advice, names in _OTHER_FIELDS_BY_ADVICE.items() for name in names
+}
 """Fields that would change the answer on another path that generates, and what to do instead."""
-_OFF = (b"false", b"0", b"0.0", b'""', b"[]")
-_NO_EFFECT = {
+_OFF_VALUES = (b"false", b"0", b"0.0", b'""', b"[]")
+"""JSON values with which most refused fields change nothing."""
+_VALUES_WITHOUT_EFFECT = {
     **dict.fromkeys(("best_of", "n", "num_beams", "repeat_penalty"), (b"1", b"1.0")),
     **dict.fromkeys(("tfs_z", "typical_p"), (b"1", b"1.0")),
     **dict.fromkeys(("do_sample", "parse_tool_calls", "separate_reasoning"), (b"true",)),
     **dict.fromkeys(("enable_thinking", "think"), ()),
     "function_call": (b'"none"',),
 }
-"""JSON values of refused fields that change nothing, where these are not the usual ones."""
+"""JSON values with which the other refused fields change nothing."""
 LENIENT_OBJECTS = ("stream_options", "text", "reasoning")
 """Object fields in which unknown fields are also ignored."""
 
 
 def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
-    """Remove nulls and unknown fields from ``given``, and return the names of the unknown ones."""
+    """Remove null and unknown fields from ``given``, and return the names of the unknown fields."""
     fields = _list_fields(kind)  # type: ignore[arg-type]
     unknown = []
     for name, value in list(given.items()):
@@ -171,13 +176,15 @@ def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str =
             del given[name]
         elif name not in fields:
             if name == "modalities" and b"audio" in bytes(value):
-                raise _refusal(inner + name, "omit it")
+                raise _make_unsupported_error(inner + name, "omit it")
             instead = REFUSED_FIELDS.get(name)
             if instead is None and "stream" in fields:
                 instead = FIELDS_OF_OTHER_PATHS.get(name)
             if instead is not None and not inner:
-                if bytes(memoryview(value)[:8]).strip() not in _NO_EFFECT.get(name, _OFF):
-                    raise _refusal(name, instead)
+                if bytes(memoryview(value)[:8]).strip() not in _VALUES_WITHOUT_EFFECT.get(
+                    name, _OFF_VALUES
+                ):
+                    raise _make_unsupported_error(name, instead)
             elif name not in IGNORED_FIELDS and name != "modalities":
                 unknown.append(inner + name)
             del given[name]
@@ -191,7 +198,7 @@ def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str =
     return unknown
 
 
-def _refusal(name: str, instead: str) -> ApiError:
+def _make_unsupported_error(name: str, instead: str) -> ApiError:
     message = f"{name} is not supported here: {instead}"
     return ApiError(400, message, param=name, code="unsupported_value")
 
@@ -211,7 +218,7 @@ def _find_struct(annotation: Any) -> type[Any] | None:
 
 
 def _keep_extra_fields(found: Any, given: Any) -> None:
-    """Add all fields that were sent to messages and tools, for chat templates."""
+    """Add all fields in ``given`` to ``found``, messages or tools, for chat templates."""
     if isinstance(found, list):
         for one, fields in zip(found, given, strict=True):
             _keep_extra_fields(one, fields)
@@ -222,7 +229,7 @@ def _keep_extra_fields(found: Any, given: Any) -> None:
             _keep_extra_fields(found.function, given["function"])
 
 
-# Fields and their values that have no effect.
+# Fields, and the values with which they have no effect.
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("best_of", (None, 1)),
     ("suffix", (None, "")),
@@ -240,7 +247,7 @@ _NEUTRAL_IN_BATCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
-def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
+def check_values(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
     """Raise ApiError for invalid values that the types cannot express."""
     batch = isinstance(request, BatchChatRequest)
     for field, neutral in _NEUTRAL + (_NEUTRAL_IN_BATCH if batch else ()):
@@ -257,10 +264,10 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
                 code="unsupported_value",
             )
     if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options requires stream: set it to true", "stream_options")
+        raise invalid("stream_options requires stream: set stream to true", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
         raise invalid(
-            "prompt_logprobs is not supported with stream: set it to false", "prompt_logprobs"
+            "prompt_logprobs is not supported with stream: set stream to false", "prompt_logprobs"
         )
     if request.truncate_prompt_tokens == 0:
         raise invalid(
@@ -276,7 +283,7 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
         return
     for field in ("top_logprobs", "logprob_token_ids"):
         if getattr(request, field) and not request.logprobs:
-            raise invalid(f"{field} requires logprobs: set it to true", field)
+            raise invalid(f"{field} requires logprobs: set logprobs to true", field)
     check_turn(request.add_generation_prompt, request.continue_final_message)
     if isinstance(request, BatchChatRequest):
         for number, conversation in enumerate(request.messages):
@@ -291,7 +298,7 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
 
 
 def check_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
-    """Raise ApiError if both fields are true: a new message and the continuation of one."""
+    """Raise ApiError if both fields are true, because a new message cannot continue another."""
     if add_generation_prompt and continue_final_message:
         raise invalid(
             "continue_final_message and add_generation_prompt cannot be combined: set one to false",
@@ -309,11 +316,13 @@ def _check_completion(request: CompletionRequest) -> None:
             "logprob_token_ids requires logprobs: set logprobs to a number", "logprob_token_ids"
         )
     if request.stream and request.echo and request.logprobs is not None:
-        raise invalid("echo with logprobs is not supported with stream: set it to false", "echo")
+        raise invalid(
+            "echo with logprobs is not supported with stream: set stream to false", "echo"
+        )
 
 
 def _check_contents(messages: list[Message], param: str) -> None:
-    """Raise ApiError for a message without content, unless it has tool calls or a tool's result."""
+    """Raise ApiError for a message without content, unless its role allows that."""
     for number, message in enumerate(messages):
         if message.content is None and message.role not in ("assistant", "tool", "function"):
             raise invalid(
@@ -347,4 +356,4 @@ def _check_allowed(choice: AllowedTools, names: list[str]) -> None:
                 f"no tool has the name {tool.function.name!r}: use a name in tools", place
             )
     if choice.mode == "required" and not choice.tools:
-        raise invalid("mode required requires an allowed tool: add one", field)
+        raise invalid("mode 'required' requires at least one allowed tool: add one", field)

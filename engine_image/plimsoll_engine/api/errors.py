@@ -58,15 +58,9 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def make_headers(self) -> dict[str, str]:
-        """Return headers that control retries.
-
-        They include ``retry-after`` if a retry may help. For status 504, they prevent OpenAI's
-        clients from retrying.
-        """
-        if self.status == 504:
-            return {
-                "x-should-retry": "false"
-            }  # OpenAI's clients would retry, but the deadline has passed
+        """Return headers that control retries: ``retry-after`` if a retry may help."""
+        if self.status == 504:  # OpenAI's clients would retry, but the deadline has passed
+            return {"x-should-retry": "false"}
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
 
 

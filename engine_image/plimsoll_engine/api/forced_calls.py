@@ -124,7 +124,7 @@ def create_forced_call_parser(
 ) -> ToolCallParser:
     """Return a parser for the output of the grammar with tools of these ``names``.
 
-    Other text is parsed like free calls.
+    Text that does not match the grammar is parsed like calls that are not forced.
     """
     free = tool_families.get_reader(family, texts)
     if family in _NOT_JSON:
@@ -165,7 +165,7 @@ def _insert_name(texts: Sequence[str], name: str) -> list[str]:
 
 
 def format_literal(text: str) -> str:
-    """Return a string of a grammar. Lark does not read the control character DEL as it is."""
+    """Return ``text`` as a string in a grammar. Lark requires an escape for the character DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -256,9 +256,9 @@ _STRING_KEYWORDS = frozenset(
 
 
 def _list_arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
-    """Return the arguments in a tool's schema; None if the schema has other constraints.
+    """Return the arguments in a tool's schema; None if the schema has constraints beyond them.
 
-    With ``texts``, strings are unquoted.
+    With ``texts``, the family writes strings without quotes.
     """
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if (

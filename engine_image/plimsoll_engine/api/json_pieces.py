@@ -1,7 +1,7 @@
 """Streaming repair of the JSON arguments that models write. Pure.
 
-It repairs raw control characters and unknown escapes in strings, numbers that JSON lacks, Python's
-constants, trailing commas, and missing or extra closing brackets. Everything else is passed on
+Raw control characters and unknown escapes in strings, numbers that JSON lacks, Python's constants,
+trailing commas, and missing or extra closing brackets are repaired. Everything else is passed on
 unchanged.
 """
 
@@ -53,7 +53,10 @@ class JsonRepairer:
         return "".join(found), text[at:]
 
     def close(self, text: str) -> str:
-        """Return the repaired last ``text`` and, unless it ends in a string, missing brackets."""
+        """Return the repaired last piece ``text``.
+
+        Missing brackets are added, unless the text ends within a string.
+        """
         closers = "" if self._in_string else "".join(reversed(self._closers))
         return self.push(text + closers, last=True)[0]
 

@@ -56,7 +56,7 @@ def make_chat_entries(
     ]
 
 
-def prompt_entries(
+def make_prompt_entries(
     ids: Sequence[int], scores: PromptScores, num_top: int, positions: range, text_of: TokenText
 ) -> list[msgspec.Raw]:
     """Return vLLM's ``prompt_logprobs`` for the prompt tokens at ``positions``.
@@ -109,7 +109,7 @@ def make_completion_logprobs(
         text = text_of(token_id)
         top = zip(logprobs.top_ids, logprobs.top, strict=True)
         # As in OpenAI's API, the sampled token is included even if it is not among the likeliest.
-        # As in vLLM, it comes first. If tokens share a text, the later ones are named by their id.
+        # As in vLLM, it comes first. If tokens share a text, the later ones are named by their ID.
         by_id = {text: max(logprobs.chosen, MIN_LOGPROB)}
         for top_id, value in top:
             if top_id != token_id:

@@ -28,8 +28,8 @@ MAX_GRAMMAR_CHARACTERS = {
 }
 """Maximum number of characters by the kind of grammar.
 
-Compile time grows with the square of a regular expression's length. For the others, the depth of
-recursion grows with the length (see plimsoll_engine.core.grammar.grammars).
+Compile time grows with the square of a regular expression's length. For other grammars, the depth
+of recursion grows with the length (see plimsoll_engine.core.grammar.grammars).
 """
 
 
@@ -53,7 +53,7 @@ def build_grammar(
         raise invalid(f"{fields} cannot be combined: omit one", given[1].field)
     (grammar,) = given
     if len(grammar.text) > (limit := MAX_GRAMMAR_CHARACTERS[grammar.kind]):
-        raise invalid(f"more than {limit} characters: shorten it", grammar.field)
+        raise invalid(f"the grammar has more than {limit} characters: shorten it", grammar.field)
     return grammar
 
 
@@ -76,7 +76,10 @@ def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | Non
             raise invalid(
                 "json_schema has no schema: add an object", "response_format.json_schema.schema"
             )
-    raise invalid("type must be text, json_object or json_schema", "response_format.type")
+    raise invalid(
+        "the type of the output format must be text, json_object or json_schema",
+        "response_format.type",
+    )
 
 
 def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
@@ -89,7 +92,9 @@ def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
     ]
     if len(named) != 1:
         raise invalid(
-            "set exactly one of json, regex, choice, grammar and json_object", "structured_outputs"
+            "structured_outputs must have exactly one of json, regex, choice, grammar and"
+            " json_object",
+            "structured_outputs",
         )
     field = f"structured_outputs.{named[0]}"
     if given.json is not None:
@@ -113,21 +118,21 @@ def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
 
 
 def _check_lark(text: str, field: str) -> str:
-    """Return the grammar in Lark's notation; converts llama.cpp's GBNF, which has ``::=``."""
+    """Return the grammar in Lark's notation. Convert llama.cpp's GBNF, which has ``::=``."""
     if "::=" not in text:
         return text
     try:
         return str(any_to_lark(text))
     except RecursionError:
-        raise invalid("the grammar is nested too deeply", field) from None
+        raise invalid("the grammar is nested too deeply: use fewer levels", field) from None
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise invalid(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field) from None
 
 
 def list_offered_tools(body: ChatRequest) -> list[Tool]:
-    """Return the tools of the prompt: the allowed ones if the request names them, else all.
+    """Return the tools of the prompt: the allowed tools if the request names them, else all.
 
-    With ``none`` there are no tools.
+    If ``tool_choice`` is ``none``, there are no tools.
     """
     choice, tools = body.tool_choice, body.tools or []
     if isinstance(choice, AllowedToolsChoice):
@@ -137,9 +142,9 @@ def list_offered_tools(body: ChatRequest) -> list[Tool]:
 
 
 def list_forced_tools(body: ChatRequest) -> list[Tool]:
-    """Return the tools that must be called: all offered for ``required``, else the named one.
+    """Return tools, at least one of which the model must call; empty if no call is required.
 
-    If there are several, one call suffices.
+    These are all offered tools if ``tool_choice`` is ``required``, or else the tool that it names.
     """
     choice, tools = body.tool_choice, list_offered_tools(body)
     if isinstance(choice, NamedTool):
@@ -167,7 +172,9 @@ def _build_tool_call_grammar(
         template = tokenizer.get_template_source(tools=True)
         text = forced_calls.build_call_grammar(family, template, named, several, tag)
     except RecursionError:
-        raise invalid("the parameters of a tool are nested too deeply", field) from None
+        raise invalid(
+            "the parameters of a tool are nested too deeply: use fewer levels", field
+        ) from None
     return Grammar("lark", text, field, fields)
 
 
@@ -176,9 +183,10 @@ def _name_tool(body: ChatRequest, tool: Tool) -> str:
 
 
 def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
-    """Return the schema of the arguments; without properties, only required ones are allowed.
+    """Return the schema of a tool's arguments.
 
-    Null stands for a missing keyword, as Go clients write it.
+    If the tool declares no properties, only the required arguments are allowed. A null keyword
+    counts as missing, because Go clients write null.
     """
     parameters = tool.function.parameters or {}
     schema = {key: value for key, value in parameters.items() if value is not None}

@@ -38,7 +38,7 @@ from plimsoll_engine.messages.worker_ipc import Grammar
 CHARACTERS_PER_TOKEN = 64
 """Maximum average number of characters per token.
 
-If filling the whole context would need a higher average, the text is refused without tokenizing it.
+A text that fits into the context only with a higher average is refused before tokenization.
 """
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
@@ -65,9 +65,10 @@ class EngineLimits(msgspec.Struct, frozen=True):
 class PreparedBody(msgspec.Struct, Generic[_Body]):
     """Request that is ready to run. ``body`` lacks the fields that the other attributes replace.
 
-    ``images`` are files. ``echoes`` has one text per prompt if the answers repeat their prompts.
-    ``reasons`` are the indices of prompts whose answers may begin with reasoning. ``bad_words`` are
-    token sequences. ``response_fields`` is the JSON object of fields that a response repeats.
+    ``images`` are image files. ``echoes`` has one text per prompt if the answers repeat their
+    prompts. ``reasons`` are the indices of prompts whose answers may begin with reasoning.
+    ``bad_words`` are token sequences. ``response_fields`` is the JSON object of fields that a
+    response repeats.
     """
 
     body: _Body
@@ -80,7 +81,7 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     texts: dict[str, dict[str, bool]] = {}
     """String arguments by tool, according to its schema."""
     forced: list[str] = []
-    """Tools that must be called. If there are several, one call suffices."""
+    """Names of tools. The model must call at least one of them, unless the list is empty."""
     reasons: list[int] = []
     bad_words: list[list[int]] = []
     response_fields: bytes = b""
@@ -110,7 +111,7 @@ class RequestPreparer:
         self._family = tool_families.detect_family(template)
         self._writes_tools = "tools" in template
 
-    def completion(
+    def prepare_completion(
         self, raw: bytes | bytearray, limits: EngineLimits
     ) -> PreparedBody[CompletionRequest]:
         """Prepare the body of a completion. Raises ApiError."""
@@ -149,13 +150,17 @@ class RequestPreparer:
             warnings=warnings,
         )
 
-    def chat(self, raw: bytes | bytearray, limits: EngineLimits) -> PreparedBody[ChatRequest]:
+    def prepare_chat(
+        self, raw: bytes | bytearray, limits: EngineLimits
+    ) -> PreparedBody[ChatRequest]:
         """Prepare the body of a chat. Raises ApiError."""
         warnings: list[str] = []
         body = decode(raw, ChatRequest, limits.strict, warnings)
         return self._prepare_chats(body, [body.messages], "messages", limits, warnings)
 
-    def chats(self, raw: bytes | bytearray, limits: EngineLimits) -> PreparedBody[ChatRequest]:
+    def prepare_chats(
+        self, raw: bytes | bytearray, limits: EngineLimits
+    ) -> PreparedBody[ChatRequest]:
         """Prepare the body of a batch of chats. Raises ApiError."""
         warnings: list[str] = []
         batch = decode(raw, BatchChatRequest, limits.strict, warnings)
@@ -165,7 +170,9 @@ class RequestPreparer:
         body = ChatRequest(**fields | {"messages": batch.messages[0]})
         return self._prepare_chats(body, batch.messages, "messages", limits, warnings)
 
-    def responses(self, raw: bytes | bytearray, limits: EngineLimits) -> PreparedBody[ChatRequest]:
+    def prepare_responses(
+        self, raw: bytes | bytearray, limits: EngineLimits
+    ) -> PreparedBody[ChatRequest]:
         """Prepare the body of a ``/v1/responses`` request. Raises ApiError."""
         warnings: list[str] = []
         body = decode(raw, ResponsesRequest, limits.strict, warnings)
@@ -217,7 +224,7 @@ class RequestPreparer:
             last = join_message_text(conversation[-1])
             if body.echo:
                 echoes.append(last)
-            continued = body.continue_final_message and reasoning.CLOSE in last
+            continued = body.continue_final_message and reasoning.CLOSE_TAG in last
             if thinking and not reasoning.is_ending_with_reasoning(text) and not continued:
                 reasons.append(number)
         urls = (
@@ -353,7 +360,7 @@ def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
 
 
 def _check_length(ids: list[int], limits: EngineLimits, param: str) -> None:
-    """Raise ApiError if the prompt exceeds the context. api/batch.py checks the output's length."""
+    """Raise ApiError if the prompt exceeds the context. api/batch.py also counts the output."""
     if limits.max_model_len is not None and len(ids) > limits.max_model_len:
         raise make_too_long_error(f"a prompt of {len(ids)} tokens", limits.max_model_len, param)
 

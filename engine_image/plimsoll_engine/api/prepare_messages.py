@@ -14,7 +14,7 @@ import msgspec
 
 from plimsoll_engine.api.prepare import EngineLimits
 
-LENGTH = struct.Struct(">Q")
+LENGTH_PREFIX = struct.Struct(">Q")
 
 Kind = Literal["completion", "chat", "chats", "responses", "tokenize", "detokenize", "form"]
 
@@ -48,13 +48,13 @@ Outcome = PreparationRefused | Done
 
 def send(connection: socket.socket, data: bytes | bytearray) -> None:
     """Send ``data`` after its length. Raises OSError if the connection is closed."""
-    connection.sendall(LENGTH.pack(len(data)))
+    connection.sendall(LENGTH_PREFIX.pack(len(data)))
     connection.sendall(data)
 
 
 def receive(connection: socket.socket) -> bytearray:
     """Return the next message. Raises EOFError if the connection is closed."""
-    (length,) = LENGTH.unpack(_read_exactly(connection, LENGTH.size))
+    (length,) = LENGTH_PREFIX.unpack(_read_exactly(connection, LENGTH_PREFIX.size))
     return _read_exactly(connection, length)
 
 

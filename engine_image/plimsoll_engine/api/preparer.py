@@ -1,6 +1,6 @@
 """Prepare request bodies: inline if they are small, else in a separate process.
 
-A small body takes a few milliseconds, which is less than the process adds under load.
+A small body takes a few milliseconds. The process would add more than that under load.
 """
 
 from __future__ import annotations
@@ -60,10 +60,7 @@ class PreparerStarved(Exception):
 
 
 class Preparer:
-    """Client of the preparer process.
-
-    It kills the process if a job exceeds ``timeout_s`` seconds.
-    """
+    """Client of the preparer process, which is killed if a job exceeds ``timeout_s`` seconds."""
 
     def __init__(self, engine: AsyncEngine, timeout_s: float) -> None:
         self._engine = engine
@@ -92,31 +89,31 @@ class Preparer:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._stop_process()
 
-    async def completion(self, body: Body) -> PreparedBody[CompletionRequest]:
+    async def prepare_completion(self, body: Body) -> PreparedBody[CompletionRequest]:
         """Prepare the body of a completion.
 
         Raises ApiError, and ClientDisconnect if the client disconnects while the job is queued.
         """
         if len(body.raw) <= INLINE_BYTES or _has_only_ids(body.raw):
-            return await self._run_inline(self._inline.completion, body)
+            return await self._run_inline(self._inline.prepare_completion, body)
         return await self._run_in_process(body, "completion", PreparedBody[CompletionRequest])
 
-    async def chat(self, body: Body) -> PreparedBody[ChatRequest]:
+    async def prepare_chat(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a chat. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return await self._run_inline(self._inline.chat, body)
+            return await self._run_inline(self._inline.prepare_chat, body)
         return await self._run_in_process(body, "chat", PreparedBody[ChatRequest])
 
-    async def chats(self, body: Body) -> PreparedBody[ChatRequest]:
+    async def prepare_chats(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a batch of chats. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return await self._run_inline(self._inline.chats, body)
+            return await self._run_inline(self._inline.prepare_chats, body)
         return await self._run_in_process(body, "chats", PreparedBody[ChatRequest])
 
-    async def responses(self, body: Body) -> PreparedBody[ChatRequest]:
+    async def prepare_responses(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a ``/v1/responses`` request. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return await self._run_inline(self._inline.responses, body)
+            return await self._run_inline(self._inline.prepare_responses, body)
         return await self._run_in_process(body, "responses", PreparedBody[ChatRequest])
 
     async def tokenize(self, body: Body) -> TextResult:
@@ -131,7 +128,7 @@ class Preparer:
             return await self._run_inline(self._inline.detokenize, body)
         return await self._run_in_process(body, "detokenize", TextResult)
 
-    async def form(self, body: Body, content_type: str) -> Form:
+    async def parse_form(self, body: Body, content_type: str) -> Form:
         """Return the file and the fields of a multipart body. Raises ApiError."""
         return await self._run_in_process(body, "form", Form, content_type)
 
@@ -147,7 +144,7 @@ class Preparer:
     async def _run_inline(
         self, prepare: Callable[[bytearray, EngineLimits], _Result], body: Body
     ) -> _Result:
-        """Prepare one small body in each turn of the event loop, so that many delay no stream."""
+        """Prepare a small body, one in each turn of the event loop, so that no stream waits."""
         async with self._turn:
             await asyncio.sleep(0)
             return prepare(body.raw, self._get_limits())

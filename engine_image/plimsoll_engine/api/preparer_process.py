@@ -82,10 +82,10 @@ def main() -> None:
 def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
     """Run a job and return its outcome. ApiError and MemoryError become a refusal."""
     work: dict[str, Callable[[], Any]] = {
-        "completion": lambda: preparation.completion(raw, job.context),
-        "chat": lambda: preparation.chat(raw, job.context),
-        "chats": lambda: preparation.chats(raw, job.context),
-        "responses": lambda: preparation.responses(raw, job.context),
+        "completion": lambda: preparation.prepare_completion(raw, job.context),
+        "chat": lambda: preparation.prepare_chat(raw, job.context),
+        "chats": lambda: preparation.prepare_chats(raw, job.context),
+        "responses": lambda: preparation.prepare_responses(raw, job.context),
         "tokenize": lambda: preparation.tokenize(raw, job.context),
         "detokenize": lambda: preparation.detokenize(raw, job.context),
         "form": lambda: asyncio.run(forms.parse(raw, job.content_type)),

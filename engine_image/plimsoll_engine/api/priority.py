@@ -1,6 +1,6 @@
-"""Check the priority that a request asks for. Pure.
+"""Check the priority in a request. Pure.
 
-A priority orders the requests of one tenant, but all clients without API keys of their own are one
+A priority orders the requests of one tenant, but all clients without separate API keys are one
 tenant. By default, a request may therefore only lower its priority.
 """
 
@@ -25,8 +25,8 @@ def check_priority(settings: Settings, priority: int, tenant: str) -> int:
     lowest, highest = settings.priority_range
     if not lowest <= priority <= highest:
         raise invalid(
-            f"{priority} is not in the range {lowest} to {highest} (--priority-range); lower"
-            " numbers run first",
+            f"priority {priority} is not in the range {lowest} to {highest} (--priority-range);"
+            " lower numbers run first",
             "priority",
         )
     return priority

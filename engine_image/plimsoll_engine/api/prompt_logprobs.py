@@ -24,7 +24,11 @@ TOKENS_PER_SLICE = 32
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Number of likeliest tokens for ``prompt_logprobs`` and for the echo; None for no tokens."""
+    """Builder of the log probabilities of prompts.
+
+    ``prompt_logprobs`` and ``echo`` are the numbers of likeliest tokens for these fields; None if
+    the field is not requested. ``text_of`` returns the text of a token.
+    """
 
     prompt_logprobs: int | None
     echo: int | None
@@ -66,7 +70,9 @@ class PromptLogprobs:
             positions = range(start, min(start + TOKENS_PER_SLICE, len(ids)))
             if self.prompt_logprobs is not None:
                 num_top = self.prompt_logprobs
-                entries += logprobs.prompt_entries(ids, scores, num_top, positions, self.text_of)
+                entries += logprobs.make_prompt_entries(
+                    ids, scores, num_top, positions, self.text_of
+                )
             if self.echo is not None:
                 tokens = [
                     _make_token_logprobs(ids, scores, position, self.echo, offsets[position])

@@ -124,7 +124,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class CompletionRequest(_Common, kw_only=True):
     """Body of ``/v1/completions``."""
 
-    # A text, a list of token ids, or a list of either.
+    # A text, a list of token IDs, or a list of texts or of lists of token IDs.
     prompt: str | list[str | TokenId | list[TokenId]]
     max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] | None = None
     logprobs: TopLogprobs | None = None
@@ -144,9 +144,9 @@ Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 class Message(msgspec.Struct, kw_only=True):
     """Message of a conversation. ``content`` may have images if the model accepts them.
 
-    The chat template defines the roles. ``extra`` has all other fields by name, such as
-    ``reasoning_content``. Known fields are None in it, to preserve the order in which the client
-    sent all fields.
+    The chat template defines the roles. ``extra`` has the other fields by name, such as
+    ``reasoning_content``, and None for each known field, so that it preserves the order in which
+    the client sent all fields.
     """
 
     role: Role
@@ -197,7 +197,7 @@ class NamedTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """Subset of the tools. With the mode ``required``, the model must call one of them."""
+    """Subset of the tools. If ``mode`` is ``required``, the model must call one of them."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], msgspec.Meta(max_length=128)]
@@ -273,7 +273,7 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of vLLM's ``/v1/load_lora_adapter``. ``lora_path`` is a local folder."""
+    """Body of vLLM's ``/v1/load_lora_adapter``. ``lora_path`` is a folder on the server."""
 
     lora_name: AdapterName
     lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=NO_NUL)]
@@ -299,7 +299,7 @@ def get_thought_text(part: dict[str, Any]) -> str:
 
 
 def get_part_text(part: dict[str, Any]) -> str:
-    """Return the text of a part of ``content``. Raises ApiError if it is not text."""
+    """Return the text of a part of ``content``. Raises ApiError if the part is not text."""
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in TEXT_PARTS:

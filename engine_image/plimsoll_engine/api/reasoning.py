@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from plimsoll_engine.frontend.requests.detokenize import StopMatcher
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 
 
 class Split(NamedTuple):
@@ -28,12 +28,12 @@ class ReasoningParser:
     def __init__(self) -> None:
         self._started = False
         self._start = ""
-        """Text that may be the beginning of :data:`OPEN`."""
-        self._matcher: StopMatcher | None = StopMatcher((CLOSE,))
+        """Text that may be the beginning of :data:`OPEN_TAG`."""
+        self._matcher: StopMatcher | None = StopMatcher((CLOSE_TAG,))
         """Matcher of the closing tag; None after the reasoning has ended."""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the reasoning has ended."""
         return self._matcher is None
 
@@ -42,12 +42,12 @@ class ReasoningParser:
         if not self._started:
             self._start += piece
             rest = self._start.lstrip()
-            if OPEN.startswith(rest):
-                if rest != OPEN:
+            if OPEN_TAG.startswith(rest):
+                if rest != OPEN_TAG:
                     return Split()
                 rest = ""
-            elif rest.startswith(OPEN):
-                rest = rest.removeprefix(OPEN)
+            elif rest.startswith(OPEN_TAG):
+                rest = rest.removeprefix(OPEN_TAG)
             else:
                 rest = self._start
             piece, self._start, self._started = rest, "", True
@@ -58,7 +58,7 @@ class ReasoningParser:
         if not found:
             return Split(reasoning)
         self._matcher = None
-        return Split(reasoning, whole[len(reasoning) + len(CLOSE) :])
+        return Split(reasoning, whole[len(reasoning) + len(CLOSE_TAG) :])
 
     def finish(self) -> Split:
         """Return the text that was held back. Call this at the end of the output."""
@@ -69,4 +69,4 @@ class ReasoningParser:
 
 def is_ending_with_reasoning(prompt: str) -> bool:
     """Report whether ``prompt`` ends with closed reasoning, so that the output has none."""
-    return prompt.rstrip().endswith(CLOSE)
+    return prompt.rstrip().endswith(CLOSE_TAG)

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from plimsoll_engine.api import logprobs
-from plimsoll_engine.api.chat_choice import ChatChoice, stop_reason
+from plimsoll_engine.api.chat_choice import ChatChoice, get_stop_reason
 from plimsoll_engine.api.logprobs import TokenText
 from plimsoll_engine.frontend.requests.request_log import Delta, Generation, TokenLogprobs
 
-DONE = b"data: [DONE]\n\n"
+DONE_EVENT = b"data: [DONE]\n\n"
 
 
 def encode_event(body: dict[str, Any]) -> bytes:
-    """Return a server-sent event."""
+    """Return a server-sent event with ``body`` as JSON."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
@@ -57,13 +57,13 @@ class CompletionChoice:
 
     def make_first_chunk(self) -> dict[str, Any] | None:
         """Return the first chunk of a stream with the echo; None without an echo."""
-        return self._chunk(Delta(self.echo, None, []), {}) if self.echo else None
+        return self._make_chunk(Delta(self.echo, None, []), {}) if self.echo else None
 
     def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the chunk for ``delta``, if it has text or ends the output."""
         delta = self._hide_stop_text(delta)
         if delta.text or delta.finish_reason is not None:
-            yield self._chunk(delta, self._make_logprobs(delta.logprobs))
+            yield self._make_chunk(delta, self._make_logprobs(delta.logprobs))
 
     def add(self, delta: Delta) -> None:
         """Add ``delta`` to an answer that is not streamed."""
@@ -94,7 +94,7 @@ class CompletionChoice:
             return delta
         return Delta("", None if delta.finish_reason is None else "length", [])
 
-    def _chunk(self, delta: Delta, entry: dict[str, list[Any]]) -> dict[str, Any]:
+    def _make_chunk(self, delta: Delta, entry: dict[str, list[Any]]) -> dict[str, Any]:
         """Return a chunk of a stream. The first chunk has the token IDs of the prompt."""
         choice = self._make_choice(delta.text, entry, delta)
         if self._prompt_ids is not None:
@@ -119,7 +119,7 @@ class CompletionChoice:
             "finish_reason": finish_reason,
         }
         if end is not None and finish_reason is not None:
-            choice["stop_reason"] = stop_reason(end, self._stop_ids)
+            choice["stop_reason"] = get_stop_reason(end, self._stop_ids)
         return choice
 
 

@@ -15,7 +15,7 @@ from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice, OutputParser
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenBytes, TokenText
-from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
+from plimsoll_engine.api.reasoning import CLOSE_TAG, ReasoningParser
 from plimsoll_engine.api.responses import Choice, make_usage_object
 from plimsoll_engine.api.tool_calls import ToolCall, ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
@@ -25,8 +25,8 @@ from plimsoll_engine.frontend.requests.request_log import Delta
 class ResponsesResponse(GenerationResponse):
     """Answer to a ``/v1/responses`` request.
 
-    ``echoed`` is the JSON object of fields that it repeats. ``reasons`` means that the output
-    begins with reasoning.
+    ``echoed`` is the JSON object of request fields that the response repeats. ``reasons`` means
+    that the output begins with reasoning.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ResponsesResponse(GenerationResponse):
         super().__init__(engine, batch, [ChatChoice(0, text_of, None)], stream=stream, usage=False)
         self._echoed: dict[str, Any] = msgspec.json.decode(echoed)
         reasoning = ReasoningParser() if reasons else None
-        self.reasoning_end = engine.tokenizer.get_token_id(CLOSE) if reasons else None
+        self.reasoning_end = engine.tokenizer.get_token_id(CLOSE_TAG) if reasons else None
         name = batch.request_id.removeprefix("resp-")
         self._output = ResponseOutput(
             name, text_of, parser, reasoning, engine.tokenizer.decode_token_bytes
@@ -87,7 +87,7 @@ class ResponsesResponse(GenerationResponse):
             pass
 
     def list_output_warnings(self) -> list[str]:
-        """Return warnings about an output that is not streamed."""
+        """Return the warnings for an answer that is not streamed."""
         return [UNPARSED_CALL] if self._output.has_unparsed_call else []
 
     def _make_response(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class ResponseOutput:
         return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(fields) + b"\n\n"
 
     def add(self, delta: Delta) -> Iterator[bytes]:
-        """Add ``delta`` to the items. Yield its events."""
+        """Add ``delta`` to the items. Yield the events for ``delta``."""
         parsed = self._parts.parse(delta)
         calls = list(parsed.calls)
         while calls and not calls[0].id:  # the rest of the open call, which text may follow
@@ -166,7 +166,7 @@ class ResponseOutput:
             yield from self._close_message("completed")
             yield from self._close_call("incomplete")
             yield from self._add_reasoning(parsed.reasoning)
-        is_content = self._open_reasoning is None and self._parts.reasoning_ended
+        is_content = self._open_reasoning is None and self._parts.has_reasoning_ended
         is_content = is_content and self._open_arguments is None and not parsed.calls
         if parsed.text or (delta.logprobs and is_content):
             yield from self._close_reasoning("completed")
@@ -189,7 +189,7 @@ class ResponseOutput:
             self.finish_reason = delta.finish_reason
 
     def close_items(self, status: str) -> Iterator[bytes]:
-        """Close the open item, if any. Yield its events."""
+        """Close the open item, if any. Yield the events that end the item."""
         yield from self._close_reasoning(status)
         yield from self._close_message(status)
         yield from self._close_call("incomplete")

@@ -30,7 +30,7 @@ _CHAT_FIELDS = {
     "reasoning_content": _REASONING,
     "refusal": "a part of type refusal in content",
 }
-"""Fields of a chat's messages that would be lost here, and what replaces them."""
+"""Fields of a chat's messages that this conversion would lose, and what replaces them."""
 
 
 def to_messages(
@@ -41,8 +41,8 @@ def to_messages(
 ) -> list[Message]:
     """Return the messages of a conversation. Raises ApiError for an invalid item.
 
-    Names of fields that are ignored are added to ``unknown``. The names of messages and of their
-    parts are added to ``origins``, with the names of the fields that they come from.
+    The names of ignored fields are added to ``unknown``. ``origins`` gets the name of each message
+    and part, such as ``messages[0].content``, with the name of the field that it comes from.
     """
     found: list[Message] = []
     if instructions is not None:
@@ -62,7 +62,10 @@ def to_messages(
 def _add_origin(
     origins: dict[str, str], kind: str | None, name: str, message: Message, field: str
 ) -> None:
-    """Add the origin of what the item ``field`` gave to ``message``, which is named ``name``."""
+    """Add the item ``field`` as the origin of ``message``, or of its part that the item became.
+
+    ``name`` is the name of ``message``, and ``kind`` the type of the item.
+    """
     match kind:
         case "function_call":
             origins.setdefault(name, field)
@@ -113,7 +116,7 @@ def _append_item(
             extra = {"reasoning_content": text}
             messages.append(Message(role="assistant", extra=extra))
     else:
-        raise _unsupported(
+        raise _make_unsupported_error(
             f"items of type {str(kind)[:64]!r} are not supported: use message, reasoning,"
             " function_call or function_call_output",
             f"{field}.type",
@@ -139,12 +142,12 @@ def _join_reasoning_text(item: dict[str, Any], field: str) -> str:
 def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Message:
     for name, instead in _CHAT_FIELDS.items():
         if item.get(name):
-            raise _unsupported(
+            raise _make_unsupported_error(
                 f"{name} is a field of chat completions: send {instead} instead", f"{field}.{name}"
             )
     role = _get_text(item, "role", field)
     if role in ("tool", "function"):
-        raise _unsupported(
+        raise _make_unsupported_error(
             f"messages of role {role} belong to chat completions: send {_OUTPUT} instead",
             f"{field}.role",
         )
@@ -185,7 +188,7 @@ def _make_part(part: Any, field: str, unknown: list[str]) -> dict[str, Any]:
     given = part.get("type")
     kind = _PARTS.get(given) if isinstance(given, str) else None
     if kind is None:
-        raise _unsupported(
+        raise _make_unsupported_error(
             f"parts of type {str(given)[:64]!r} are not supported: use input_text, output_text,"
             " refusal or input_image",
             f"{field}.type",
@@ -197,5 +200,5 @@ def _make_part(part: Any, field: str, unknown: list[str]) -> dict[str, Any]:
     return {"type": kind, kind: _get_text(part, "refusal" if given == "refusal" else "text", field)}
 
 
-def _unsupported(message: str, field: str) -> ApiError:
+def _make_unsupported_error(message: str, field: str) -> ApiError:
     return invalid(message, field, "unsupported_value")

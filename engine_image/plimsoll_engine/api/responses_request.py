@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from plimsoll_engine.api.decoding import check, report_unknown_fields
+from plimsoll_engine.api.decoding import check_values, report_unknown_fields
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
     AllowedTools,
@@ -44,7 +44,7 @@ from plimsoll_engine.api.responses_input import list_unknown_fields, to_messages
 from plimsoll_engine.api.sampling_params import get_value_or_default
 
 MAX_ITEMS = 4096
-LOGPROBS = "message.output_text.logprobs"
+INCLUDED_LOGPROBS = "message.output_text.logprobs"
 Tools = Annotated[list[Part], msgspec.Meta(max_length=128)]
 
 
@@ -107,7 +107,7 @@ Included = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 ]
-"""Only the first value has an effect, because the engine never produces the others."""
+"""Values of ``include``. Only the first has an effect; the engine never produces the others."""
 Include = Annotated[list[Included], msgspec.Meta(max_length=16)]
 
 
@@ -162,7 +162,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     deadline_s: Seconds | None = None
 
 
-# Fields and their values that have no effect.
+# Fields, and the values with which they have no effect.
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("background", (None, False)),
     ("conversation", (None,)),
@@ -183,7 +183,7 @@ def to_chat(
     """Return the equivalent chat request. Raises ApiError for an unsupported field.
 
     Unknown fields within items and tools are added to ``warnings``, or refused if ``strict``.
-    The field of each message is added to ``origins``, for :func:`rename_field`.
+    The origin of each message is added to ``origins``, for :func:`rename_field`.
     """
     for field, neutral in _NEUTRAL:
         if getattr(body, field) not in neutral:
@@ -194,9 +194,9 @@ def to_chat(
                 param=field,
                 code="unsupported_value",
             )
-    wants_logprobs = LOGPROBS in (body.include or ())
+    wants_logprobs = INCLUDED_LOGPROBS in (body.include or ())
     if body.top_logprobs is not None and not wants_logprobs:
-        raise invalid(f"top_logprobs requires include: [{LOGPROBS!r}]", "top_logprobs")
+        raise invalid(f"top_logprobs requires include: [{INCLUDED_LOGPROBS!r}]", "top_logprobs")
     unknown: list[str] = []
     chat = ChatRequest(
         model=body.model or "",
@@ -230,7 +230,7 @@ def to_chat(
         cache_salt=body.cache_salt,
         deadline_s=body.deadline_s,
     )
-    check(chat)
+    check_values(chat)
     report_unknown_fields(unknown, strict, warnings)
     return chat
 
@@ -274,7 +274,7 @@ FIELD_NAMES = {
 def rename_field(error: ApiError, origins: Mapping[str, str] | None = None) -> None:
     """Replace the field name of a chat in ``error`` by that of this body.
 
-    ``origins`` names the fields of the messages; without it, their name is ``input``.
+    ``origins`` has the origin of each message; without it, messages are named ``input``.
     """
     if error.param is None:
         return
@@ -345,7 +345,10 @@ def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
     allowed = []
     for number, tool in enumerate(choice.tools):
         if not (_is_function(tool) and isinstance(tool.get("name"), str)):
-            raise invalid("give the type function and its name", f"tool_choice.tools[{number}]")
+            raise invalid(
+                "an allowed tool must have the type function and a name: add them",
+                f"tool_choice.tools[{number}]",
+            )
         allowed.append(NamedTool(function=FunctionName(name=tool["name"])))
     return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
 

@@ -25,12 +25,12 @@ def create_sampling(
     """Return the sampling parameters of ``body``. Raises ApiError.
 
     ``bad_words`` are the bad words as tokens. ``defaults`` are the checkpoint's values for missing
-    fields. If both are missing, OpenAI's defaults apply, which sample every token at temperature 1.
+    fields. A field that is missing in both has OpenAI's default: all tokens at temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(
             f"min_tokens {body.min_tokens} exceeds the limit of {max_tokens} output tokens:"
-            " lower it or raise max_tokens",
+            " lower min_tokens or raise max_tokens",
             "min_tokens",
         )
     stop_ids = list(body.stop_token_ids or [])
@@ -74,7 +74,7 @@ def _check_allowed_tokens(
     if ids is None:
         return None
     _check_ids(ids, vocab_size, "allowed_token_ids")
-    if grammar is not None:  # together they may allow no token
+    if grammar is not None:  # the mask and the grammar together may allow no token
         field = grammar.field.partition(".")[0]
         raise invalid(
             f"allowed_token_ids and {field} cannot be combined: omit one", "allowed_token_ids"
@@ -91,7 +91,7 @@ def _check_logprob_tokens(ids: list[int] | None, vocab_size: int) -> list[int]:
 def get_num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     """Return the number of likeliest tokens per prompt token; None without log probabilities.
 
-    An echo with ``logprobs`` also needs them.
+    An echo with ``logprobs`` also needs these log probabilities.
     """
     wanted = [body.prompt_logprobs]
     if isinstance(body, CompletionRequest) and body.echo:

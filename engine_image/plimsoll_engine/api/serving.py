@@ -26,7 +26,7 @@ from plimsoll_engine.api import (
     transcription,
 )
 from plimsoll_engine.api.answer import GenerationResponse
-from plimsoll_engine.api.auth import TENANT
+from plimsoll_engine.api.auth import TENANT_KEY
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
 from plimsoll_engine.api.body_sizes import BodySizes
@@ -38,7 +38,7 @@ from plimsoll_engine.api.prepare import PreparedBody, TextResult
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
-from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
+from plimsoll_engine.api.reasoning import CLOSE_TAG, ReasoningParser
 from plimsoll_engine.api.responses import Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesResponse
 from plimsoll_engine.api.responses_request import rename_field
@@ -61,7 +61,10 @@ def create_app(
     preparer: Preparer,
     answer_budget: BodyBudget,
 ) -> FastAPI:
-    """Return the application. ``answer_budget`` limits the memory of whole answers."""
+    """Return the application of the serving port.
+
+    ``answer_budget`` limits the memory of responses that their clients have not read yet.
+    """
     api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
     api.state.answers = answer_budget
     _add_generation(api, engine, bodies, sizes, preparer)
@@ -124,7 +127,7 @@ def _add_generation(
     @api.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         async with _read(bodies, request, sizes.compute_text_limit(engine.max_model_len)) as body:
-            prepared = await preparer.completion(body)
+            prepared = await preparer.prepare_completion(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
         request_batch = await batch.create_completion_batch(engine, prepared, _get_tenant(request))
         text_of, ids = _get_token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
@@ -134,7 +137,7 @@ def _add_generation(
         choices = [
             CompletionChoice(
                 i, text_of, echo, generation.prompt_ids if ids else None,
-                _stop_ids(prepared.body), echo_only,
+                _get_stop_ids(prepared.body), echo_only,
             )
             for i, (echo, generation) in enumerate(
                 zip(echoes, request_batch.generations, strict=True)
@@ -148,19 +151,19 @@ def _add_generation(
     @api.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
         async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
-            prepared = await preparer.chat(body)
+            prepared = await preparer.prepare_chat(body)
         return await _respond_to_chats(engine, prepared, _get_tenant(request))
 
     @api.post("/v1/chat/completions/batch")
     async def create_chat_batch_response(request: Request) -> Response:
         async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
-            prepared = await preparer.chats(body)
+            prepared = await preparer.prepare_chats(body)
         return await _respond_to_chats(engine, prepared, _get_tenant(request))
 
     @api.post("/v1/responses")
     async def create_response(request: Request) -> Response:
         async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
-            prepared = await preparer.responses(body)
+            prepared = await preparer.prepare_responses(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
         try:
             request_batch = await batch.create_chat_batch(
@@ -182,7 +185,7 @@ def _add_generation(
     async def create_transcription(request: Request) -> Response:
         async with _read(bodies, request, sizes.form_limit, form=True) as body:
             kind = request.headers.get("content-type", "")
-            form = await preparer.form(body, kind)
+            form = await preparer.parse_form(body, kind)
         return await transcription.transcribe(engine, form.file, form.fields, _get_tenant(request))
 
 
@@ -200,7 +203,7 @@ async def _respond_to_chats(
             ReasoningParser() if parses and i // request_batch.n in prepared.reasons else None,
             hidden=not body.include_reasoning,
             echo=prepared.echoes[i // request_batch.n] if prepared.echoes else "",
-            stop_ids=_stop_ids(body),
+            stop_ids=_get_stop_ids(body),
             bytes_of=None if text_of is format_token_id else engine.tokenizer.decode_token_bytes,
         )
         for i in range(len(request_batch.generations))
@@ -209,7 +212,7 @@ async def _respond_to_chats(
     answer.warnings = prepared.warnings
     answer.prompt_ids = request_batch.generations[0].prompt_ids if ids else None
     if parses and prepared.reasons:
-        answer.reasoning_end = engine.tokenizer.get_token_id(CLOSE)
+        answer.reasoning_end = engine.tokenizer.get_token_id(CLOSE_TAG)
     return answer
 
 
@@ -261,7 +264,7 @@ def _add_tokenization(
 def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
     created = int(time.time())
 
-    def model_card() -> dict[str, Any]:
+    def make_model_card() -> dict[str, Any]:
         return {
             "id": engine.settings.served_model_name,
             "object": "model",
@@ -275,16 +278,21 @@ def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
 
     @api.api_route("/v1/models", methods=["GET", "HEAD"])
     async def list_models() -> dict[str, Any]:
-        base = model_card()
+        base = make_model_card()
         loaded = [
-            adapter_routes.model_card(base, adapter) for adapter in engine.adapters.list_visible()
+            adapter_routes.make_model_card(base, adapter)
+            for adapter in engine.adapters.list_visible()
         ]
         return {"object": "list", "data": [base, *loaded]}
 
     @api.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def model(name: str) -> dict[str, Any]:
         adapter = batch.check_model(engine, name)
-        return model_card() if adapter is None else adapter_routes.model_card(model_card(), adapter)
+        return (
+            make_model_card()
+            if adapter is None
+            else adapter_routes.make_model_card(make_model_card(), adapter)
+        )
 
 
 def _add_adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
@@ -303,7 +311,7 @@ def _add_adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None
         return PlainTextResponse(adapter_routes.unload(engine, body))
 
 
-POOLING = (
+POOLING_PATHS = (
     "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/pooling",
     "/classify",
 )  # fmt: skip
@@ -320,7 +328,7 @@ def _add_pooling(api: FastAPI) -> None:
             code="unsupported_model",
         )
 
-    for path in POOLING:
+    for path in POOLING_PATHS:
         api.add_api_route(path, refuse_pooling, methods=["POST"])
 
 
@@ -333,8 +341,8 @@ def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
     async def check_health() -> JSONResponse:
         """Return 503 until the first worker serves, and always 200 after that.
 
-        Clients that wait for it meet a warm engine. A liveness probe after a startup probe does not
-        kill an engine that restarts its worker or drains.
+        Clients that wait for status 200 get a warm engine. A liveness probe after a startup probe
+        does not kill an engine that restarts its worker or drains.
         """
         if engine.lifecycle.is_warming:
             return JSONResponse({"status": "warming", "doing": engine.stage}, 503)
@@ -388,12 +396,12 @@ def _get_token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) 
     return format_token_id if wanted else engine.tokenizer.decode_token
 
 
-def _stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
+def _get_stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
     return frozenset(body.stop_token_ids or ())
 
 
 def _get_tenant(request: Request) -> str:
-    return str(request.scope.get(TENANT, ""))
+    return str(request.scope.get(TENANT_KEY, ""))
 
 
 def _build_response(

@@ -55,7 +55,7 @@ _END_OF_CALL = {
     END_VALUE: re.compile(rf"(?:{_CLOSE})?\Z"),
 }
 MAX_END_CHARACTERS = 192
-"""More than the longest match of the patterns for the end of a call."""
+"""Number of characters to search for the end of a call; more than its longest match."""
 _MAY_END_CALL = re.compile(
     rf"(?:</function>\s{{0,8}})?(?:{_CLOSE})?(?:<(?:seed:)?tool_call>[\w.\s-]{{0,72}})?"
     r"(?:<[/\w:=]{0,16})?\Z"
@@ -68,7 +68,7 @@ output. The last pattern matches the text that may become one of them.
 
 
 def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
-    """Return the arguments of a tool that are strings, or strings or null."""
+    """Return the arguments of a tool that are strings, as in :data:`StringArguments`."""
     properties = (parameters or {}).get("properties")
     return {
         key: schema.get("type") == "string"
@@ -113,7 +113,10 @@ class ArgumentEmitter:
         self.text.drop_consumed()
 
     def add_string(self, piece: str, whole: bool, strips_line_breaks: bool) -> str:
-        """Emit a piece of a string, and its end if ``whole``; return a held-back line break."""
+        """Emit a piece of a string, and the closing quote if ``whole``.
+
+        Return a line break at the end of the piece that is held back, or "".
+        """
         begins, self._in_text = not self._in_text, not whole
         piece = piece.removeprefix("\n") if begins and strips_line_breaks else piece
         held = "\n" if strips_line_breaks and piece.endswith("\n") else ""
@@ -247,7 +250,7 @@ def read_python_calls(text: Reader) -> Steps[None]:
     more = True
     while more:
         yield from text.peek()
-        while (end := _end_of_name(text.text)) == len(text.text) and not text.ended:
+        while (end := _find_end_of_name(text.text)) == len(text.text) and not text.ended:
             yield
         name = text.take(end)
         if not all(part.isidentifier() for part in name.split(".")):
@@ -260,7 +263,7 @@ def read_python_calls(text: Reader) -> Steps[None]:
     yield from text.take_mark("]")
 
 
-def _end_of_name(text: str) -> int:
+def _find_end_of_name(text: str) -> int:
     return next(
         (at for at, sign in enumerate(text) if not (sign.isalnum() or sign in "_.")), len(text)
     )

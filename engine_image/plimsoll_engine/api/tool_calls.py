@@ -51,7 +51,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class Parsed:
-    """Parsed piece of an output: plain text, completed calls, and the reasoning before both."""
+    """Parsed piece of an output: reasoning, then plain text, then tool calls or parts of them."""
 
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Reader:
         """Whether text after a tag could not be parsed and is returned as text."""
 
     def read_content(self, marks: Sequence[str], is_reasoning: bool = False) -> Steps[str | None]:
-        """Emit text up to the first of ``marks``. Consume and return the mark; None at the end."""
+        """Emit text up to the first of ``marks``. Consume and return the mark; None without one."""
         emit = self._emit_reasoning if is_reasoning else self._emit_text
         while True:
             found = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
@@ -286,7 +286,7 @@ class Reader:
             yield
 
     def take_python_argument(self) -> Steps[tuple[str, str]]:
-        """Consume an argument of a Python call. Return it, and the comma or bracket after it.
+        """Consume an argument of a Python call. Return the argument, and the comma or ")" after it.
 
         Raises NotACall if the text ends first.
         """
@@ -430,7 +430,8 @@ def create_call_id() -> str:
 def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
     """Return the calls in a JSON value: an object with a name, or a list of objects.
 
-    Without a tag, an object without arguments is an answer in JSON. Raises NotACall.
+    Without a tag, an object without arguments is an answer in JSON, not a call. Raises NotACall if
+    the value has no call.
     """
     if isinstance(value, list) and value:
         return [one for entry in value for one in parse_calls(entry, has_tag)]
@@ -457,10 +458,10 @@ def load_lenient_json(text: str) -> Any:
 
 
 def _load_json(text: str) -> Any:
-    return json.loads(text, strict=False, parse_float=_number, parse_constant=lambda _: None)
+    return json.loads(text, strict=False, parse_float=_parse_number, parse_constant=lambda _: None)
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     number = float(text)
     return number if math.isfinite(number) else None
 

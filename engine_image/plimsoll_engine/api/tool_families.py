@@ -52,7 +52,7 @@ HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>")
 # ---- parsers
 
 
-def hermes(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_hermes(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list between the tags."""
 
     def body() -> Steps[None]:
@@ -70,7 +70,7 @@ def hermes(text: Reader, texts: StringArguments) -> Steps[None]:
         yield from text.try_calls(body())
 
 
-def llama3_json(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_llama3_json(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read ``{"name": …, "parameters": {…}}``, alone or after its tag, once or several times."""
 
     def another() -> Steps[None]:
@@ -100,7 +100,7 @@ def _read_json_or_python(text: Reader) -> Steps[None]:
     yield from _read_json_calls(text)
 
 
-def mistral(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_mistral(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read ``[TOOL_CALLS][{…}, …]``, or ``[TOOL_CALLS]NAME[ARGS]{…}`` of later tokenizers."""
 
     def body() -> Steps[None]:
@@ -118,7 +118,7 @@ def mistral(text: Reader, texts: StringArguments) -> Steps[None]:
         yield from text.try_calls(body())
 
 
-def qwen3_coder(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_qwen3_coder(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read ``<function=NAME><parameter=KEY>VALUE</parameter></function>`` in Hermes's tags."""
 
     def function(taken_before: bool) -> Steps[None]:
@@ -140,7 +140,7 @@ def qwen3_coder(text: Reader, texts: StringArguments) -> Steps[None]:
         yield from text.try_calls(function(taken_before=mark == FUNCTION))
 
 
-def glm45(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_glm45(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read ``NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` in Hermes's tags."""
 
     def function() -> Steps[None]:
@@ -160,7 +160,7 @@ def glm45(text: Reader, texts: StringArguments) -> Steps[None]:
         yield from text.try_calls(function())
 
 
-def deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read ``function<｜tool▁sep｜>NAME`` with a JSON code block, or ``NAME<｜tool▁sep｜>{…}``."""
 
     def body() -> Steps[None]:
@@ -187,7 +187,7 @@ def deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
             text.drop_consumed()
 
 
-def pythonic(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_pythonic(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read an output that is a Python list of calls: ``[tide(port="Hull"), wind()]``."""
 
     def body() -> Steps[None]:
@@ -201,7 +201,7 @@ def pythonic(text: Reader, texts: StringArguments) -> Steps[None]:
     yield from text.read_content([])
 
 
-def openai(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_openai(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read gpt-oss's channels: reasoning, calls (recipient ``functions.NAME``) and content."""
 
     def message(role: str) -> Steps[None]:
@@ -337,16 +337,16 @@ def create_short_id() -> str:
 # ---- choice of the family
 
 _READERS: Mapping[str, Callable[[Reader, StringArguments], Steps[None]]] = {
-    "hermes": hermes,
-    "llama3_json": llama3_json,
-    "mistral": mistral,
-    "qwen3_coder": qwen3_coder,
-    "glm45": glm45,
-    "deepseek_v3": deepseek_v3,
-    "pythonic": pythonic,
-    "openai": openai,
+    "hermes": read_hermes,
+    "llama3_json": read_llama3_json,
+    "mistral": read_mistral,
+    "qwen3_coder": read_qwen3_coder,
+    "glm45": read_glm45,
+    "deepseek_v3": read_deepseek_v3,
+    "pythonic": read_pythonic,
+    "openai": read_openai,
 }
-NAMES = tuple(_READERS)
+FAMILY_NAMES = tuple(_READERS)
 DEFAULT_FAMILY = "hermes"
 """Family of templates without tool calls, or with an unknown format."""
 _TEMPLATE_PATTERNS = tuple(
@@ -382,10 +382,10 @@ def detect_family(template: str) -> str:
 
 
 def get_reader(family: str, texts: StringArguments) -> Family:
-    """Return the function that reads free calls of a family."""
+    """Return the function that reads calls of ``family`` that are not forced."""
     return lambda text: _READERS[family](text, texts)
 
 
 def create_parser(family: str, texts: StringArguments, parallel: bool = True) -> ToolCallParser:
-    """Return a parser of one output."""
+    """Return a parser for one output in the format of ``family``."""
     return ToolCallParser(get_reader(family, texts), parallel)

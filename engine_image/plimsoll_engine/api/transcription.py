@@ -35,7 +35,7 @@ SUPPRESSED_LOGIT = -1e30
 
 
 class TranscriptionResponse(GenerationResponse):
-    """Response with the text of all windows, in one of :data:`FORMATS`.
+    """Response with the text of all windows, in the format ``kind``, one of :data:`FORMATS`.
 
     ``seconds`` are the durations of the windows.
     """
@@ -50,7 +50,7 @@ class TranscriptionResponse(GenerationResponse):
         self._language = language
         self._kind = kind
         if kind == "text":
-            self.whole_type = b"text/plain; charset=utf-8"
+            self.media_type_whole = b"text/plain; charset=utf-8"
 
     def encode_whole(self) -> bytes:
         """Return the text of all windows as one body."""
@@ -73,7 +73,7 @@ class TranscriptionResponse(GenerationResponse):
 async def transcribe(
     engine: AsyncEngine, data: bytes, fields: dict[str, str], tenant: str
 ) -> Response:
-    """Return the response for the audio file ``data``. Raises ApiError."""
+    """Return the response for the audio file ``data`` and the form ``fields``. Raises ApiError."""
     batch.check_model(engine, fields.get("model", ""))
     processor, prompt = engine.media.processors.audio, engine.media.processors.speech
     if processor is None or prompt is None:

@@ -122,7 +122,7 @@ def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_p
     for name, path, param, why in (
         ("big", str(big), "lora_path", "field r: 16 exceeds --max-lora-rank 8"),
         ("long", f"/{'x' * 300}", "lora_path", "name too long"),
-        ("hub", "organisation/name", "lora_path", "use a path on this server"),
+        ("hub", "organisation/name", "lora_path", "give the path of a folder"),
         ("tiny", str(adapters["first"]), "lora_name", "name of the served model"),
     ):
         status, text = post(engine, "load", lora_name=name, lora_path=path)

@@ -199,6 +199,10 @@ def test_formats_of_a_transcription(hears: Any) -> None:
     data = sound(2.5)  # three windows of the tiny model
     text = transcribe(hears, data).text
     assert transcribe(hears, data, response_format="text").strip() == text
+    raw = hears.client.audio.transcriptions.with_raw_response.create(
+        model=MODEL, file=("sound", data), response_format="text"
+    )
+    assert raw.headers["content-type"] == "text/plain; charset=utf-8"
     whole = transcribe(hears, data, response_format="verbose_json", language="en")
     assert whole.text == text
     assert whole.duration == pytest.approx(2.5)

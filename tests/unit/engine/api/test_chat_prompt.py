@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from plimsoll_engine.api.chat_prompt import MARK, ChatPrompt
+from plimsoll_engine.api.chat_prompt import CONTINUATION_MARK, ChatPrompt
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import ChatRequest, Message
@@ -51,7 +51,7 @@ def test_the_turn_is_begun_unless_it_is_not_wanted(prompt: ChatPrompt) -> None:
     assert render(prompt, ("user", "Ahoy"), open_turn=False) == USER
 
 
-@pytest.mark.parametrize("text", ["Sure,", "Sure, ", "", f"a {MARK}", "<|im_end|>\n"])
+@pytest.mark.parametrize("text", ["Sure,", "Sure, ", "", f"a {CONTINUATION_MARK}", "<|im_end|>\n"])
 def test_the_last_message_stays_open(prompt: ChatPrompt, text: str) -> None:
     given = (("user", "Ahoy"), ("assistant", text))
     assert render(prompt, *given, continue_last=True) == USER + OPEN + text

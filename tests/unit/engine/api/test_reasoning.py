@@ -8,9 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll_engine.api.reasoning import CLOSE, OPEN, ReasoningParser, is_ending_with_reasoning
+from plimsoll_engine.api.reasoning import (
+    CLOSE_TAG,
+    OPEN_TAG,
+    ReasoningParser,
+    is_ending_with_reasoning,
+)
 
-PARTS = st.sampled_from([OPEN, CLOSE, "<thi", "nk>", "</", "<", "\n", " ", "text", "é"])
+PARTS = st.sampled_from([OPEN_TAG, CLOSE_TAG, "<thi", "nk>", "</", "<", "\n", " ", "text", "é"])
 
 
 def parse(pieces: list[str]) -> tuple[str, str]:
@@ -21,15 +26,15 @@ def parse(pieces: list[str]) -> tuple[str, str]:
 
 
 @given(parts=st.lists(PARTS, max_size=8), cuts=st.lists(st.integers(0, 60), max_size=12))
-@example(parts=["\n", OPEN, "text", CLOSE, "text", CLOSE], cuts=[3, 6, 9, 15, 18, 20])
+@example(parts=["\n", OPEN_TAG, "text", CLOSE_TAG, "text", CLOSE_TAG], cuts=[3, 6, 9, 15, 18, 20])
 def test_the_cuts_do_not_matter(parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     found = parse([text[a:b] for a, b in pairwise(places)])
     assert found == parse([text])
-    begun = text.lstrip().startswith(OPEN)
-    inner = text.lstrip().removeprefix(OPEN) if begun else text
-    reasoning, _, content = inner.partition(CLOSE)
+    begun = text.lstrip().startswith(OPEN_TAG)
+    inner = text.lstrip().removeprefix(OPEN_TAG) if begun else text
+    reasoning, _, content = inner.partition(CLOSE_TAG)
     assert found == (reasoning, content)
 
 

@@ -174,7 +174,7 @@ def test_a_call_is_no_answer_that_has_a_format(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize("family", tool_families.NAMES)
+@pytest.mark.parametrize("family", tool_families.FAMILY_NAMES)
 @pytest.mark.parametrize("several", [False, True])
 def test_what_is_prescribed_is_what_the_family_reads(
     family: str, several: bool, added: bool, ask: Ask, tokenizers: list[Tokenizer]
@@ -313,13 +313,13 @@ def test_schemas_that_a_form_cannot_say_are_json(
 )  # fmt: skip
 def test_schemas_that_are_none_are_left_to_the_compiler(schema: dict[str, Any], ask: Ask) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    for family in tool_families.NAMES:
+    for family in tool_families.FAMILY_NAMES:
         found = ask(family, tools=tools, tool_choice="required")
         assert found is not None
         LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text))  # raises nothing
 
 
-@pytest.mark.parametrize("family", tool_families.NAMES)
+@pytest.mark.parametrize("family", tool_families.FAMILY_NAMES)
 @pytest.mark.parametrize("properties", [{}, None])
 def test_a_required_argument_without_a_schema_has_any_value(
     family: str, properties: Any, ask: Ask
@@ -417,7 +417,7 @@ PORT = {"properties": {"port": {"type": "string"}}, "required": ["port"]}
         {"description": "x"}, {"$ref": "#/$defs/a", "$defs": {"a": PORT}},
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("family", sorted({*tool_families.NAMES} - {*OWN_FORMS}))
+@pytest.mark.parametrize("family", sorted({*tool_families.FAMILY_NAMES} - {*OWN_FORMS}))
 def test_arguments_are_an_object_whatever_their_schema_leaves_open(
     parameters: dict[str, Any], family: str, ask: Ask, tokenizers: list[Tokenizer]
 ) -> None:

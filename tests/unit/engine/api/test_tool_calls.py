@@ -341,7 +341,7 @@ PARTS = st.sampled_from(
 
 
 @given(
-    family=st.sampled_from(tool_families.NAMES),
+    family=st.sampled_from(tool_families.FAMILY_NAMES),
     parts=st.lists(PARTS, max_size=12),
     cuts=st.lists(st.integers(0, 200), max_size=12),
 )
@@ -538,7 +538,7 @@ def test_mistral_has_ids_that_its_templates_take() -> None:
 )
 def test_the_template_tells_the_family(template: str, family: str) -> None:
     assert tool_families.detect_family(template) == family
-    assert tool_families.NAMES == TOOL_CALL_PARSERS
+    assert tool_families.FAMILY_NAMES == TOOL_CALL_PARSERS
 
 
 def test_a_long_call_takes_time_in_its_length_alone() -> None:

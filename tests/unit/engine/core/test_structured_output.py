@@ -295,7 +295,7 @@ def test_a_bad_grammar_is_refused_by_its_field(
          "Pointer '/$defs/b' does not exist"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("family", tool_families.NAMES)
+@pytest.mark.parametrize("family", tool_families.FAMILY_NAMES)
 def test_a_bad_schema_of_a_forced_tool_is_refused_by_the_tool(
     family: str, schema: Any, fault: str, engine: EngineCore, helpers: Any, tiny_checkpoint: Path
 ) -> None:

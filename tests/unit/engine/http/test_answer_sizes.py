@@ -65,7 +65,7 @@ def test_a_log_probability_takes_no_more_than_is_counted() -> None:
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert len(encoded) < taken <= answer_sizes.answer_bytes(count, 20)
+    assert len(encoded) < taken <= answer_sizes.estimate_answer_bytes(count, 20)
 
 
 @pytest.mark.parametrize("kind", [CompletionChoice, ChatChoice])

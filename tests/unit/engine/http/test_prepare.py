@@ -40,7 +40,7 @@ def body(**fields: Any) -> bytearray:
 
 def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: RequestPreparer) -> None:
     raw = body(prompt=["Hull", [5, 6]], n=2, stop="x", logit_bias={"5": 1}, seed=7)
-    here = preparation.completion(raw, CONTEXT)
+    here = preparation.prepare_completion(raw, CONTEXT)
     outcome = run_job(preparation, Job("completion", CONTEXT), raw)
     assert isinstance(outcome, Done)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[CompletionRequest])
@@ -80,7 +80,7 @@ def test_an_error_in_a_part_of_an_item_names_the_part(
     items: list[Any], param: str, instructions: str | None, preparation: RequestPreparer
 ) -> None:
     with pytest.raises(ApiError) as error:
-        preparation.responses(body(input=items, instructions=instructions), CONTEXT)
+        preparation.prepare_responses(body(input=items, instructions=instructions), CONTEXT)
     assert (error.value.status, error.value.param) == (400, param)
 
 
@@ -89,8 +89,8 @@ def test_parsers_see_their_tags_where_these_are_special_tokens(
 ) -> None:
     tool = {"type": "function", "function": {"name": "a"}}
     messages = [{"role": "user", "content": "Ahoy"}]
-    plain = preparation.chat(body(messages=messages), CONTEXT)
-    calls = preparation.chat(body(messages=messages, tools=[tool]), CONTEXT)
+    plain = preparation.prepare_chat(body(messages=messages), CONTEXT)
+    calls = preparation.prepare_chat(body(messages=messages, tools=[tool]), CONTEXT)
     assert list_parser_tags(plain, False) == []
     assert list_parser_tags(plain, True) == ["<think>", "</think>"]
     assert {"<tool_call>", "</tool_call>", "<think>"} <= {*list_parser_tags(calls, True)}
@@ -115,7 +115,7 @@ def test_each_chat_of_a_batch_is_the_chat_alone(preparation: RequestPreparer) ->
     outcome = run_job(preparation, Job("chats", CONTEXT), raw)
     assert isinstance(outcome, Done)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
-    alone = [preparation.chat(body(messages=one, max_tokens=3), CONTEXT) for one in chats]
+    alone = [preparation.prepare_chat(body(messages=one, max_tokens=3), CONTEXT) for one in chats]
     assert there.prompts == [one.prompts[0] for one in alone]
     assert there.reasons == [0, 1]
     assert (there.body.max_tokens, there.body.logprobs) == (3, True)
@@ -124,18 +124,20 @@ def test_each_chat_of_a_batch_is_the_chat_alone(preparation: RequestPreparer) ->
 def test_a_bad_word_is_banned_at_the_beginning_and_after_a_space(
     preparation: RequestPreparer,
 ) -> None:
-    prepared = preparation.completion(body(prompt="a", bad_words=["ship", " ship"]), CONTEXT)
+    prepared = preparation.prepare_completion(
+        body(prompt="a", bad_words=["ship", " ship"]), CONTEXT
+    )
     encode = Tokenizer.encode_rendered
     words = [encode(preparation._tokenizer, text) for text in ("ship", " ship")]
     assert prepared.bad_words == words
     assert prepared.body.bad_words is None
     with pytest.raises(ApiError, match="blank"):
-        preparation.completion(body(prompt="a", bad_words=["  "]), CONTEXT)
+        preparation.prepare_completion(body(prompt="a", bad_words=["  "]), CONTEXT)
 
 
 def test_a_cut_prompt_fits_and_its_echo_is_what_is_left(preparation: RequestPreparer) -> None:
     fields = {"prompt": [[5] * 200 + [6, 7]], "truncate_prompt_tokens": 2, "echo": True}
-    prepared = preparation.completion(body(**fields), CONTEXT)
+    prepared = preparation.prepare_completion(body(**fields), CONTEXT)
     assert prepared.prompts == [[6, 7]]
     assert prepared.echoes == [preparation._tokenizer.decode([6, 7])]
 
@@ -143,7 +145,7 @@ def test_a_cut_prompt_fits_and_its_echo_is_what_is_left(preparation: RequestPrep
 def test_reasoning_that_the_resumed_message_has_ended_is_over(preparation: RequestPreparer) -> None:
     def reasons(text: str, **fields: Any) -> list[int]:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
-        return preparation.chat(body(messages=chat, **fields), CONTEXT).reasons
+        return preparation.prepare_chat(body(messages=chat, **fields), CONTEXT).reasons
 
     assert reasons("<think>a</think> So", continue_final_message=True) == []
     assert reasons("<think>a", continue_final_message=True) == [0]
@@ -157,7 +159,9 @@ def test_only_the_allowed_tools_are_offered(preparation: RequestPreparer) -> Non
         allowed = [{"type": "function", "function": {"name": name}} for name in names]
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
         chat = [{"role": "user", "content": "Ahoy"}]
-        found = preparation.chat(body(messages=chat, tools=tools, tool_choice=choice), CONTEXT)
+        found = preparation.prepare_chat(
+            body(messages=chat, tools=tools, tool_choice=choice), CONTEXT
+        )
         assert list(found.texts) == names
         assert found.forced == (names if mode == "required" else [])
 
@@ -214,7 +218,7 @@ def test_each_bound_has_an_error_that_names_it(
 )
 def test_counts_are_bounded(preparation: RequestPreparer, fields: Any) -> None:
     with pytest.raises(ApiError, match="length") as told:
-        preparation.chat(body(**fields), CONTEXT)
+        preparation.prepare_chat(body(**fields), CONTEXT)
     assert told.value.status == 400
     assert told.value.param is not None
 
@@ -255,7 +259,7 @@ def test_fields_of_clients_do_what_the_page_says(
 ) -> None:
     chat = path == "/v1/chat/completions"
     least = {"messages": [{"role": "user", "content": "Ahoy"}]} if chat else {"input": "Ahoy"}
-    prepare_one = preparation.chat if chat else preparation.responses
+    prepare_one = preparation.prepare_chat if chat else preparation.prepare_responses
     sent = json.loads(fields)
 
     def prepared(

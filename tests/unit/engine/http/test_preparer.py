@@ -73,12 +73,12 @@ def test_a_process_that_hangs_or_dies_is_replaced(
     async def scenario() -> None:
         instance = Preparer(engine, timeout_s=60)
         try:
-            first = await instance.completion(BODY)
+            first = await instance.prepare_completion(BODY)
             process = instance._process
             assert process is not None
             instance._timeout_s = timeout_s
             os.kill(process.pid, signal.SIGSTOP)
-            job = asyncio.create_task(instance.completion(BODY))
+            job = asyncio.create_task(instance.prepare_completion(BODY))
             while not _unread_bytes(instance):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             os.kill(process.pid, number)
@@ -86,7 +86,7 @@ def test_a_process_that_hangs_or_dies_is_replaced(
                 await job
             assert (told.value.status, told.value.code) == (status, code)
             instance._timeout_s = 60
-            assert await instance.completion(BODY) == first
+            assert await instance.prepare_completion(BODY) == first
             assert instance._process is not process
         finally:
             instance.close()
@@ -101,7 +101,7 @@ def test_the_loop_turns_between_two_small_bodies(engine: Any) -> None:
     async def scenario() -> int:
         instance = Preparer(engine, timeout_s=60)
         turns = 0
-        jobs = [asyncio.create_task(instance.completion(small)) for _ in range(30)]
+        jobs = [asyncio.create_task(instance.prepare_completion(small)) for _ in range(30)]
         while not all(job.done() for job in jobs):
             await asyncio.sleep(0)
             turns += 1
@@ -118,13 +118,13 @@ def test_a_body_that_takes_too_much_cpu_time_is_too_complex(
     async def scenario() -> None:
         instance = Preparer(engine, timeout_s=60)
         try:
-            await instance.completion(BODY)
+            await instance.prepare_completion(BODY)
             assert instance._process is not None
             os.kill(instance._process.pid, signal.SIGSTOP)
             instance._timeout_s = 0.5
             monkeypatch.setattr(preparer, "_read_cpu_s", lambda pid: next(used))
             with pytest.raises(ApiError) as told:
-                await instance.completion(BODY)
+                await instance.prepare_completion(BODY)
             assert (told.value.status, told.value.code) == (413, "body_too_complex")
         finally:
             instance.close()
@@ -144,9 +144,9 @@ def test_a_machine_without_processes_asks_to_send_it_again(
             with monkeypatch.context() as patch:
                 patch.setattr(subprocess, "Popen", none_left)
                 with pytest.raises(ApiError) as told:
-                    await instance.completion(BODY)
+                    await instance.prepare_completion(BODY)
             assert (told.value.status, told.value.code) == (503, "unavailable")
-            await instance.completion(BODY)
+            await instance.prepare_completion(BODY)
         finally:
             instance.close()
 
@@ -167,25 +167,25 @@ def test_the_body_of_a_client_that_left_is_not_prepared(engine: Any) -> None:
 
         instance._run_job = counted  # type: ignore[method-assign]
         try:
-            await instance.completion(BODY)
+            await instance.prepare_completion(BODY)
             assert instance._process is not None
             os.kill(instance._process.pid, signal.SIGSTOP)
             begun.clear()
-            hangs = asyncio.create_task(instance.completion(BODY))
+            hangs = asyncio.create_task(instance.prepare_completion(BODY))
             await asyncio.wait_for(begun.wait(), 30)
             gone = asyncio.Event()
 
             async def left() -> None:
                 await gone.wait()
 
-            waits = asyncio.create_task(instance.completion(Body(LARGE, "b", left)))
+            waits = asyncio.create_task(instance.prepare_completion(Body(LARGE, "b", left)))
             await asyncio.sleep(0)
             gone.set()
             with pytest.raises(ClientDisconnect):
                 await asyncio.wait_for(waits, 30)
             os.kill(instance._process.pid, signal.SIGCONT)
             await hangs
-            await instance.completion(BODY)
+            await instance.prepare_completion(BODY)
             assert len(prepared) == 3
         finally:
             instance.close()
@@ -213,7 +213,7 @@ def test_a_prompt_of_some_ids_is_prepared_without_the_process(
         try:
             raw = bytearray(json.dumps({"model": "tiny", "prompt": prompt}).encode())
             assert len(raw) > INLINE_BYTES
-            prepared = await instance.completion(Body(raw, "a", never))
+            prepared = await instance.prepare_completion(Body(raw, "a", never))
             assert prepared.prompts[0]
             assert (instance._process is None) == here
         finally:
