@@ -201,24 +201,28 @@ class DeviceMemory(msgspec.Struct, omit_defaults=True):
 class Load(msgspec.Struct, omit_defaults=True):
     """Gauges and counters of an engine's load. Counters start at zero in each epoch.
 
-    ``inflight`` counts requests that the frontend has accepted and not yet completed. It may exceed
-    ``running + waiting`` while the worker accepts none. ``compiling`` counts waiting requests that
-    only wait for the compilation of their grammar; null if unknown. ``deferred`` counts requests
-    that wait for something outside the engine, such as the KV blocks of a prefill engine.
+    Attributes:
+        compiling: Waiting requests that only wait for the compilation of their grammar; null if
+            unknown.
+        deferred: Requests that wait for something outside the engine, such as the KV blocks of a
+            prefill engine.
+        inflight: Requests that the frontend has accepted and not yet completed. It may exceed
+            ``running + waiting`` while the worker accepts none.
+        distinct_prompts_total: Prompts that did not occur recently.
+        adapters_total: Loads of adapters.
+        kv_usage_ratio: The used share of the KV cache, from 0 to 1. With several caches of unknown
+            size, this is the largest share.
+        kv_usage_least_ratio: The smallest share of several caches; null for one cache.
+        kv_lost_ratio: The share of blocks that belong to no pending request and no tracked
+            transfer.
+        offload_lost_ratio: The share of host blocks that no transfer pins and that cannot be
+            reused.
+        encoder_lost_ratio: The share of the encoder cache's budget that no running request holds,
+            including memory outside the cache.
+        kv_lease_s: The longest time in seconds for which blocks of a finished request wait for
+            another engine to read them; null without such blocks.
+        paused: Whether someone has paused the engine. An engine that completes steps may omit it.
 
-    ``kv_usage_ratio`` is the used share of the KV cache, from 0 to 1. With several caches of
-    unknown size, it is the largest share, and ``kv_usage_least_ratio`` the smallest; null for one
-    cache. ``kv_lost_ratio`` is the share of blocks that belong to no pending request and no tracked
-    transfer. ``offload_lost_ratio`` is the share of host blocks that no transfer pins and that
-    cannot be reused. ``encoder_lost_ratio`` is the share of the encoder cache's budget that no
-    running request holds, including memory outside the cache.
-
-    ``kv_lease_s`` is the longest time in seconds for which blocks of a finished request wait for
-    another engine to read them; null without such blocks.
-
-    ``distinct_prompts_total`` counts prompts that did not occur recently, and ``adapters_total``
-    counts loads of adapters. ``paused`` is true while someone has paused the engine; an engine that
-    completes steps may omit it.
     """
 
     running: Number | None = None
@@ -264,13 +268,17 @@ class StandbyStatus(msgspec.Struct, omit_defaults=True):
 class Status(msgspec.Struct, omit_defaults=True):
     """Complete status of an engine. The frontend returns it even while the worker hangs.
 
-    ``report_age_s`` is the age of the worker's values (ledger, memory, steps); null if no worker
-    has reported in this epoch. ``injections`` are the faults that a test has enabled; they
-    distinguish a test engine from a production engine. ``load_age_s`` is the age of ``load`` if it
-    is polled; null if it is current. ``probed`` means that every process with a probe, not only the
-    worker, reports its memory. ``parts`` is set for external engines. ``kv_handover`` is the result
-    of the last planned restart (:class:`Operation`). ``standby`` is null if the engine supports
-    none.
+    Attributes:
+        report_age_s: The age of the worker's values (ledger, memory, steps); null if no worker has
+            reported in this epoch.
+        injections: The faults that a test has enabled. They distinguish a test engine from a
+            production engine.
+        load_age_s: The age of ``load`` if the load is polled; null if it is current.
+        probed: Whether every process with a probe, not only the worker, reports its memory.
+        parts: The names of an external engine's processes.
+        kv_handover: The result of the last planned restart (:class:`Operation`).
+        standby: The standby worker; null if the engine supports none.
+
     """
 
     state: EngineState

@@ -45,11 +45,15 @@ class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
 class View(msgspec.Struct, kw_only=True):
     """Content of ``/state``, written after each sample. Times are in Unix seconds.
 
-    ``budgets`` is the current MemoryPolicy. ``set_aside`` are damaged files of the journal that
-    were moved to ``set-aside`` in the state directory. ``out_of_service`` maps each reason that
-    keeps the pod unready (``names.UNREADY_REASONS``) to the time at which it ends. ``signals`` are
-    those of the newest sample: ``engine``, ``metrics``, ``host``, ``device``, ``shared_memory``.
-    ``role`` is the pod's role in disaggregated or multi-node serving.
+    Attributes:
+        budgets: The current MemoryPolicy.
+        set_aside: Names of damaged files of the journal, in ``set-aside`` in the state directory.
+        out_of_service: The end of each reason that keeps the pod unready
+            (``names.UNREADY_REASONS``).
+        signals: The signals of the newest sample: ``engine``, ``metrics``, ``host``, ``device``,
+            ``shared_memory``.
+        role: The pod's role in disaggregated or multi-node serving.
+
     """
 
     time: float

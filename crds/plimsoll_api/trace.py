@@ -120,19 +120,23 @@ class OpenFiles(msgspec.Struct):
 class Host(msgspec.Struct, omit_defaults=True):
     """Host memory of the engine's processes, in bytes.
 
-    ``rss_*`` are sums over ``processes`` processes; zero if all known processes have exited.
-    ``oom_kills`` counts the kernel's OOM kills in their cgroup. ``frontend_lives`` is false if the
-    process on which the others depend has exited. ``cpu_s`` is the CPU time of the others, in
-    seconds since an arbitrary start.
+    Attributes:
+        rss_anon, rss_file, rss_shmem: Sums over ``processes`` processes; zero if all known
+            processes have exited.
+        cgroup_kernel: Kernel memory, without reclaimable memory.
+        cgroup_other: Memory that is charged to the cgroup, but to no category of the kernel.
+        cgroup_reclaimable: Memory that the kernel reclaims before an OOM kill.
+        cgroup_throttled: How often the cgroup exceeded ``memory.high``, which throttles its
+            processes.
+        hugetlb: Huge pages from the node's pool.
+        swap, cgroup_swap: Memory in swap, of the processes and of their cgroup. No other value
+            includes it.
+        ``shm_orphan``: Shared memory that no running process holds.
+        ``shm_orphan_earlier``: The part of it that an earlier container of the engine left.
+        oom_kills: The kernel's OOM kills in the cgroup.
+        frontend_lives: False if the main process, on which the others depend, has exited.
+        cpu_s: The CPU time of all processes but the main one, in seconds since an arbitrary start.
 
-    ``shm_orphan`` is shared memory that no running process holds, and ``shm_orphan_earlier`` the
-    part of it that an earlier container of the engine left. ``swap`` is the processes' memory in
-    swap, and ``cgroup_swap`` that of their cgroup; no other value includes them.
-
-    ``hugetlb`` are huge pages from the node's pool. ``cgroup_kernel`` excludes reclaimable memory.
-    ``cgroup_other`` is charged to the cgroup, but to no category of the kernel.
-    ``cgroup_reclaimable`` is what the kernel reclaims before an OOM kill. ``cgroup_throttled``
-    counts how often the cgroup exceeded ``memory.high``, which throttles its processes.
     """
 
     rss_anon: int | None = None

@@ -109,13 +109,16 @@ class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 class Membership:
     """The workload, group and revision of a pod.
 
-    ``workload`` is None for a pod without a controller, and ``api_group`` is the workload's.
-    ``group`` names the multi-node group that forms one replica with this pod: the key of a
-    LeaderWorkerSet's group, or a RayCluster. It is empty if the pod is a replica by itself.
-    ``worker`` is whether the pod does not lead the group. ``revision`` is empty if the workload's
-    kind has none. ``graph`` is the object that creates all roles of disaggregated serving, if the
-    labels name one. A controller that renames its children with each revision is itself the
-    workload.
+    Attributes:
+        workload: The object that owns the pod; None for a pod without a controller. A controller
+            that renames its children with each revision is the workload instead of a child.
+        api_group: The API group of the workload.
+        group: The multi-node group that forms one replica: the key of a LeaderWorkerSet's group, or
+            a RayCluster. Empty for a single-pod replica.
+        revision: The revision of the pod; empty if the workload's kind has no revisions.
+        worker: Whether the pod belongs to a group, but does not lead it.
+        graph: The object that creates all roles of disaggregated serving, if the labels name one.
+
     """
 
     workload: WorkloadRef | None = None

@@ -41,12 +41,18 @@ class OptionNames:
 class InjectionOptions:
     """Settings of an injection, in the types of a SupervisionPolicy.
 
-    ``selector`` selects pods by label. ``namespace`` excludes workloads of other namespaces; None
-    means all. ``named_is_custom`` is whether a container that ``engine`` names may be a custom
-    engine. ``resources`` and ``pull_secrets`` are the defaults for a ``supervisor`` that sets none.
-    ``assigned_user`` lets the platform choose the supervisor's user. ``config_maps`` contains the
-    data of the ConfigMaps next to the workload, and ``runtimes`` the specs of KServe's runtimes.
-    ``fields`` contains the names of the options in messages.
+    Attributes:
+        selector: The labels of the pods to inject; None selects all.
+        namespace: The namespace of the workloads to inject; None allows all.
+        resources, pull_secrets: Defaults for a ``supervisor`` that sets none.
+        unrecognized: Whether to supervise engines of unknown types.
+        named_is_custom: Whether a container that ``engine`` names may be a custom engine.
+        group_restarts: Whether to accept workloads whose groups restart with any container.
+        assigned_user: Whether the platform chooses the supervisor's user.
+        config_maps: The data of the ConfigMaps next to the workload, by name.
+        runtimes: The specs of KServe's runtimes, by name.
+        fields: The names of the options in messages.
+
     """
 
     image: str

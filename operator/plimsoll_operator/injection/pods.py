@@ -56,13 +56,19 @@ WORKERS_MESSAGE = (
 class PodSpec:
     """A pod spec in a document. ``spec`` and ``labels`` are changed in place.
 
-    ``path`` is its path in the document. ``worker`` is True for the pods of a multi-node engine
-    that serve no port. ``restarts_group`` is the restart policy with which the restart of one
-    container recreates the whole group; empty if there is none. ``inherited`` are labels that the
-    pods get from elsewhere in the document, or from their controller. ``needs_images`` is False if
-    a controller merges its containers into the pods. ``ray`` is whether KubeRay starts Ray in them.
-    ``no_restart_reason`` is why the kubelet does not restart them although the document does not
-    say so. ``annotations`` are the pods'.
+    Attributes:
+        path: The path of the pod spec in the document.
+        worker: Whether the pods are those of a multi-node engine that serve no port.
+        restarts_group: The restart policy with which the restart of one container recreates the
+            whole group; empty if there is none.
+        inherited: Labels that the pods get from elsewhere in the document, or from their
+            controller.
+        needs_images: False if a controller merges its own containers into the pods.
+        ray: Whether KubeRay starts Ray in the pods.
+        no_restart_reason: Why the kubelet does not restart the containers, although the document
+            does not say so.
+        annotations: The annotations of the pods.
+
     """
 
     path: str

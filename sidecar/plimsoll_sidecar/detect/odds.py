@@ -52,12 +52,16 @@ class Explanation(StrEnum):
 class Weights:
     """Weights of evidence in natural log-odds. ``size`` and ``speed`` count for each explanation.
 
-    ``size`` counts for each factor of e by which the remaining budget shrinks, and ``speed`` for
-    each factor of e by which the budget would be exhausted sooner than within its window.
-    ``filling``, ``later_work``, ``load`` and ``retained`` are priors. ``fading`` counts for each
-    factor of e by which the later half brought less than the earlier one. ``younger`` counts for
-    each factor of e by which the growth is younger than the engine. ``climb`` counts for a load
-    that rose all the time.
+    Attributes:
+        size: For each factor of e by which the remaining budget shrinks.
+        speed: For each factor of e by which the budget would be exhausted sooner than within its
+            window.
+        filling, later_work, load, retained: Priors of the explanations.
+        fading: For each factor of e by which the later half of the growth brought less than the
+            earlier half.
+        younger: For each factor of e by which the growth is younger than the engine.
+        climb: For a load that rose all the time.
+
     """
 
     size: float
@@ -87,11 +91,14 @@ healthy growth ends at any share with equal probability."""
 class Evidence:
     """Observations of a growth, from which its odds are computed.
 
-    ``share`` is the consumed share of the budget for ``window_s`` seconds. ``left_s`` are the
-    seconds until the budget is exhausted, None while nothing grows. ``life`` is the growth as a
-    multiple of what its present pace would add in the engine's life: 1 for a steady leak, less for
-    growth that started later. ``fading`` and ``climb`` are those of the trend. ``segment`` is the
-    one that grew most.
+    Attributes:
+        share: The consumed share of the budget for ``window_s`` seconds.
+        left_s: The seconds until the budget is exhausted; None while nothing grows.
+        life: The growth as a multiple of what its current rate would have added since the engine
+            started: 1 for a steady leak, less for growth that started later.
+        fading, climb: Values of the trend (:class:`~plimsoll_sidecar.detect.growth.Trend`).
+        segment: The segment that grew most.
+
     """
 
     share: float

@@ -36,21 +36,24 @@ UNLIMITED_BYTES = 1 << 60
 class CgroupMemory(msgspec.Struct, frozen=True):
     """Memory of a cgroup in bytes; None if unknown.
 
-    ``oom_kills`` counts the processes of the group that the kernel killed. ``ooms`` counts how
-    often the group ran out of memory, and ``throttled`` how often it exceeded ``memory.high``.
+    Version 1 has neither ``ooms`` and ``throttled`` nor ``stalled_some_s`` and ``stalled_full_s``.
 
-    ``stalled_some_s`` and ``stalled_full_s`` are the group's pressure stall information (PSI): the
-    seconds since its creation in which some or all of its tasks waited for memory. Version 1 has
-    neither these two nor ``ooms`` and ``throttled``.
+    Attributes:
+        file: Page cache, without shared memory.
+        kernel: Kernel memory, without reclaimable memory, which version 1 does not report.
+        sock: Socket buffers.
+        other: Memory that is charged to the group but appears in none of the kernel's counters,
+            such as the unmapped parts of transparent huge pages.
+        reclaimable: Memory that the kernel frees before it kills a process.
+        swap: Pages that are in swap and not in memory. The kernel does not report their kind;
+            nearly all of them are anonymous.
+        limit: The lowest limit of the group and of its visible ancestors.
+        oom_kills: The number of processes of the group that the kernel killed.
+        ``ooms``: How often the group ran out of memory.
+        throttled: How often the group exceeded ``memory.high``.
+        stalled_some_s, stalled_full_s: The seconds since the group's creation in which some or all
+            of its tasks waited for memory (pressure stall information, PSI).
 
-    ``swap`` counts pages that are in swap and not in memory. The kernel does not report their kind;
-    nearly all of them are anonymous.
-
-    ``file`` excludes shared memory. ``kernel`` excludes reclaimable memory, which version 1 does
-    not report. ``sock`` is the size of socket buffers. ``other`` is memory that is charged to the
-    group but appears in none of the kernel's counters, such as the unmapped parts of transparent
-    huge pages. ``reclaimable`` is what the kernel frees before it kills a process. ``limit`` is the
-    lowest limit of the group and of its visible ancestors.
     """
 
     current: int | None = None
