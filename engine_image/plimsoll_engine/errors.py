@@ -26,11 +26,11 @@ class FatalWorkerError(RuntimeError):
     """The worker cannot continue, but its replacement can."""
 
 
-class DeviceLost(FatalWorkerError):
+class DeviceLostError(FatalWorkerError):
     """The device no longer answers. A CUDA fault is sticky, so only a new process helps."""
 
 
-class RanksLost(FatalWorkerError):
+class RanksLostError(FatalWorkerError):
     """The process group of the ranks has failed. Only a new worker can form another one.
 
     ``gone`` means that a rank has exited. Its parent process reports why.
@@ -41,7 +41,7 @@ class RanksLost(FatalWorkerError):
         self.gone = gone
 
 
-class GrammarServerLost(FatalWorkerError):
+class GrammarServerLostError(FatalWorkerError):
     """The server that compiles new grammars has exited. Only a new worker starts another one."""
 
 

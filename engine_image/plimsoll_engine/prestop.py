@@ -24,7 +24,7 @@ ENDPOINT_DELAY_S = 5.0
 POLL_S = 0.2
 
 
-class DrainRefused(Exception):
+class DrainRefusedError(Exception):
     """The admin API answered with an error. The message begins with the HTTP status."""
 
 
@@ -52,7 +52,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
             time.sleep(POLL_S)
     except ConnectionRefusedError:
         return 0  # nothing is left to drain
-    except (OSError, DrainRefused, ValueError, KeyError, http.client.HTTPException) as error:
+    except (OSError, DrainRefusedError, ValueError, KeyError, http.client.HTTPException) as error:
         print(
             f"drain: a call of the admin API on port {admin_port} failed: {error}", file=sys.stderr
         )
@@ -70,7 +70,7 @@ def _start_drain(admin_port: int, token: str, epoch: str, deadline_s: float) -> 
     }
     try:
         _call(admin_port, token, "POST", "/drain", body)
-    except DrainRefused as error:
+    except DrainRefusedError as error:
         if not str(error).startswith("409"):
             raise
 
@@ -89,7 +89,7 @@ def _call(
         response = connection.getresponse()
         data = response.read()
         if response.status >= 300:
-            raise DrainRefused(f"{response.status} {data.decode(errors='replace')[:500]}")
+            raise DrainRefusedError(f"{response.status} {data.decode(errors='replace')[:500]}")
         answer = json.loads(data)
     finally:
         connection.close()

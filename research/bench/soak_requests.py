@@ -18,7 +18,7 @@ from PIL import Image
 from plimsoll_engine.api import chat_images
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.media_reader import MAX_WAITING
-from plimsoll_engine.frontend.requests.request_log import Delta, Generation, RequestFailed
+from plimsoll_engine.frontend.requests.request_log import Delta, Generation, RequestFailedError
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.multimodal.processor import Processed
 
@@ -94,7 +94,7 @@ class Clients:
                 else:
                     while (await _delta(generation)).finish_reason is None:
                         pass
-            except RequestFailed as error:
+            except RequestFailedError as error:
                 if kind != "grammar" or error.reason != "invalid":
                     raise
                 self.refused += 1

@@ -9,8 +9,11 @@ from typing import Any
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import LoadAdapterRequest, UnloadAdapterRequest
 from plimsoll_engine.frontend.admin import adapter_loading
-from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
-from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, RegisteredAdapter
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
+from plimsoll_engine.frontend.requests.adapter_registry import (
+    AdapterRefusedError,
+    RegisteredAdapter,
+)
 
 
 async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
@@ -29,9 +32,9 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
         )  # fmt: skip
     try:
         await adapter_loading.load_adapter(engine, body.lora_name, path)
-    except AdapterRefused as error:
+    except AdapterRefusedError as error:
         raise invalid(str(error), error.param) from None
-    except NoAnswer as error:
+    except NoAnswerError as error:
         raise ApiError(
             503, f"the adapter was not loaded: {error}", code="unavailable", retry=True
         ) from None

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plimsoll_api import admin
 from plimsoll_api.admin import ADMIN_PREFIX, EngineState, ErrorBody, Operation
 from plimsoll_api.names import TOKEN_FILE
-from plimsoll_engine.api.body import BodyReader, BodyRefused
+from plimsoll_engine.api.body import BodyReader, BodyRefusedError
 from plimsoll_engine.api.secret import Secret
 from plimsoll_engine.frontend.admin import (
     drain,
@@ -24,8 +24,8 @@ from plimsoll_engine.frontend.admin import (
 )
 from plimsoll_engine.frontend.admin.status import StatusReader
 from plimsoll_engine.frontend.async_engine import AsyncEngine
-from plimsoll_engine.frontend.epochs import StaleEpoch
-from plimsoll_engine.frontend.operations import OperationConflict, Recorder
+from plimsoll_engine.frontend.epochs import StaleEpochError
+from plimsoll_engine.frontend.operations import OperationConflictError, Recorder
 from plimsoll_engine.settings import StandbyPolicy
 
 MAX_BODY_BYTES = 64 << 10
@@ -69,7 +69,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
         try:
             async with bodies.read(request, MAX_BODY_BYTES) as body:
                 return msgspec.json.decode(body.raw, type=kind)
-        except BodyRefused as error:
+        except BodyRefusedError as error:
             raise AdminError(error.status, _convert_to_camel_case(error.code), str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise AdminError(400, "BadRequest", f"cannot decode the body: {error}") from None
@@ -223,7 +223,7 @@ def _make_json_response(body: msgspec.Struct, status: int = 200) -> Response:
 def _check_epoch(engine: AsyncEngine, expected_epoch: str) -> None:
     try:
         engine.epochs.check(expected_epoch)
-    except StaleEpoch as error:
+    except StaleEpochError as error:
         raise AdminError(409, "StaleEpoch", str(error)) from None
     except ValueError as error:
         raise AdminError(400, "BadRequest", f"expected_epoch: {error}") from None
@@ -254,7 +254,7 @@ def _start_operation(
             raise _make_not_possible_error(engine, kind)
     try:
         operation = operations.begin(body.operation_id, kind, body.expected_epoch, work)
-    except OperationConflict as error:
+    except OperationConflictError as error:
         raise AdminError(409, "Busy", str(error)) from None
     return _respond_accepted(operation)
 

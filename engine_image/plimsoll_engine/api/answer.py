@@ -32,9 +32,9 @@ from plimsoll_engine.api.responses import (
     encode_event,
     make_usage_object,
 )
-from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
-from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
-from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceeded
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServingError
+from plimsoll_engine.frontend.requests.request_log import Delta, QueueFullError, RequestFailedError
+from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceededError
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class GenerationResponse(Response):
         try:
             with self._engine.track_running(*self._batch.generations):
                 await self._wait_for_disconnect(receive, send)
-        except (ApiError, NotServing, QueueFull, RequestFailed) as error:
+        except (ApiError, NotServingError, QueueFullError, RequestFailedError) as error:
             await self._fail(errors.from_exception(error), scope, receive, send)
         except Exception:
             if not self._started:
@@ -146,7 +146,7 @@ class GenerationResponse(Response):
             for number in sorted(open_choices):
                 try:
                     delta = self._batch.generations[number].take(self._stream)
-                except RequestFailed as error:
+                except RequestFailedError as error:
                     open_choices.discard(number)
                     if not self._started or not open_choices:
                         raise
@@ -229,7 +229,7 @@ class GenerationResponse(Response):
         with self._budget.open(self._client) as reservation:
             try:
                 reservation.reserve(size)
-            except BodyBudgetExceeded as error:
+            except BodyBudgetExceededError as error:
                 raise _make_no_memory_error(error.by_client) from None
             reservation.add_held(size)
             yield

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from plimsoll_engine.api.auth import TENANT_KEY
-from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceeded, Reservation
+from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceededError, Reservation
 from plimsoll_engine.http.fair_semaphore import WaitDisconnect
 from plimsoll_engine.http.limits import SMALL_BODY_BYTES, HttpLimits
 
 
-class BodyRefused(Exception):
+class BodyRefusedError(Exception):
     """The body is refused with ``status`` 400, 408, 413, 429 or 503 and the API's ``code``."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -49,7 +49,7 @@ class BodyReader:
     async def read(self, request: Request, max_bytes: int) -> AsyncIterator[Body]:
         """Return a context with the body of a request, whose memory is released at the end.
 
-        Raises :class:`BodyRefused`, and ClientDisconnect if the client disconnects.
+        Raises :class:`BodyRefusedError`, and ClientDisconnect if the client disconnects.
         """
         client = get_client_key(request)
         declared = _parse_content_length(request)
@@ -59,9 +59,9 @@ class BodyReader:
             try:
                 reservation.reserve(declared or 0)
                 raw = await self._read(request, max_bytes, declared is not None, reservation)
-            except BodyBudgetExceeded as error:
+            except BodyBudgetExceededError as error:
                 status, code = (429, "too_many_bytes") if error.by_client else (503, "overloaded")
-                raise BodyRefused(status, code, str(error)) from None
+                raise BodyRefusedError(status, code, str(error)) from None
             yield Body(raw, client, functools.partial(wait_for_disconnect, request.receive))
 
     async def _read(
@@ -77,7 +77,7 @@ class BodyReader:
                 ):
                     chunk = await anext(chunks, None)
             except TimeoutError:
-                raise BodyRefused(
+                raise BodyRefusedError(
                     408,
                     "body_timeout",
                     "the body was not received within"
@@ -114,7 +114,7 @@ def _parse_content_length(request: Request) -> int | None:
     return int(text) if text is not None else None  # h11 accepts only numbers
 
 
-def _make_too_large_error(max_bytes: int) -> BodyRefused:
-    return BodyRefused(
+def _make_too_large_error(max_bytes: int) -> BodyRefusedError:
+    return BodyRefusedError(
         413, "body_too_large", f"the body exceeds the limit of {max_bytes} bytes: send less"
     )

@@ -8,7 +8,7 @@ from plimsoll_engine.api import errors
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import Message, get_part_text
 from plimsoll_engine.frontend.requests.media_reader import MediaReader
-from plimsoll_engine.frontend.requests.request_log import QueueFull
+from plimsoll_engine.frontend.requests.request_log import QueueFullError
 from plimsoll_engine.messages.worker_ipc import Media
 from plimsoll_engine.multimodal.processor import MediaError, Processor
 
@@ -86,7 +86,7 @@ async def expand_placeholders(
         processed = [await reader.read(processor, data) for data in images]
     except MediaError as error:
         raise invalid(str(error), "messages", error.code) from None
-    except QueueFull as error:
+    except QueueFullError as error:
         raise errors.from_exception(error) from None
     prompt: list[int] = []
     media: list[Media] = []

@@ -21,8 +21,8 @@ from typing import Any
 from plimsoll_engine.api import chat_images
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import Message, Tool, get_thought_text
-from plimsoll_engine.api.tool_calls import NotACall, load_lenient_json
-from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
+from plimsoll_engine.api.tool_calls import NotACallError, load_lenient_json
+from plimsoll_engine.frontend.requests.tokenizer import ChatTooLongError, TemplateError, Tokenizer
 
 CONTINUATION_MARK = "\ue000\uf8ff\ue000"
 """Marker after the message that the model continues. The prompt ends before it."""
@@ -124,7 +124,7 @@ class ChatPrompt:
         for form in self._list_forms(plain):
             try:
                 text = write(form)
-            except ChatTooLong:
+            except ChatTooLongError:
                 raise
             except TemplateError as error:
                 failure = str(error) if failure is None else failure
@@ -146,7 +146,7 @@ class ChatPrompt:
                         "the chat template supports only one system message at the front: all"
                         " instructions are merged into it"
                     )
-            except ChatTooLong:
+            except ChatTooLongError:
                 raise
             except TemplateError:
                 pass
@@ -338,7 +338,7 @@ def _make_plain_call(call: dict[str, Any], field: str) -> dict[str, Any]:
         try:
             loaded = load_lenient_json(arguments or "{}")
             arguments = loaded if isinstance(loaded, dict) else arguments
-        except NotACall:
+        except NotACallError:
             pass  # truncated arguments of an earlier answer stay text
     arguments = {} if arguments is None else arguments
     arguments = _replace_lone_surrogates(arguments, f"{field}.function.arguments")

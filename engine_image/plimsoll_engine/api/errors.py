@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from plimsoll_engine.frontend.async_engine import NotServing
-from plimsoll_engine.frontend.requests.request_log import QueueFull, RequestFailed
+from plimsoll_engine.frontend.async_engine import NotServingError
+from plimsoll_engine.frontend.requests.request_log import QueueFullError, RequestFailedError
 from plimsoll_engine.process.addresses import remove_addresses
 
 RETRY_AFTER_S = 1
@@ -74,14 +74,14 @@ def from_exception(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case QueueFull():
+        case QueueFullError():
             return ApiError(429, str(error), code="queue_full", retry=True)
-        case NotServing():
+        case NotServingError():
             return ApiError(503, str(error), code="not_serving", retry=True)
-        case RequestFailed(reason="invalid", param=param):
+        case RequestFailedError(reason="invalid", param=param):
             return ApiError(400, str(error), param=param, code="invalid_request")
-        case RequestFailed(reason="deadline"):
+        case RequestFailedError(reason="deadline"):
             return ApiError(504, str(error), param="deadline_s", code="deadline_exceeded")
-        case RequestFailed(reason="unavailable"):
+        case RequestFailedError(reason="unavailable"):
             return ApiError(503, str(error), code="unavailable", retry=True)
     return ApiError(500, str(error), code="internal_error")

@@ -32,7 +32,7 @@ from plimsoll_engine.api.protocol import (
 )
 from plimsoll_engine.api.responses_request import ResponsesRequest
 from plimsoll_engine.api.tool_arguments import find_string_arguments
-from plimsoll_engine.frontend.requests.tokenizer import ChatTooLong, TemplateError, Tokenizer
+from plimsoll_engine.frontend.requests.tokenizer import ChatTooLongError, TemplateError, Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
 CHARACTERS_PER_TOKEN = 64
@@ -303,7 +303,7 @@ class RequestPreparer:
                 open_turn=body.add_generation_prompt, continue_last=body.continue_final_message,
                 warnings=warnings,
             )  # fmt: skip
-        except ChatTooLong as error:
+        except ChatTooLongError as error:
             assert limits.max_model_len is not None
             raise make_too_long_error(str(error), limits.max_model_len, "messages") from None
         except TemplateError as error:

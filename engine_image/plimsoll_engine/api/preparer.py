@@ -51,11 +51,11 @@ _OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 _Result = TypeVar("_Result")
 
 
-class PreparerLost(Exception):
+class PreparerLostError(Exception):
     """The preparer process exited during a job, or could not be started."""
 
 
-class PreparerStarved(Exception):
+class PreparerStarvedError(Exception):
     """The job timed out, because the preparer process got too little CPU time."""
 
 
@@ -172,13 +172,13 @@ class Preparer:
                     " (--prepare-timeout): send less in one request",
                     code="body_too_complex",
                 ) from None
-            except PreparerStarved:
+            except PreparerStarvedError:
                 raise ApiError(
                     503, "the machine was too busy to prepare the body within"
                     f" {self._timeout_s:g} s: send the request again",
                     code="unavailable", retry=True,
                 ) from None  # fmt: skip
-            except PreparerLost:
+            except PreparerLostError:
                 log.error(
                     "the preparer process exited during a job",
                     extra={"bytes": len(raw), "kind": kind},
@@ -211,11 +211,11 @@ class Preparer:
             starved = _read_cpu_s(self._process.pid) - cpu_before_s < self._timeout_s / 2
             self._restart()
             if starved:
-                raise PreparerStarved from None
+                raise PreparerStarvedError from None
             raise
         except (EOFError, OSError):
             self._restart()
-            raise PreparerLost from None
+            raise PreparerLostError from None
 
     def _restart(self) -> None:
         self._stop_process()
@@ -227,7 +227,7 @@ class Preparer:
             return
         self._stop_process()
         if self._closed:
-            raise PreparerLost
+            raise PreparerLostError
         ours, theirs = socket.socketpair()
         with theirs:
             command = [
@@ -244,14 +244,14 @@ class Preparer:
                 self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
             except OSError:  # the machine has no process left
                 ours.close()
-                raise PreparerLost from None
+                raise PreparerLostError from None
         self._socket = ours
         ours.settimeout(START_TIMEOUT_S)
         try:
             receive(ours)
         except (EOFError, OSError):
             self._stop_process()
-            raise PreparerLost from None
+            raise PreparerLostError from None
 
     def _stop_process(self) -> None:
         if self._process is not None:

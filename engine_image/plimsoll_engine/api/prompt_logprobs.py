@@ -15,7 +15,7 @@ from plimsoll_engine.api.logprobs import TokenText
 from plimsoll_engine.api.responses import Choice, CompletionChoice
 from plimsoll_engine.frontend.requests.detokenize import Detokenizer
 from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
-from plimsoll_engine.frontend.requests.request_log import RequestFailed, TokenLogprobs
+from plimsoll_engine.frontend.requests.request_log import RequestFailedError, TokenLogprobs
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
 TOKENS_PER_SLICE = 32
@@ -39,14 +39,14 @@ class PromptLogprobs:
     async def attach(self, batch: Batch, choices: Sequence[Choice]) -> None:
         """Add the prompt's log probabilities to each choice in ``choices``.
 
-        Raises RequestFailed if the worker did not report all of them.
+        Raises RequestFailedError if the worker did not report all of them.
         """
         for number in range(0, len(choices), batch.n):
             generation = batch.generations[number]
             if (scores := generation.scores) is None:
                 continue
             if not scores.is_complete:
-                raise RequestFailed("error", "log probabilities of the prompt are missing")
+                raise RequestFailedError("error", "log probabilities of the prompt are missing")
             mine = choices[number : number + batch.n]
             first = mine[0]
             length = len(first.echo) if isinstance(first, CompletionChoice) else 0

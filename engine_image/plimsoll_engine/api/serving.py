@@ -28,7 +28,7 @@ from plimsoll_engine.api import (
 from plimsoll_engine.api.answer import GenerationResponse
 from plimsoll_engine.api.auth import TENANT_KEY
 from plimsoll_engine.api.batch import Batch
-from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
+from plimsoll_engine.api.body import Body, BodyReader, BodyRefusedError
 from plimsoll_engine.api.body_sizes import BodySizes
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import make_error_response
@@ -97,7 +97,7 @@ async def _read(
     try:
         async with bodies.read(request, max_bytes) as body:
             yield body
-    except BodyRefused as error:
+    except BodyRefusedError as error:
         retry = error.status in (429, 503)
         raise ApiError(error.status, str(error), code=error.code, retry=retry) from None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from plimsoll_engine.api.json_pieces import PYTHON_WORDS
 from plimsoll_engine.api.tool_calls import (
-    NotACall,
+    NotACallError,
     Reader,
     Steps,
     dump_json,
@@ -140,7 +140,7 @@ def read_parameters(text: Reader, name: str, texts: StringArguments) -> Steps[No
         mark = yield from text.take_mark(PARAMETER, END_FUNCTION)
         if mark != PARAMETER:
             if not mark and text.text and not emitter.has_arguments:
-                raise NotACall
+                raise NotACallError
             emitter.finish()
             return
         key, _ = yield from text.take_until(">")
@@ -163,7 +163,7 @@ def read_keyed_arguments(text: Reader, name: str, texts: StringArguments) -> Ste
         if not (yield from text.take_mark(VALUE)):
             if emitter.has_arguments:
                 emitter.finish()
-            raise NotACall
+            raise NotACallError
         emitter.start_argument(key.strip())
         kind = texts.get(name.strip(), {}).get(key.strip())
         if not (yield from _emit_value(emitter, kind, END_VALUE, KEY, END_HERMES)):
@@ -240,7 +240,7 @@ def _count_held_back(text: str) -> int:
 def _parse_typed(value: str) -> Any:
     try:
         return load_lenient_json(value)
-    except NotACall:
+    except NotACallError:
         word = PYTHON_WORDS.get(value.strip())
         return value if word is None else json.loads(word)
 
@@ -254,9 +254,9 @@ def read_python_calls(text: Reader) -> Steps[None]:
             yield
         name = text.take(end)
         if not all(part.isidentifier() for part in name.split(".")):
-            raise NotACall
+            raise NotACallError
         if not (yield from text.take_mark("(")):
-            raise NotACall
+            raise NotACallError
         yield from _emit_python_arguments(ArgumentEmitter(text, name))
         yield from text.peek()
         more = bool((yield from text.take_mark(","))) and (yield from text.peek()) != "]"
@@ -278,7 +278,7 @@ def _emit_python_arguments(emitter: ArgumentEmitter) -> Steps[None]:
         try:
             key, value = _parse_python_argument(given)
             told = dump_json(value)
-        except NotACall:
+        except NotACallError:
             if emitter.has_arguments:
                 emitter.finish()
             raise
@@ -289,7 +289,7 @@ def _emit_python_arguments(emitter: ArgumentEmitter) -> Steps[None]:
 
 def _parse_python_argument(given: str) -> tuple[str, Any]:
     if len(given) > MAX_PYTHON_CHARACTERS:
-        raise NotACall
+        raise NotACallError
     try:
         try:
             node = ast.parse(f"f({given}\n)", mode="eval").body
@@ -297,13 +297,13 @@ def _parse_python_argument(given: str) -> tuple[str, Any]:
             given = _PYTHON_STRING.sub(lambda found: _escape_controls(found[0]), given)
             node = ast.parse(f"f({given}\n)", mode="eval").body
         if not isinstance(node, ast.Call) or node.args or len(node.keywords) != 1:
-            raise NotACall
+            raise NotACallError
         (one,) = node.keywords
         if one.arg is None:
-            raise NotACall
+            raise NotACallError
         return one.arg, _evaluate_literal(one.value)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise NotACall from None
+        raise NotACallError from None
 
 
 def _escape_controls(text: str) -> str:
@@ -319,9 +319,9 @@ def _evaluate_literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict):
         keys = [None if key is None else ast.literal_eval(key) for key in node.keys]
         if not all(isinstance(key, str) for key in keys):
-            raise NotACall
+            raise NotACallError
         return dict(zip(keys, map(_evaluate_literal, node.values), strict=True))
     value = ast.literal_eval(node)
     if value is not None and not isinstance(value, str | int | float):
-        raise NotACall
+        raise NotACallError
     return None if isinstance(value, float) and not math.isfinite(value) else value

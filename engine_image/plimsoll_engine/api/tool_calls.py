@@ -58,11 +58,11 @@ class Parsed:
     reasoning: str = ""
 
 
-class NotACall(Exception):
+class NotACallError(Exception):
     """The text is not a valid tool call."""
 
 
-class IncompleteCall(NotACall):
+class IncompleteCallError(NotACallError):
     """The text ends within a tool call."""
 
 
@@ -182,7 +182,7 @@ class Reader:
     def take_until(self, *marks: str) -> Steps[tuple[str, str]]:
         """Consume and return the text before the first of ``marks``, and the mark.
 
-        Raises NotACall if no mark follows.
+        Raises NotACallError if no mark follows.
         """
         taken: list[str] = []
         while True:
@@ -193,13 +193,16 @@ class Reader:
                 self.take(len(mark))
                 return "".join(taken), mark
             if self.ended:
-                raise IncompleteCall
+                raise IncompleteCallError
             keep = max(find_overlap(self.text, mark) for mark in marks)
             taken.append(self.take(len(self.text) - keep))
             yield
 
     def take_string(self) -> Steps[str]:
-        """Consume and return a JSON string with its quotes. Raises NotACall if it does not end."""
+        """Consume and return a JSON string with its quotes.
+
+        Raises NotACallError if the string does not end.
+        """
         taken = [self.take(1)]
         while True:
             part, mark = yield from self.take_until('"', "\\")
@@ -212,13 +215,13 @@ class Reader:
     def take_bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
         """Consume a JSON object or array, or a Python expression in brackets.
 
-        Return its text, and the closing brackets that are missing before a tag. Raises NotACall if
-        the text ends first.
+        Return its text, and the closing brackets that are missing before a tag. Raises
+        NotACallError if the text ends first.
         """
         stack: list[str] = []
         quote, escaped, taken = "", False, list[str]()
         if (yield from self.peek()) not in ("{", "[", "(" if python else "["):
-            raise NotACall
+            raise NotACallError
         while True:
             at, end = 0, None
             while end is None and at < len(self.text):
@@ -247,7 +250,7 @@ class Reader:
             if end is not None:
                 return "".join(taken), "".join(reversed(stack))
             if self.ended:
-                raise IncompleteCall
+                raise IncompleteCallError
             yield
 
     def start_call(self, name: str, id_: str = "") -> None:
@@ -288,7 +291,7 @@ class Reader:
     def take_python_argument(self) -> Steps[tuple[str, str]]:
         """Consume an argument of a Python call. Return the argument, and the comma or ")" after it.
 
-        Raises NotACall if the text ends first.
+        Raises NotACallError if the text ends first.
         """
         closers, quote, escaped, taken = [")"], "", False, list[str]()
         while True:
@@ -314,7 +317,7 @@ class Reader:
             if self.ended:
                 if self.finished and not quote:  # the model left the brackets open
                     return "".join([*taken, *reversed(closers[1:])]), ")"
-                raise IncompleteCall
+                raise IncompleteCallError
             yield
 
     def emit_calls(self, calls: list[ToolCall]) -> None:
@@ -324,18 +327,18 @@ class Reader:
         self.result.calls += calls
 
     def try_calls(self, steps: Steps[None]) -> Steps[bool]:
-        """Run ``steps``, which emit calls. On NotACall, emit the consumed text instead.
+        """Run ``steps``, which emit calls. On NotACallError, emit the consumed text instead.
 
         If the text ends within a call, the text after its first piece is parsed again, because it
         may contain another call.
         """
         try:
             yield from steps
-        except NotACall as error:
+        except NotACallError as error:
             self.has_unparsed_call |= self.has_tag
             self.has_tag = False
             first, rest = (self._consumed or [""])[0], "".join(self._consumed[1:])
-            if isinstance(error, IncompleteCall) and self._retries_left:
+            if isinstance(error, IncompleteCallError) and self._retries_left:
                 self._retries_left -= 1
                 self.text, rest = rest + self.text, ""
             self._consumed = []
@@ -395,30 +398,33 @@ class ToolCallParser:
 
 
 def make_call(name: object, arguments: object, id_: str = "") -> ToolCall:
-    """Return a tool call. Raises NotACall if the name or the arguments are invalid."""
+    """Return a tool call. Raises NotACallError if the name or the arguments are invalid."""
     if arguments is None or arguments == "":
         arguments = {}
     if isinstance(arguments, str):
         arguments = load_lenient_json(arguments)
     if not isinstance(arguments, dict) or not isinstance(name, str):
-        raise NotACall
+        raise NotACallError
     return ToolCall(id_ or create_call_id(), validate_name(name), dump_json(arguments))
 
 
 def dump_json(value: Any) -> str:
-    """Return ``value`` as JSON. Raises NotACall if it is nested too deeply."""
+    """Return ``value`` as JSON. Raises NotACallError if it is nested too deeply."""
     try:
         text = json.dumps(value, ensure_ascii=False)
         # A lone surrogate stays escaped, as the model wrote it.
         return text if _is_encodable(text) else json.dumps(value)
     except RecursionError:
-        raise NotACall from None
+        raise NotACallError from None
 
 
 def validate_name(name: str) -> str:
-    """Return a tool's name without surrounding white space. Raises NotACall if it is invalid."""
+    """Return a tool's name without surrounding white space.
+
+    Raises NotACallError if the name is invalid.
+    """
     if not name.strip() or _NOT_IN_NAME.search(name.strip()) or not _is_encodable(name):
-        raise NotACall
+        raise NotACallError
     return name.strip()
 
 
@@ -430,23 +436,23 @@ def create_call_id() -> str:
 def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
     """Return the calls in a JSON value: an object with a name, or a list of objects.
 
-    Without a tag, an object without arguments is an answer in JSON, not a call. Raises NotACall if
-    the value has no call.
+    Without a tag, an object without arguments is an answer in JSON, not a call. Raises
+    NotACallError if the value has no call.
     """
     if isinstance(value, list) and value:
         return [one for entry in value for one in parse_calls(entry, has_tag)]
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict):
-        raise NotACall
+        raise NotACallError
     if not (has_tag or "arguments" in value or "parameters" in value):
-        raise NotACall
+        raise NotACallError
     arguments = value.get("arguments", value.get("parameters"))
     return [make_call(value.get("name"), arguments)]
 
 
 def load_lenient_json(text: str) -> Any:
-    """Return the value of JSON with typical errors of models. Raises NotACall."""
+    """Return the value of JSON with typical errors of models. Raises NotACallError."""
     with contextlib.suppress(ValueError, RecursionError):
         return _load_json(text)
     repairer = JsonRepairer()
@@ -454,7 +460,7 @@ def load_lenient_json(text: str) -> Any:
     if repairer.is_complete and not rest:
         with contextlib.suppress(ValueError, RecursionError):
             return _load_json(repaired)
-    raise NotACall
+    raise NotACallError
 
 
 def _load_json(text: str) -> Any:

@@ -28,7 +28,7 @@ from plimsoll_engine.api.tool_arguments import (
 )
 from plimsoll_engine.api.tool_calls import (
     Family,
-    NotACall,
+    NotACallError,
     Reader,
     Steps,
     ToolCallParser,
@@ -166,7 +166,7 @@ def read_deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
     def body() -> Steps[None]:
         yield from text.peek()
         if not (yield from text.take_mark(DEEPSEEK_CALL[0])):
-            raise NotACall
+            raise NotACallError
         name, _ = yield from text.take_until(DEEPSEEK_SEPARATOR)
         if (yield from text.peek()) not in ("{", '"'):
             name, _ = yield from text.take_until("\n")
@@ -236,7 +236,7 @@ def _read_recipient(text: Reader) -> Steps[str]:
             text.text = CHANNEL + text.text
             text.drop_consumed()
             return f"to=functions.{name} "
-    except NotACall:
+    except NotACallError:
         pass
     text.put_back(text.num_taken - taken_before)
     return ""
@@ -245,7 +245,7 @@ def _read_recipient(text: Reader) -> Steps[str]:
 def _read_json_calls(text: Reader, create_id: Callable[[], str] = create_call_id) -> Steps[None]:
     """Read an object with name and arguments, or a list of objects."""
     if not (yield from _is_next(text, "{", "[")):
-        raise NotACall
+        raise NotACallError
     taken_before = text.num_taken
     listed = yield from text.take_mark("[")
     if listed and not (yield from _is_next(text, "{")):
@@ -284,19 +284,19 @@ def _read_json_head(text: Reader) -> Steps[str | None]:
     def skip_expected(*marks: str) -> Steps[None]:
         yield from text.peek()
         if not (yield from text.take_mark(*marks)):
-            raise NotACall
+            raise NotACallError
 
     try:
         for mark in ("{", '"name"', ":", '"'):
             yield from skip_expected(mark)
         name, mark = yield from text.take_until('"', "\\")
         if mark != '"':
-            raise NotACall
+            raise NotACallError
         for marks in ((",",), ('"arguments"', '"parameters"'), (":",)):
             yield from skip_expected(*marks)
         if (yield from text.peek()) == "{":
             return validate_name(name)
-    except NotACall:
+    except NotACallError:
         pass
     text.put_back(text.num_taken - taken_before)
     return None
@@ -305,7 +305,7 @@ def _read_json_head(text: Reader) -> Steps[str | None]:
 def _drop_json_rest(text: Reader) -> Steps[None]:
     if (yield from text.peek()) == ",":
         text.text = "{" + text.text[1:]
-        with contextlib.suppress(NotACall):  # the call was already emitted
+        with contextlib.suppress(NotACallError):  # the call was already emitted
             yield from text.take_bracketed()
     else:
         yield from text.take_mark("}")
@@ -324,7 +324,7 @@ def _read_json_arguments(
     elif (yield from text.take_mark("null")):
         arguments = None
     else:
-        raise NotACall
+        raise NotACallError
     text.emit_calls([make_call(name, arguments, create_id())])
 
 

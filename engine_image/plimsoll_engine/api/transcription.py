@@ -21,7 +21,7 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import (
     Admission,
     Generation,
-    QueueFull,
+    QueueFullError,
     TextRules,
 )
 from plimsoll_engine.messages.worker_ipc import Sampling
@@ -83,7 +83,7 @@ async def transcribe(
         windows = await engine.media.run(lambda: processor.process_windows(data))
     except MediaError as error:
         raise invalid(str(error), "file", error.code) from None
-    except QueueFull as error:
+    except QueueFullError as error:
         raise errors.from_exception(error) from None
     if len(windows) > engine.settings.max_queued:
         raise invalid(

@@ -31,7 +31,7 @@ from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
 from plimsoll_engine.core.schedule.token_rules import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.speculation.drafting import Speculation
-from plimsoll_engine.errors import DeviceLost, FatalWorkerError
+from plimsoll_engine.errors import DeviceLostError, FatalWorkerError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import (
     Logprobs,
@@ -212,7 +212,8 @@ class EngineCore:
     def quiesce(self) -> StepOutput:
         """Finish the step in progress without launching another, and wait for the device.
 
-        Afterwards, the pool contains all tokens that count as computed. Raises :class:`DeviceLost`.
+        Afterwards, the pool contains all tokens that count as computed. Raises
+        :class:`DeviceLostError`.
         """
         output = StepOutput()
         self._finish_step(output)
@@ -221,7 +222,7 @@ class EngineCore:
             try:
                 torch.cuda.synchronize(self.runner.device)
             except RuntimeError as error:
-                raise DeviceLost(f"the device is lost: {error}") from None
+                raise DeviceLostError(f"the device is lost: {error}") from None
         return output
 
     def _set_adapter(self, request: Request, number: int) -> str | None:
@@ -348,7 +349,7 @@ class EngineCore:
             output.scores += step.collect_prompt_scores()
             results = step.collect_results()
         except RuntimeError as error:
-            raise DeviceLost(f"the device is lost: {error}") from None
+            raise DeviceLostError(f"the device is lost: {error}") from None
         self.waited_s += time.perf_counter() - begun
         for request, tokens, drafts in results:
             token_id, logprobs = tokens[0]
@@ -466,7 +467,7 @@ class EngineCore:
         try:
             torch.cuda.synchronize(self.runner.device)
         except RuntimeError as error:
-            raise DeviceLost(f"{message}; the device is lost: {error}") from None
+            raise DeviceLostError(f"{message}; the device is lost: {error}") from None
 
     def _end_request(self, request: Request) -> None:
         del self.requests[request.request_id]

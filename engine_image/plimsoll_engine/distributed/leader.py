@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.distributed.link import CONNECT_TIMEOUT_S, SEND_TIMEOUT_S
-from plimsoll_engine.errors import LoadError, RanksLost
+from plimsoll_engine.errors import LoadError, RanksLostError
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
@@ -99,7 +99,7 @@ class Leader:
         self._gather(rank_ipc.RankReady, LOAD_TIMEOUT_S)
 
     def send(self, command: rank_ipc.Command) -> None:
-        """Send a command to all other ranks. Raises RanksLost if one has exited."""
+        """Send a command to all other ranks. Raises RanksLostError if one has exited."""
         data = rank_ipc.encode_frame(command)
         for rank, peer in self._peers.items():
             try:
@@ -112,7 +112,7 @@ class Leader:
     def request(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
         """Send ``command`` to all other ranks. Return their replies in rank order.
 
-        Raises RanksLost, or LoadError if a rank reports a permanent failure.
+        Raises RanksLostError, or LoadError if a rank reports a permanent failure.
         """
         self.send(command)
         return self._gather(kind, REPLY_TIMEOUT_S)
@@ -122,7 +122,7 @@ class Leader:
         """Run the body of the ``with`` statement while all other ranks run ``command``.
 
         Their collectives wait for each other, so an exception in the body ends the group and raises
-        RanksLost.
+        RanksLostError.
         """
         self.send(command)
         try:
@@ -153,13 +153,13 @@ class Leader:
 
     def drop_pools(self) -> None:
         """Make the other ranks drop their KV pools, unless a rank is lost."""
-        with contextlib.suppress(RanksLost, LoadError):
+        with contextlib.suppress(RanksLostError, LoadError):
             if not self.lost:
                 self.request(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
 
     def start_shutdown(self) -> None:
         """Ask the other ranks to shut down. :meth:`wait_until_shut_down` returns their reports."""
-        with contextlib.suppress(RanksLost):
+        with contextlib.suppress(RanksLostError):
             if not self.lost:
                 self.send(rank_ipc.Shutdown())
 
@@ -169,7 +169,7 @@ class Leader:
             return None
         try:
             return self._gather(rank_ipc.RankShutdownReport, SHUTDOWN_TIMEOUT_S)
-        except (RanksLost, LoadError):
+        except (RanksLostError, LoadError):
             return None
 
     def close(self) -> None:
@@ -223,11 +223,11 @@ class Leader:
             lost = self._lose_rank(message.message, rank)
             raise LoadError(message.message) if message.permanent else lost
 
-    def _lose_rank(self, reason: str, rank: int, gone: bool = False) -> RanksLost:
+    def _lose_rank(self, reason: str, rank: int, gone: bool = False) -> RanksLostError:
         self.lost = True
-        return RanksLost(f"rank {rank}: {reason}", gone)
+        return RanksLostError(f"rank {rank}: {reason}", gone)
 
-    def _explain_failure(self, failure: str) -> RanksLost:
+    def _explain_failure(self, failure: str) -> RanksLostError:
         """Return an error that names the cause: a rank that exited or failed, else rank 0."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
@@ -238,7 +238,7 @@ class Leader:
                 try:
                     while (message := self._peers[rank].receive(0.0)) is not None:
                         if isinstance(message, rank_ipc.RankError):
-                            return RanksLost(f"rank {rank}: {message.message}")
+                            return RanksLostError(f"rank {rank}: {message.message}")
                 except OSError:
-                    return RanksLost(f"rank {rank} has exited: {failure}", gone=True)
-        return RanksLost(f"a step on {self.shard.size} ranks failed on rank 0: {failure}")
+                    return RanksLostError(f"rank {rank} has exited: {failure}", gone=True)
+        return RanksLostError(f"a step on {self.shard.size} ranks failed on rank 0: {failure}")

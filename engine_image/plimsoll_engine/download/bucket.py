@@ -47,11 +47,11 @@ _REGION_PATTERN = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
 _CAUSE_PATTERN = re.compile(r'(?:message|error): "([^"]+)"|InvalidCertificate\(\s*(\w+)')
 
 
-class StoreUnreachable(Exception):
+class StoreUnreachableError(Exception):
     """The store did not answer, or asked to retry later."""
 
 
-class ObjectChanged(DownloadError):
+class ObjectChangedError(DownloadError):
     """The object has changed since it was listed."""
 
 
@@ -67,7 +67,7 @@ class BucketObject:
 class Bucket:
     """Reader of the objects below ``s3://NAME/PREFIX``.
 
-    Every method raises StoreUnreachable, or DownloadError if a retry would not help.
+    Every method raises StoreUnreachableError, or DownloadError if a retry would not help.
     """
 
     def __init__(self, uri: str, retries: int = MAX_RETRIES) -> None:
@@ -113,7 +113,7 @@ class Bucket:
     def read(self, obj: BucketObject, offset: int) -> Iterator[bytes]:
         """Yield the object's bytes from ``offset`` on.
 
-        Raises :class:`ObjectChanged` if the object has changed since it was listed.
+        Raises :class:`ObjectChangedError` if the object has changed since it was listed.
         """
         for start in range(offset, obj.size, PART_BYTES):
             options: GetOptions = {
@@ -142,14 +142,14 @@ class Bucket:
         if (answer := _STATUS_PATTERN.search(text)) is None:
             causes = [found[0] or found[1] for found in _CAUSE_PATTERN.findall(details)]
             reason = causes[-1] if causes else text.rpartition(" - ")[2]
-            return StoreUnreachable(f"{self._uri}: {reason[:MAX_REASON_CHARS]}")
+            return StoreUnreachableError(f"{self._uri}: {reason[:MAX_REASON_CHARS]}")
         page = _ERROR_PAGE_PATTERN.search(answer[2] or "")
         reason = (f"{page[1]}: {page[2]}" if page else answer[2] or answer[0])[:MAX_REASON_CHARS]
         match int(answer[1]):
             case 404:
                 return DownloadError(f"{self._uri} does not exist")
             case 412:
-                return ObjectChanged(
+                return ObjectChangedError(
                     f"{self._uri} changed during the download: start the download again"
                 )
             case 401 | 403:
@@ -159,7 +159,7 @@ class Bucket:
                     f"{CREDENTIALS_FIELD} ({reason})"
                 )
             case 429 | 500 | 502 | 503 | 504:
-                return StoreUnreachable(f"{self._uri}: {answer[1]} {reason}")
+                return StoreUnreachableError(f"{self._uri}: {answer[1]} {reason}")
         return DownloadError(f"{self._uri}: {answer[1]} {reason}")
 
 

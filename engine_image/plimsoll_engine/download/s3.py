@@ -17,7 +17,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from plimsoll_engine.download.bucket import Bucket, BucketObject, ObjectChanged, StoreUnreachable
+from plimsoll_engine.download.bucket import (
+    Bucket,
+    BucketObject,
+    ObjectChangedError,
+    StoreUnreachableError,
+)
 from plimsoll_engine.download.target import (
     DownloadError,
     ProgressLogger,
@@ -48,7 +53,7 @@ def download(uri: str, target: Path) -> str:
     bucket = Bucket(uri) if present is None else Bucket(uri, retries=0)
     try:
         listed = bucket.list()
-    except StoreUnreachable as error:
+    except StoreUnreachableError as error:
         if present is None:
             raise DownloadError(
                 f"cannot reach {error}; check the network and AWS_ENDPOINT_URL"
@@ -123,7 +128,7 @@ def _download_objects(bucket: Bucket, wanted: dict[str, BucketObject], target: P
         try:
             for task in tasks:
                 task.result()
-        except StoreUnreachable as error:
+        except StoreUnreachableError as error:
             raise DownloadError(f"the download failed: {error}; start again to resume") from error
         except OSError as error:
             raise make_unwritable_error(target, error) from error
@@ -147,14 +152,14 @@ def _download_object(bucket: Bucket, obj: BucketObject, path: Path) -> None:
             try:
                 for block in bucket.read(obj, offset):
                     file.write(block)
-            except ObjectChanged:
+            except ObjectChangedError:
                 part.unlink()
                 raise
         file.flush()
         os.fsync(file.fileno())
         received = os.fstat(file.fileno()).st_size
     if received != obj.size:
-        raise StoreUnreachable(f"{obj.path}: received {received} of {obj.size} bytes")
+        raise StoreUnreachableError(f"{obj.path}: received {received} of {obj.size} bytes")
     part.replace(path)
 
 

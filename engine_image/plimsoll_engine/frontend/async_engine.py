@@ -27,7 +27,7 @@ from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.operations import Operations
 from plimsoll_engine.frontend.requests import media_reader
 from plimsoll_engine.frontend.requests.adapter_registry import AdapterRegistry, RegisteredAdapter
-from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed, RequestLog
+from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailedError, RequestLog
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.frontend.workers.failures import Failures
 from plimsoll_engine.frontend.workers.worker_manager import WorkerManager
@@ -54,11 +54,11 @@ Reply = TypeVar(
 DEADLINE_GRACE_S = 0.5
 
 
-class NotServing(Exception):
+class NotServingError(Exception):
     """The engine accepts no new requests, but another replica may."""
 
 
-class NoAnswer(Exception):
+class NoAnswerError(Exception):
     """The worker did not answer in time, or is not running."""
 
 
@@ -127,10 +127,10 @@ class AsyncEngine:
     def track_running(self, *generations: Generation) -> Iterator[None]:
         """Return a context that admits the choices of a request, and releases them at its end.
 
-        Raises :class:`NotServing` or QueueFull without admitting any choice.
+        Raises :class:`NotServingError` or QueueFullError without admitting any choice.
         """
         if not self.lifecycle.is_admitting:
-            raise NotServing(
+            raise NotServingError(
                 f"the engine is {self.lifecycle.state} and accepts no new requests: retry later"
             )
         deadline_s = min(
@@ -163,7 +163,7 @@ class AsyncEngine:
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
         """Fail ``generations``, whose deadline has passed, because the worker has not done so."""
         for generation in generations:
-            generation.fail(RequestFailed("deadline", "the request exceeded its deadline"))
+            generation.fail(RequestFailedError("deadline", "the request exceeded its deadline"))
 
     def _submit(self, generation: Generation) -> None:
         generation.with_worker = True
@@ -263,17 +263,17 @@ class AsyncEngine:
             generation.with_worker = False
         for waiting in self._replies.values():
             if not waiting.done():
-                waiting.set_exception(NoAnswer("the worker exited before it answered"))
+                waiting.set_exception(NoAnswerError("the worker exited before it answered"))
 
     async def ask(
         self, message: worker_ipc.ToWorker, reply_id: str, reply_type: type[Reply], timeout_s: float
     ) -> Reply:
         """Send ``message`` to the worker. Return the reply with the ID ``reply_id``.
 
-        Raises :class:`NoAnswer` if there is no such reply within ``timeout_s`` seconds.
+        Raises :class:`NoAnswerError` if there is no such reply within ``timeout_s`` seconds.
         """
         if self.ready is None:
-            raise NoAnswer("no worker is serving")
+            raise NoAnswerError("no worker is serving")
         waiting: asyncio.Future[worker_ipc.FromWorker] = asyncio.get_running_loop().create_future()
         self._replies[reply_id] = waiting
         self.workers.send(message)
@@ -281,11 +281,11 @@ class AsyncEngine:
             async with asyncio.timeout(timeout_s):
                 reply = await waiting
         except TimeoutError:
-            raise NoAnswer(f"the worker did not answer within {timeout_s:g} s") from None
+            raise NoAnswerError(f"the worker did not answer within {timeout_s:g} s") from None
         finally:
             del self._replies[reply_id]
         if not isinstance(reply, reply_type):
-            raise NoAnswer(
+            raise NoAnswerError(
                 f"the worker replied with {type(reply).__name__} instead of {reply_type.__name__}"
             )
         return reply
@@ -302,7 +302,7 @@ class AsyncEngine:
             case worker_ipc.RequestFailure(reason=reason, message=why, param=param):
                 if (generation := self._find_current_request(message)) is not None:
                     generation.with_worker = False
-                    generation.fail(RequestFailed(reason, why or reason, param))
+                    generation.fail(RequestFailedError(reason, why or reason, param))
                 self._submit_next_suspect()
             case worker_ipc.MissingMedia(keys=keys):
                 self.workers.mark_media_missing(keys)

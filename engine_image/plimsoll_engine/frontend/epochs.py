@@ -7,7 +7,7 @@ import secrets
 from plimsoll_api.admin import Epoch
 
 
-class StaleEpoch(Exception):
+class StaleEpochError(Exception):
     """A call names an epoch that is not the current one."""
 
 
@@ -33,12 +33,12 @@ class Epochs:
         self.current = epoch
 
     def check(self, expected: str) -> None:
-        """Raise :class:`StaleEpoch` unless ``expected`` is the current epoch.
+        """Raise :class:`StaleEpochError` unless ``expected`` is the current epoch.
 
         Raises ValueError if ``expected`` is malformed.
         """
         if Epoch.parse(expected) != self.current:
-            raise StaleEpoch(
+            raise StaleEpochError(
                 f"expected_epoch is {expected}, but the engine is in epoch {self.current}: read "
                 "/admin/v1/status, and repeat the call if it is still needed"
             )

@@ -22,7 +22,7 @@ WARMING_STATES = frozenset({S.STARTING, S.WARMING})
 READY_STATES = frozenset({S.SERVING, S.RESTARTING})
 
 
-class IllegalTransition(Exception):
+class IllegalTransitionError(Exception):
     """The engine cannot change from the current state to the new state."""
 
 
@@ -36,13 +36,13 @@ class Lifecycle:
     def move_to(self, state: S) -> None:
         """Enter ``state``. Do nothing if the engine is already in ``state``.
 
-        Raises :class:`IllegalTransition` if ``state`` may not follow the current state.
+        Raises :class:`IllegalTransitionError` if ``state`` may not follow the current state.
         """
         before = self.state
         if state is before:
             return
         if state not in TRANSITIONS[before]:
-            raise IllegalTransition(f"the engine cannot change from state {before} to {state}")
+            raise IllegalTransitionError(f"the engine cannot change from state {before} to {state}")
         self.state = state
         self._on_change(before, state)
 

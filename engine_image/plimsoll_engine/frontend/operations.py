@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 MAX_OPERATIONS = 64
 
 
-class OperationConflict(Exception):
+class OperationConflictError(Exception):
     """Another operation is running, or another kind of operation has the same ID."""
 
 
-class OperationFailed(Exception):
+class OperationFailedError(Exception):
     """The operation failed. The exception's message becomes the operation's error."""
 
 
@@ -67,19 +67,19 @@ class Operations:
         """Start an operation, and return it. If the ID is known, return that operation instead.
 
         A caller that lost the reply can thus repeat its call, even if the epoch has changed. Raises
-        StaleEpoch, OperationConflict, and ValueError if ``expected_epoch`` is malformed.
+        StaleEpochError, OperationConflictError, and ValueError if ``expected_epoch`` is malformed.
         """
         known = self._known.get(operation_id)
         if known is not None:
             if known.kind != kind:
-                raise OperationConflict(
+                raise OperationConflictError(
                     f"the operation ID {operation_id} already belongs to a {known.kind}: use "
                     "another ID"
                 )
             return known
         self._epochs.check(expected_epoch)
         if self.current is not None:
-            raise OperationConflict(
+            raise OperationConflictError(
                 f"operation {self.current.id} ({self.current.kind}) is running: wait until "
                 f"/admin/v1/operations/{self.current.id} reports its end"
             )
@@ -104,7 +104,7 @@ class Operations:
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
             operation.error = "the operation was cancelled by a resume or by the engine's shutdown"
-        elif isinstance(error, OperationFailed):
+        elif isinstance(error, OperationFailedError):
             operation.error = str(error)
         elif error is not None:
             operation.error = f"{type(error).__name__}: {error}"

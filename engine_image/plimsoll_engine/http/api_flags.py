@@ -18,8 +18,8 @@ TOOL_CALL_PARSERS = (
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the serving API.
 
-    ``chat_template`` is a file that replaces the checkpoint's template. ``generation_config``
-    ``auto`` applies the checkpoint's sampling defaults.
+    ``chat_template`` is a file that replaces the checkpoint's template. If ``generation_config`` is
+    ``auto``, the checkpoint's sampling defaults apply.
 
     ``return_tokens_as_token_ids`` is the default for requests without this field.
     ``force_include_usage`` adds usage statistics to every chunk of a stream. ``tokenizer_info``

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from plimsoll_engine.http.limits import SMALL_BODY_BYTES
 
 
-class BodyBudgetExceeded(Exception):
+class BodyBudgetExceededError(Exception):
     """A body exceeds the budget.
 
     ``by_client`` is True if it exceeds the client's half, and False if it exceeds the total.
@@ -49,13 +49,13 @@ class BodyBudget:
         total = self._get_total_bytes()
         own = self._reserved_by_client.get(client, 0)
         if own + size > total // 2:
-            raise BodyBudgetExceeded(
+            raise BodyBudgetExceededError(
                 f"no memory for a body of {size} bytes: your other requests use {own} of the"
                 f" {total // 2} bytes per client; retry when one has finished",
                 by_client=True,
             )
         if self._reserved + size > total:
-            raise BodyBudgetExceeded(
+            raise BodyBudgetExceededError(
                 f"no memory for a body of {size} bytes: {self._reserved} of {total} bytes for"
                 " request bodies are in use; retry later",
                 by_client=False,
@@ -82,7 +82,7 @@ class Reservation:
         self._held = 0
 
     def reserve(self, size: int) -> None:
-        """Increase the reservation to ``size`` bytes. Raises :class:`BodyBudgetExceeded`."""
+        """Increase the reservation to ``size`` bytes. Raises :class:`BodyBudgetExceededError`."""
         if size > SMALL_BODY_BYTES and size > self._reserved:
             self._budget._reserve(self._client, size - self._reserved)
             self._reserved = size

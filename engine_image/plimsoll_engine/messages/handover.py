@@ -53,7 +53,7 @@ class HandoverOutcome(StrEnum):
     """An unexpected error occurred in one of the workers."""
 
 
-class HandoverRefused(Exception):
+class HandoverRefusedError(Exception):
     """The handover failed, so the requests are computed again."""
 
     def __init__(self, outcome: HandoverOutcome, message: str) -> None:
@@ -62,7 +62,7 @@ class HandoverRefused(Exception):
 
 
 class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
-    """Serialized :class:`HandoverRefused` exception."""
+    """Serialized :class:`HandoverRefusedError` exception."""
 
     outcome: HandoverOutcome
     message: str
@@ -121,10 +121,10 @@ _decoder = msgspec.msgpack.Decoder(Handover)
 
 
 def encode_handover(handover: Handover) -> bytes:
-    """Return the handover as a message. Raises :class:`HandoverRefused` if it is too large."""
+    """Return the handover as a message. Raises :class:`HandoverRefusedError` if it is too large."""
     body = _encoder.encode(handover)
     if len(body) > MAX_HANDOVER_BYTES - _HEADER.size:
-        raise HandoverRefused(
+        raise HandoverRefusedError(
             HandoverOutcome.TOO_LARGE,
             f"the block tables of {len(body)} bytes exceed {MAX_HANDOVER_BYTES} bytes",
         )
@@ -132,26 +132,26 @@ def encode_handover(handover: Handover) -> bytes:
 
 
 def decode_handover(data: bytes) -> Handover:
-    """Return the handover in a message. Raises :class:`HandoverRefused` if it is invalid."""
+    """Return the handover in a message. Raises :class:`HandoverRefusedError` if it is invalid."""
     if not _HEADER.size <= len(data) <= MAX_HANDOVER_BYTES:
-        raise HandoverRefused(
+        raise HandoverRefusedError(
             HandoverOutcome.DAMAGED, f"the handover has an invalid length of {len(data)} bytes"
         )
     magic, version, digest = _HEADER.unpack_from(data)
     body = data[_HEADER.size :]
     if magic != MAGIC or digest != _compute_digest(version, body):
-        raise HandoverRefused(
+        raise HandoverRefusedError(
             HandoverOutcome.DAMAGED, "the checksum of the handover differs from its contents"
         )
     if version != VERSION:
-        raise HandoverRefused(
+        raise HandoverRefusedError(
             HandoverOutcome.OTHER_VERSION,
             f"the handover has version {version}; only version {VERSION} is supported",
         )
     try:
         handover: Handover = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise HandoverRefused(
+        raise HandoverRefusedError(
             HandoverOutcome.DAMAGED, f"the handover cannot be decoded: {error}"
         ) from None
     return handover

@@ -102,37 +102,37 @@ _reply_decoder = msgspec.msgpack.Decoder(Reply)
 _request_decoder = msgspec.msgpack.Decoder(Request)
 
 
-class MappingLost(ConnectionError):
+class MappingLostError(ConnectionError):
     """The connection to the weight server failed, so the worker loses its weights and KV pool."""
 
 
 def send_message(
     connection: socket.socket, message: Reply | Request, fd: int | None = None
 ) -> None:
-    """Send ``message``, with a file descriptor if one is given. Raises :class:`MappingLost`."""
+    """Send ``message``, with a file descriptor if ``fd`` is given. Raises MappingLostError."""
     data = add_length_prefix(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
         if sent < len(data):
             connection.sendall(data[sent:])
     except OSError as error:
-        raise MappingLost(f"cannot map the weights: {error}") from None
+        raise MappingLostError(f"cannot map the weights: {error}") from None
 
 
 def receive_reply(connection: socket.socket) -> tuple[Reply, int | None]:
-    """Return the weight server's reply and its file descriptor, if any. Raises MappingLost."""
+    """Return the weight server's reply and its file descriptor, if any. Raises MappingLostError."""
     body, fds = _receive_frame(connection)
     return _reply_decoder.decode(body), fds[0] if fds else None
 
 
 def receive_request(connection: socket.socket) -> Request:
-    """Return a worker's next request. Raises :class:`MappingLost`."""
+    """Return a worker's next request. Raises :class:`MappingLostError`."""
     request: Request = _request_decoder.decode(_receive_frame(connection)[0])
     return request
 
 
 def _receive_frame(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return the body of a frame and its file descriptors. Raises :class:`MappingLost`."""
+    """Return the body of a frame and its file descriptors. Raises :class:`MappingLostError`."""
     data = bytearray()
     fds: list[int] = []
     wanted = LENGTH_PREFIX.size
@@ -140,15 +140,17 @@ def _receive_frame(connection: socket.socket) -> tuple[bytes, list[int]]:
         try:
             part, found, _, _ = socket.recv_fds(connection, 1 << 20, 1)
         except OSError as error:
-            raise MappingLost(f"cannot map the weights: {error}") from None
+            raise MappingLostError(f"cannot map the weights: {error}") from None
         fds += found
         if not part:
-            raise MappingLost("cannot map the weights: the weight server closed the connection")
+            raise MappingLostError(
+                "cannot map the weights: the weight server closed the connection"
+            )
         data += part
         if len(data) >= LENGTH_PREFIX.size:
             wanted = LENGTH_PREFIX.size + LENGTH_PREFIX.unpack_from(data)[0]
             if wanted > MAX_MESSAGE_BYTES:
-                raise MappingLost(
+                raise MappingLostError(
                     f"cannot map the weights: a message of {wanted} bytes exceeds "
                     f"{MAX_MESSAGE_BYTES} bytes"
                 )

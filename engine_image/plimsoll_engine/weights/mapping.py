@@ -10,7 +10,7 @@ import torch
 from plimsoll_engine.device.buffer import CudaError, DeviceBuffer
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.messages import weight_ipc
-from plimsoll_engine.messages.weight_ipc import MappingLost
+from plimsoll_engine.messages.weight_ipc import MappingLostError
 from plimsoll_engine.weights.layout import make_views
 from plimsoll_engine.weights.memory import Buffer, HostBuffer
 
@@ -35,7 +35,9 @@ class WeightMapping:
             weight_ipc.send_message(self._socket, weight_ipc.WeightsRequest(rank))
         except OSError as error:
             self._socket.close()
-            raise MappingLost(f"cannot connect to the weight server at {path}: {error}") from None
+            raise MappingLostError(
+                f"cannot connect to the weight server at {path}: {error}"
+            ) from None
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +53,7 @@ class WeightMapping:
         """Map the weights, and return them by name. They are shared, so do not write to them.
 
         Waits until the weight server has loaded them, at most for the frontend's startup timeout.
-        Raises LoadError if they can never be loaded, else MappingLost or RuntimeError.
+        Raises LoadError if they can never be loaded, else MappingLostError or RuntimeError.
         """
         reply, fd = self._receive()
         match reply:
@@ -60,7 +62,7 @@ class WeightMapping:
             case weight_ipc.SharedWeights(manifest) if fd is not None:
                 self._buffer = HostBuffer.map(fd)
             case _:
-                raise MappingLost(
+                raise MappingLostError(
                     "the weight server's reply has neither a memory handle nor a file descriptor"
                 )
         self.identity = reply.identity
@@ -71,12 +73,12 @@ class WeightMapping:
 
         If a predecessor had a pool, it is returned with its contents. Otherwise, ``nbytes`` bytes
         are allocated, or None is returned if ``nbytes`` is 0. Call :meth:`map_weights` first.
-        Raises MappingLost or RuntimeError.
+        Raises MappingLostError or RuntimeError.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolRequest(nbytes))
         reply, fd = self._receive()
         if not isinstance(reply, weight_ipc.SharedPool):
-            raise MappingLost(
+            raise MappingLostError(
                 "the weight server sent an unexpected reply to the request for the KV pool"
             )
         if reply.handle is not None:
@@ -91,12 +93,12 @@ class WeightMapping:
     def claim_pool(self) -> bool:
         """Register this worker as a writer of the KV pool. Return whether it is the only one.
 
-        Raises MappingLost, or RuntimeError if a crashed worker has damaged the weights.
+        Raises MappingLostError, or RuntimeError if a crashed worker has damaged the weights.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolClaim())
         reply, _ = self._receive()
         if not isinstance(reply, weight_ipc.PoolClaimReply):
-            raise MappingLost(
+            raise MappingLostError(
                 "the weight server sent an unexpected reply to the claim of the KV pool"
             )
         return reply.is_sole_writer
@@ -126,5 +128,5 @@ class WeightMapping:
         return fenced
 
     def _send_returned(self) -> None:
-        with contextlib.suppress(MappingLost):  # the weight server has exited
+        with contextlib.suppress(MappingLostError):  # the weight server has exited
             weight_ipc.send_message(self._socket, weight_ipc.MappingReleased())

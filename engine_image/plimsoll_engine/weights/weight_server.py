@@ -32,7 +32,7 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.messages import weight_ipc
 from plimsoll_engine.messages.weight_ipc import (
     Manifest,
-    MappingLost,
+    MappingLostError,
     MappingRefusal,
     SharedPool,
     SharedWeights,
@@ -255,7 +255,7 @@ class WeightServer:
                     reply = self._claim_pool(fd, rank)
                     weight_ipc.send_message(connection, reply)
                     return isinstance(reply, weight_ipc.PoolClaimReply)
-        except MappingLost as error:  # the worker has exited or hangs
+        except MappingLostError as error:  # the worker has exited or hangs
             log.warning("a worker: %s", error)
             _, rank = self._mappings[fd]
             if rank is not None:

@@ -19,7 +19,7 @@ import torch
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.distributed.link import LeaderGone, Link
 from plimsoll_engine.messages import rank_ipc
-from plimsoll_engine.messages.weight_ipc import MappingLost
+from plimsoll_engine.messages.weight_ipc import MappingLostError
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import count_cores
@@ -60,7 +60,7 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
             return _fail(link, rank, str(error), REPORT_WAIT_S if error.expects_reply else 0.0)
         except PERMANENT_ERRORS as error:
             return _fail(link, rank, str(error), REPORT_WAIT_S, permanent=True)
-        except MappingLost as error:
+        except MappingLostError as error:
             return _fail(link, rank, str(error), REPORT_WAIT_S)
         except Exception as error:
             log.exception("the worker failed", extra={"rank": rank})

@@ -48,7 +48,7 @@ from plimsoll_engine.messages.handover import (
     BlockTable,
     HandoverOutcome,
     HandoverRefusal,
-    HandoverRefused,
+    HandoverRefusedError,
     PoolLayout,
 )
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -184,7 +184,10 @@ class CoreLifecycle:
             return engine
 
     def _open_pools(self) -> tuple[Runner, Forward | None]:
-        """Return the target model with its KV pool, and the draft model with its own pool."""
+        """Open the KV pools. Return the target model and the draft model, each with its pool.
+
+        The draft model is None without speculative decoding by a draft model.
+        """
         device, model, draft = self.model.device, self.model, self.weights.draft
         adapters = None
         if self.config.max_loras and isinstance(model, Decoder):
@@ -275,11 +278,12 @@ class CoreLifecycle:
     def hand_over(self) -> bytes:
         """Return the message with which a successor can use the KV blocks of running requests.
 
-        No step may be in progress, and only :meth:`shut_down` may follow. Raises HandoverRefused.
+        No step may be in progress, and only :meth:`shut_down` may follow. Raises
+        HandoverRefusedError.
         """
         assert self.engine is not None
         if self.weights.pool is None:
-            raise HandoverRefused(
+            raise HandoverRefusedError(
                 HandoverOutcome.NO_HOLDER,
                 "this process owns the KV pool, so the pool ends with it",
             )
@@ -290,18 +294,18 @@ class CoreLifecycle:
             return []
         try:
             if self.weights.pool is None:
-                raise HandoverRefused(
+                raise HandoverRefusedError(
                     HandoverOutcome.NO_HOLDER,
                     "this worker's KV pool is new and does not contain the blocks of the handover",
                 )
             if not all(claim.is_sole_writer for claim in [self._claim, *runner.pools]):
-                raise HandoverRefused(
+                raise HandoverRefusedError(
                     HandoverOutcome.UNFENCED, "another worker may write to the KV pool"
                 )
             return inheritance.validate_tables(
                 handover, self._get_layout(runner), runner, self._sizes.max_num_seqs
             )
-        except HandoverRefused as error:
+        except HandoverRefusedError as error:
             self.refusal = HandoverRefusal(error.outcome, str(error))
         except (RuntimeError, OSError) as error:
             if self.member.lost:

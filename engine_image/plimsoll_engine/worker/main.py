@@ -23,7 +23,7 @@ from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.core.grammar.trial import TrialServer
 from plimsoll_engine.core.speculation.drafting import DraftCounts
 from plimsoll_engine.distributed.leader import Leader
-from plimsoll_engine.errors import FatalWorkerError, LoadError, RanksLost, SettingsError
+from plimsoll_engine.errors import FatalWorkerError, LoadError, RanksLostError, SettingsError
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.diagnostics import run_diagnostic
@@ -35,8 +35,8 @@ from plimsoll_engine.memory.lost import (
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.choices import split_choices
-from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal, HandoverRefused
-from plimsoll_engine.messages.weight_ipc import MappingLost
+from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal, HandoverRefusedError
+from plimsoll_engine.messages.weight_ipc import MappingLostError
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.allocations import Allocations
 from plimsoll_engine.process.host_memory import (
@@ -123,8 +123,8 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         return 1
     except PERMANENT_ERRORS as error:
         return _report_failure(channel, str(error), permanent=True)
-    except (FatalWorkerError, MappingLost) as error:
-        if isinstance(error, RanksLost) and error.gone:
+    except (FatalWorkerError, MappingLostError) as error:
+        if isinstance(error, RanksLostError) and error.gone:
             log.error("%s", error)  # the zygote reports to the frontend which rank exited
             return 1
         return _report_failure(channel, str(error))
@@ -384,14 +384,14 @@ class Worker:
     def _create_handover(self) -> bytes | HandoverRefusal:
         """Finish the current step. Return the handover of the KV pool, or why there is none.
 
-        Raises DeviceLost, because the contents of the pool are then unknown.
+        Raises DeviceLostError, because the contents of the pool are then unknown.
         """
         begun = time.monotonic()
         self._send_output(self.engine.quiesce())
         self._ended_s["last_step"] = round(time.monotonic() - begun, 4)
         try:
             return self.lifecycle.hand_over()
-        except HandoverRefused as error:
+        except HandoverRefusedError as error:
             return HandoverRefusal(error.outcome, str(error))
         except FatalWorkerError:
             raise

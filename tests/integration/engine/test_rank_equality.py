@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute import runner
 from plimsoll_engine.core.execute.sampling import SampledTokens, SamplingPlan, sample
-from plimsoll_engine.errors import RanksLost
+from plimsoll_engine.errors import RanksLostError
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
@@ -166,7 +166,7 @@ def test_a_rank_that_dies_in_a_step_ends_the_group_at_once(
         for _ in range(3):
             engine.step()
         process.kill()
-        with pytest.raises(RanksLost, match="rank 1") as lost:
+        with pytest.raises(RanksLostError, match="rank 1") as lost:
             finish(engine)
         assert lost.value.gone
     assert lifecycle.engine is None
@@ -185,7 +185,9 @@ def test_a_step_that_fails_on_rank_0_ends_the_group_and_no_rank_waits(
 
         model.forward = fails
         submit_all(engine)
-        with pytest.raises(RanksLost, match="failed on rank 0: MemoryError: no memory") as lost:
+        with pytest.raises(
+            RanksLostError, match="failed on rank 0: MemoryError: no memory"
+        ) as lost:
             engine.step()
         assert not lost.value.gone
     assert process.returncode == 1

@@ -181,8 +181,8 @@ class Runner(Forward):
         """Launch a step of ``chunks``. Sample a token for each chunk that ends at its newest token.
 
         Decode rows must precede prefill rows, so this method sorts the chunks. Raises
-        :class:`plimsoll_engine.errors.RanksLost` if the step fails with several ranks. Any other
-        exception affects only this step.
+        :class:`plimsoll_engine.errors.RanksLostError` if the step fails with several ranks. Any
+        other exception affects only this step.
         """
         chunks = sorted(chunks, key=get_row_order)
         ending = [chunk for chunk in chunks if chunk.has_newest_token]

@@ -2,8 +2,8 @@
 
 llguidance parses the grammars. A grammar that is not cached is compiled twice. The first
 compilation runs in a process that is killed at its limits
-(:mod:`plimsoll_engine.core.grammar.trial`). Its cost is then known to be bounded, and the second
-one runs in a thread of the worker. :mod:`plimsoll_engine.core.grammar.queue` orders the
+(:mod:`plimsoll_engine.core.grammar.trial`). If it succeeds, the cost is bounded, and the second
+compilation runs in a thread of the worker. :mod:`plimsoll_engine.core.grammar.queue` orders the
 compilations, and :mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens.
 llguidance releases the interpreter's lock, so streams continue meanwhile.
 """
@@ -34,16 +34,18 @@ from plimsoll_engine.checkpoint import Checkpoint
 from plimsoll_engine.core.grammar.matcher import LIMIT_CPU_S, MaskThreads, Matcher, shorten_error
 from plimsoll_engine.core.grammar.queue import SMALL_CHARACTERS, GrammarQueue
 from plimsoll_engine.core.grammar.trial import (
-    BYTES,
+    MAX_BYTES as MAX_TRIAL_BYTES,
+)
+from plimsoll_engine.core.grammar.trial import (
     NICENESS,
     STACK_BYTES,
     GrammarRefused,
     Trial,
-    TrialFailed,
+    TrialFailedError,
     TrialPassed,
     TrialServer,
 )
-from plimsoll_engine.errors import GrammarServerLost, UsageError
+from plimsoll_engine.errors import GrammarServerLostError, UsageError
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process import host_memory
 
@@ -70,13 +72,13 @@ An entry is a digest and dictionary entries (CPython 3.11, rounded up).
 SENTENCEPIECE_SPACE = "\u2581"
 """The space character in tokens of SentencePiece tokenizers."""
 
-LIMITS = LLParserLimits(
+PARSER_LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
-    verbose_errors=False,  # they are long and describe internals of the parser
+    verbose_errors=False,  # verbose errors are long and describe internals of the parser
 )
 
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
-"""Whitespace in JSON: enough for deep indentation, but no endless line breaks."""
+"""Pattern of whitespace in JSON. It allows deep indentation, but no endless line breaks."""
 
 _LARK = re.compile(
     r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
@@ -93,7 +95,7 @@ _SCHEMA_ERROR = re.compile(
 """Pattern of an error in a Lark grammar: its line, the fault, and then lines of the grammar."""
 
 Key = tuple[str, str]
-_RESOURCE_ERRORS = (TrialFailed, OSError, MemoryError, RuntimeError)
+_RESOURCE_ERRORS = (TrialFailedError, OSError, MemoryError, RuntimeError)
 """Errors that a lack of processes, files, memory or threads causes, whatever the grammar.
 """
 
@@ -147,15 +149,15 @@ class Vocabulary:
         return None if tokenizer is None else cls(tokenizer, size, added)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Return a new matcher. Raises :class:`GrammarError`."""
+        """Return a new matcher for ``grammar``. Raises :class:`GrammarError` if it is invalid."""
         source = _convert_grammar(grammar, self._added)
-        compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=LIMITS)
+        compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=PARSER_LIMITS)
         if compiled.is_error():
             raise GrammarError(grammar.field, shorten_error(compiled.get_error()))
         return compiled
 
     def attempt(self, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        """Compile ``grammar`` and its first mask. Return its memory, or the refusal."""
+        """Compile ``grammar`` and its first mask. Return the compiled size, or the refusal."""
         before = host_memory.read_malloc()[0] or 0
         try:
             compiled = self.compile(grammar)
@@ -170,7 +172,7 @@ class Vocabulary:
         )
 
 
-Outcome = Matcher | GrammarError | GrammarServerLost
+Outcome = Matcher | GrammarError | GrammarServerLostError
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -244,7 +246,7 @@ class Grammars:
     def collect_finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
         """Return the requests whose compilation has ended, with their matchers or errors.
 
-        Wait up to ``wait_s`` seconds for the first of them. Raises :class:`GrammarServerLost`.
+        Wait up to ``wait_s`` seconds for the first of them. Raises :class:`GrammarServerLostError`.
         """
         if not self._jobs:
             return []
@@ -266,7 +268,7 @@ class Grammars:
             )
             return GrammarError(matcher.field, why, unavailable=True)
         why = (
-            f"computing the allowed next tokens takes more than {LIMIT_CPU_S:g} s: make it"
+            f"computing the allowed next tokens takes more than {LIMIT_CPU_S:g} s: make the grammar"
             " smaller or less ambiguous"
         )
         with self._lock:
@@ -274,7 +276,7 @@ class Grammars:
         return GrammarError(matcher.field, why)
 
     def _cache_refusal(self, key: Key, why: str) -> None:
-        """Refuse this grammar from now on. The caller holds the lock."""
+        """Refuse the grammar ``key`` from now on, with the reason ``why``. Needs the lock."""
         self._refused.put(_digest(key), why, REFUSAL_BYTES + len(why))
 
     def flush(self) -> int:
@@ -293,7 +295,7 @@ class Grammars:
     @property
     def bytes_bound(self) -> int:
         """Upper bound of :attr:`bytes`."""
-        trials = 0 if self._trials is None else MAX_COMPILATIONS * BYTES
+        trials = 0 if self._trials is None else MAX_COMPILATIONS * MAX_TRIAL_BYTES
         caches = self._cache.capacity + self._refused.capacity
         return caches + trials + self._vocabulary_bytes
 
@@ -352,13 +354,16 @@ class Grammars:
     # ---- in a thread
 
     def _run_job(self, job: _Job) -> Outcome:
-        """Compile ``job`` and time it. Errors are returned: a traceback would keep ``job``."""
+        """Compile ``job``, and measure the time.
+
+        Errors are returned, because a traceback would keep ``job``.
+        """
         begun = time.monotonic()
         try:
             return self._create_matcher(job)
-        except GrammarServerLost as error:
-            return GrammarServerLost(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+        except GrammarServerLostError as error:
+            return GrammarServerLostError(str(error))
+        except Exception as error:  # noqa: BLE001 - any error concerns only this request
             if isinstance(error, GrammarError):
                 return _create_schema_error(job.grammar, error.why)
             lacking = isinstance(error, _RESOURCE_ERRORS) and not isinstance(error, RecursionError)
@@ -366,7 +371,7 @@ class Grammars:
         finally:
             job.seconds = time.monotonic() - begun
             if len(job.grammar.text) > SMALL_CHARACTERS:
-                # Without a trim malloc would keep the memory that compiling a large text took.
+                # Without a trim, malloc would keep the memory that compiling a large text took.
                 host_memory.trim_malloc()
 
     def _create_matcher(self, job: _Job) -> Matcher:
@@ -376,11 +381,11 @@ class Grammars:
         matcher = compiled.deep_copy()
         for token_id in job.output_ids:
             if matcher.is_stopped():
-                break  # the rest are ends, which may follow a text that is complete
+                break  # the other tokens are end tokens, which may follow a complete text
             if not matcher.consume_token(token_id):
                 raise GrammarError(grammar.field, "the output so far does not match the grammar")
         found = Matcher(matcher, grammar.field, size, job.tenant, key)
-        if found.error is not None:  # what is too complex shows here, and not in a step
+        if found.error is not None:  # report a grammar that is too complex now, not in a step
             raise GrammarError(grammar.field, found.error)
         return found
 
@@ -404,7 +409,10 @@ class Grammars:
         return compiled, size
 
     def _run_trial(self, key: Key, job: _Job) -> int:
-        """Return the grammar's bytes from its trial; 0 without trials. Raises GrammarError."""
+        """Return the compiled size in bytes that the trial measured; 0 without trials.
+
+        Raises GrammarError if the trial refuses the grammar.
+        """
         if self._trials is None or self._vocabulary is None:
             return 0
         verdict = job.trial.run(self._trials, job.grammar)
@@ -453,13 +461,13 @@ def _digest(key: Key) -> bytes:
 def _get_outcome(job: _Job) -> Matcher | GrammarError:
     assert job.future is not None
     outcome = job.future.result()
-    if isinstance(outcome, GrammarServerLost):
+    if isinstance(outcome, GrammarServerLostError):
         raise outcome
     return outcome
 
 
 def _split_merge(merge: str | list[str]) -> tuple[str, str, str]:
-    """Return the two parts of a tokenizer merge, and the merged token."""
+    """Return the two tokens of a tokenizer merge, and the merged token."""
     first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
     return first, second, first + second
 
@@ -470,8 +478,8 @@ def _convert_tokenizer(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     Other tokens must not spell the text of an added token: ``<|im_end|>`` in a JSON string would
     end the text there. Each added token therefore becomes special and gets a name that occurs in no
     text. Exceptions are blanks and tokens whose text other tokens cannot spell. IDs that the
-    vocabulary lacks get a token as well, because llguidance takes the number of tokens for the
-    largest ID.
+    vocabulary lacks get a token as well, because llguidance assumes that the largest ID equals the
+    number of tokens.
     """
     content = json.loads(tokenizer.to_str())
     model, added = content["model"], content["added_tokens"]
@@ -531,7 +539,7 @@ def _convert_grammar(grammar: Grammar, added: Mapping[str, int]) -> str:
 def _convert_lark(text: str, added: Mapping[str, int]) -> str:
     """Return a Lark grammar with token names such as ``<|im_end|>`` replaced by their IDs.
 
-    Schemas in it get :data:`JSON_OPTIONS`, unless they have options of their own.
+    Schemas in the grammar get :data:`JSON_OPTIONS`, unless they have other options.
     """
     options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
 

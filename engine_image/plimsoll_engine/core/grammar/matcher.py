@@ -3,8 +3,8 @@
 A mask usually takes a millisecond, but a malicious grammar can make it take seconds, and llguidance
 bounds only the number of items. Masks are therefore computed in threads that release the
 interpreter's lock. A step waits briefly for them. A request whose mask is not ready skips the step.
-A request whose mask took :data:`LIMIT_CPU_S` ends. Its thread cannot be stopped: another thread
-replaces it, and it continues at the lowest priority until llguidance's own limits end it.
+A request whose mask took :data:`LIMIT_CPU_S` ends. The thread of the mask cannot be stopped. It
+continues at the lowest priority until llguidance's limits end it, and another thread replaces it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ MASK_WAIT_S = 0.01
 Typical schemas and expressions take 0.1 to 5 ms with a vocabulary of 150,000 tokens.
 """
 LIMIT_CPU_S = 0.5
+"""CPU time limit for a mask."""
 LIMIT_WALL_S = 10.0
 """Time limit for a mask whose thread gets no CPU time, or that gets no thread."""
-THREADS = 2
-"""Number of threads for fast masks. Threads with slow masks are not counted."""
+MAX_FAST_THREADS = 2
+"""Maximum number of threads for fast masks. Threads with slow masks are not counted."""
 MAX_THREADS = 8
 MAX_SLOW_PER_TENANT = 2
 """Number of slow masks at which a tenant gets no further thread."""
 
-ERROR_CHARACTERS = 500
+MAX_ERROR_CHARACTERS = 500
 _ONE_OF_OPTION = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 """Advice of llguidance for a field that clients of this engine do not have."""
 
 
 class Matcher:
-    """State of the output of one request in its grammar.
+    """State of one request's output in the grammar ``key``, a kind and a text.
 
     ``mask`` has one bit per token, little-endian, which is set if the token may come next. While
-    ``busy``, the mask is the previous one. ``bytes`` is the size of the compiled grammar. ``error``
-    ends the request.
+    ``busy`` is true, the mask is the previous one. ``bytes`` is the size of the compiled grammar.
+    If ``error`` is not None, the request must end.
     """
 
     __slots__ = (
@@ -96,9 +97,9 @@ def shorten_error(message: str) -> str:
     if message.startswith("panic"):
         return "the grammar is too large or too complex"
     if message.startswith("NoExtensionBias"):
-        return "found no text that matches: simplify it"
+        return "found no text that matches the grammar: simplify the grammar"
     message = message.replace(_ONE_OF_OPTION, "Use anyOf")
-    return message.partition("\n<")[0][:ERROR_CHARACTERS]
+    return message.partition("\n<")[0][:MAX_ERROR_CHARACTERS]
 
 
 class _Thread(threading.Thread):
@@ -130,7 +131,7 @@ class _Thread(threading.Thread):
             matcher, token_id = given
             try:
                 matcher.take(token_id)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+            except Exception as error:  # noqa: BLE001 - any error concerns only this request
                 matcher.error = shorten_error(str(error))
             del matcher, given
             self._done.put(self)
@@ -148,7 +149,10 @@ class MaskThreads:
         self._done: SimpleQueue[_Thread] = SimpleQueue()
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
-        """Advance ``matcher`` by a token in a thread. It is ``busy`` until the thread is done."""
+        """Advance ``matcher`` by a token in a thread. It is ``busy`` until the thread is done.
+
+        If no thread is free, the matcher waits for one.
+        """
         matcher.busy = True
         self._waiting.append((matcher, token_id, time.monotonic()))
         self._dispatch()
@@ -176,7 +180,7 @@ class MaskThreads:
         self._dispatch()
 
     def give_up_if_overdue(self, matcher: Matcher) -> bool:
-        """Give ``matcher`` up if it used up its time. Return whether it did.
+        """Give up ``matcher`` if it has used up its time. Return whether it was given up.
 
         A matcher that still waits for a thread gets none. A running thread cannot be stopped: it
         continues at the lowest priority.
@@ -219,7 +223,7 @@ class MaskThreads:
         # If it used little CPU time, the machine was slow and not the grammar.
         thread.job.slow = thread.read_cpu_s() - thread.cpu_since >= MASK_WAIT_S
         thread.job = None
-        if slow:  # it may have the lowest priority, and another thread replaced it
+        if slow:  # the thread may have the lowest priority, and another thread has replaced it
             self._threads.remove(thread)
             thread.end()
         else:
@@ -245,7 +249,7 @@ class MaskThreads:
         if self._idle:
             return self._idle.pop()
         slow = sum(thread.job is not None and thread.job.slow for thread in self._busy)
-        if len(self._threads) - slow >= THREADS or len(self._threads) >= MAX_THREADS:
+        if len(self._threads) - slow >= MAX_FAST_THREADS or len(self._threads) >= MAX_THREADS:
             return None
         thread = _Thread(self._done)
         before = threading.stack_size(self._stack_bytes)

@@ -1,9 +1,9 @@
 """Order grammar compilations: fairly between tenants, then between small and large texts. Pure.
 
-A tenant has at most one compilation in progress. The next one belongs to the waiting tenant whose
-compilations took the least time. Within a tenant, small and large texts alternate by the same rule,
-so that a short expression does not wait for thirty long ones. A tenant that returns starts with the
-lowest time of the tenants present.
+A tenant has at most one compilation in progress. The next compilation is that of the waiting tenant
+whose compilations took the least time. Within a tenant, the same rule applies to small and large
+texts, so that a short expression does not wait for thirty long ones. A tenant that returns starts
+with the lowest time of the tenants present.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class GrammarQueue:
         return True
 
     def finish(self, number: int, seconds: float) -> None:
-        """End a compilation. Add the ``seconds`` that it took to the account of its tenant."""
+        """End a compilation that took ``seconds``, and add them to the time of its tenant."""
         one = self._in_progress.pop(number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds

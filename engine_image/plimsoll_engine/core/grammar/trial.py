@@ -4,7 +4,7 @@ llguidance bounds the number of items and states, but not the time: 64 KiB of te
 A new grammar therefore gets a trial first. The worker forks a server before anything else, while it
 has one thread and no CUDA context. The server forks a process for each trial. That process shares
 the token trie, compiles within limits of CPU time and memory, reports the grammar's size and exits.
-A grammar that passed is then compiled in the worker in about the same time.
+The worker then compiles a grammar that passed, in about the same time.
 
 The worker exits if the server exits. The server and all trials exit if the worker exits.
 """
@@ -25,17 +25,19 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_engine.errors import GrammarServerLost
+from plimsoll_engine.errors import GrammarServerLostError
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process.parent_death import die_with_parent
 
-CPU_S = 2
-"""A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, 150,000 tokens)."""
-WALL_S = 20.0
-"""Time limit for a machine without spare CPU time."""
-BYTES = 256 << 20
-"""Limit on the memory that a trial does not share with the worker. The largest trial used 57 MiB.
+MAX_CPU_S = 2
+"""CPU time limit of a trial.
+
+A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, 150,000 tokens).
 """
+TIMEOUT_S = 20.0
+"""Wall-clock limit of a trial, for a machine without spare CPU time."""
+MAX_BYTES = 256 << 20
+"""Limit on the memory that a trial does not share with the worker. The largest used 57 MiB."""
 STACK_BYTES = 256 << 20
 """Stack size of compiling threads.
 
@@ -51,13 +53,16 @@ TRIAL_ENDED = (
     " request again"
 )
 OVER_LIMITS = (
-    f"compiling it takes more than {CPU_S} s of CPU time or {BYTES >> 20} MiB: make it smaller or"
-    " less ambiguous"
+    f"compiling the grammar takes more than {MAX_CPU_S} s of CPU time or {MAX_BYTES >> 20} MiB:"
+    " make the grammar smaller or less ambiguous"
 )
 
 
-class TrialFailed(Exception):
-    """No process was available, it got no CPU time, or it was killed. The grammar may be valid."""
+class TrialFailedError(Exception):
+    """The trial's process could not start, got no CPU time, or was killed.
+
+    The grammar may be valid.
+    """
 
 
 class TrialPassed(msgspec.Struct, tag="passed"):
@@ -79,7 +84,7 @@ class _TrialStarted(msgspec.Struct, tag="begun"):
 
 
 class _TrialDied(msgspec.Struct, tag="died"):
-    """The process ended without a verdict. ``code`` is its exit code, or minus the signal."""
+    """The process ended without a verdict. ``code`` is its exit code, or the negative signal."""
 
     code: int
 
@@ -103,7 +108,7 @@ class Trial:
 
     @property
     def bytes(self) -> int:
-        """Memory of the trial's process that it does not share, in bytes."""
+        """Memory of the trial's process that it does not share with the worker, in bytes."""
         return max(0, _read_resident_bytes(self._pid) - self._resident) if self._pid else 0
 
     def cancel(self) -> None:
@@ -113,46 +118,49 @@ class Trial:
             self._kill()
 
     def run(self, server: TrialServer, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        """Compile the grammar in a process. Raises GrammarServerLost and TrialFailed."""
+        """Compile ``grammar`` in a process, and return the verdict.
+
+        Raises GrammarServerLostError, and TrialFailedError if there is no verdict.
+        """
         with server.connect() as connection:
             try:
                 return self._run(connection, grammar)
             except TimeoutError:
-                # It ends itself after CPU_S, so the machine had no CPU time for it.
-                raise TrialFailed(
-                    f"the machine is too busy to compile the grammar within {WALL_S:g} s:"
+                # The process exits after MAX_CPU_S, so the machine had no CPU time for it.
+                raise TrialFailedError(
+                    f"the machine is too busy to compile the grammar within {TIMEOUT_S:g} s:"
                     " send the request again"
                 ) from None
-            except OSError as error:  # it ended before it had the whole grammar
-                raise TrialFailed(f"{TRIAL_ENDED}: {error}") from None
+            except OSError as error:  # the process ended before it had the whole grammar
+                raise TrialFailedError(f"{TRIAL_ENDED}: {error}") from None
             finally:
                 self._end()
 
     def _run(self, connection: socket.socket, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        connection.settimeout(WALL_S)
+        connection.settimeout(TIMEOUT_S)
         if not (first := connection.recv(1 << 10)):
-            raise TrialFailed(
+            raise TrialFailedError(
                 "no process is available to compile the grammar: send the request again"
             )
         if not isinstance(begun := _messages.decode(first), _TrialStarted):
-            raise TrialFailed(TRIAL_ENDED)
+            raise TrialFailedError(TRIAL_ENDED)
         with self._lock:
-            # It waits for the grammar, so its PID cannot have been reused.
+            # The process waits for the grammar, so its PID cannot have been reused.
             self._pidfd = os.pidfd_open(begun.pid)
             self._pid, self._resident = begun.pid, begun.resident
             if self._cancelled:
-                raise TrialFailed("the request ended")
+                raise TrialFailedError("the request ended")
         connection.sendall(msgspec.msgpack.encode(grammar))
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(1 << 16)
         verdict = _messages.decode(answer) if answer else _TrialDied(0)
         if isinstance(verdict, TrialPassed | GrammarRefused):
             return verdict
-        # Its limits end it by SIGXCPU, SIGABRT or SIGSEGV. The kernel sends SIGKILL if memory is
-        # short. If the server has ended, it reports nothing.
+        # A process that exceeds its limits ends by SIGXCPU, SIGABRT or SIGSEGV. The kernel sends
+        # SIGKILL if memory is short. A server that has ended reports nothing.
         if isinstance(verdict, _TrialDied) and verdict.code < 0 and verdict.code != -signal.SIGKILL:
             return GrammarRefused(OVER_LIMITS)
-        raise TrialFailed(TRIAL_ENDED)
+        raise TrialFailedError(TRIAL_ENDED)
 
     def _end(self) -> None:
         with self._lock:
@@ -195,14 +203,14 @@ class TrialServer:
         return cls(pid, ours)
 
     def connect(self) -> socket.socket:
-        """Return a connection to the process of a new trial. Raises GrammarServerLost."""
+        """Return a connection to the process of a new trial. Raises GrammarServerLostError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 socket.send_fds(self._control, [b"T"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise GrammarServerLost(
+                raise GrammarServerLostError(
                     f"the process that compiles grammars has exited: {error}"
                 ) from None
         return ours
@@ -279,13 +287,14 @@ def _compile_and_report(connection: socket.socket, attempt: CompileTrial) -> Non
     threading.stack_size(STACK_BYTES)
     threading.Thread(target=compile_it, daemon=True).start()
     while not done.wait(0.05):
-        if time.process_time() > CPU_S or _read_resident_bytes(os.getpid()) - resident > BYTES:
+        used = _read_resident_bytes(os.getpid()) - resident
+        if time.process_time() > MAX_CPU_S or used > MAX_BYTES:
             break
     verdict = (
         verdicts[0] if done.is_set() and verdicts else GrammarRefused(OVER_LIMITS, certain=True)
     )
     connection.sendall(msgspec.msgpack.encode(verdict))
-    connection.shutdown(socket.SHUT_WR)  # for the server, too: this is the last message
+    connection.shutdown(socket.SHUT_WR)  # the server must not send a message after this one
     os._exit(0)
 
 
@@ -295,12 +304,12 @@ def _set_limits() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Unlike the check in _compile_and_report, this also ends code that never returns to Python.
-    # At the hard limit the signal would be SIGKILL, as for lack of memory.
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S + 1, CPU_S + 2))
+    # At the hard limit, the signal would be SIGKILL, as for lack of memory.
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S + 1, MAX_CPU_S + 2))
     space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = space + STACK_BYTES + 2 * BYTES  # address space exceeds the memory in use
+    most = space + STACK_BYTES + 2 * MAX_BYTES  # address space exceeds the memory in use
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    # If an allocation fails the library aborts, and a client could fill the log with it.
+    # If an allocation fails, the library aborts, and a client could fill the log with dumps.
     faulthandler.disable()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)

@@ -13,7 +13,7 @@ from plimsoll_engine.messages.handover import (
     BlockTable,
     Handover,
     HandoverOutcome,
-    HandoverRefused,
+    HandoverRefusedError,
     PoolLayout,
 )
 
@@ -21,18 +21,18 @@ MODEL_FIELDS = ("weights", "dtype", "shape")
 
 
 def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
-    """Raise :class:`HandoverRefused` unless ``handover`` is valid for a pool of this ``layout``."""
+    """Raise :class:`HandoverRefusedError` unless ``handover`` is valid for a pool of ``layout``."""
     for name in PoolLayout.__struct_fields__:
         theirs, ours = getattr(handover.layout, name), getattr(layout, name)
         if theirs != ours:
             other = (
                 HandoverOutcome.OTHER_MODEL if name in MODEL_FIELDS else HandoverOutcome.OTHER_POOL
             )
-            raise HandoverRefused(
+            raise HandoverRefusedError(
                 other, f"{name} was {_format_value(theirs)} and is now {_format_value(ours)}"
             )
     for problem in find_problems(handover, max_num_seqs):
-        raise HandoverRefused(HandoverOutcome.BAD_TABLES, problem)
+        raise HandoverRefusedError(HandoverOutcome.BAD_TABLES, problem)
 
 
 def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:

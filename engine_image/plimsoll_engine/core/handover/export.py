@@ -16,8 +16,8 @@ from plimsoll_engine.messages.handover import BlockTable, Handover, PoolLayout
 def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     """Return the handover message with the requests of ``engine``. No step may be in progress.
 
-    Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` if the message would be too
-    large.
+    Raises :class:`plimsoll_engine.messages.handover.HandoverRefusedError` if the message would be
+    too large.
     """
     exported = [request for request in engine.requests.values() if _can_export(request, engine)]
     exported.sort(key=lambda request: (request.place is None, request.place))

@@ -19,7 +19,7 @@ from plimsoll_engine.messages import handover as messages
 from plimsoll_engine.messages.handover import (
     BlockTable,
     HandoverOutcome,
-    HandoverRefused,
+    HandoverRefusedError,
     PoolLayout,
 )
 
@@ -36,7 +36,7 @@ def validate_tables(
 ) -> list[BlockTable]:
     """Return the tables in a handover message after all checks that do not need the tokens.
 
-    Raises :class:`HandoverRefused` if a check fails.
+    Raises :class:`HandoverRefusedError` if a check fails.
     """
     handover = messages.decode_handover(data)
     audit.check_handover(handover, layout, max_num_seqs)
@@ -52,7 +52,7 @@ def validate_tables(
         if expected[block] != total
     ]
     if changed:
-        raise HandoverRefused(
+        raise HandoverRefusedError(
             HandoverOutcome.BAD_CONTENTS,
             f"{len(changed)} of {len(blocks)} blocks were overwritten, for example block"
             f" {changed[0]}",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
-from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
+from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefusedError
 from plimsoll_engine.messages import worker_ipc
 
 log = logging.getLogger(__name__)
@@ -18,11 +18,11 @@ LOAD_TIMEOUT_S = 60.0
 async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
     """Load an adapter and make it available to requests.
 
-    Raises AdapterRefused or NoAnswer if the adapter was not loaded.
+    Raises AdapterRefusedError or NoAnswerError if the adapter was not loaded.
     """
     async with engine.adapter_changes:
         if name == engine.settings.served_model_name:
-            raise AdapterRefused(
+            raise AdapterRefusedError(
                 f"{name!r} is the name of the served model: choose another name", "lora_name"
             )
         adapter = engine.adapters.create(name, path)
@@ -36,9 +36,9 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
                 engine.workers.send(worker_ipc.UnloadAdapter(adapter.number))
             raise
         if answer.error is not None:
-            raise AdapterRefused(answer.error, "lora_path")
+            raise AdapterRefusedError(answer.error, "lora_path")
         if engine.epochs.current != epoch:
-            raise NoAnswer(
+            raise NoAnswerError(
                 f"the worker was replaced while it loaded the adapter {name!r}: load it again"
             )
         engine.adapters.add(adapter)

@@ -6,7 +6,7 @@ import asyncio
 
 from plimsoll_api.admin import DrainMode, DrainRequest, EngineState
 from plimsoll_engine.frontend.async_engine import AsyncEngine
-from plimsoll_engine.frontend.operations import OperationFailed, Recorder
+from plimsoll_engine.frontend.operations import OperationFailedError, Recorder
 
 # Time to send the error responses of aborted requests.
 ANSWER_TIMEOUT_S = 5.0
@@ -46,7 +46,7 @@ async def _wait_until_idle(engine: AsyncEngine, deadline_s: float) -> None:
         async with asyncio.timeout(deadline_s):
             await engine.idle.wait()
     except TimeoutError:
-        raise OperationFailed(
+        raise OperationFailedError(
             f"{len(engine.requests)} requests are still running after {deadline_s:g} s: wait for "
             "them, resume, restart with carry, or drain with mode abort"
         ) from None

@@ -6,7 +6,7 @@ import secrets
 
 from plimsoll_api.admin import Audit, AuditFinding
 from plimsoll_engine.caches.sender import MediaCacheSender
-from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process.rules import find_method_caches, freeze_counter
 
@@ -43,7 +43,7 @@ async def run_audit(engine: AsyncEngine) -> Audit:
         worker = await engine.ask(
             worker_ipc.AuditQuery(query_id), query_id, worker_ipc.AuditReport, AUDIT_TIMEOUT_S
         )
-    except NoAnswer as error:
+    except NoAnswerError as error:
         findings = [AuditFinding(ANSWERS_RULE, str(error)), *_audit_frontend(engine)]
         return Audit(str(engine.epochs.current), False, RULES, findings)
     idle = before == 0 and len(engine.requests) == 0

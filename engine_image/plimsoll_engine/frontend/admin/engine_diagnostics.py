@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 
 from plimsoll_api.admin import Diagnostic
-from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process.allocations import MAX_RANKED_LINES
 
@@ -40,7 +40,7 @@ async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
         return (
             await engine.ask(query, query_id, worker_ipc.DiagnosticReport, WORKER_TIMEOUT_S)
         ).text
-    except NoAnswer as error:
+    except NoAnswerError as error:
         return f"unknown: {error}"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
-from plimsoll_engine.frontend.operations import OperationFailed, Recorder
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
+from plimsoll_engine.frontend.operations import OperationFailedError, Recorder
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process import host_memory
 
@@ -16,7 +16,7 @@ WORKER_TIMEOUT_S = 30.0
 async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
     """Free the caches and the unused heap of the frontend, then of the worker.
 
-    Raises OperationFailed if the worker does not answer.
+    Raises OperationFailedError if the worker does not answer.
     """
     with recorder.step("processor_cache_flush") as step:
         step.before_bytes = engine.media.cache.nbytes
@@ -36,8 +36,8 @@ async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
         trimmed = await engine.ask(
             worker_ipc.Trim(operation_id), operation_id, worker_ipc.TrimResult, WORKER_TIMEOUT_S
         )
-    except NoAnswer as error:
-        raise OperationFailed(
+    except NoAnswerError as error:
+        raise OperationFailedError(
             f"the frontend was trimmed, but the worker failed to trim: {error}"
         ) from None
     recorder.add(trimmed.steps)

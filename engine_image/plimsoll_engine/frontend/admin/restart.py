@@ -18,9 +18,9 @@ import secrets
 from collections.abc import Mapping
 
 from plimsoll_api.admin import EngineState, RestartRequest
-from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
-from plimsoll_engine.frontend.operations import OperationFailed, Recorder
-from plimsoll_engine.frontend.requests.request_log import RequestFailed
+from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
+from plimsoll_engine.frontend.operations import OperationFailedError, Recorder
+from plimsoll_engine.frontend.requests.request_log import RequestFailedError
 from plimsoll_engine.frontend.workers.failures import WorkerLost, WorkerUnrecoverable
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import STOP_GRACE_S
@@ -72,7 +72,7 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
                 log.warning("cannot replace the worker", extra={"reason": str(failure)})
             raise
         except WorkerUnrecoverable as error:
-            raise OperationFailed(str(error)) from None
+            raise OperationFailedError(str(error)) from None
 
 
 async def _replace_worker(
@@ -117,7 +117,7 @@ async def _carry_over(
                     worker_ipc.AdoptionResult,
                     ADOPTED_TIMEOUT_S,
                 )
-            except NoAnswer as error:
+            except NoAnswerError as error:
                 refusal = HandoverRefusal(HandoverOutcome.SUCCESSOR_LOST, str(error))
             else:
                 for request_id in adopted.request_ids:
@@ -144,7 +144,7 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
     """Return a prepared successor; None if the old worker must stop first.
 
     The old worker must stop first if memory does not suffice for two workers. Raises
-    OperationFailed if no worker can be started; the old worker then keeps serving.
+    OperationFailedError if no worker can be started; the old worker then keeps serving.
     """
     with recorder.step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
@@ -161,7 +161,7 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
                 "cannot prepare a successor while the old worker runs", extra={"reason": str(error)}
             )
             if error.permanent and engine.ready is not None:
-                raise OperationFailed(f"{error}; the old worker keeps serving") from None
+                raise OperationFailedError(f"{error}; the old worker keeps serving") from None
             return None
 
 
@@ -221,6 +221,6 @@ async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
     unfinished = [generation for generation in with_worker if not generation.is_done]
     for generation in unfinished:
         generation.fail(
-            RequestFailed("unavailable", "the worker was restarted: send the request again")
+            RequestFailedError("unavailable", "the worker was restarted: send the request again")
         )
     return f"{len(with_worker) - len(unfinished)} finished, {len(unfinished)} aborted"

@@ -14,7 +14,7 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.lora_modules import LoraModule
 
 
-class AdapterRefused(Exception):
+class AdapterRefusedError(Exception):
     """The adapter cannot be loaded. ``param`` names the invalid field of the request."""
 
     def __init__(self, message: str, param: str) -> None:
@@ -62,13 +62,13 @@ class AdapterRegistry:
             self.add(adapter)
 
     def create(self, name: str, path: Path) -> RegisteredAdapter:
-        """Return a new adapter without registering it. Raises :class:`AdapterRefused`."""
+        """Return a new adapter without registering it. Raises :class:`AdapterRefusedError`."""
         if self.find(name) is not None:
-            raise AdapterRefused(
+            raise AdapterRefusedError(
                 f"the adapter {name!r} is already loaded: unload it first", "lora_name"
             )
         if len(self._known) >= self._max_adapters:
-            raise AdapterRefused(
+            raise AdapterRefusedError(
                 f"{len(self._known)} adapters are loaded or still used by requests, which is the "
                 f"limit of --max-loras {self._max_adapters}: unload one first",
                 "lora_name",

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from plimsoll_engine.caches.processor_cache import ProcessorCache
 from plimsoll_engine.errors import UsageError
-from plimsoll_engine.frontend.requests.request_log import QueueFull
+from plimsoll_engine.frontend.requests.request_log import QueueFullError
 from plimsoll_engine.multimodal.json_file import UnsupportedError
 from plimsoll_engine.multimodal.processor import Processed, Processor
 from plimsoll_engine.multimodal.processors import Processors, load_processors
@@ -35,7 +35,7 @@ class MediaReader:
     async def read(self, processor: Processor, data: bytes) -> Processed:
         """Return the processed tensor of a file with the content ``data``.
 
-        Raises MediaError, and QueueFull if too many files wait.
+        Raises MediaError, and QueueFullError if too many files wait.
         """
         key = await self.run(lambda: processor.hash_file(data))
         processed = self.cache.get(key)
@@ -45,9 +45,9 @@ class MediaReader:
         return processed
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` in one of the threads. Raises QueueFull if too many files wait."""
+        """Run ``work`` in one of the threads. Raises QueueFullError if too many files wait."""
         if self._waiting >= MAX_WAITING:
-            raise QueueFull(
+            raise QueueFullError(
                 f"{self._waiting} images and audio clips are waiting to be decoded: retry later"
             )
         self._waiting += 1

@@ -32,11 +32,11 @@ LOGPROB_BYTES = 100
 """
 
 
-class QueueFull(Exception):
+class QueueFullError(Exception):
     """The limit of unanswered requests is reached."""
 
 
-class RequestFailed(Exception):
+class RequestFailedError(Exception):
     """A request ended with an error.
 
     ``reason`` is ``invalid`` if the client can correct the request (``param`` names the field),
@@ -259,7 +259,7 @@ class Generation:
         if self.scores is not None:
             self.scores.add(message)
 
-    def fail(self, error: RequestFailed) -> None:
+    def fail(self, error: RequestFailedError) -> None:
         """End the request with an error, unless it has already ended."""
         if not self.is_done:
             self._error = (error.reason, str(error), error.param)
@@ -270,11 +270,11 @@ class Generation:
         """Return the output since the last call; None if there is none.
 
         Output that is not ``streamed`` stays in memory until the request ends. Raises
-        RequestFailed.
+        RequestFailedError.
         """
         if self._error is not None:
             # A stored exception would keep this frame, and so this request, in memory.
-            raise RequestFailed(*self._error)
+            raise RequestFailedError(*self._error)
         if not self._pending and not self.is_done:
             return None
         new = self.output_ids[self._taken :]
@@ -296,10 +296,9 @@ class Generation:
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
     def count_tokens_before(self, last: int) -> int:
-        """Return the number of output tokens before the first token ``last``.
+        """Return the number of output tokens before the first token ``last``, or of all without it.
 
-        If there is no such token, return the number of all output tokens. ``last`` must be the same
-        in every call, because each token is compared only once.
+        ``last`` must be the same in every call, because each token is compared only once.
         """
         if self._closed_at is None and last in self.output_ids[self._searched :]:
             self._closed_at = self.output_ids.index(last, self._searched)
@@ -342,9 +341,9 @@ class RequestLog:
         return len(self._running)
 
     def admit(self, *generations: Generation) -> None:
-        """Admit ``generations``. Raises QueueFull, and admits none, if they exceed the capacity."""
+        """Admit all ``generations``, or raise QueueFullError if they exceed the capacity."""
         if len(self._running) + len(generations) > self.capacity:
-            raise QueueFull(
+            raise QueueFullError(
                 f"{len(self._running)} requests are unanswered, and {len(generations)} more would "
                 f"exceed the limit of {self.capacity} (--max-queued): retry later"
             )
@@ -380,12 +379,12 @@ class RequestLog:
     def fail_all(self, reason: str, message: str) -> None:
         """Fail all unfinished requests with the same error."""
         for generation in self.list_unfinished():
-            generation.fail(RequestFailed(reason, message))
+            generation.fail(RequestFailedError(reason, message))
 
     def count_bytes(self) -> int:
         """Return the bytes of tokens, unsent output, prompt scores and lists of allowed tokens."""
         running = self._running.values()
-        # Choices of one request share their prompt.
+        # Choices share their prompt.
         shared = {id(g.prompt_ids): len(g.prompt_ids) for g in running}
         allowed = (g.sampling.allowed_token_ids for g in running)
         shared |= {id(ids): len(ids) for ids in allowed if ids is not None}
@@ -394,9 +393,6 @@ class RequestLog:
         return TOKEN_BYTES * tokens + scores + sum(g.answer_bytes for g in running)
 
     def count_media_bytes(self) -> int:
-        """Return the bytes of image and audio tensors. A tensor shared by requests counts once.
-
-        Tensors that are also in the processor cache are included.
-        """
+        """Return the bytes of image and audio tensors, including those in the processor cache."""
         media = {id(m.data): len(m.data or b"") for g in self._running.values() for m in g.media}
         return sum(media.values())

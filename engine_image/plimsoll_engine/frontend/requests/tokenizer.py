@@ -45,7 +45,7 @@ class TemplateError(Exception):
     """The chat template rejected the chat. The message contains the template's own message."""
 
 
-class ChatTooLong(TemplateError):
+class ChatTooLongError(TemplateError):
     """The rendered chat exceeds the maximum length."""
 
 
@@ -171,7 +171,7 @@ class Tokenizer:
         """Return the rendered prompt of a chat.
 
         ``variables`` are passed to the template, such as ``enable_thinking``. Raises
-        :class:`ChatTooLong` if the prompt has more than ``max_characters``.
+        :class:`ChatTooLongError` if the prompt has more than ``max_characters``.
         """
         template = self._templates.get(self._choose_template(bool(tools)))
         if template is None:
@@ -189,7 +189,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
             )
             return _join(pieces, max_characters)
-        except ChatTooLong:
+        except ChatTooLongError:
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             why = str(error) or type(error).__name__
@@ -209,7 +209,7 @@ def _join(pieces: Iterable[str], max_characters: int | None) -> str:
         taken.append(piece)
         size += len(piece)
         if max_characters is not None and size > max_characters:
-            raise ChatTooLong(f"the chat's prompt has more than {max_characters} characters")
+            raise ChatTooLongError(f"the chat's prompt has more than {max_characters} characters")
     return "".join(taken)
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
+from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailedError
 
 CRASH_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
 """Delays before the restarts after consecutive crashes. One more crash ends the engine.
@@ -125,7 +125,7 @@ class Quarantine:
             generation.losses += 1
             if generation is tried:
                 generation.fail(
-                    RequestFailed(
+                    RequestFailedError(
                         "error",
                         f"{generation.losses} workers exited while running this request",
                     )

@@ -27,7 +27,7 @@ from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.requests.request_log import (
     Delta,
     Generation,
-    RequestFailed,
+    RequestFailedError,
     TokenLogprobs,
 )
 from plimsoll_engine.http.budget import BodyBudget
@@ -223,7 +223,7 @@ def played(
         await asyncio.sleep(0.01)
         for one, end in zip(made, ends, strict=True):
             if end == "lost":
-                one.fail(RequestFailed("unavailable", "the worker is gone"))
+                one.fail(RequestFailedError("unavailable", "the worker is gone"))
             else:
                 one.push(ord("b"), "stop")
             await asyncio.sleep(0.01)

@@ -30,7 +30,7 @@ from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, compute_pool_sums, make_pool_tensors
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefused, PoolLayout
+from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusedError, PoolLayout
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
@@ -258,7 +258,9 @@ def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helper
     scale = runner.kv_scales[1, -1, used[0] * 4 + 2]
     kept = scale.clone()
     scale *= 1.5
-    with pytest.raises(HandoverRefused, match=rf"1 of \d+ blocks .* block {used[0]} ") as refused:
+    with pytest.raises(
+        HandoverRefusedError, match=rf"1 of \d+ blocks .* block {used[0]}$"
+    ) as refused:
         inheritance.validate_tables(data, layout, runner, 8)
     assert refused.value.outcome is HandoverOutcome.BAD_CONTENTS
     scale.copy_(kept)

@@ -21,7 +21,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import matcher, trial
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars, Vocabulary
 from plimsoll_engine.core.grammar.trial import TrialPassed, TrialServer
-from plimsoll_engine.errors import GrammarServerLost
+from plimsoll_engine.errors import GrammarServerLostError
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, RequestFailure, Token
@@ -83,7 +83,7 @@ def test_a_grammar_that_takes_too_much_is_refused_and_remembered(
         if not error.unavailable:  # a busy machine says so, and remembers nothing
             break
     assert error.field == grammar.field
-    assert "make it smaller" in error.why or "too large" in error.why
+    assert "make the grammar smaller" in error.why or "too large" in error.why
     assert "backtrace" not in error.why
     begun = time.process_time()
     grammars.begin("again", grammar, [])
@@ -151,7 +151,7 @@ def test_without_the_server_the_worker_cannot_go_on(
     os.kill(trials.pid, signal.SIGKILL)
     os.waitpid(trials.pid, 0)
     grammars.begin("any", Grammar("regex", "a"), [])
-    with pytest.raises(GrammarServerLost):
+    with pytest.raises(GrammarServerLostError):
         outcomes(grammars, 1)
 
 
@@ -337,7 +337,7 @@ def test_a_trial_that_gets_no_time_is_no_fault_of_its_grammar(
         time.sleep(5.0)
         return TrialPassed(1)
 
-    monkeypatch.setattr(trial, "WALL_S", 0.2)
+    monkeypatch.setattr(trial, "TIMEOUT_S", 0.2)
     grammars = Grammars(vocabulary, trials=TrialServer.fork(sleep))
     for name in "ab":
         grammars.begin(name, Grammar("regex", "a"), [])
@@ -379,7 +379,7 @@ def test_a_trial_that_its_limits_end_refuses_its_grammar(
     number: signal.Signals, vocabulary: Vocabulary
 ) -> None:
     def end(_: Grammar) -> TrialPassed:
-        assert resource.getrlimit(resource.RLIMIT_CPU) == (trial.CPU_S + 1, trial.CPU_S + 2)
+        assert resource.getrlimit(resource.RLIMIT_CPU) == (trial.MAX_CPU_S + 1, trial.MAX_CPU_S + 2)
         os.kill(os.getpid(), number)
         return TrialPassed(1)
 
@@ -388,7 +388,7 @@ def test_a_trial_that_its_limits_end_refuses_its_grammar(
     error = outcomes(grammars, 1)["a"]
     assert isinstance(error, GrammarError)
     assert not error.unavailable
-    assert "make it smaller" in error.why
+    assert "make the grammar smaller" in error.why
     grammars.close()
 
 

@@ -18,7 +18,7 @@ from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.distributed.link import LeaderGone, Link
 from plimsoll_engine.distributed.member import Member
-from plimsoll_engine.errors import LoadError, RanksLost, SettingsError
+from plimsoll_engine.errors import LoadError, RanksLostError, SettingsError
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig, make_rendezvous_paths
@@ -90,7 +90,7 @@ def test_answers_and_reports_are_distinguished(
 def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, Link]) -> None:
     leader, link = pair
     with (
-        pytest.raises(RanksLost, match="failed on rank 0: ValueError: odd") as here,
+        pytest.raises(RanksLostError, match="failed on rank 0: ValueError: odd") as here,
         leader.run_together(rank_ipc.CaptureGraph()),
     ):
         raise ValueError("odd")
@@ -102,15 +102,15 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
             link.close()
             raise RuntimeError("connection closed by peer")
 
-    with pytest.raises(RanksLost, match="rank 1 has exited") as gone:
+    with pytest.raises(RanksLostError, match="rank 1 has exited") as gone:
         breaks()
     assert gone.value.gone
     assert leader.wait_until_shut_down() is None
-    with pytest.raises(RanksLost, match="rank 1: the command could not be sent"):
+    with pytest.raises(RanksLostError, match="rank 1: the command could not be sent"):
         leader.send(rank_ipc.CaptureGraph())
 
 
-@pytest.mark.parametrize(("permanent", "kind"), [(True, LoadError), (False, RanksLost)])
+@pytest.mark.parametrize(("permanent", "kind"), [(True, LoadError), (False, RanksLostError)])
 def test_a_ranks_own_word_for_its_failure_is_passed_on(
     pair: tuple[Leader, Link], permanent: bool, kind: type[Exception]
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.admin import EngineState, Role
 from plimsoll_engine.frontend.epochs import Epochs
-from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
+from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailedError
 from plimsoll_engine.frontend.workers import worker_handle
 from plimsoll_engine.frontend.workers.failures import (
     CrashBudget,
@@ -190,7 +190,7 @@ def test_a_recovery_that_fails_ends_the_engine_and_does_not_leave_it_waiting(
         await recovered(engine)
         await asyncio.sleep(0)
         assert engine.lifecycle.state is EngineState.FAILED
-        with pytest.raises(RequestFailed, match="Too many open files"):
+        with pytest.raises(RequestFailedError, match="Too many open files"):
             request.take()
 
     asyncio.run(run())
@@ -217,7 +217,7 @@ def test_a_request_that_ends_its_workers_ends_alone(settings: Settings) -> None:
         assert [name for _, name in workers.submitted()] == [*"abc", *"abc", "a"]
         assert not others[0].with_worker, "they wait for their turn"
         await crash()
-        with pytest.raises(RequestFailed, match="3 workers exited"):
+        with pytest.raises(RequestFailedError, match="3 workers exited"):
             guilty.take()
         for other in others:
             assert other.with_worker

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_engine.frontend.async_engine import AsyncEngine
-from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
+from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailedError
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import (
     FromWorker,
@@ -73,6 +73,6 @@ def test_the_answer_to_the_newest_submission_counts(tmp_path: Path) -> None:
     )
     request = resubmitted(tmp_path, missing, dropped)
     assert request.attempt == 3, "what it lacked is sent"
-    with pytest.raises(RequestFailed, match="why") as caught:
+    with pytest.raises(RequestFailedError, match="why") as caught:
         request.take()
     assert (caught.value.reason, caught.value.param) == ("invalid", "prompt")

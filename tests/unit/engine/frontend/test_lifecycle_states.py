@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.admin import EngineState as S
-from plimsoll_engine.frontend.lifecycle import TRANSITIONS, IllegalTransition, Lifecycle
+from plimsoll_engine.frontend.lifecycle import TRANSITIONS, IllegalTransitionError, Lifecycle
 
 
 @given(st.lists(st.sampled_from(S), max_size=30))
@@ -23,7 +23,7 @@ def test_only_declared_transitions_happen(path: list[S]) -> None:
             lifecycle.move_to(state)
             assert lifecycle.state is state
         else:
-            with pytest.raises(IllegalTransition):
+            with pytest.raises(IllegalTransitionError):
                 lifecycle.move_to(state)
             assert lifecycle.state is before
         assert not (lifecycle.is_ready and not lifecycle.is_admitting)

@@ -12,7 +12,7 @@ import pytest
 
 from plimsoll_engine.__main__ import _build_parser
 from plimsoll_engine.errors import UsageError
-from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, AdapterRegistry
+from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefusedError, AdapterRegistry
 from plimsoll_engine.messages.lora_modules import LoraModule
 from plimsoll_engine.messages.worker_ipc import AdapterLoadResult, UnloadAdapter
 from plimsoll_engine.settings import Settings, from_flags
@@ -91,7 +91,7 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     assert one.required
     assert adapters.record_loaded(AdapterLoadResult("", one.number)) is None
     assert not one.required
-    with pytest.raises(AdapterRefused, match="already loaded"):
+    with pytest.raises(AdapterRefusedError, match="already loaded"):
         adapters.create("one", Path("/other"))
     adapters.use(one)
     adapters.use(one)
@@ -109,7 +109,7 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     again = adapters.create("one", Path("/one"))
     assert again.number != one.number, "another loading is another adapter"
     adapters.add(again)
-    with pytest.raises(AdapterRefused, match="--max-loras 2"):
+    with pytest.raises(AdapterRefusedError, match="--max-loras 2"):
         adapters.create("two", Path("/two"))
     assert adapters.release(one) is None
     assert adapters.release(one) == UnloadAdapter(one.number)

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from plimsoll_api.admin import OperationState
-from plimsoll_engine.frontend.epochs import Epochs, StaleEpoch
+from plimsoll_engine.frontend.epochs import Epochs, StaleEpochError
 from plimsoll_engine.frontend.operations import (
     MAX_OPERATIONS,
-    OperationConflict,
-    OperationFailed,
+    OperationConflictError,
+    OperationFailedError,
     Operations,
     Recorder,
 )
@@ -45,9 +45,9 @@ def test_the_same_id_is_the_same_operation_also_in_a_later_epoch() -> None:
         assert (first.epoch_before, first.epoch_after) == ("boot:0", "boot:1")
         assert operations.begin("a", "restart", "boot:0", restart) is first
         assert str(epochs.current) == "boot:1"
-        with pytest.raises(StaleEpoch):
+        with pytest.raises(StaleEpochError):
             operations.begin("b", "restart", "boot:0", restart)
-        with pytest.raises(OperationConflict, match="use another ID"):
+        with pytest.raises(OperationConflictError, match="use another ID"):
             operations.begin("a", "trim", "boot:1", nothing)
 
     asyncio.run(run())
@@ -62,7 +62,7 @@ def test_one_at_a_time() -> None:
             await gate.wait()
 
         first = operations.begin("a", "drain", "boot:0", wait)
-        with pytest.raises(OperationConflict, match="a \\(drain\\) is running"):
+        with pytest.raises(OperationConflictError, match="a \\(drain\\) is running"):
             operations.begin("b", "trim", "boot:0", nothing)
         await operations.cancel()
         assert first.state is OperationState.FAILED
@@ -78,7 +78,7 @@ def test_a_failure_is_the_operations_own() -> None:
 
         async def fails(recorder: Recorder) -> None:
             with recorder.step("tries"):
-                raise OperationFailed("no worker")
+                raise OperationFailedError("no worker")
 
         operation = operations.begin("a", "trim", "boot:0", fails)
         await ended(operations)

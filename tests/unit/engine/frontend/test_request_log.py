@@ -23,8 +23,8 @@ from plimsoll_engine.frontend.requests.detokenize import Detokenizer
 from plimsoll_engine.frontend.requests.request_log import (
     Delta,
     Generation,
-    QueueFull,
-    RequestFailed,
+    QueueFullError,
+    RequestFailedError,
     RequestLog,
     TextRules,
     TokenLogprobs,
@@ -44,7 +44,7 @@ def generation(name: str = "a", stops: Sequence[str] = ()) -> Generation:
 def test_a_full_log_refuses() -> None:
     log = RequestLog(1)
     log.admit(generation("a"))
-    with pytest.raises(QueueFull, match="--max-queued"):
+    with pytest.raises(QueueFullError, match="--max-queued"):
         log.admit(generation("b"))
     assert log.release("a") is not None
     assert log.release("a") is None
@@ -54,7 +54,7 @@ def test_a_full_log_refuses() -> None:
 def test_the_choices_of_a_request_are_admitted_together_or_not() -> None:
     log = RequestLog(3)
     log.admit(generation("a"), generation("b"))
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFullError):
         log.admit(generation("c"), generation("d"))
     assert len(log) == 2
 
@@ -137,7 +137,7 @@ def test_what_is_carried_is_what_runs() -> None:
     assert parked is not None
     running.push(ord("x"), None)
     finished.push(ord("x"), "stop")
-    failed.fail(RequestFailed("error", "why"))
+    failed.fail(RequestFailedError("error", "why"))
     parked.parked = True
     sampling, arrived = Sampling(max_tokens=9, seed=4), running.times.arrived
     for attempt in (1, 2):  # each submission has a number of its own
@@ -167,8 +167,8 @@ def test_a_request_dies_by_reference_counting_alone() -> None:
                 log.admit(one)
                 one.push(ord("z"), "length" if end == "finish" else None)
                 if end == "fail":
-                    one.fail(RequestFailed("error", "why"))
-                    with pytest.raises(RequestFailed):
+                    one.fail(RequestFailedError("error", "why"))
+                    with pytest.raises(RequestFailedError):
                         one.take()
                 gone = weakref.ref(one)
                 log.release("a")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceeded
+from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceededError
 from plimsoll_engine.http.limits import SMALL_BODY_BYTES
 
 MIB = 1 << 20
@@ -19,12 +19,12 @@ def test_one_client_has_half_and_others_the_rest() -> None:
     budget = BodyBudget(lambda: 8 * MIB, 10)
     with budget.open("a") as first, budget.open("a") as second, budget.open("b") as other:
         first.reserve(4 * MIB)
-        with pytest.raises(BodyBudgetExceeded, match="your other requests") as refused:
+        with pytest.raises(BodyBudgetExceededError, match="your other requests") as refused:
             second.reserve(MIB)
         assert refused.value.by_client
         other.reserve(3 * MIB)
         with budget.open("c") as third:
-            with pytest.raises(BodyBudgetExceeded, match="retry later") as refused:
+            with pytest.raises(BodyBudgetExceededError, match="retry later") as refused:
                 third.reserve(2 * MIB)
             assert not refused.value.by_client
             third.reserve(MIB)
@@ -49,7 +49,7 @@ def test_whatever_comes_stays_within_the_bound_and_goes(bodies: list[tuple[str, 
         reservation = budget.open(client)
         try:
             reservation.reserve(size)
-        except BodyBudgetExceeded:
+        except BodyBudgetExceededError:
             assert size > SMALL_BODY_BYTES
         else:
             reservation.add_held(size)

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from plimsoll_engine import server
 from plimsoll_engine.api.answer import encode_error_body, refuse_connection
-from plimsoll_engine.api.body import BodyReader, BodyRefused
+from plimsoll_engine.api.body import BodyReader, BodyRefusedError
 from plimsoll_engine.http import connection
 from plimsoll_engine.http.budget import BodyBudget
 from plimsoll_engine.http.connection import Connection
@@ -55,7 +55,7 @@ class App:
         try:
             async with self._reader.read(Request(scope, receive), MOST) as body:
                 response = Response(str(len(body.raw)))
-        except BodyRefused as error:
+        except BodyRefusedError as error:
             response = Response(
                 encode_error_body(error.status, str(error), error.code), error.status
             )

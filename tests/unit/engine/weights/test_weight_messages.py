@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from plimsoll_engine.messages import weight_ipc
-from plimsoll_engine.messages.weight_ipc import MappingLost, MappingRefusal, PoolClaim
+from plimsoll_engine.messages.weight_ipc import MappingLostError, MappingRefusal, PoolClaim
 
 
 def test_an_answer_is_read_although_the_other_side_closed_right_after_it(
@@ -29,5 +29,5 @@ def test_an_answer_is_read_although_the_other_side_closed_right_after_it(
         monkeypatch.setattr(socket, "send_fds", answered)
         weight_ipc.send_message(worker, PoolClaim())
         assert weight_ipc.receive_reply(worker) == (MappingRefusal("why", permanent=False), None)
-        with pytest.raises(MappingLost):
+        with pytest.raises(MappingLostError):
             weight_ipc.send_message(worker, PoolClaim())

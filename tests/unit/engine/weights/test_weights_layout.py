@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plimsoll_engine.messages import weight_ipc
 from plimsoll_engine.messages.weight_ipc import (
     Manifest,
-    MappingLost,
+    MappingLostError,
     MappingRefusal,
     MappingReleased,
     PoolClaim,
@@ -153,7 +153,7 @@ def test_a_weight_server_that_is_gone_cuts_the_mapping() -> None:
     with worker:
         server.sendall(b"\x00\x00\x00\x09half")
         server.close()
-        with pytest.raises(MappingLost, match="the weight server closed the connection"):
+        with pytest.raises(MappingLostError, match="the weight server closed the connection"):
             weight_ipc.receive_reply(worker)
 
 
@@ -164,5 +164,5 @@ def test_what_a_worker_asks_for_arrives_and_a_silent_end_is_a_cut() -> None:
             weight_ipc.send_message(worker, request)
             assert weight_ipc.receive_request(server) == request
         worker.close()
-        with pytest.raises(MappingLost, match="the weight server closed the connection"):
+        with pytest.raises(MappingLostError, match="the weight server closed the connection"):
             weight_ipc.receive_request(server)

@@ -34,7 +34,7 @@ from plimsoll_engine.messages.handover import (
     BlockTable,
     Handover,
     HandoverOutcome,
-    HandoverRefused,
+    HandoverRefusedError,
     PoolLayout,
 )
 from plimsoll_engine.messages.worker_ipc import Grammar, Sampling, Submit
@@ -316,7 +316,9 @@ def test_a_written_block_is_noticed(make: Make, tiny_model: Any) -> None:
     kv = old.engine.runner.kv
     assert kv is not None
     kv[1, -1, used[-1] * BLOCK + BLOCK - 1, -1, -1] += 1.0
-    with pytest.raises(HandoverRefused, match=rf"1 of \d+ blocks .* block {used[-1]}$") as refused:
+    with pytest.raises(
+        HandoverRefusedError, match=rf"1 of \d+ blocks .* block {used[-1]}$"
+    ) as refused:
         make(memory, data)
     assert refused.value.outcome is HandoverOutcome.BAD_CONTENTS
 
@@ -347,7 +349,7 @@ def test_another_model_or_pool_is_refused(
 ) -> None:
     memory = memory_of(tiny_model)
     _, data = stopped(make, memory, 3)
-    with pytest.raises(HandoverRefused, match=next(iter(changes))) as refused:
+    with pytest.raises(HandoverRefusedError, match=next(iter(changes))) as refused:
         make(memory, data, changes)
     assert refused.value.outcome is outcome
 
@@ -470,7 +472,7 @@ def test_no_changed_byte_is_accepted(handover: Handover, data: st.DataObject) ->
     message = bytearray(messages.encode_handover(handover))
     place = data.draw(st.integers(0, len(message) - 1))
     message[place] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(HandoverRefused) as refused:
+    with pytest.raises(HandoverRefusedError) as refused:
         messages.decode_handover(bytes(message))
     assert refused.value.outcome is HandoverOutcome.DAMAGED
 
@@ -480,7 +482,7 @@ def test_no_cut_or_longer_message_is_accepted(handover: Handover, data: st.DataO
     message = messages.encode_handover(handover)
     cut = data.draw(st.integers(0, len(message) - 1))
     for wrong in (message[:cut], message + b"\x00", b""):
-        with pytest.raises(HandoverRefused) as refused:
+        with pytest.raises(HandoverRefusedError) as refused:
             messages.decode_handover(wrong)
         assert refused.value.outcome is HandoverOutcome.DAMAGED
 
@@ -488,7 +490,7 @@ def test_no_cut_or_longer_message_is_accepted(handover: Handover, data: st.DataO
 @given(st.binary(max_size=200))
 def test_no_other_bytes_are_accepted(data: bytes) -> None:
     for wrong in (data, messages.MAGIC + data):
-        with pytest.raises(HandoverRefused):
+        with pytest.raises(HandoverRefusedError):
             messages.decode_handover(wrong)
 
 
@@ -500,20 +502,20 @@ def test_another_version_and_a_body_that_is_none_are_refused(
         patch.setattr(messages, "VERSION", 2)
         newer = messages.encode_handover(handover)
     with pytest.raises(
-        HandoverRefused, match="has version 2; only version 1 is supported"
+        HandoverRefusedError, match="has version 2; only version 1 is supported"
     ) as refused:
         messages.decode_handover(newer)
     assert refused.value.outcome is HandoverOutcome.OTHER_VERSION
     body = b"\x93\x01\x02\x03"
     head = messages._HEADER.pack(messages.MAGIC, 1, messages._compute_digest(1, body))
-    with pytest.raises(HandoverRefused) as refused:
+    with pytest.raises(HandoverRefusedError) as refused:
         messages.decode_handover(head + body)
     assert refused.value.outcome is HandoverOutcome.DAMAGED
 
 
 def test_a_message_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_HANDOVER_BYTES", 100)
-    with pytest.raises(HandoverRefused, match="exceed 100 bytes") as refused:
+    with pytest.raises(HandoverRefusedError, match="exceed 100 bytes") as refused:
         messages.encode_handover(sealed([], msgspec.structs.replace(LAYOUT, weights=bytes(200))))
     assert refused.value.outcome is HandoverOutcome.TOO_LARGE
 
@@ -569,7 +571,7 @@ def test_changed_tables_are_refused_or_name_other_contents(
         return
     found = messages.decode_handover(messages.encode_handover(other))
     if any(True for _ in audit.find_problems(found, SEQS)):
-        with pytest.raises(HandoverRefused) as refused:
+        with pytest.raises(HandoverRefusedError) as refused:
             audit.check_handover(found, LAYOUT, SEQS)
         assert refused.value.outcome is HandoverOutcome.BAD_TABLES
         return
@@ -588,20 +590,20 @@ def test_more_requests_than_places_are_refused() -> None:
         msgspec.structs.replace(table, request_id=str(number), blocks=[number])
         for number in range(SEQS + 1)
     ]
-    with pytest.raises(HandoverRefused, match=f"{SEQS + 1} requests ran"):
+    with pytest.raises(HandoverRefusedError, match=f"{SEQS + 1} requests ran"):
         audit.check_handover(sealed(tables, LAYOUT), LAYOUT, SEQS)
 
 
 def test_a_block_with_two_contents_names_the_request() -> None:
     tables = [BlockTable(name, 1, [0], [], bytes(16), [0]) for name in ("a", "b")]
-    with pytest.raises(HandoverRefused, match=r"contents for block 0; one of them is b$"):
+    with pytest.raises(HandoverRefusedError, match=r"contents for block 0; one of them is b$"):
         audit.check_handover(sealed(tables, LAYOUT), LAYOUT, SEQS)
 
 
 def test_counts_that_disagree_are_refused() -> None:
     table = BlockTable("a", 1, [0], [], bytes(16), [0])
     for used, held in ((1, 2), (2, 1)):
-        with pytest.raises(HandoverRefused, match="counted"):
+        with pytest.raises(HandoverRefusedError, match="counted"):
             audit.check_handover(Handover(LAYOUT, [table], used, held), LAYOUT, SEQS)
 
 

@@ -25,7 +25,7 @@ from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.speculation import drafting as core
 from plimsoll_engine.core.speculation.draft_model import DraftModel
 from plimsoll_engine.core.speculation.drafting import Proposer, Speculation
-from plimsoll_engine.errors import DeviceLost, FatalWorkerError, LoadError, RanksLost
+from plimsoll_engine.errors import DeviceLostError, FatalWorkerError, LoadError, RanksLostError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
@@ -230,7 +230,9 @@ def test_a_draft_model_that_fails_stops_no_request(
     assert engine.speculation.proposer.asked <= len(KINDS)  # each request tries once
 
 
-@pytest.mark.parametrize("error", [DeviceLost("no device"), RanksLost("rank 1 has exited")])
+@pytest.mark.parametrize(
+    "error", [DeviceLostError("no device"), RanksLostError("rank 1 has exited")]
+)
 def test_what_ends_the_worker_is_no_draft_s_failure(
     engines: Engines, tiny_model: Any, helpers: Any, error: FatalWorkerError
 ) -> None:
