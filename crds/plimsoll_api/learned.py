@@ -67,7 +67,9 @@ _Workloads = Annotated[tuple[LearnedWorkload, ...], msgspec.Meta(max_length=MAX_
 def decode(data: bytes) -> tuple[LearnedWorkload, ...]:
     """Parse a learned file. Raises :class:`decoding.MalformedError` if it is invalid."""
     if len(data) > MAX_LEARNED_BYTES:
-        raise decoding.MalformedError(f"it has more than {MAX_LEARNED_BYTES >> 10} KiB")
+        raise decoding.MalformedError(
+            f"the learned file has more than {MAX_LEARNED_BYTES >> 10} KiB"
+        )
     workloads: tuple[LearnedWorkload, ...] = decoding.decode(data, _Workloads)
     return workloads
 

@@ -80,7 +80,7 @@ class ScaleTarget(ResourceModel):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.cpu_percent is None) == (self.metric is None):
-            raise ValueError("autoscaling.target needs one of cpuPercent and metric")
+            raise ValueError("autoscaling.target needs exactly one of cpuPercent and metric")
         return self
 
 
@@ -127,7 +127,7 @@ class Autoscaling(ResourceModel):
         json_schema_extra=validations(
             rule(
                 "has(self.cpuPercent) != has(self.metric)",
-                "autoscaling.target needs one of cpuPercent and metric",
+                "autoscaling.target needs exactly one of cpuPercent and metric",
             )
         ),
     )

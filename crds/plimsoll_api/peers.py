@@ -55,7 +55,7 @@ _Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_PEERS)]
 def decode(data: bytes) -> tuple[Peer, ...]:
     """Parse a peers file. Raises :class:`decoding.MalformedError` if it is invalid."""
     if len(data) > MAX_PEERS_BYTES:
-        raise decoding.MalformedError(f"it has more than {MAX_PEERS_BYTES >> 10} KiB")
+        raise decoding.MalformedError(f"the peers file has more than {MAX_PEERS_BYTES >> 10} KiB")
     peers: tuple[Peer, ...] = decoding.decode(data, _Peers)
     return peers
 

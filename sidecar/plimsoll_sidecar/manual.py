@@ -83,7 +83,7 @@ def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not 0 <= seconds <= readiness.MAX_REASON_S:  # also rejects nan
         raise argparse.ArgumentTypeError(
-            f"invalid seconds {text}: must be 0 to {readiness.MAX_REASON_S:.0f}"
+            f"must be from 0 to {readiness.MAX_REASON_S:.0f} seconds, not {text}"
         )
     return seconds
 

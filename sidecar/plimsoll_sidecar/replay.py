@@ -95,7 +95,7 @@ def replay(
     if budget is not None:
         limit = header.limits.host
         if limit is not None and budget.growth_bytes > limit and not budget.auto:
-            raise TraceError(f"{path}:1: the budget is larger than limits.host ({limit})")
+            raise TraceError(f"{path}:1: the budget must not be larger than limits.host ({limit})")
         memory = replace(memory, host=replace(budget, limit_bytes=limit))
     return replay_samples(samples, memory, Supervision(mode=mode), header.interval_s, header.name)
 
@@ -171,9 +171,9 @@ def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator
 def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
     """Return the budgets in the header of a trace. Raises :class:`TraceError`."""
     if not header.interval_s > 0:
-        raise TraceError(f"{path}:1: interval_s is {header.interval_s}, but must be above zero")
+        raise TraceError(f"{path}:1: interval_s must be greater than 0, not {header.interval_s}")
     if not 0 <= header.warmup_s < float("inf"):
-        raise TraceError(f"{path}:1: warmup_s is {header.warmup_s}, but must not be negative")
+        raise TraceError(f"{path}:1: warmup_s must be at least 0, not {header.warmup_s}")
     host = _read_budget(path, "host", header.budget.host, header.limits.host)
     device = _read_budget(path, "device", header.budget.device, header.limits.device)
     return MemoryPolicy(
@@ -301,9 +301,9 @@ def _read_budget(
     if budget is None:
         return None
     if budget.growth <= 0 or not budget.window_s > 0:
-        raise TraceError(f"{path}:1: budget.{kind}: growth and window_s must be above zero")
+        raise TraceError(f"{path}:1: budget.{kind}: growth and window_s must be greater than 0")
     if limit is not None and limit <= 0:
-        raise TraceError(f"{path}:1: limits.{kind} is {limit}, but must be above zero or null")
+        raise TraceError(f"{path}:1: limits.{kind} must be greater than 0 or null, not {limit}")
     return MemoryBudget(growth_bytes=budget.growth, window_s=budget.window_s, limit_bytes=limit)
 
 

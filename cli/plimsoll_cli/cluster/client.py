@@ -181,7 +181,7 @@ class Cluster:
             group = self.get(f"/apis/{API_GROUP}")
         except NotFoundError:
             raise RunError(
-                f"{API_GROUP} is not installed on {self.host}: kubectl apply --server-side -k "
+                f"{API_GROUP} is not installed on {self.host}: run kubectl apply --server-side -k "
                 "config"
             ) from None
         versions = [one["version"] for one in group["versions"]]

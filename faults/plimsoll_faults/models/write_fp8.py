@@ -32,13 +32,13 @@ QUANTIZED_SCALE = ".weight_scale"
 def write_fp8(source: Path, target: Path) -> None:
     """Write the checkpoint ``source`` into the new folder ``target`` with FP8 weights.
 
-    LoadError names what cannot be quantized, FileExistsError a folder that is there already.
+    Raises LoadError that names what cannot be quantized, and FileExistsError if ``target`` exists.
     """
     config = loader.load_config(source)
     if not decoder.supports(config) or loader.read_quantization(config) is not None:
         raise LoadError(
-            f"{source}: only text models of {', '.join(decoder.FAMILY)} that are not quantized yet"
-            " can be"
+            f"{source}: cannot be quantized: only unquantized text models of "
+            f"{', '.join(decoder.FAMILY)} are supported"
         )
     kept = quantization.Quantization(quantization.WHOLE)
     matrices = {

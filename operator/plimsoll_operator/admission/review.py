@@ -108,7 +108,7 @@ class Reviewer:
     def answer_bytes(self, body: bytes) -> bytes:
         """Return the JSON response to a JSON review. Raises ValueError if ``body`` is not JSON."""
         if is_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
-            raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+            raise ValueError(f"the body is nested more than {MAX_DEPTH} levels deep")
         return json.dumps(self.answer(json.loads(body))).encode()
 
     def answer(self, review: Any) -> Object:

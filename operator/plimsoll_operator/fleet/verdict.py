@@ -77,7 +77,7 @@ def _leak(
         text = same_leak(leaking.leak, leaking.leaking, leaking.replicas, revision, leaking.since)
         return {"leaks": Leaks.YES.value, "message": text}
     if revision == suspect:
-        return {"leaks": Leaks.YES.value, "message": "its leaking replicas no longer exist"}
+        return {"leaks": Leaks.YES.value, "message": "the leaking replicas no longer exist"}
     return None
 
 

@@ -80,13 +80,13 @@ def restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
     template = (spec.get("template") or {}).get("metadata") or {}
     strategy = (spec.get("updateStrategy") or {}).get("type")
     if meta.get("deletionTimestamp"):
-        return "it is being deleted"
+        return "the workload is being deleted"
     if not policy.spec.selector.matches(template.get("labels") or {}):
         return "the policy's selector does not match its pod template: restart it yourself"
     if spec.get("paused"):
-        return "its rollout is paused: resume it"
+        return "the workload's rollout is paused: resume it"
     if strategy == "OnDelete":
-        return "its updateStrategy is OnDelete: delete its pods yourself"
+        return "the workload's updateStrategy is OnDelete: delete its pods yourself"
     if _is_rolling_out(live["kind"], meta, status):
         return "waiting for the rollout in progress"
     return ""

@@ -120,8 +120,9 @@ def reconcile(
         if pinned is None and (found := find_dependency(pod_template(service, images)["spec"])):
             # a revision that is already running may continue
             raise InvalidSpecError(
-                f"the pod's {found}, which is another one, for containers of a service share their"
-                " process IDs: signal the engine by its name, or start it without an init system"
+                f"the pod's {found}, but the containers of a service share their process IDs, and"
+                " process 1 is another process: signal the engine by its name, or start it without"
+                " an init system"
             )
         is_open = any(
             (one.get("status") or {}).get("phase") not in ENDED_PHASES for one in incidents
@@ -138,7 +139,7 @@ def reconcile(
             raise
         # The schema is open: a malformed template fails only here. The API server checks the rest.
         raise InvalidSpecError(
-            "spec.podTemplate: a field is of another type than in a pod template: compare it with"
+            "spec.podTemplate: a field has a type that pod templates do not allow: compare it with"
             " kubectl explain deployment.spec.template"
         ) from error
     known_revisions = before.get("revisions") or {}

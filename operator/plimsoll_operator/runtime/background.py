@@ -59,7 +59,7 @@ class Background:
             started = self._clock()
             try:
                 await part()
-                raise RuntimeError("it ended unexpectedly")
+                raise RuntimeError(f"{name} ended unexpectedly")
             except Exception as error:
                 consecutive = 1 if self._clock() - started >= RECOVERED_S else consecutive + 1
                 self.failures[name] += 1

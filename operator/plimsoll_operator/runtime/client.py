@@ -107,7 +107,7 @@ class Api:
         settings.connection_pool_maxsize = 0  # each watch keeps a connection
         try:
             if kubeconfig:
-                raise config.ConfigException("a file was named")
+                raise config.ConfigException("a kubeconfig was named")
             config.load_incluster_config(client_configuration=settings)
         except config.ConfigException:
             try:
@@ -223,7 +223,7 @@ class Api:
         except aiohttp.ClientError as error:
             raise OSError(f"{subject}: {error or repr(error)}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise OSError(f"{subject}: this is not an event: {error}") from error
+            raise OSError(f"{subject}: the line is not a watch event: {error}") from error
         finally:
             response.response.close()
 

@@ -98,9 +98,11 @@ class Election:
                 log.warning("cannot renew the leader's Lease: %s", str(error) or repr(error))
             else:
                 if not self.leading:
-                    raise LeadershipLostError(f"{self._name} is held by {holder}")
+                    raise LeadershipLostError(f"Lease {self._name} is held by {holder}")
         self.leading = False
-        raise LeadershipLostError(f"not renewed for {self._clock() - self._renewed:.0f} s")
+        raise LeadershipLostError(
+            f"Lease {self._name} was not renewed for {self._clock() - self._renewed:.0f} s"
+        )
 
     async def release(self) -> None:
         """Release the Lease, so that the next leader does not have to wait. Log a failure."""

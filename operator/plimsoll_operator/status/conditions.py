@@ -242,7 +242,7 @@ def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> 
     evidence = (
         same_leak(suspect.leak, suspect.leaking, suspect.replicas, suspect.revision, suspect.since)
         if suspect
-        else "its leaking replicas no longer exist"
+        else "the leaking replicas no longer exist"
     )
     verdicts = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK, evidence)]
     if acts:

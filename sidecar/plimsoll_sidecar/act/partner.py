@@ -158,7 +158,7 @@ def _read_model(server: HttpClient) -> str:
     status, body = server.call("GET", MODELS, REQUEST_TIMEOUT_S)
     models = decode(body, _Models).data if status == 200 else []
     if not models:
-        raise EngineError(f"GET {MODELS}: HTTP {status}, without a model to send a request to")
+        raise EngineError(f"GET {MODELS}: HTTP {status}: the answer lists no model")
     return models[0].id
 
 

@@ -184,7 +184,10 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
         {"autoscaling": {"minReplicas": 3, "maxReplicas": 2, "target": {"cpuPercent": 1}}},
         "autoscaling.minReplicas",
     ),
-    ({"autoscaling": {"maxReplicas": 2, "target": {}}}, "needs one of cpuPercent and metric"),
+    (
+        {"autoscaling": {"maxReplicas": 2, "target": {}}},
+        "needs exactly one of cpuPercent and metric",
+    ),
     ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
     ({"rollout": {"onLeak": "Panic"}}, "spec.rollout.onLeak"),
     ({"engine": {"type": "vllm"}}, "engine.image is needed"),

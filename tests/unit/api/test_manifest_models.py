@@ -125,7 +125,10 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
             {"autoscaling": {"minReplicas": 3, "maxReplicas": 2, "target": {"cpuPercent": 80}}},
             "autoscaling.minReplicas 3",
         ),
-        ({"autoscaling": {"maxReplicas": 2, "target": {}}}, "needs one of cpuPercent and metric"),
+        (
+            {"autoscaling": {"maxReplicas": 2, "target": {}}},
+            "needs exactly one of cpuPercent and metric",
+        ),
         ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
         ({"rollout": {"maxSurge": "many"}}, "spec.rollout.maxSurge"),
         ({"observability": {"podMonitor": {"interval": "0s"}}}, "podMonitor.interval"),

@@ -364,7 +364,7 @@ def test_what_cannot_be_written_is_said(
     monkeypatch.setattr("sys.argv", ["write_fp8", str(fp8), str(tmp_path / "again")])
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert "not quantized yet" in capsys.readouterr().err
+    assert "cannot be quantized" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
 
 

@@ -177,7 +177,7 @@ def test_a_workload_without_a_rolling_restart_waits_for_somebody(
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (live(paused=True), "its rollout is paused"),
+        (live(paused=True), "the workload's rollout is paused"),
         (live("StatefulSet", updateStrategy={"type": "OnDelete"}), "updateStrategy is OnDelete"),
         (live(template={"metadata": {"labels": {"app": "other"}}}), "does not match its pod temp"),
         (live() | {"status": {"observedGeneration": 0}}, "rollout in progress"),

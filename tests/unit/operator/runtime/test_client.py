@@ -160,7 +160,7 @@ def test_an_event_that_is_none_ends_the_watch_as_a_silent_server_does(
     server: Server, tmp_path: Path, item: str
 ) -> None:
     server.answer = b'{"type": "ADDED", "object": %s}\n' % item.encode()
-    with pytest.raises(OSError, match="this is not an event"):
+    with pytest.raises(OSError, match="the line is not a watch event"):
         asked(server, tmp_path, lambda api: anext(api.watch(POD, "n", "7")))
 
 
