@@ -177,22 +177,22 @@ class _Composer:
         _check_depth(depth, made, event)
         return made
 
-    def fill(self, made: Node, depth: int) -> None:
+    def fill(self, node: Node, depth: int) -> None:
         """Read the children of a list or mapping."""
         for event in self.events:
             if isinstance(event, yaml.CollectionEndEvent):
                 break
-            _check_depth(depth, made, event)
+            _check_depth(depth, node, event)
             child = self.node(event, depth + 1)
-            made.children.append(child)
-            made.size += child.size
-            made.height = max(made.height, child.height + 1)
-        made.open = False
-        if made.flow:
-            made.end = event.end_mark.index
-        elif made.children:
-            made.end = made.children[-1].end
-            made.keeps_line_ends = made.children[-1].keeps_line_ends
+            node.children.append(child)
+            node.size += child.size
+            node.height = max(node.height, child.height + 1)
+        node.open = False
+        if node.flow:
+            node.end = event.end_mark.index
+        elif node.children:
+            node.end = node.children[-1].end
+            node.keeps_line_ends = node.children[-1].keeps_line_ends
 
     def scalar(self, event: Any, start: int, end: int) -> Node:
         """Return a scalar node with its value."""
@@ -243,8 +243,8 @@ class _Composer:
         return made
 
 
-def _check_depth(depth: int, made: Node, event: Any) -> None:
-    if depth + made.height > MAX_NESTING:
+def _check_depth(depth: int, node: Node, event: Any) -> None:
+    if depth + node.height > MAX_NESTING:
         raise YamlError(f"nested in more than {MAX_NESTING} levels", _get_position(event))
 
 

@@ -56,15 +56,18 @@ class History:
         self._values = array("q", [UNKNOWN_VALUE]) * (points * ROW_VALUES)
         self._lock = threading.Lock()
 
-    def add(self, at: float, seen: Assessment) -> None:
+    def add(self, at: float, assessment: Assessment) -> None:
         """Add a sample, or skip it if less than the interval has passed."""
         self._skipped += 1
         if self._skipped < self._every:
             return
         self._skipped = 0
-        row = [seen.segments.get(segment, UNKNOWN_VALUE) for segment in SEGMENTS]
-        row += [_get_baseline(seen.host), _get_baseline(seen.reserved or seen.device)]
-        row += [_get_growth(seen.host), _get_growth(seen.device)]
+        row = [assessment.segments.get(segment, UNKNOWN_VALUE) for segment in SEGMENTS]
+        row += [
+            _get_baseline(assessment.host),
+            _get_baseline(assessment.reserved or assessment.device),
+        ]
+        row += [_get_growth(assessment.host), _get_growth(assessment.device)]
         with self._lock:
             self._times[self._count] = at
             self._values[self._count * ROW_VALUES : (self._count + 1) * ROW_VALUES] = array(

@@ -225,10 +225,10 @@ def render_budgets(
     return _render_table("Leak budgets", head, made)
 
 
-def render_suspicions(seen: Assessment) -> str:
+def render_suspicions(assessment: Assessment) -> str:
     """Return a line for each suspicion and each slow leak, as HTML."""
-    texts = [f"Suspected: {text}" for text in suspicion_texts(seen.suspicions)]
-    texts += [f"Slow leak: {text}" for text in slow_leak_texts(seen.slow)]
+    texts = [f"Suspected: {text}" for text in suspicion_texts(assessment.suspicions)]
+    texts += [f"Slow leak: {text}" for text in slow_leak_texts(assessment.slow)]
     return "".join(f"<p>{escape(text)}.</p>" for text in texts)
 
 
@@ -281,13 +281,13 @@ def _render_incident(story: Story) -> str:
     )
 
 
-def render_segments(seen: Assessment) -> str:
+def render_segments(assessment: Assessment) -> str:
     """Return a table of the newest sizes, as a text alternative to the chart."""
     rows = [
         f"<tr><th scope=row><i class='s-{segment.value}'></i>{segment.value}</th>"
-        f"<td class=n>{format_bytes(seen.segments[segment])}</td></tr>"
+        f"<td class=n>{format_bytes(assessment.segments[segment])}</td></tr>"
         for segment in Segment
-        if segment in seen.segments
+        if segment in assessment.segments
     ]
     return (
         _render_table("Current segments", ("segment", ">size"), rows)

@@ -182,22 +182,25 @@ class Supervisor:
         self._journal.mark_acknowledged()
         self.display.update(seen, turn.events, self._config, self._governor, self._journal)
 
-    def _learn_budgets(self, seen: Observation) -> None:
+    def _learn_budgets(self, observation: Observation) -> None:
         """Learn the ``Auto`` budgets, and apply new sizes while no incident is open."""
         memory, learned = self._config.current.memory, self._journal.learned
-        if seen.engine.epoch is None or seen.status is None:
+        if observation.engine.epoch is None or observation.status is None:
             return
-        revision = f"{seen.status.model} {seen.status.version}"
+        revision = f"{observation.status.model} {observation.status.version}"
         growing = self._governor.list_growing_kinds()
-        learned.observe(seen.now, seen.engine.epoch, revision, seen.assessment, growing)
+        learned.observe(
+            observation.now, observation.engine.epoch, revision, observation.assessment, growing
+        )
         if self._journal.is_learned_due or not self._learned_shown:
             self._learned_shown = True
             self._metrics.show_learned(
-                learned.make_reports(memory.auto), learned.list_memory_needs(seen.status.ledger)
+                learned.make_reports(memory.auto),
+                learned.list_memory_needs(observation.status.ledger),
             )
         if self._governor.state.incidents:
             return
-        found = learned.find_changed_budgets(seen.now, memory, self._governor.budgets)
+        found = learned.find_changed_budgets(observation.now, memory, self._governor.budgets)
         if found is not None:
             self._apply_budgets(found)
 

@@ -47,24 +47,24 @@ class Display:
         self.history = History()
 
     def update(
-        self, seen: Observation, events: list[Event], config: ConfigFile, governor: Governor,
+        self, observation: Observation, events: list[Event], config: ConfigFile, governor: Governor,
         journal: JournalManager,
     ) -> None:  # fmt: skip
         """Publish the result of one turn after it was written to the journal."""
-        left, standing = governor.count_restarts_left(seen.now), governor.state
+        left, standing = governor.count_restarts_left(observation.now), governor.state
         self._metrics.count_events(events)
         self._metrics.show_status(
             len(standing.incidents), left, journal.backlog, standing.exhausted
         )
-        self.history.add(seen.now, seen.assessment)
-        current, engine = config.current, seen.engine
+        self.history.add(observation.now, observation.assessment)
+        current, engine = config.current, observation.engine
         view = View(
-            time=seen.now,
+            time=observation.now,
             service=current.service.name,
             mode=current.supervision.mode.value,
             engine_state=engine.state.value if engine.state else None,
             epoch=engine.epoch,
-            assessment=seen.assessment,
+            assessment=observation.assessment,
             budgets=msgspec.Raw(msgspec.json.encode(governor.memory)),
             open=standing.incidents,
             recent=journal.recent,
@@ -74,9 +74,11 @@ class Display:
             set_aside=journal.set_aside,
             config_error=config.error,
             ladder=list(current.supervision.ladder),
-            ledger=seen.status.ledger if seen.status is not None else [],
-            out_of_service={reason: seen.now + s for reason, s in seen.out_of_service.items()},
-            signals=seen.signals,
+            ledger=observation.status.ledger if observation.status is not None else [],
+            out_of_service={
+                reason: observation.now + s for reason, s in observation.out_of_service.items()
+            },
+            signals=observation.signals,
             role=current.service.role,
         )
         self.state = msgspec.json.encode(view)

@@ -294,14 +294,14 @@ def check_webhook(cluster: Cluster, policy: Object) -> Iterator[Check]:
     yield check_admission(name, made, str(meta["name"]))
 
 
-def check_admission(name: str, made: Object, policy: str) -> Check:
+def check_admission(name: str, created_pod: Object, policy: str) -> Check:
     """Check what admission changed in the test pod."""
-    meta = made["metadata"]
+    meta = created_pod["metadata"]
     owner = (meta.get("labels") or {}).get(POLICY_LABEL)
     refusal = (meta.get("annotations") or {}).get(REFUSED)
-    if is_supervised(made) and owner == policy:
+    if is_supervised(created_pod) and owner == policy:
         return Check(name, True, "a new pod gets a supervisor (dry run)")
-    if is_supervised(made):
+    if is_supervised(created_pod):
         text = f"the older policy {owner} supervises these pods: narrow one of the selectors"
         return Check(name, False, text)
     if refusal is not None:

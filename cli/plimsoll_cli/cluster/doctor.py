@@ -245,46 +245,49 @@ def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -
             yield Check(f"{named} drained", False, text)
 
 
-def format_out_of_service(pod: str, seen: ActionAnswer) -> str:
+def format_out_of_service(pod: str, answer: ActionAnswer) -> str:
     """Return the reasons why the supervisor keeps its pod unready; empty if it does not."""
-    if not seen.out_of_service:
+    if not answer.out_of_service:
         return ""
     reasons = ", ".join(
         f"{UNREADY_TEXTS[reason]} (until plimsoll resume {pod})"
         if reason == UNREADY_MANUAL
         else f"{UNREADY_TEXTS[reason]} (at most {left_s / 60:.0f} min more)"
-        for reason, left_s in seen.out_of_service.items()
+        for reason, left_s in answer.out_of_service.items()
         if reason in UNREADY_TEXTS
     )
     return f"out of service: {reasons}; "
 
 
-def _format_observation(seen: ActionAnswer) -> str:
+def _format_observation(answer: ActionAnswer) -> str:
     """Return what a supervisor observes and what its engine supports, as text."""
     host = (
-        f"host memory by {seen.host_memory}"
-        if seen.host_memory
+        f"host memory by {answer.host_memory}"
+        if answer.host_memory
         else (
             "no host memory (set shareProcessNamespace, and run both containers as the same user)"
         )
     )
-    device = f"device memory by {seen.device_memory}" if seen.device_memory else "no device memory"
-    device += f" ({'; '.join(seen.device_reasons or [seen.nvml])})"
+    device = (
+        f"device memory by {answer.device_memory}" if answer.device_memory else "no device memory"
+    )
+    device += f" ({'; '.join(answer.device_reasons or [answer.nvml])})"
     return (
-        f"engine {seen.version} {seen.state}, epoch {seen.epoch}; supervisor {seen.supervisor}; "
-        f"observes {host}, {device}; supports {', '.join(sorted(seen.capabilities))}"
+        f"engine {answer.version} {answer.state}, epoch {answer.epoch}; "
+        f"supervisor {answer.supervisor}; observes {host}, {device}; "
+        f"supports {', '.join(sorted(answer.capabilities))}"
     )
 
 
-def check_shared_memory(name: str, seen: ActionAnswer) -> Iterator[Check]:
+def check_shared_memory(name: str, answer: ActionAnswer) -> Iterator[Check]:
     """Check for memory in ``/dev/shm`` that no process uses.
 
     Yields nothing if the pod has no volume there, because the supervisor then cannot see it.
     """
-    if seen.shared_memory_error:
-        yield Check(f"{name} /dev/shm", None, f"unknown: {seen.shared_memory_error}")
-    elif seen.shared_orphan is not None:
-        size = format_bytes(seen.shared_orphan)
+    if answer.shared_memory_error:
+        yield Check(f"{name} /dev/shm", None, f"unknown: {answer.shared_memory_error}")
+    elif answer.shared_orphan is not None:
+        size = format_bytes(answer.shared_orphan)
         yield Check(f"{name} /dev/shm", True, f"no process uses {size}")
 
 

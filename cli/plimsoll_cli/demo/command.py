@@ -83,17 +83,21 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
 
 
 def _write_report(
-    out: Path, plan: Plan, seen: Observations, troubles: list[str], print_line: runner.PrintLine
+    out: Path,
+    plan: Plan,
+    observations: Observations,
+    troubles: list[str],
+    print_line: runner.PrintLine,
 ) -> None:
     """Write the report and print the story. Raises RunError if the demo failed."""
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
-    values = compute_figures(replace(seen, budget_bytes=budget))
+    values = compute_figures(replace(observations, budget_bytes=budget))
     problems = [*troubles, *find_problems(values)]
     command = ["plimsoll", *sys.argv[1:]]
     try:
         text = story.write_report(
-            out, seen, values, problems, plan.config.service.name, budget, command
+            out, observations, values, problems, plan.config.service.name, budget, command
         )
     except OSError as error:
         raise RunError(

@@ -50,10 +50,10 @@ def find_changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> l
     return sorted(editor.made, key=lambda one: (one.start, one.end, -one.indent))
 
 
-def apply_changes(text: str, made: Sequence[Change]) -> str:
+def apply_changes(text: str, changes: Sequence[Change]) -> str:
     """Return ``text`` with the edits applied."""
     parts, at = [], 0
-    for one in made:
+    for one in changes:
         if one.start < at:
             raise EditError("cannot apply two edits that overlap")
         parts += [text[at : one.start], one.new]
@@ -61,13 +61,13 @@ def apply_changes(text: str, made: Sequence[Change]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def format_record(made: Sequence[Change]) -> list[str]:
+def format_record(changes: Sequence[Change]) -> list[str]:
     """Return a line for each edit: ``+ PATH`` for an addition, or ``= PATH OLD_TEXT``."""
     return [
         f"+ {_format_path(one.path)}"
         if one.was is None
         else f"= {_format_path(one.path)} {json.dumps(one.was)}"
-        for one in made
+        for one in changes
     ]
 
 

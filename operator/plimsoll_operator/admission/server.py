@@ -147,13 +147,13 @@ class AdmissionServer:
         if not work.cancelled():
             work.exception()  # mark the exception as retrieved
 
-    def _refuse(self, why: str, status: int) -> web.Response:
+    def _refuse(self, reason: str, status: int) -> web.Response:
         self._failed()
         now = asyncio.get_running_loop().time()
         if now - self._last_log >= LOG_INTERVAL_S:
             self._last_log = now
-            log.warning("admission webhook: %s; the pod is created without a supervisor", why)
-        return web.Response(text=f"{why}\n", status=status)
+            log.warning("admission webhook: %s; the pod is created without a supervisor", reason)
+        return web.Response(text=f"{reason}\n", status=status)
 
     def stop(self) -> None:
         """Cancel all queued reviews."""

@@ -297,18 +297,20 @@ def _make_memory_needs(values: Mapping[bytes, float | None]) -> MemoryNeeds | No
 
 
 def _make_slow_leaks(
-    seen: Mapping[bytes, Mapping[bytes, tuple[float | None, str]]],
+    values: Mapping[bytes, Mapping[bytes, tuple[float | None, str]]],
 ) -> tuple[SlowLeak, ...] | None:
     """Return the slow leaks in a metrics page; None if the supervisor has not evaluated any yet."""
     evaluated = {
-        kind: value for kind, (value, _) in seen.get(_LEAK_METRIC, {}).items() if value is not None
+        kind: value
+        for kind, (value, _) in values.get(_LEAK_METRIC, {}).items()
+        if value is not None
     }
     if not evaluated:
         return None
     leaks = []
     for kind in sorted(evaluated):
-        rate, segment = seen.get(_LEAK_RATE_METRIC, {}).get(kind, (None, ""))
-        limit_s, _ = seen.get(_LEAK_LIMIT_METRIC, {}).get(kind, (None, ""))
+        rate, segment = values.get(_LEAK_RATE_METRIC, {}).get(kind, (None, ""))
+        limit_s, _ = values.get(_LEAK_LIMIT_METRIC, {}).get(kind, (None, ""))
         if evaluated[kind] and rate is not None:
             known = segment if segment in SEGMENTS else ""
             leaks.append(SlowLeak(kind.decode(), known, rate, limit_s))

@@ -27,8 +27,8 @@ old."""
 class Reflector:
     """Reflector that lists and watches one kind.
 
-    It calls ``listed`` with each full list, and ``seen`` with each changed object and whether it
-    was deleted.
+    It calls ``on_list`` with each full list, and ``on_event`` with each changed object and whether
+    the object was deleted.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Reflector:
         api: Api,
         kind: Kind,
         namespace: str | None,
-        listed: Callable[[list[Object]], None],
-        seen: Callable[[Object, bool], None],
+        on_list: Callable[[list[Object]], None],
+        on_event: Callable[[Object, bool], None],
         whole: bool = False,
     ) -> None:
         """Create a reflector of metadata or, with ``whole``, of complete objects."""
         self._api, self._kind, self._namespace, self._whole = api, kind, namespace, whole
-        self._listed, self._seen = listed, seen
+        self._on_list, self._on_event = on_list, on_event
         self.error: ApiError | OSError | TimeoutError | None = None
         """Last failure; None while the watch works."""
         self.tried = asyncio.Event()
@@ -76,7 +76,7 @@ class Reflector:
             async for page, listed in self._api.pages(self._kind, self._namespace):
                 items += page
                 version = version or listed
-        self._listed(items)
+        self._on_list(items)
         self.tried.set()
         return version
 
@@ -86,5 +86,5 @@ class Reflector:
         async for event, item in self._api.watch(self._kind, self._namespace, version, accept):
             version, self._failures = item["metadata"]["resourceVersion"], 0
             if event != "BOOKMARK":
-                self._seen(item, event == "DELETED")
+                self._on_event(item, event == "DELETED")
         return version

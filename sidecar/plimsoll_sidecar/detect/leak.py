@@ -258,8 +258,8 @@ class MemoryWatch:
         ratio = consumed / self.budget.growth_bytes
         limit = self.budget.limit_bytes
         if limit is not None:
-            room = max(1, limit - baseline.base)
-            ratio = max(ratio, max(0, growth) / room)
+            headroom = max(1, limit - baseline.base)
+            ratio = max(ratio, max(0, growth) / headroom)
             left = min(left, limit - floor.bytes)
         self.state.consumed_ratio = ratio
         if trend is not None:

@@ -232,13 +232,13 @@ class Pause:
         return self.cpu_s / self.seconds
 
 
-def find_pause_limit(silence: Pause, gaps: PauseHistory, timeout_s: float) -> tuple[float, str]:
+def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> tuple[float, str]:
     """Return the longest allowed pause in seconds, and why it is below the timeout, if it is."""
-    if silence.cpu_s is None:
-        limit_s, reason = _find_limit_from_history(silence, gaps)
+    if pause.cpu_s is None:
+        limit_s, reason = _find_limit_from_history(pause, history)
     else:
-        limit_s, reason = _find_limit_from_cpu_time(silence, gaps)
-        if silence.is_computing and limit_s < timeout_s:
+        limit_s, reason = _find_limit_from_cpu_time(pause, history)
+        if pause.is_computing and limit_s < timeout_s:
             limit_s += COMPUTING_EXTRA_S
             reason += (
                 f"; it used the CPU throughout, so the limit was {COMPUTING_EXTRA_S:.0f} s longer"
@@ -246,28 +246,28 @@ def find_pause_limit(silence: Pause, gaps: PauseHistory, timeout_s: float) -> tu
     return (limit_s, reason) if limit_s < timeout_s else (timeout_s, "")
 
 
-def _find_limit_from_history(silence: Pause, gaps: PauseHistory) -> tuple[float, str]:
-    if not gaps.has_seen(silence.demand):
+def _find_limit_from_history(pause: Pause, history: PauseHistory) -> tuple[float, str]:
+    if not history.has_seen(pause.demand):
         return math.inf, ""
-    return max(gaps.usual.bound_s, gaps.longest + MARGIN_S), _describe_longest(gaps)
+    return max(history.usual.bound_s, history.longest + MARGIN_S), _describe_longest(history)
 
 
-def _find_limit_from_cpu_time(silence: Pause, gaps: PauseHistory) -> tuple[float, str]:
-    longest = gaps.longest + MARGIN_S
-    if gaps.usual.is_known:
+def _find_limit_from_cpu_time(pause: Pause, history: PauseHistory) -> tuple[float, str]:
+    longest = history.longest + MARGIN_S
+    if history.usual.is_known:
         # A usual pause may last longer, but not much longer than a pause of a new kind.
-        longest = max(longest, min(gaps.usual.bound_s, FIRST_PATIENCE_S))
+        longest = max(longest, min(history.usual.bound_s, FIRST_PATIENCE_S))
     served_s = max(SERVED_PATIENCE_S, longest)
-    served = gaps.has_seen(silence.demand) and gaps.served_s >= SERVED_S
-    if served and gaps.compute_chance(served_s) <= MAX_CHANCE:
-        return served_s, _describe_longest(gaps)
+    served = history.has_seen(pause.demand) and history.served_s >= SERVED_S
+    if served and history.compute_chance(served_s) <= MAX_CHANCE:
+        return served_s, _describe_longest(history)
     begun_s = max(FIRST_PATIENCE_S, longest)
-    begun = gaps.served_s >= FIRST_SERVED_S or silence.is_idle
-    if begun and gaps.compute_chance(begun_s, FIRST_SERVED_S) <= MAX_CHANCE:
+    begun = history.served_s >= FIRST_SERVED_S or pause.is_idle
+    if begun and history.compute_chance(begun_s, FIRST_SERVED_S) <= MAX_CHANCE:
         return begun_s, "; at its rate of steps so far, such a pause is not chance"
     return math.inf, ""
 
 
-def _describe_longest(gaps: PauseHistory) -> str:
-    seconds = "less than 1 s" if gaps.longest < 1 else f"{gaps.longest:.0f} s"
+def _describe_longest(history: PauseHistory) -> str:
+    seconds = "less than 1 s" if history.longest < 1 else f"{history.longest:.0f} s"
     return f"; the longest pause at comparable load was {seconds}"

@@ -212,8 +212,8 @@ class SlowLeakWatch:
 
     def _update(self, limit: int | None, raised: bool = False) -> None:
         self.peak = max(self._peaks)
-        room = None if limit is None else max(0, limit - self.peak)
-        self.drift = self._find_best_drift(room, raised or self.drift is not None)
+        headroom = None if limit is None else max(0, limit - self.peak)
+        self.drift = self._find_best_drift(headroom, raised or self.drift is not None)
         self.state = SlowState(
             levels=[list(levels) for levels in self._levels],
             halves=list(self._halves),
@@ -221,7 +221,7 @@ class SlowLeakWatch:
             raised=self.drift is not None,
         )
 
-    def _find_best_drift(self, room: int | None, raised: bool) -> Drift | None:
+    def _find_best_drift(self, headroom: int | None, raised: bool) -> Drift | None:
         """Return the most certain drift of all scales that neither fades nor has stopped.
 
         A drift has stopped if the last steps of a shorter scale are less than half as fast.
@@ -235,23 +235,31 @@ class SlowLeakWatch:
             slow = each.bytes_per_s * KEPT_SHARE
             if any(last.upper_bound(CLEAR_T) < slow for last in latest[: number + 1]):
                 continue
-            grows = _still_grows(each) if raised else not fades and _is_leak(each, room)
+            grows = _still_grows(each) if raised else not fades and _is_leak(each, headroom)
             if grows and (best is None or each.certainty > best.certainty):
                 best = each
         return best
 
 
-def _is_leak(seen: Drift, room: int | None) -> bool:
-    if seen.rise < MIN_RISE_BYTES or seen.lower_bound(RAISE_T) <= 0 or seen.fading < STEADY_SHARE:
+def _is_leak(drift: Drift, headroom: int | None) -> bool:
+    if (
+        drift.rise < MIN_RISE_BYTES
+        or drift.lower_bound(RAISE_T) <= 0
+        or drift.fading < STEADY_SHARE
+    ):
         return False
-    if seen.span_s >= UNLIMITED_FORECAST_S:
+    if drift.span_s >= UNLIMITED_FORECAST_S:
         return True
-    return room is not None and MAX_FORECAST_FACTOR * seen.span_s >= room / seen.bytes_per_s
-
-
-def _still_grows(seen: Drift) -> bool:
     return (
-        seen.rise >= MIN_RISE_BYTES and seen.lower_bound(CLEAR_T) > 0 and seen.fading >= KEPT_SHARE
+        headroom is not None and MAX_FORECAST_FACTOR * drift.span_s >= headroom / drift.bytes_per_s
+    )
+
+
+def _still_grows(drift: Drift) -> bool:
+    return (
+        drift.rise >= MIN_RISE_BYTES
+        and drift.lower_bound(CLEAR_T) > 0
+        and drift.fading >= KEPT_SHARE
     )
 
 
@@ -293,31 +301,35 @@ def explain_missing_limit(memory: str, shared: bool) -> str:
 
 
 def make_slow_growth(
-    seen: Drift | None, peak: int | None, limit: int | None, segment: Segment | None, why: str
+    drift: Drift | None,
+    peak: int | None,
+    limit: int | None,
+    segment: Segment | None,
+    no_limit_reason: str,
 ) -> SlowGrowth:
     """Return the report on a drift; None if there is no drift.
 
-    ``peak`` is the highest floor of the last day in bytes, and ``why`` the reason for a missing
-    ``limit``.
+    ``peak`` is the highest floor of the last day in bytes. ``no_limit_reason`` is why ``limit`` is
+    unknown, if it is.
     """
-    if seen is None:
+    if drift is None:
         return SlowGrowth()
-    slowest, fastest = max(0.0, seen.lower_bound(CLEAR_T)), seen.upper_bound(CLEAR_T)
-    room = max(0, limit - peak) if limit is not None and peak is not None else None
+    slowest, fastest = max(0.0, drift.lower_bound(CLEAR_T)), drift.upper_bound(CLEAR_T)
+    headroom = max(0, limit - peak) if limit is not None and peak is not None else None
 
     def compute_time_left(pace: float) -> float | None:
-        return None if room is None or pace <= 0 else round(room / pace, 1)
+        return None if headroom is None or pace <= 0 else round(headroom / pace, 1)
 
     return SlowGrowth(
         slow_leak=True,
         segment=segment,
-        bytes_per_s=round(seen.bytes_per_s, 3),
+        bytes_per_s=round(drift.bytes_per_s, 3),
         slowest=round(slowest, 3),
         fastest=round(fastest, 3),
-        span_s=round(seen.span_s, 1),
+        span_s=round(drift.span_s, 1),
         limit=limit,
-        limit_s=compute_time_left(seen.bytes_per_s),
+        limit_s=compute_time_left(drift.bytes_per_s),
         limit_earliest_s=compute_time_left(fastest),
         limit_latest_s=compute_time_left(slowest),
-        no_time=why if room is None else None,
+        no_time=no_limit_reason if headroom is None else None,
     )

@@ -68,29 +68,31 @@ class LastHealthyState(msgspec.Struct, frozen=True):
 
 
 def make_crash_record(
-    seen: LastHealthyState, view: EngineView, replica: str, host_limit: int | None, now: float
+    last_state: LastHealthyState, view: EngineView, replica: str, host_limit: int | None, now: float
 ) -> Incident:
     """Return the incident of an epoch that ended unexpectedly. ``view`` shows the next epoch."""
-    engine = find_boot(seen.epoch) != find_boot(view.epoch or "")
-    lost = [one for one in seen.processes if one not in view.processes]
+    engine = find_boot(last_state.epoch) != find_boot(view.epoch or "")
+    lost = [one for one in last_state.processes if one not in view.processes]
     process = _find_ended_process(
-        seen.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER
+        last_state.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER
     )
     what = "the engine ended unexpectedly" if engine else "the engine's worker ended unexpectedly"
-    if seen.ending:
+    if last_state.ending:
         what = "a signal from outside stopped the engine, for example after a failed probe"
     names = ", ".join(f"{one.role} (PID {one.pid})" for one in lost) or "unknown"
     evidence = [
-        f"the epoch changed from {seen.epoch} to {view.epoch} without a planned restart",
+        f"the epoch changed from {last_state.epoch} to {view.epoch} without a planned restart",
         f"processes that ended: {names}",
-        f"memory before: {_format_memory(seen, host_limit)}",
-        f"the engine was last healthy {now - seen.at:.0f} s earlier",
+        f"memory before: {_format_memory(last_state, host_limit)}",
+        f"the engine was last healthy {now - last_state.at:.0f} s earlier",
     ]
     return Incident(
-        name=make_incident_name(replica, IncidentKind.ENGINE_CRASH, seen.epoch, seen.at),
+        name=make_incident_name(
+            replica, IncidentKind.ENGINE_CRASH, last_state.epoch, last_state.at
+        ),
         kind=IncidentKind.ENGINE_CRASH,
-        epoch=seen.epoch,
-        opened_at=seen.at,
+        epoch=last_state.epoch,
+        opened_at=last_state.at,
         phase=IncidentPhase.UNRESOLVED,
         phase_since=now,
         attribution=Attribution(process=process, confidence=1.0, evidence=evidence),
@@ -99,7 +101,7 @@ def make_crash_record(
                 time=now,
                 step="NewEpoch",
                 outcome=StepOutcome.SUCCEEDED,
-                before_bytes=seen.host_bytes,
+                before_bytes=last_state.host_bytes,
                 message="the engine's container restarted"
                 if engine
                 else "the frontend started a new worker",
@@ -120,15 +122,19 @@ def _find_ended_process(processes: Sequence[EngineProcess], role: Role) -> str:
     return role.value if role in names or not names else names[0]
 
 
-def _format_memory(seen: LastHealthyState, host_limit: int | None) -> str:
+def _format_memory(last_state: LastHealthyState, host_limit: int | None) -> str:
     host = (
         "unknown host memory"
-        if seen.host_bytes is None
-        else f"host {format_bytes(seen.host_bytes)}"
+        if last_state.host_bytes is None
+        else f"host {format_bytes(last_state.host_bytes)}"
     )
     if host_limit is not None:
         host += f" of {format_bytes(host_limit)}"
-    device = "" if seen.device_bytes is None else f", device {format_bytes(seen.device_bytes)}"
+    device = (
+        ""
+        if last_state.device_bytes is None
+        else f", device {format_bytes(last_state.device_bytes)}"
+    )
     return host + device
 
 

@@ -211,9 +211,9 @@ def _choose_lower(before: Start | None, state: BudgetState | None) -> Start | No
     return Start(before.base, min(before.least, level))
 
 
-def _append_start(seen: list[Start], one: Start | None) -> list[Start]:
-    if one is None:
-        return seen
-    if seen and abs(one.base - seen[-1].base) > MAX_SHARE * seen[-1].base:
-        return [one]
-    return [*seen, one][-MAX_STARTS:]
+def _append_start(starts: list[Start], start: Start | None) -> list[Start]:
+    if start is None:
+        return starts
+    if starts and abs(start.base - starts[-1].base) > MAX_SHARE * starts[-1].base:
+        return [start]
+    return [*starts, start][-MAX_STARTS:]

@@ -283,7 +283,7 @@ class Journal:
     # ---- damage
 
     def _move_row_aside(
-        self, table: str, column: str, key: object, body: object, why: DamagedRowError
+        self, table: str, column: str, key: object, body: object, damage: DamagedRowError
     ) -> None:
         """Move a damaged row to a file.
 
@@ -306,7 +306,7 @@ class Journal:
         except (OSError, *SQLITE_ERRORS) as error:
             self._unreadable.add(name)
             log.error(
-                "skipped a row of journal %s: row %s cannot be read (%s)", self.path, what, why
+                "skipped a row of journal %s: row %s cannot be read (%s)", self.path, what, damage
             )
             log.info("cannot move the row to set-aside: %s", error)
         else:
@@ -314,16 +314,16 @@ class Journal:
                 "moved a row out of journal %s: row %s cannot be read (%s); its content is in %s",
                 self.path,
                 what,
-                why,
+                damage,
                 kept,
             )
 
-    def _replace_file(self, why: Exception) -> sqlite3.Connection:
+    def _replace_file(self, cause: Exception) -> sqlite3.Connection:
         """Replace a damaged file with a new one. Raises :class:`JournalError`."""
         try:
             if _read_file_bytes(self.path):
                 kept = self._damaged_parts.move_file(self.path, ("-wal",))
-                log.error("journal %s is damaged (%s): moved it to %s", self.path, why, kept)
+                log.error("journal %s is damaged (%s): moved it to %s", self.path, cause, kept)
                 self._on_damage(FILE)
             for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)

@@ -142,11 +142,11 @@ class DamagedParts:
         self._delete_oldest()
         return path
 
-    def move_file(self, source: Path, beside: tuple[str, ...] = ()) -> Path:
+    def move_file(self, source: Path, companion_suffixes: tuple[str, ...] = ()) -> Path:
         """Move a whole file, and its companions with these suffixes. Raises OSError."""
         path = self._next_path(source.name)
         os.replace(source, path)
-        for suffix in beside:
+        for suffix in companion_suffixes:
             companion = source.with_name(source.name + suffix)
             if companion.exists():
                 os.replace(companion, path.with_name(path.name + suffix))
