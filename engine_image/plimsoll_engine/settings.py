@@ -32,6 +32,7 @@ REASONING_PARSERS = "qwen3", "deepseek_r1"
 WORKER_SOCKET = "worker.sock"
 WEIGHTS_SOCKET = "weights.sock"
 ENGINE_FILE = "engine.json"
+"""File in the run directory with the ports of the engine."""
 
 
 PRIORITY_RANGE = 0, (1 << 31) - 1

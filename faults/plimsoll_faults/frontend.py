@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from plimsoll_api.admin import Role
 from plimsoll_engine.frontend.hooks import FrontendHooks
-from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX
+from plimsoll_engine.frontend.observability.ledger_metrics import METRIC_PREFIX
 from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestLog
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
@@ -122,7 +122,7 @@ class FrontendFaults(FrontendHooks):
         """Return ``original`` with the metrics faults of ``PLIMSOLL_INJECT`` injected."""
         if any(isinstance(fault, kinds.MetricLabels) for fault in self._active):
             replace_methods(original, RequestSeries).per_request = Counter(
-                PREFIX + "request_generation_tokens",
+                METRIC_PREFIX + "request_generation_tokens",
                 "Tokens generated, by request.",
                 ["model_name", "request_id"],
                 registry=original.registry,

@@ -39,7 +39,7 @@ from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceededError
 log = logging.getLogger(__name__)
 
 
-UNPARSED_CALL = "the output has a malformed tool call, which is returned as text"
+UNPARSED_CALL_WARNING = "the output has a malformed tool call, which is returned as text"
 
 
 def encode_error_body(status: int, message: str, code: str) -> bytes:
@@ -243,7 +243,7 @@ class GenerationResponse(Response):
     def list_output_warnings(self) -> list[str]:
         """Return the warnings for an answer that is not streamed."""
         return [
-            UNPARSED_CALL
+            UNPARSED_CALL_WARNING
             for c in self._choices
             if isinstance(c, ChatChoice) and c.has_unparsed_call
         ]

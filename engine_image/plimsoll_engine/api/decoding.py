@@ -23,10 +23,12 @@ from plimsoll_engine.api.protocol import (
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 # Match the field in msgspec's messages. For a map key ("at `key` in `$.map`"), match the map.
-_NAME = re.compile(r"(?:unknown|missing required) field `([^`]+)`")
-_TOOL_TYPE = re.compile(r"(?:tools|tool_choice)\b.*\btype")
-_PLACE = re.compile(r"(?:at|in) `\$\.?([^`]*)`")
-_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+_FIELD_NAME_PATTERN = re.compile(r"(?:unknown|missing required) field `([^`]+)`")
+_TOOL_TYPE_PATTERN = re.compile(r"(?:tools|tool_choice)\b.*\btype")
+_FIELD_PATH_PATTERN = re.compile(r"(?:at|in) `\$\.?([^`]*)`")
+_ESCAPE_PATTERN = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL
+)
 
 
 def decode(
@@ -41,23 +43,27 @@ def decode(
     names the invalid field, if known.
     """
     try:
-        given = msgspec.json.decode(body, type=_FIELDS)
+        given = msgspec.json.decode(body, type=_RawFields)
         unknown = _remove_unknown(given, kind)
         request = msgspec.json.decode(msgspec.json.encode(given), type=kind)
         for name in ("messages", "tools"):
             if name in given:
                 _keep_extra_fields(getattr(request, name), msgspec.json.decode(given[name]))
     except msgspec.ValidationError as error:
-        found = [match[1] for one in (_PLACE, _NAME) if (match := one.search(str(error)))]
+        found = [
+            match[1]
+            for one in (_FIELD_PATH_PATTERN, _FIELD_NAME_PATTERN)
+            if (match := one.search(str(error)))
+        ]
         if not found:
             raise invalid(f"the body: {error}") from None
         place = ".".join(filter(None, found))
         raise invalid(
-            f"{error}{_ONLY_FUNCTIONS if _TOOL_TYPE.fullmatch(place) else ''}", place
+            f"{error}{_ONLY_FUNCTIONS_ADVICE if _TOOL_TYPE_PATTERN.fullmatch(place) else ''}", place
         ) from None
     except msgspec.DecodeError as error:
         # JavaScript and Python may escape half of a surrogate pair, which is not valid text.
-        whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], bytes(body))
+        whole = _ESCAPE_PATTERN.sub(lambda found: rb"\ufffd" if found[1] else found[0], bytes(body))
         if whole != body:
             return decode(whole, kind, strict, warnings)
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
@@ -82,8 +88,10 @@ def report_unknown_fields(unknown: list[str], strict: bool, warnings: list[str] 
         warnings.append(f"unknown fields are ignored: {named}")
 
 
-_FIELDS = dict[str, msgspec.Raw]
-_ONLY_FUNCTIONS = ": only functions can be called; give a custom tool as a function of one string"
+_RawFields = dict[str, msgspec.Raw]
+_ONLY_FUNCTIONS_ADVICE = (
+    ": only functions can be called; give a custom tool as a function of one string"
+)
 IGNORED_FIELDS = frozenset(
     {
         "client_metadata", "include_obfuscation", "prediction", "prompt_cache_key",
@@ -190,7 +198,7 @@ def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str =
             del given[name]
         elif name in LENIENT_OBJECTS and (struct := _find_struct(fields[name].type)) is not None:
             try:
-                parts = msgspec.json.decode(value, type=_FIELDS)
+                parts = msgspec.json.decode(value, type=_RawFields)
             except msgspec.ValidationError:
                 continue  # not an object: decoding the request reports it
             unknown += _remove_unknown(parts, struct, f"{name}.")
@@ -230,14 +238,14 @@ def _keep_extra_fields(found: Any, given: Any) -> None:
 
 
 # Fields, and the values with which they have no effect.
-_NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
+_NEUTRAL_VALUES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("best_of", (None, 1)),
     ("suffix", (None, "")),
     ("use_beam_search", (None, False)),
     ("length_penalty", (None, 1.0)),
     ("spaces_between_special_tokens", (None, True)),
 )
-_NEUTRAL_IN_BATCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
+_NEUTRAL_VALUES_IN_BATCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("stream", (None, False)),
     ("n", (None, 1)),
     ("tools", (None, [])),
@@ -250,11 +258,13 @@ _NEUTRAL_IN_BATCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
 def check_values(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
     """Raise ApiError for invalid values that the types cannot express."""
     batch = isinstance(request, BatchChatRequest)
-    for field, neutral in _NEUTRAL + (_NEUTRAL_IN_BATCH if batch else ()):
+    for field, neutral in _NEUTRAL_VALUES + (_NEUTRAL_VALUES_IN_BATCH if batch else ()):
         if field == "spaces_between_special_tokens" and request.skip_special_tokens:
             continue  # no special tokens, so no spaces between them
         if getattr(request, field, None) not in neutral:
-            where = "in a batch" if (field, neutral) in _NEUTRAL_IN_BATCH else "by this engine"
+            where = (
+                "in a batch" if (field, neutral) in _NEUTRAL_VALUES_IN_BATCH else "by this engine"
+            )
             named = [msgspec.json.encode(one).decode() for one in neutral[1:]]
             allowed = " or give ".join(["omit it", *named])
             raise ApiError(

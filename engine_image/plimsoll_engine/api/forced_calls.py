@@ -59,7 +59,9 @@ class CallFormat(NamedTuple):
 
 _NOT_JSON = ("qwen3_coder", "glm45", "pythonic")
 """Families whose arguments are not JSON."""
-_HERMES = CallFormat([HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n")
+_HERMES_FORMAT = CallFormat(
+    [HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n"
+)
 
 
 def _get_call_format(family: str, template: str) -> CallFormat:
@@ -84,7 +86,7 @@ def _get_call_format(family: str, template: str) -> CallFormat:
         case "openai":
             head = [CHANNEL, "commentary to=functions.{} ", CONSTRAIN, "json", MESSAGE]
             return CallFormat(head, ["<|call|>"])
-    return _HERMES
+    return _HERMES_FORMAT
 
 
 def build_call_grammar(
@@ -276,9 +278,9 @@ def _list_arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | No
     }
     for key, given in properties.items():
         if (
-            not _NAME.fullmatch(key)
+            not _ARGUMENT_NAME_PATTERN.fullmatch(key)
             or not isinstance(given, dict)
-            or _EXTERNAL_REFERENCE.search(_format_schema(given))
+            or _EXTERNAL_REFERENCE_PATTERN.search(_format_schema(given))
         ):
             return None
         value: dict[str, Any] | list[str] | None = shared | given
@@ -292,8 +294,8 @@ def _list_arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | No
     return found
 
 
-_NAME = re.compile(r"[^\s<>=]{1,256}")
-_EXTERNAL_REFERENCE = re.compile(
+_ARGUMENT_NAME_PATTERN = re.compile(r"[^\s<>=]{1,256}")
+_EXTERNAL_REFERENCE_PATTERN = re.compile(
     r'"\$(ref|dynamicRef)": "(?!#/(\$defs|definitions)/)|"\$(id|anchor)"'
 )
 """References that a part of the schema cannot resolve."""

@@ -11,11 +11,11 @@ import json
 import math
 import re
 
-_STRING_SPECIAL = re.compile(r'["\\\x00-\x1f]')
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_PARTIAL_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
-_SEPARATORS = re.compile(r"[\s,:]+")
-_WORD = re.compile(r'[^\s"{}\[\],:<]+')
+_STRING_SPECIAL_PATTERN = re.compile(r'["\\\x00-\x1f]')
+_ESCAPE_PATTERN = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_PARTIAL_ESCAPE_PATTERN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_SEPARATORS_PATTERN = re.compile(r"[\s,:]+")
+_WORD_PATTERN = re.compile(r'[^\s"{}\[\],:<]+')
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 """JSON constants for the constants of Python."""
 MAX_HELD_CHARACTERS = 64
@@ -61,7 +61,7 @@ class JsonRepairer:
         return self.push(text + closers, last=True)[0]
 
     def _read_string(self, text: str, at: int, last: bool) -> tuple[str, int] | None:
-        mark = _STRING_SPECIAL.search(text, at)
+        mark = _STRING_SPECIAL_PATTERN.search(text, at)
         if mark is None:
             return text[at:], len(text)
         begin, end, sign = text[at : mark.start()], mark.end(), mark[0]
@@ -69,9 +69,9 @@ class JsonRepairer:
             self._in_string = False
         elif sign != "\\":
             sign = json.dumps(sign)[1:-1]
-        elif (escape := _ESCAPE.match(text, mark.start())) is not None:
+        elif (escape := _ESCAPE_PATTERN.match(text, mark.start())) is not None:
             sign, end = escape[0], escape.end()
-        elif (partial := _PARTIAL_ESCAPE.fullmatch(text, mark.start())) is not None:
+        elif (partial := _PARTIAL_ESCAPE_PATTERN.fullmatch(text, mark.start())) is not None:
             if not last:
                 return (begin, partial.start()) if begin else None
         else:
@@ -88,13 +88,13 @@ class JsonRepairer:
             return self._close(sign), at + 1
         elif sign == "<":
             return self._close_all(), at
-        elif (run := _SEPARATORS.match(text, at)) is not None:
+        elif (run := _SEPARATORS_PATTERN.match(text, at)) is not None:
             rest = text[run.end() : run.end() + 1]
             if "," in run[0] and not rest and not last and len(run[0]) < MAX_HELD_CHARACTERS:
                 return None
             comma = rest and rest in "}]<" and "," in run[0]
             return run[0].replace(",", "", 1) if comma else run[0], run.end()
-        elif (word := _WORD.match(text, at)) is not None:
+        elif (word := _WORD_PATTERN.match(text, at)) is not None:
             if word.end() == len(text) and not last and len(word[0]) < MAX_HELD_CHARACTERS:
                 return None
             return _to_json_word(word[0]), word.end()

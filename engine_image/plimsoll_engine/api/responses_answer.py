@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Send
 
 from plimsoll_engine.api import logprobs
-from plimsoll_engine.api.answer import UNPARSED_CALL, GenerationResponse, send_last
+from plimsoll_engine.api.answer import UNPARSED_CALL_WARNING, GenerationResponse, send_last
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice, OutputParser
 from plimsoll_engine.api.errors import ApiError
@@ -88,7 +88,7 @@ class ResponsesResponse(GenerationResponse):
 
     def list_output_warnings(self) -> list[str]:
         """Return the warnings for an answer that is not streamed."""
-        return [UNPARSED_CALL] if self._output.has_unparsed_call else []
+        return [UNPARSED_CALL_WARNING] if self._output.has_unparsed_call else []
 
     def _make_response(self) -> dict[str, Any]:
         reason = self._output.finish_reason

@@ -9,9 +9,9 @@ import msgspec
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
-_PARTS = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
+_CHAT_PART_TYPES = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
 """Type of a chat part for each part type of ``/v1/responses``."""
-_FIELDS = {
+_FIELDS_BY_ITEM_TYPE = {
     "message": ("role", "content", "phase"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
@@ -20,14 +20,14 @@ _FIELDS = {
 """Fields of each type of item, without those of :data:`_COMMON_FIELDS`."""
 _COMMON_FIELDS = ("type", "id", "status")
 _PART_FIELDS = ("type", "text", "refusal", "image_url", "annotations", "logprobs")
-_CALL, _OUTPUT = "an item of type function_call", "an item of type function_call_output"
-_REASONING = "an item of type reasoning"
-_CHAT_FIELDS = {
-    "tool_calls": _CALL,
-    "function_call": _CALL,
-    "tool_call_id": _OUTPUT,
-    "reasoning": _REASONING,
-    "reasoning_content": _REASONING,
+_CALL_ITEM, _OUTPUT_ITEM = "an item of type function_call", "an item of type function_call_output"
+_REASONING_ITEM = "an item of type reasoning"
+_REPLACEMENTS_OF_CHAT_FIELDS = {
+    "tool_calls": _CALL_ITEM,
+    "function_call": _CALL_ITEM,
+    "tool_call_id": _OUTPUT_ITEM,
+    "reasoning": _REASONING_ITEM,
+    "reasoning_content": _REASONING_ITEM,
     "refusal": "a part of type refusal in content",
 }
 """Fields of a chat's messages that this conversion would lose, and what replaces them."""
@@ -121,7 +121,7 @@ def _append_item(
             " function_call or function_call_output",
             f"{field}.type",
         )
-    unknown += list_unknown_fields(item, _COMMON_FIELDS + _FIELDS[kind], field)
+    unknown += list_unknown_fields(item, _COMMON_FIELDS + _FIELDS_BY_ITEM_TYPE[kind], field)
 
 
 def _is_only_reasoning(message: Message) -> bool:
@@ -140,7 +140,7 @@ def _join_reasoning_text(item: dict[str, Any], field: str) -> str:
 
 
 def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Message:
-    for name, instead in _CHAT_FIELDS.items():
+    for name, instead in _REPLACEMENTS_OF_CHAT_FIELDS.items():
         if item.get(name):
             raise _make_unsupported_error(
                 f"{name} is a field of chat completions: send {instead} instead", f"{field}.{name}"
@@ -148,7 +148,7 @@ def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Messa
     role = _get_text(item, "role", field)
     if role in ("tool", "function"):
         raise _make_unsupported_error(
-            f"messages of role {role} belong to chat completions: send {_OUTPUT} instead",
+            f"messages of role {role} belong to chat completions: send {_OUTPUT_ITEM} instead",
             f"{field}.role",
         )
     content = _make_content(item.get("content"), f"{field}.content", unknown)
@@ -159,7 +159,9 @@ def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Messa
 
 
 def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
-    call, name, arguments = (_get_text(item, key, field) for key in _FIELDS["function_call"])
+    call, name, arguments = (
+        _get_text(item, key, field) for key in _FIELDS_BY_ITEM_TYPE["function_call"]
+    )
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -186,7 +188,7 @@ def _make_part(part: Any, field: str, unknown: list[str]) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise invalid(f"{field} is not an object: send a part with a type", field)
     given = part.get("type")
-    kind = _PARTS.get(given) if isinstance(given, str) else None
+    kind = _CHAT_PART_TYPES.get(given) if isinstance(given, str) else None
     if kind is None:
         raise _make_unsupported_error(
             f"parts of type {str(given)[:64]!r} are not supported: use input_text, output_text,"

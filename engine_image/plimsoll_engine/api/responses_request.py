@@ -163,7 +163,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 # Fields, and the values with which they have no effect.
-_NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
+_NEUTRAL_VALUES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("background", (None, False)),
     ("conversation", (None,)),
     ("max_tool_calls", (None,)),
@@ -185,7 +185,7 @@ def to_chat(
     Unknown fields within items and tools are added to ``warnings``, or refused if ``strict``.
     The origin of each message is added to ``origins``, for :func:`rename_field`.
     """
-    for field, neutral in _NEUTRAL:
+    for field, neutral in _NEUTRAL_VALUES:
         if getattr(body, field) not in neutral:
             raise ApiError(
                 400,

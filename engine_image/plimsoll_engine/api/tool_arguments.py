@@ -33,8 +33,8 @@ quotes or null.
 MAX_PYTHON_CHARACTERS = 64 << 10
 """Maximum length for Python's parser, which takes about 100 bytes of memory per character."""
 
-_PYTHON_STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'", re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x1f]")
+_PYTHON_STRING_PATTERN = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'", re.DOTALL)
+_CONTROL_CHARACTER_PATTERN = re.compile(r"[\x00-\x1f]")
 _JSON_NAMES = ("true", "false", "null", "NaN", "nan", "Infinity", "inf")
 """Names of JSON's constants, and of numbers that become null."""
 
@@ -45,19 +45,19 @@ KEY, END_KEY = "<arg_key>", "</arg_key>"
 VALUE, END_VALUE = "<arg_value>", "</arg_value>"
 
 
-_CLOSE = r"</(?:seed:)?tool_call>\s{0,8}"
-_NEXT_CALL = re.compile(
-    rf"</function>\s{{0,8}}{_CLOSE}(?=<(?:seed:)?tool_call>\s{{0,8}}<function=)"
-    rf"|{_CLOSE}(?=<tool_call>[\w.-]{{1,64}}\s{{0,8}}<arg_key>)"
+_CLOSING_TAG_PATTERN = r"</(?:seed:)?tool_call>\s{0,8}"
+_NEXT_CALL_PATTERN = re.compile(
+    rf"</function>\s{{0,8}}{_CLOSING_TAG_PATTERN}(?=<(?:seed:)?tool_call>\s{{0,8}}<function=)"
+    rf"|{_CLOSING_TAG_PATTERN}(?=<tool_call>[\w.-]{{1,64}}\s{{0,8}}<arg_key>)"
 )
-_END_OF_CALL = {
-    END_PARAMETER: re.compile(rf"(?:</function>\s{{0,8}})?(?:{_CLOSE})?\Z"),
-    END_VALUE: re.compile(rf"(?:{_CLOSE})?\Z"),
+_END_OF_CALL_PATTERNS = {
+    END_PARAMETER: re.compile(rf"(?:</function>\s{{0,8}})?(?:{_CLOSING_TAG_PATTERN})?\Z"),
+    END_VALUE: re.compile(rf"(?:{_CLOSING_TAG_PATTERN})?\Z"),
 }
 MAX_END_CHARACTERS = 192
 """Number of characters to search for the end of a call; more than its longest match."""
-_MAY_END_CALL = re.compile(
-    rf"(?:</function>\s{{0,8}})?(?:{_CLOSE})?(?:<(?:seed:)?tool_call>[\w.\s-]{{0,72}})?"
+_POSSIBLE_END_PATTERN = re.compile(
+    rf"(?:</function>\s{{0,8}})?(?:{_CLOSING_TAG_PATTERN})?(?:<(?:seed:)?tool_call>[\w.\s-]{{0,72}})?"
     r"(?:<[/\w:=]{0,16})?\Z"
 )
 """Patterns of the text behind a value whose closing tag is missing.
@@ -222,18 +222,18 @@ def _emit_value(
 
 def _find_end_of_call(text: Reader, at: int, end: str) -> int | None:
     """Return where the call ends before the tag ``end`` at ``at``; None if it does not."""
-    if found := _NEXT_CALL.search(text.text, 0, len(text.text) if at < 0 else at):
+    if found := _NEXT_CALL_PATTERN.search(text.text, 0, len(text.text) if at < 0 else at):
         return found.start()
     if at >= 0 or not text.finished:
         return None
     rest = len(text.text) - find_overlap(text.text, end)
-    found = _END_OF_CALL[end].search(text.text, max(0, rest - MAX_END_CHARACTERS), rest)
+    found = _END_OF_CALL_PATTERNS[end].search(text.text, max(0, rest - MAX_END_CHARACTERS), rest)
     return None if found is None else found.start()
 
 
 def _count_held_back(text: str) -> int:
     """Return the number of characters at the end of ``text`` that may be the end of a call."""
-    found = _MAY_END_CALL.search(text, max(0, len(text) - MAX_END_CHARACTERS))
+    found = _POSSIBLE_END_PATTERN.search(text, max(0, len(text) - MAX_END_CHARACTERS))
     return 0 if found is None else len(found[0])
 
 
@@ -294,7 +294,7 @@ def _parse_python_argument(given: str) -> tuple[str, Any]:
         try:
             node = ast.parse(f"f({given}\n)", mode="eval").body
         except (SyntaxError, ValueError):  # raw line breaks and the like in a string
-            given = _PYTHON_STRING.sub(lambda found: _escape_controls(found[0]), given)
+            given = _PYTHON_STRING_PATTERN.sub(lambda found: _escape_controls(found[0]), given)
             node = ast.parse(f"f({given}\n)", mode="eval").body
         if not isinstance(node, ast.Call) or node.args or len(node.keywords) != 1:
             raise NotACallError
@@ -307,7 +307,7 @@ def _parse_python_argument(given: str) -> tuple[str, Any]:
 
 
 def _escape_controls(text: str) -> str:
-    return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return _CONTROL_CHARACTER_PATTERN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _evaluate_literal(node: ast.expr) -> Any:

@@ -33,7 +33,7 @@ _IN_STRING = re.compile(r'["\\]')
 _IN_TEXT = re.compile(r"['\\]")
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 _OUTSIDE_PYTHON = re.compile(r"[\"'(){}\[\]]")
-_NOT_IN_NAME = re.compile(r'["{}()\[\]<>\n]')
+_INVALID_NAME_PATTERN = re.compile(r'["{}()\[\]<>\n]')
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 
@@ -423,7 +423,7 @@ def validate_name(name: str) -> str:
 
     Raises NotACallError if the name is invalid.
     """
-    if not name.strip() or _NOT_IN_NAME.search(name.strip()) or not _is_encodable(name):
+    if not name.strip() or _INVALID_NAME_PATTERN.search(name.strip()) or not _is_encodable(name):
         raise NotACallError
     return name.strip()
 

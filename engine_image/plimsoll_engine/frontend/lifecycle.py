@@ -17,6 +17,7 @@ TRANSITIONS: dict[S, frozenset[S]] = {
     S.STOPPED: frozenset(),
     S.FAILED: frozenset(),
 }
+"""States that may follow each state."""
 ADMITTING_STATES = frozenset({S.WARMING, S.SERVING, S.RESTARTING})
 WARMING_STATES = frozenset({S.STARTING, S.WARMING})
 READY_STATES = frozenset({S.SERVING, S.RESTARTING})

@@ -13,7 +13,7 @@ from plimsoll_engine.frontend.epochs import Epochs
 
 log = logging.getLogger(__name__)
 
-# A supervisor polls the operation that it just started; older ones are in its journal.
+# A supervisor polls the operation that it has just started. Older operations are in its journal.
 MAX_OPERATIONS = 64
 
 

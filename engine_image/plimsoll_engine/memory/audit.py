@@ -133,11 +133,13 @@ RULES: tuple[Rule, ...] = (
     methods_cache_no_instances,
     ledger_within_bounds,
 )
+"""Rules that always apply."""
 IDLE_RULES: tuple[Rule, ...] = (
     idle_holds_no_block,
     idle_holds_no_encoder_output,
     kv_pool_has_its_owners_alone,
 )
+"""Additional rules of an idle engine."""
 
 
 def run_audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:

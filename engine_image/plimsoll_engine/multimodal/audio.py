@@ -12,6 +12,7 @@ from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.process.addresses import remove_addresses
 
 FORMATS = ("WAV", "WAVEX", "FLAC", "MP3", "OGG")
+"""Supported formats, as libsndfile names them."""
 MAX_BYTES = 25 << 20
 """Maximum file size, as in OpenAI's API."""
 MAX_SECONDS = 600.0

@@ -14,6 +14,7 @@ from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.process.addresses import remove_addresses
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Supported formats, as Pillow names them."""
 MAX_BYTES = 20 << 20
 """Maximum file size of an image, as in OpenAI's API."""
 MAX_PIXELS = 40_000_000

@@ -6,7 +6,9 @@ import tracemalloc
 
 MAX_RANKED_LINES = 40
 """Maximum number of source lines in a ranking."""
-TRACING_OFF = "tracemalloc is off: start the engine with PYTHONTRACEMALLOC=1 to list allocations"
+TRACING_OFF_MESSAGE = (
+    "tracemalloc is off: start the engine with PYTHONTRACEMALLOC=1 to list allocations"
+)
 
 
 class Allocations:
@@ -21,7 +23,7 @@ class Allocations:
     def report(self) -> str:
         """Return the allocations by source line, and their growth since the previous call."""
         if not tracemalloc.is_tracing():
-            return TRACING_OFF
+            return TRACING_OFF_MESSAGE
         now = tracemalloc.take_snapshot().filter_traces(
             [tracemalloc.Filter(False, tracemalloc.__file__), tracemalloc.Filter(False, __file__)]
         )

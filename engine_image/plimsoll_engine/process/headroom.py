@@ -12,8 +12,7 @@ from pathlib import Path
 from plimsoll_api.control_group import memory_group
 from plimsoll_engine.process.host_memory import read_byte_count
 
-PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _CGROUP_FILES = {
     2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
     1: (

@@ -25,6 +25,7 @@ from plimsoll_engine.models.decoder import Decoder
 log = logging.getLogger(__name__)
 
 CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Numbers of rows for which a decode step is captured."""
 MIN_FIRST_SIZES = 4
 """Minimum number of sizes to capture before the engine serves. They are spread over all sizes."""
 SLOW_CAPTURE_S = 0.1

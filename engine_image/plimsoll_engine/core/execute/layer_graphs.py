@@ -23,6 +23,7 @@ from plimsoll_engine.models.decoder import Decoder
 log = logging.getLogger(__name__)
 
 ROWS_STEP = 128
+"""Difference between two captured numbers of rows."""
 MAX_ROWS = 1408
 """Maximum number of rows. In longer steps, the host is not the bottleneck."""
 PIECES_PER_CALL = 4

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.checkpoint import Checkpoint
 from plimsoll_engine.core.grammar.matcher import LIMIT_CPU_S, MaskThreads, Matcher, shorten_error
-from plimsoll_engine.core.grammar.queue import SMALL_CHARACTERS, GrammarQueue
+from plimsoll_engine.core.grammar.queue import MAX_SMALL_CHARACTERS, GrammarQueue
 from plimsoll_engine.core.grammar.trial import (
     MAX_BYTES as MAX_TRIAL_BYTES,
 )
@@ -370,7 +370,7 @@ class Grammars:
             return GrammarError(job.grammar.field, shorten_error(str(error)), unavailable=lacking)
         finally:
             job.seconds = time.monotonic() - begun
-            if len(job.grammar.text) > SMALL_CHARACTERS:
+            if len(job.grammar.text) > MAX_SMALL_CHARACTERS:
                 # Without a trim, malloc would keep the memory that compiling a large text took.
                 host_memory.trim_malloc()
 

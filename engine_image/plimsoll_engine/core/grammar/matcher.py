@@ -30,6 +30,7 @@ LIMIT_WALL_S = 10.0
 MAX_FAST_THREADS = 2
 """Maximum number of threads for fast masks. Threads with slow masks are not counted."""
 MAX_THREADS = 8
+"""Maximum number of threads for fast and slow masks."""
 MAX_SLOW_PER_TENANT = 2
 """Number of slow masks at which a tenant gets no further thread."""
 
@@ -233,7 +234,7 @@ class MaskThreads:
     def _dispatch(self) -> None:
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
-            thread = None if self._has_max_threads(matcher.tenant) else self._free_thread()
+            thread = None if self._has_max_threads(matcher.tenant) else self._get_free_thread()
             if thread is None:
                 left.append((matcher, token_id, since))
             else:
@@ -245,7 +246,7 @@ class MaskThreads:
         slow = sum(job is not None and job.slow and job.tenant == tenant for job in jobs)
         return slow >= MAX_SLOW_PER_TENANT
 
-    def _free_thread(self) -> _Thread | None:
+    def _get_free_thread(self) -> _Thread | None:
         if self._idle:
             return self._idle.pop()
         slow = sum(thread.job is not None and thread.job.slow for thread in self._busy)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-SMALL_CHARACTERS = 4 << 10
+MAX_SMALL_CHARACTERS = 4 << 10
+"""Maximum length of a small grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedCompilation:
-    """A queued compilation. ``large`` means that its text exceeds :data:`SMALL_CHARACTERS`."""
+    """A queued compilation. ``large`` means that its text exceeds :data:`MAX_SMALL_CHARACTERS`."""
 
     number: int
     tenant: str
@@ -47,7 +48,7 @@ class GrammarQueue:
         """Queue the compilation of a grammar with this number of ``characters``."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
-        self._waiting[number] = QueuedCompilation(number, tenant, characters > SMALL_CHARACTERS)
+        self._waiting[number] = QueuedCompilation(number, tenant, characters > MAX_SMALL_CHARACTERS)
 
     def take(self) -> int | None:
         """Start the next compilation and return its number; None if none may start."""

@@ -48,11 +48,11 @@ address space: pages are allocated when they are used.
 NICENESS = 10
 """Niceness of trials, so that streams have precedence."""
 
-TRIAL_ENDED = (
+TRIAL_ENDED_MESSAGE = (
     "the process that compiled the grammar was killed, probably for lack of memory: send the"
     " request again"
 )
-OVER_LIMITS = (
+OVER_LIMITS_MESSAGE = (
     f"compiling the grammar takes more than {MAX_CPU_S} s of CPU time or {MAX_BYTES >> 20} MiB:"
     " make the grammar smaller or less ambiguous"
 )
@@ -132,7 +132,7 @@ class Trial:
                     " send the request again"
                 ) from None
             except OSError as error:  # the process ended before it had the whole grammar
-                raise TrialFailedError(f"{TRIAL_ENDED}: {error}") from None
+                raise TrialFailedError(f"{TRIAL_ENDED_MESSAGE}: {error}") from None
             finally:
                 self._end()
 
@@ -143,7 +143,7 @@ class Trial:
                 "no process is available to compile the grammar: send the request again"
             )
         if not isinstance(begun := _messages.decode(first), _TrialStarted):
-            raise TrialFailedError(TRIAL_ENDED)
+            raise TrialFailedError(TRIAL_ENDED_MESSAGE)
         with self._lock:
             # The process waits for the grammar, so its PID cannot have been reused.
             self._pidfd = os.pidfd_open(begun.pid)
@@ -159,8 +159,8 @@ class Trial:
         # A process that exceeds its limits ends by SIGXCPU, SIGABRT or SIGSEGV. The kernel sends
         # SIGKILL if memory is short. A server that has ended reports nothing.
         if isinstance(verdict, _TrialDied) and verdict.code < 0 and verdict.code != -signal.SIGKILL:
-            return GrammarRefused(OVER_LIMITS)
-        raise TrialFailedError(TRIAL_ENDED)
+            return GrammarRefused(OVER_LIMITS_MESSAGE)
+        raise TrialFailedError(TRIAL_ENDED_MESSAGE)
 
     def _end(self) -> None:
         with self._lock:
@@ -291,7 +291,9 @@ def _compile_and_report(connection: socket.socket, attempt: CompileTrial) -> Non
         if time.process_time() > MAX_CPU_S or used > MAX_BYTES:
             break
     verdict = (
-        verdicts[0] if done.is_set() and verdicts else GrammarRefused(OVER_LIMITS, certain=True)
+        verdicts[0]
+        if done.is_set() and verdicts
+        else GrammarRefused(OVER_LIMITS_MESSAGE, certain=True)
     )
     connection.sendall(msgspec.msgpack.encode(verdict))
     connection.shutdown(socket.SHUT_WR)  # the server must not send a message after this one

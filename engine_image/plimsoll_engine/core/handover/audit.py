@@ -18,6 +18,7 @@ from plimsoll_engine.messages.handover import (
 )
 
 MODEL_FIELDS = ("weights", "dtype", "shape")
+"""Fields of a layout that differ only if the model differs."""
 
 
 def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:

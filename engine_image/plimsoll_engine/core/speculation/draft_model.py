@@ -178,10 +178,7 @@ class DraftModel:
         if logits is None:
             return None
         sampling_plan = plan_sampling(
-            [
-                Row(_without_logprobs(request), request.num_outputs + count)
-                for _, request in requests
-            ]
+            [Row(_remove_logprobs(request), request.num_outputs + count) for _, request in requests]
         )
         whole = len(last) == len(logits)
         if tokens is None or not sampling_plan.is_greedy or logits.shape[-1] > self._vocabulary:
@@ -219,7 +216,7 @@ def _create_view(
     return _RequestView(request.token_ids, request.block_ids, computed, in_flight or InFlight())
 
 
-def _without_logprobs(request: Request) -> Sampling:
+def _remove_logprobs(request: Request) -> Sampling:
     sampling = request.sampling
     return (
         sampling if sampling.logprobs is None else msgspec.structs.replace(sampling, logprobs=None)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX
+from plimsoll_engine.frontend.observability.ledger_metrics import METRIC_PREFIX
 from plimsoll_engine.http.connections import Connections
 
 
@@ -26,13 +26,15 @@ class HttpConnections(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the open connections, their limit, and the closed connections by reason."""
         opened = GaugeMetricFamily(
-            PREFIX + "http_connections", "Open connections.", labels=["server"]
+            METRIC_PREFIX + "http_connections", "Open connections.", labels=["server"]
         )
         bound = GaugeMetricFamily(
-            PREFIX + "http_connections_limit", "Maximum number of connections.", labels=["server"]
+            METRIC_PREFIX + "http_connections_limit",
+            "Maximum number of connections.",
+            labels=["server"],
         )
         closed = CounterMetricFamily(
-            PREFIX + "http_connections_closed",
+            METRIC_PREFIX + "http_connections_closed",
             "Connections that the server closed: header_timeout, write_timeout and linger_timeout"
             " (the client was too slow), pipelined, evicted (idle for longest at the limit),"
             " refused (503: all others were busy).",

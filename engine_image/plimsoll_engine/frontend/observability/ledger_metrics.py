@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from plimsoll_api.admin import LedgerEntry, Load
 
-PREFIX = "plimsoll_engine_"
+METRIC_PREFIX = "plimsoll_engine_"
 
 
 class MemoryMetrics(Collector):
@@ -32,14 +32,16 @@ class MemoryMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the injected faults, the ledger in bytes, and the KV cache usage."""
         faults = InfoMetricFamily(
-            PREFIX + "injections", "Faults that a test injected into the engine.", labels=["name"]
+            METRIC_PREFIX + "injections",
+            "Faults that a test injected into the engine.",
+            labels=["name"],
         )
         for name in self._injections():
             faults.add_metric([name], {})
         yield faults
         yield from self._collect_owners()
         usage = GaugeMetricFamily(
-            PREFIX + "kv_cache_usage_perc",
+            METRIC_PREFIX + "kv_cache_usage_perc",
             "KV cache usage by requests, 0 to 1 (1 means that all blocks are in use).",
             labels=["model_name"],
         )
@@ -50,12 +52,12 @@ class MemoryMetrics(Collector):
     def _collect_owners(self) -> Iterable[Metric]:
         labels = ["model_name", "owner", "kind", "process"]
         size = GaugeMetricFamily(
-            PREFIX + "ledger_bytes",
+            METRIC_PREFIX + "ledger_bytes",
             "Memory that an owner declares to hold, in bytes.",
             labels=labels,
         )
         bound = GaugeMetricFamily(
-            PREFIX + "ledger_bound_bytes",
+            METRIC_PREFIX + "ledger_bound_bytes",
             "Maximum memory that an owner declares, in bytes.",
             labels=labels,
         )

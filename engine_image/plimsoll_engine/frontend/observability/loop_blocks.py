@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX
+from plimsoll_engine.frontend.observability.ledger_metrics import METRIC_PREFIX
 
 TIMER_INTERVAL_S = 0.02
 """Interval of the timer, and the maximum error of a measured delay.
@@ -37,7 +37,7 @@ class LoopBlocks(Collector):
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._model = model
         self._histogram = Histogram(
-            PREFIX + "event_loop_block_seconds",
+            METRIC_PREFIX + "event_loop_block_seconds",
             "Delay of a timer in the event loop that fires every 20 ms.",
             ["model_name"],
             registry=registry,
@@ -68,7 +68,7 @@ class LoopBlocks(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the longest recent delay, in seconds of wall-clock time and of CPU time."""
         longest = GaugeMetricFamily(
-            PREFIX + "event_loop_block_max_seconds",
+            METRIC_PREFIX + "event_loop_block_max_seconds",
             "Longest time that the event loop was blocked in the last one to two minutes. clock=cpu"
             " is the CPU time of this process meanwhile.",
             labels=["model_name", "clock"],

@@ -20,7 +20,7 @@ from prometheus_client import (
 from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine.frontend.observability.http_metrics import HttpConnections
 from plimsoll_engine.frontend.observability.ledger_metrics import (
-    PREFIX,
+    METRIC_PREFIX,
     MemoryMetrics,
     PickerMetrics,
 )
@@ -115,19 +115,19 @@ class Metrics:
             _E2E_BUCKETS_S,
         )
         self._requests = Counter(
-            PREFIX + "requests",
+            METRIC_PREFIX + "requests",
             "Requests by finish reason: stop, length, abort, error.",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
         self._starts = Counter(
-            PREFIX + "worker_starts",
+            METRIC_PREFIX + "worker_starts",
             "Worker starts, by reason: initial, restart (on request) or crash.",
             ["model_name", "reason"],
             registry=self.registry,
         )
         self._handovers = Counter(
-            PREFIX + "kv_handovers",
+            METRIC_PREFIX + "kv_handovers",
             "Planned restarts, by the outcome of their KV handover.",
             ["model_name", "outcome"],
             registry=self.registry,
@@ -214,14 +214,14 @@ class Metrics:
         self._failed_streams.inc()
 
     def _add_counter(self, model: str, name: str, text: str) -> Counter:
-        family = Counter(PREFIX + name, text, ["model_name"], registry=self.registry)
+        family = Counter(METRIC_PREFIX + name, text, ["model_name"], registry=self.registry)
         return family.labels(model)
 
     def _add_histogram(
         self, model: str, name: str, text: str, buckets: tuple[float, ...]
     ) -> Histogram:
         family = Histogram(
-            PREFIX + name, text, ["model_name"], registry=self.registry, buckets=buckets
+            METRIC_PREFIX + name, text, ["model_name"], registry=self.registry, buckets=buckets
         )
         return family.labels(model)
 
@@ -229,7 +229,7 @@ class Metrics:
         self, model: str, state: Callable[[], EngineState], load: Callable[[], Load]
     ) -> None:
         def add_gauge(name: str, text: str, value: Callable[[], float]) -> None:
-            family = Gauge(PREFIX + name, text, ["model_name"], registry=self.registry)
+            family = Gauge(METRIC_PREFIX + name, text, ["model_name"], registry=self.registry)
             family.labels(model).set_function(value)
 
         nan = float("nan")  # unknown is not zero
@@ -242,7 +242,7 @@ class Metrics:
         add_gauge("num_requests_inflight", "Requests accepted and not yet answered.",
               lambda: load().inflight or 0)  # fmt: skip
         states = Gauge(
-            PREFIX + "state",
+            METRIC_PREFIX + "state",
             "1 for the state that the engine is in.",
             ["model_name", "state"],
             registry=self.registry,

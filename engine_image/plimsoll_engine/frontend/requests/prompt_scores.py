@@ -9,7 +9,7 @@ from plimsoll_engine.messages import worker_ipc
 NUMBER_BYTES = 4
 
 
-class Score(NamedTuple):
+class TokenScore(NamedTuple):
     """Log probability and rank of one token, and the most likely tokens in descending order."""
 
     logprob: float
@@ -61,11 +61,11 @@ class PromptScores:
             size = width * NUMBER_BYTES
             stored.extend(received[skipped * size : max(skipped, end) * size])
 
-    def get_score(self, place: int) -> Score:
+    def get_score(self, place: int) -> TokenScore:
         """Return the score of the prompt's token at index ``place``, which is at least 1."""
         row, top_count = place - 1, self.top_count
         chosen, ranks = memoryview(self._chosen).cast("f"), memoryview(self._ranks).cast("i")
         ids, top = memoryview(self._top_ids).cast("i"), memoryview(self._top).cast("f")
         columns = slice(row * top_count, (row + 1) * top_count)
         likeliest: list[float] = list(top[columns])
-        return Score(chosen[row], ranks[row], ids[columns].tolist(), likeliest)
+        return TokenScore(chosen[row], ranks[row], ids[columns].tolist(), likeliest)

@@ -85,7 +85,7 @@ class TextRules(NamedTuple):
     include: bool = False
 
 
-NO_STOPS = TextRules()
+NO_STOP_STRINGS = TextRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Admission:
 
 
 @dataclass(slots=True)
-class Times:
+class RequestTimes:
     """Times of a request, in monotonic seconds."""
 
     arrived: float
@@ -152,7 +152,7 @@ class Generation:
         prompt_ids: list[int],
         sampling: Sampling,
         detokenizer: Detokenizer,
-        text: TextRules = NO_STOPS,
+        text: TextRules = NO_STOP_STRINGS,
         admission: Admission = Admission(),
         wake: asyncio.Event | None = None,
         media: Sequence[Media] = (),
@@ -176,7 +176,7 @@ class Generation:
         """Number of workers that crashed while they ran the request, since its last token."""
         self.attempt = 0
         """Number of the request's latest submission."""
-        self.times = Times(arrived=time.monotonic())
+        self.times = RequestTimes(arrived=time.monotonic())
         self.started: StartStatistics | None = None
         self._detokenizer = detokenizer
         self._characters = 0  # of the text, including text that a stop string may still remove

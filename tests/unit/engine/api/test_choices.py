@@ -17,7 +17,7 @@ import pytest
 
 from plimsoll_api.admin import EngineState, Load
 from plimsoll_engine.api import tool_families
-from plimsoll_engine.api.answer import UNPARSED_CALL, GenerationResponse
+from plimsoll_engine.api.answer import UNPARSED_CALL_WARNING, GenerationResponse
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.logprobs import make_completion_logprobs
@@ -252,7 +252,9 @@ def test_a_call_that_cannot_be_read_is_told_in_a_header(family: str) -> None:
     choice = Tagged(0, str, tool_families.create_parser(family, {}))
     headers, body, metrics = played(choice, ends=["stop"], stream=False)
     assert json.loads(body)["choices"][0]["message"]["content"] == "[TOOL_CALLS]"
-    assert ((b"x-plimsoll-warning", UNPARSED_CALL.encode()) in headers) is (family == "mistral")
+    assert ((b"x-plimsoll-warning", UNPARSED_CALL_WARNING.encode()) in headers) is (
+        family == "mistral"
+    )
     assert failed_streams(metrics) == 0
 
 

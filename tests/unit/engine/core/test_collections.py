@@ -9,7 +9,7 @@ import gc
 import re
 import tracemalloc
 
-from plimsoll_engine.process.allocations import TRACING_OFF, Allocations
+from plimsoll_engine.process.allocations import TRACING_OFF_MESSAGE, Allocations
 from plimsoll_engine.process.collector import FullCollections
 
 
@@ -41,7 +41,7 @@ def test_a_cycle_is_found_and_counted_and_the_callback_goes() -> None:
 
 def test_growth_since_the_last_question_is_named() -> None:
     allocations = Allocations()
-    assert allocations.report() == TRACING_OFF
+    assert allocations.report() == TRACING_OFF_MESSAGE
     tracemalloc.start()
     try:
         assert "request another one" in allocations.report()
