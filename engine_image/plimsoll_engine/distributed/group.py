@@ -69,7 +69,7 @@ class Group:
         """Add all ranks' ``x`` to ``residual`` in place. Return the RMSNorm of the result.
 
         See :meth:`Ops.add_rms_norm`. A rank may update only the rows of ``residual`` that it needs
-        for the next call with as many rows; :meth:`get_stream_rows` returns the others too. The
+        for the next call with as many rows; :meth:`get_stream_rows` returns complete rows. The
         result is valid until that next call.
         """
         return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)

@@ -80,7 +80,7 @@ class Leader:
         self._listener.listen()
 
     def join_group(self) -> None:
-        """Wait until all ranks have connected, which they do with their device initialised."""
+        """Wait until all ranks have initialised their device and connected."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while len(self._peers) < self.shard.size - 1:
             self._listener.settimeout(max(0.01, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Connection of another rank to rank 0."""
+"""Connection to rank 0, for the other ranks."""
 
 from __future__ import annotations
 

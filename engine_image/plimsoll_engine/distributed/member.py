@@ -1,4 +1,4 @@
-"""Membership of a process in the group of its worker's ranks. There may be only one rank."""
+"""Membership of a process in the group of its worker's ranks."""
 
 from __future__ import annotations
 

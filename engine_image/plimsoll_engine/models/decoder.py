@@ -421,7 +421,7 @@ class Decoder:
         return self._tensors["norm"]
 
     def _compute_experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
-        """Return this rank's summand of the experts' output for ``x``."""
+        """Return the experts' output for ``x``. With several ranks, it must be summed over them."""
         mixed = self.spec.mixture
         assert mixed is not None
         return self._ops.experts(

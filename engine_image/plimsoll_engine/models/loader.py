@@ -63,7 +63,7 @@ class OwnModel(Model, Protocol):
         """Return the name that ``parts`` uses for the checkpoint tensor ``name``."""
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights, which have the names, shapes and dtypes of ``parts``."""
+        """Use ``tensors`` as weights. Their names, shapes and dtypes must match ``parts``."""
 
 
 OTHERS = {"llava": "llava", "whisper": "whisper"}

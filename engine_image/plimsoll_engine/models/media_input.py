@@ -13,7 +13,10 @@ from plimsoll_engine.messages.worker_ipc import Media
 def stack_media(
     media: Sequence[Media], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return ``media``, float32 of ``shape`` each, as [items, *shape]. Raises ValueError."""
+    """Return ``media`` as a tensor [items, *shape].
+
+    Raises ValueError if an item is not float32 or has another shape.
+    """
     tensors = []
     for item in media:
         if list(item.shape) != list(shape) or item.dtype != "float32" or item.data is None:

@@ -37,7 +37,7 @@ EIGHT_BITS = ("F8_E4M3",)
 def list_weight_files(folder: Path) -> list[Path]:
     """Return the weight files in ``folder``. Raises LoadError if any is missing.
 
-    These are ``model.safetensors`` if it exists, else the files in the index, else all files.
+    These are ``model.safetensors`` if it exists, else those in the index, else ``*.safetensors``.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
@@ -88,7 +88,7 @@ def check_files(folder: Path) -> Counter[str]:
 
 
 def loses_precision(in_file: str, dtype: torch.dtype) -> bool:
-    """Report whether converting from the safetensors dtype ``in_file`` to ``dtype`` rounds."""
+    """Report whether converting the safetensors dtype ``in_file`` to ``dtype`` loses precision."""
     if in_file not in SIGNIFICANT_BITS or not dtype.is_floating_point:
         return False
     return SIGNIFICANT_BITS[in_file] > 1 - round(math.log2(torch.finfo(dtype).eps))
@@ -104,7 +104,7 @@ def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
 
 
 def raise_for_tensors(folder: Path, **wrong: Collection[str]) -> None:
-    """Raise LoadError for the first kind in ``wrong`` that has tensor names."""
+    """Raise LoadError that names the tensors of the first kind in ``wrong`` that is not empty."""
     for kind, tensors in wrong.items():
         if names := sorted(tensors):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -64,7 +64,7 @@ class HostBuffer:
     def map(cls, fd: int, writable: bool = False) -> HostBuffer:
         """Map the memory of ``fd``, and take ownership of ``fd``.
 
-        Unless ``writable``, a write to the memory is a segmentation fault.
+        Unless ``writable``, a write to the memory causes a segmentation fault.
         """
         return cls(fd, os.fstat(fd).st_size, writable)
 
@@ -77,7 +77,7 @@ class HostBuffer:
             return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> bool:
-        """Unmap the buffer. Access to its tensors is then a segmentation fault. Idempotent.
+        """Unmap the buffer. Access to its tensors then causes a segmentation fault. Idempotent.
 
         Return False if a memoryview keeps the buffer mapped.
         """

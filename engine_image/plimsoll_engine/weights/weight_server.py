@@ -144,7 +144,7 @@ class Pool:
 
 
 def use_device(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context manager in which ``device`` is the current CUDA device, if it is one."""
+    """Return a context manager that makes a CUDA ``device`` current, and does nothing on a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

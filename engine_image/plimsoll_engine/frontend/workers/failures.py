@@ -24,7 +24,7 @@ takes over. Requests wait during the delays.
 HEALTHY_AFTER_S = 60.0
 """Serving time after which a worker's earlier crashes no longer count."""
 CRASHES_UNTIL_SUSPECTED = 2
-"""Number of consecutive crashes after which a request without any token so far is suspected."""
+"""Number of consecutive crashes, without a token in between, after which a request is suspected."""
 
 
 class WorkerLost(Exception):
@@ -150,7 +150,7 @@ class Quarantine:
         return [generation for generation in carried if generation.losses < CRASHES_UNTIL_SUSPECTED]
 
     def get_next_suspect(self) -> Generation | None:
-        """Return the suspected request to run next; None while another one runs, or at the end."""
+        """Return the suspected request to run next; None if there is none or another one runs."""
         tried = self._tried
         if tried is not None and tried.with_worker and tried.losses and not tried.is_done:
             return None

@@ -51,7 +51,7 @@ class Outbox:
         return None
 
     def _join_choices(self, first: Submit) -> Submit:
-        """Remove the choices of the same prompt directly behind ``first``. Return all as one."""
+        """Remove the choices of its prompt that directly follow ``first``. Return them with it."""
         choices, tokens = [], len(first.prompt_ids) + len(first.output_ids)
         for waiting in self._waiting.values():
             choice = create_choice(first, waiting) if isinstance(waiting, Submit) else None

@@ -133,13 +133,13 @@ class WorkerHandle:
             self.on_exit("not all ranks of the worker could be started")
 
     def dismiss(self) -> None:
-        """Let the worker exit, which waits for this after its final message."""
+        """Let the worker exit. It waits for this call after its final message."""
         self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
         """Send SIGTERM, then SIGKILL if needed. Return the names of the signals that were sent.
 
-        If the worker has exited, ``exited`` is set.
+        ``exited`` is still not set afterwards if a process survived SIGKILL.
         """
         self._stopping = True
         sent: list[str] = []
@@ -174,7 +174,7 @@ class WorkerHandle:
         return None
 
     def kill_now(self, reason: str) -> None:
-        """Kill the worker without a grace period, because of something outside this process."""
+        """Kill the worker without a grace period. ``reason`` is a cause outside the worker."""
         self.mark_lost(reason)
         self._signal(signal.SIGKILL)
 

@@ -27,7 +27,7 @@ class RequestOwner(Protocol):
     """Owner of the requests that the worker runs."""
 
     def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
-        """Record that a worker serves, which was started for ``reason``."""
+        """Record that a worker serves. ``reason`` says why it was started."""
 
     def on_epoch_ended(self) -> None:
         """Record that no worker serves. Idempotent."""
