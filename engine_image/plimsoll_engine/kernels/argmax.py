@@ -38,10 +38,10 @@ def _best_of_parts(
     value = tl.load(x + row * columns + column, mask=column < columns, other=float("-inf"))
     value = value.to(tl.float32)
     value = tl.where(value == value, value, float("-inf"))  # ignore NaN
-    highest, at = tl.max(value, axis=0, return_indices=True)
-    place = row * tl.num_programs(1) + part
-    tl.store(best + place, highest)
-    tl.store(where + place, part * BLOCK + at)
+    highest, index = tl.max(value, axis=0, return_indices=True)
+    offset = row * tl.num_programs(1) + part
+    tl.store(best + offset, highest)
+    tl.store(where + offset, part * BLOCK + index)
 
 
 @triton.jit
@@ -65,14 +65,16 @@ def _best_noisy_of_parts(
     uniform = ((bits & 0x7FFFFFFF).to(tl.float32) + low) * STEP_31
     uniform = tl.minimum(uniform, BELOW)
     # log1p(-uniform), with the rounding error of 1 - uniform corrected.
-    rest = 1.0 - uniform
-    exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / (1.0 - rest)))
+    complement = 1.0 - uniform
+    exponential = tl.where(
+        complement == 1.0, uniform, -tl.log(complement) * (uniform / (1.0 - complement))
+    )
     value -= tl.log(exponential)
     value = tl.where(value == value, value, float("-inf"))  # ignore NaN
-    highest, at = tl.max(value, axis=0, return_indices=True)
-    place = row * tl.num_programs(1) + part
-    tl.store(best + place, highest)
-    tl.store(where + place, part * BLOCK + at)
+    highest, index = tl.max(value, axis=0, return_indices=True)
+    offset = row * tl.num_programs(1) + part
+    tl.store(best + offset, highest)
+    tl.store(where + offset, part * BLOCK + index)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -85,26 +87,26 @@ def _best(
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     value = tl.load(best + row * parts + part, mask=part < parts, other=float("-inf"))
-    highest, at = tl.max(value, axis=0, return_indices=True)
-    found = tl.load(where + row * parts + at).to(tl.int64)
+    highest, index = tl.max(value, axis=0, return_indices=True)
+    result = tl.load(where + row * parts + index).to(tl.int64)
     if KEYS:
         # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.
         bits = (highest + 0.0).to(tl.int32, bitcast=True)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        found = (ordered.to(tl.int64) << 32) | (LOWER - (first + found))
+        result = (ordered.to(tl.int64) << 32) | (LOWER - (first + result))
     else:
-        found = tl.where(highest == float("-inf"), -1, found)
-    tl.store(out + row, found)
+        result = tl.where(highest == float("-inf"), -1, result)
+    tl.store(out + row, result)
 
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
     """Return the column of the maximum of each row of ``x`` [rows, columns], as int64 [rows]."""
-    return _of_rows(x, 0, keys=False)
+    return _reduce_rows(x, 0, keys=False)
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Sample columns like :func:`plimsoll_engine.kernels.draw.draw`, in one pass over ``x``."""
-    return _of_rows(x, 0, keys=False, noise=(scales, keys))
+    return _reduce_rows(x, 0, keys=False, noise=(scales, keys))
 
 
 def find_best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
@@ -112,10 +114,10 @@ def find_best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
 
     See :meth:`plimsoll_engine.kernels.ops.Ops.find_best_keys`.
     """
-    return _of_rows(x, first, keys=True)
+    return _reduce_rows(x, first, keys=True)
 
 
-def _of_rows(
+def _reduce_rows(
     x: torch.Tensor,
     first: int,
     keys: bool,

@@ -64,10 +64,10 @@ def _decode_attention(
     group = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
     head = kv_head * GROUP + group
-    here = (group[:, None] < GROUP) & (dims[None, :] < DIM)
+    q_mask = (group[:, None] < GROUP) & (dims[None, :] < DIM)
     row = sequence * KV_HEADS * GROUP + head
     wait_for_previous_kernel(OVERLAP)
-    q = tl.load(query + row[:, None] * DIM + dims[None, :], mask=here, other=0.0)
+    q = tl.load(query + row[:, None] * DIM + dims[None, :], mask=q_mask, other=0.0)
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     weighted = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
@@ -76,9 +76,9 @@ def _decode_attention(
         inside = token < end
         page = tl.load(tables + sequence * width + token // PAGE, mask=inside, other=0)
         slot = page.to(tl.int64) * PAGE + token % PAGE
-        at = (slot * KV_HEADS + kv_head) * DIM
-        there = inside[:, None] & (dims[None, :] < DIM)
-        k = tl.load(keys + at[:, None] + dims[None, :], mask=there, other=0.0).to(q.dtype)
+        offsets = (slot * KV_HEADS + kv_head) * DIM
+        kv_mask = inside[:, None] & (dims[None, :] < DIM)
+        k = tl.load(keys + offsets[:, None] + dims[None, :], mask=kv_mask, other=0.0).to(q.dtype)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if SCALED:
             row_scale = (page.to(tl.int64) * KV_HEADS + kv_head) * PAGE + token % PAGE
@@ -86,12 +86,12 @@ def _decode_attention(
         score = tl.where((inside & (token >= lowest))[None, :], score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1))
         share = tl.exp2(score - higher[:, None])
-        kept = tl.exp2(best - higher)
-        total = total * kept + tl.sum(share, axis=1)
-        v = tl.load(values + at[:, None] + dims[None, :], mask=there, other=0.0).to(q.dtype)
+        rescale = tl.exp2(best - higher)
+        total = total * rescale + tl.sum(share, axis=1)
+        v = tl.load(values + offsets[:, None] + dims[None, :], mask=kv_mask, other=0.0).to(q.dtype)
         if SCALED:
             share *= tl.load(value_scales + row_scale, mask=inside, other=0.0)[None, :]
-        weighted = weighted * kept[:, None]
+        weighted = weighted * rescale[:, None]
         weighted += tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
         best = higher
     # A padding row has no context, and its result is zero.
@@ -101,26 +101,28 @@ def _decode_attention(
     if SPLITS > 1:
         parts = tl.cdiv(context - base, per_part)
         if parts > 1:
-            mine = group < GROUP
+            head_mask = group < GROUP
             log = tl.where(total > 0, best + tl.log2(safe), NOTHING)
-            tl.store(lse + row * SPLITS + split, log, mask=mine)
+            tl.store(lse + row * SPLITS + split, log, mask=head_mask)
             tl.store(
-                sums + (row * SPLITS + split)[:, None] * DIM + dims[None, :], result, mask=here
+                sums + (row * SPLITS + split)[:, None] * DIM + dims[None, :], result, mask=q_mask
             )
             tl.debug_barrier()
             counter = arrivals + sequence * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
                 tl.store(counter, 0)
-                _join(sums, lse, place, row, mine, here, parts, DIM, DIM_PAD, GROUP_PAD, SPLITS)
+                _join(
+                    sums, lse, place, row, head_mask, q_mask, parts, DIM, DIM_PAD, GROUP_PAD, SPLITS
+                )
         else:
-            tl.store(place, result.to(out.dtype.element_ty), mask=here)
+            tl.store(place, result.to(out.dtype.element_ty), mask=q_mask)
     else:
-        tl.store(place, result.to(out.dtype.element_ty), mask=here)
+        tl.store(place, result.to(out.dtype.element_ty), mask=q_mask)
 
 
 @triton.jit
 def _join(
-    sums, lse, place, row, mine, here, parts, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    sums, lse, place, row, head_mask, q_mask, parts, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     GROUP_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Combine the results of the ``parts`` of a context, and store them at ``place``."""
@@ -129,21 +131,23 @@ def _join(
     total = tl.zeros([GROUP_PAD], tl.float32)
     weighted = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
     for first in range(0, parts, AT_ONCE):
-        for other in tl.static_range(AT_ONCE):
-            there = first + other < parts
-            at = row * SPLITS + first + other
+        for number in tl.static_range(AT_ONCE):
+            exists = first + number < parts
+            offsets = row * SPLITS + first + number
             # Bypass the L1 cache, because other multiprocessors have written these parts.
-            log = tl.load(lse + at, mask=mine & there, other=NOTHING, cache_modifier=".cg")
+            log = tl.load(
+                lse + offsets, mask=head_mask & exists, other=NOTHING, cache_modifier=".cg"
+            )
             part = tl.load(
-                sums + at[:, None] * DIM + dims[None, :], mask=here & there, other=0.0,
+                sums + offsets[:, None] * DIM + dims[None, :], mask=q_mask & exists, other=0.0,
                 cache_modifier=".cg",
             )  # fmt: skip
             higher = tl.maximum(best, log)
-            kept, share = tl.exp2(best - higher), tl.exp2(log - higher)
-            total = total * kept + share
-            weighted = weighted * kept[:, None] + part * share[:, None]
+            rescale, share = tl.exp2(best - higher), tl.exp2(log - higher)
+            total = total * rescale + share
+            weighted = weighted * rescale[:, None] + part * share[:, None]
             best = higher
-    tl.store(place, (weighted / total[:, None]).to(place.dtype.element_ty), mask=here)
+    tl.store(place, (weighted / total[:, None]).to(place.dtype.element_ty), mask=q_mask)
 
 
 def decode_attention(

@@ -41,13 +41,13 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
 
         Searches the cache, then the fallback folder.
         """
-        found: dict[str, str] | None = super().get_group(filename)
-        if found is None and (_path() / self.key).is_dir():
-            kept, self.cache_dir = self.cache_dir, str(_folder() / self.key)
-            found = super().get_group(filename)
-            if found is None:
-                self.cache_dir = kept
-        return found
+        files: dict[str, str] | None = super().get_group(filename)
+        if files is None and (_get_fallback_path() / self.key).is_dir():
+            cache_dir, self.cache_dir = self.cache_dir, str(_prepare_fallback_folder() / self.key)
+            files = super().get_group(filename)
+            if files is None:
+                self.cache_dir = cache_dir
+        return files
 
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Store a file of a compiled kernel, and return its path.
@@ -57,15 +57,15 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
         try:
             return str(super().put(data, filename, binary))
         except OSError as error:
-            if Path(self.cache_dir).is_relative_to(_path()):
+            if Path(self.cache_dir).is_relative_to(_get_fallback_path()):
                 raise
-            for half in Path(self.cache_dir).glob(f"tmp.pid_{os.getpid()}_*"):
-                shutil.rmtree(half, ignore_errors=True)
+            for partial in Path(self.cache_dir).glob(f"tmp.pid_{os.getpid()}_*"):
+                shutil.rmtree(partial, ignore_errors=True)
             self._move(self.key, error)
             return str(super().put(data, filename, binary))
 
     def _move(self, key: str, error: OSError) -> None:
-        folder = _folder()
+        folder = _prepare_fallback_folder()
         where = knobs.cache.dir
         if where not in _reported:
             _reported.add(where)
@@ -80,22 +80,22 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
         os.makedirs(self.cache_dir, exist_ok=True)
 
 
-def _path() -> Path:
+def _get_fallback_path() -> Path:
     return Path(tempfile.gettempdir()) / f"plimsoll-triton-{os.geteuid()}"
 
 
-def _folder() -> Path:
+def _prepare_fallback_folder() -> Path:
     """Return the user's fallback folder. Raises OSError if another user can write to it."""
-    folder = _path()
+    folder = _get_fallback_path()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise OSError(
             error.errno,
             f"cannot store compiled kernels in TRITON_CACHE_DIR ({knobs.cache.dir}) or in"
             f" {folder}: {error.strerror}",
         ) from None
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(f"{folder} is not private to this user: remove it, or set TMPDIR")
     return folder

@@ -85,8 +85,8 @@ def _gate_up(
     if expert < 0:
         return
     pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
-    here = (pair < pairs)[:, None]
-    known = (column < WIDTH)[:, None]
+    row_mask = (pair < pairs)[:, None]
+    weight_mask = (column < WIDTH)[:, None]
     rows = x + (pair // CHOSEN).to(tl.int64)[:, None] * HIDDEN
     gates = weight + (expert * 2 * WIDTH + column)[:, None] * HIDDEN
     gate = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -94,14 +94,14 @@ def _gate_up(
     for start in range(0, HIDDEN, DEPTH):
         inner = start + tl.arange(0, DEPTH)[None, :]
         if HIDDEN % DEPTH == 0:
-            row = tl.load(rows + inner, mask=here, other=0.0)
-            first = tl.load(gates + inner, mask=known, other=0.0)
-            second = tl.load(gates + WIDTH * HIDDEN + inner, mask=known, other=0.0)
+            row = tl.load(rows + inner, mask=row_mask, other=0.0)
+            first = tl.load(gates + inner, mask=weight_mask, other=0.0)
+            second = tl.load(gates + WIDTH * HIDDEN + inner, mask=weight_mask, other=0.0)
         else:
             inside = inner < HIDDEN
-            row = tl.load(rows + inner, mask=here & inside, other=0.0)
-            first = tl.load(gates + inner, mask=known & inside, other=0.0)
-            second = tl.load(gates + WIDTH * HIDDEN + inner, mask=known & inside, other=0.0)
+            row = tl.load(rows + inner, mask=row_mask & inside, other=0.0)
+            first = tl.load(gates + inner, mask=weight_mask & inside, other=0.0)
+            second = tl.load(gates + WIDTH * HIDDEN + inner, mask=weight_mask & inside, other=0.0)
         gate = tl.dot(row, tl.trans(first), gate, input_precision=PRECISION)
         up = tl.dot(row, tl.trans(second), up, input_precision=PRECISION)
     if SCALED:
@@ -110,9 +110,9 @@ def _gate_up(
         gate *= row_scale * tl.load(of_gates, mask=column < WIDTH, other=0.0)[None, :]
         up *= row_scale * tl.load(of_gates + WIDTH, mask=column < WIDTH, other=0.0)[None, :]
     result = gate / (1.0 + tl.exp(-gate)) * up
-    at = pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    both = here & (column < WIDTH)[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=both)
+    offsets = pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    mask = row_mask & (column < WIDTH)[None, :]
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -131,29 +131,29 @@ def _down(
     if expert < 0:
         return
     pair = tl.load(order + block * ROWS + tl.arange(0, ROWS))
-    here = (pair < pairs)[:, None]
-    known = (column < HIDDEN)[:, None]
+    row_mask = (pair < pairs)[:, None]
+    weight_mask = (column < HIDDEN)[:, None]
     rows = x + pair.to(tl.int64)[:, None] * WIDTH
     downs = weight + (expert * HIDDEN + column)[:, None] * WIDTH
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, WIDTH, DEPTH):
         inner = start + tl.arange(0, DEPTH)[None, :]
         if WIDTH % DEPTH == 0:
-            row = tl.load(rows + inner, mask=here, other=0.0)
-            part = tl.load(downs + inner, mask=known, other=0.0)
+            row = tl.load(rows + inner, mask=row_mask, other=0.0)
+            part = tl.load(downs + inner, mask=weight_mask, other=0.0)
         else:
             inside = inner < WIDTH
-            row = tl.load(rows + inner, mask=here & inside, other=0.0)
-            part = tl.load(downs + inner, mask=known & inside, other=0.0)
+            row = tl.load(rows + inner, mask=row_mask & inside, other=0.0)
+            part = tl.load(downs + inner, mask=weight_mask & inside, other=0.0)
         total = tl.dot(row, tl.trans(part), total, input_precision=PRECISION)
     if SCALED:
         column_scale = tl.load(scales + expert * HIDDEN + column, mask=column < HIDDEN, other=0.0)
         total *= column_scale[None, :]
         total *= tl.load(row_scales + pair, mask=pair < pairs, other=0.0)[:, None]
     share = tl.load(shares + pair, mask=pair < pairs, other=0.0).to(tl.float32)
-    at = pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
-    both = here & (column < HIDDEN)[None, :]
-    tl.store(out + at, (total * share[:, None]).to(out.dtype.element_ty), mask=both)
+    offsets = pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+    mask = row_mask & (column < HIDDEN)[None, :]
+    tl.store(out + offsets, (total * share[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -163,17 +163,17 @@ def _sum(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < HIDDEN
+    mask = column < HIDDEN
     total = tl.zeros([BLOCK], tl.float32)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     for number in tl.static_range(0, CHOSEN):
-        at = (row * CHOSEN + number) * HIDDEN + column
-        total += tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * HIDDEN + column, total.to(out.dtype.element_ty), mask=inside)
+        offsets = (row * CHOSEN + number) * HIDDEN + column
+        total += tl.load(parts + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * HIDDEN + column, total.to(out.dtype.element_ty), mask=mask)
 
 
-def _factors(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
+def _quantize_rows(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
     """Return (rows, row scales, matrix, matrix scales), and whether they are quantized.
 
     If they are not, the scales are placeholders that the kernels do not read.
@@ -183,7 +183,7 @@ def _factors(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ..
     return (rows, rows, weight, weight), False
 
 
-def _columns(weight: Weight) -> int:
+def _count_columns(weight: Weight) -> int:
     matrix = weight.values if isinstance(weight, Quantized) else weight
     return matrix.shape[1]
 
@@ -192,14 +192,14 @@ def _products(
     x: torch.Tensor, gate_up: Weight, down: Weight, routes: Routes, tile: Tile
 ) -> torch.Tensor:
     tokens, hidden = x.shape
-    width = _columns(down)
+    width = _count_columns(down)
     chosen = routes.shares.shape[1]
     pairs, blocks = tokens * chosen, len(routes.owners)
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
     launch = overlap(x.device)
     inner = x.new_empty(pairs, width)
     half = tile.columns // 2  # a program computes both gate and up of its columns
-    factors, scaled = _factors(x, gate_up)
+    factors, scaled = _quantize_rows(x, gate_up)
     _gate_up[(blocks * cdiv(width, half),)](
         *factors, routes.order, routes.owners, inner, pairs,
         CHOSEN=chosen, HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=half,
@@ -207,7 +207,7 @@ def _products(
         **launch,
     )  # fmt: skip
     parts = x.new_empty(pairs, hidden)
-    factors, scaled = _factors(inner, down)
+    factors, scaled = _quantize_rows(inner, down)
     _down[(blocks * cdiv(hidden, tile.columns),)](
         *factors, routes.order, routes.owners, routes.shares, parts, pairs,
         HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=tile.columns,
@@ -242,7 +242,7 @@ def experts(
     """
     logits = linear(x, router)
     formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]
-    shape = (x.device, x.dtype, router.shape, _columns(down), *formats, chosen, normalised)
+    shape = (x.device, x.dtype, router.shape, _count_columns(down), *formats, chosen, normalised)
     if shape not in _loaded:
         _loaded.add(shape)
         for tile in tiles(x.dtype):

@@ -23,14 +23,14 @@ def route(
     return experts, shares.to(x.dtype)
 
 
-def expert_matrix(weight: Weight, expert: int, count: int) -> Weight:
+def get_expert_matrix(weight: Weight, expert: int, count: int) -> Weight:
     """Return the matrix of expert number ``expert`` from the stacked matrices of ``count``."""
     if isinstance(weight, Quantized):
-        return Quantized(*(_part(tensor, expert, count) for tensor in weight))
-    return _part(weight, expert, count)
+        return Quantized(*(_slice_part(tensor, expert, count) for tensor in weight))
+    return _slice_part(weight, expert, count)
 
 
-def _part(tensor: torch.Tensor, number: int, count: int) -> torch.Tensor:
+def _slice_part(tensor: torch.Tensor, number: int, count: int) -> torch.Tensor:
     rows = len(tensor) // count
     return tensor[number * rows : (number + 1) * rows]
 
@@ -52,8 +52,8 @@ def experts(
     parts = x.new_empty(tokens, chosen, hidden)
     for expert in numbers.unique().tolist():
         token, place = torch.where(numbers == expert)
-        both = product(x[token], expert_matrix(gate_up, expert, len(router)), None)
-        gate, up = both.chunk(2, dim=-1)
-        result = product(silu(gate) * up, expert_matrix(down, expert, len(router)), None)
+        gate_up_rows = product(x[token], get_expert_matrix(gate_up, expert, len(router)), None)
+        gate, up = gate_up_rows.chunk(2, dim=-1)
+        result = product(silu(gate) * up, get_expert_matrix(down, expert, len(router)), None)
         parts[token, place] = result * shares[token, place, None]
     return parts.sum(dim=1)

@@ -81,58 +81,58 @@ def _few_rows(
     part = tl.program_id(1)
     begin = part * LENGTH
     if OVERLAP:
-        mine = matrix + tl.minimum(column, size - 1).to(tl.int64) * COLUMNS + begin
-        prefetch(mine, AHEAD)
+        prefetch_start = matrix + tl.minimum(column, size - 1).to(tl.int64) * COLUMNS + begin
+        prefetch(prefetch_start, AHEAD)
         if SILU:
-            prefetch(mine + size.to(tl.int64) * COLUMNS, AHEAD)
+            prefetch(prefetch_start + size.to(tl.int64) * COLUMNS, AHEAD)
     wait_for_previous_kernel(OVERLAP)
     # WGMMA instructions need at least 64 rows of the first operand.
-    TURNED: tl.constexpr = SIZE >= 64
-    SHAPE: tl.constexpr = (SIZE, ROWS) if TURNED else (ROWS, SIZE)
+    TRANSPOSED: tl.constexpr = SIZE >= 64
+    SHAPE: tl.constexpr = (SIZE, ROWS) if TRANSPOSED else (ROWS, SIZE)
     total = tl.zeros(SHAPE, tl.float32)
     second = tl.zeros(SHAPE, tl.float32)
     for start in tl.range(begin, tl.minimum(begin + LENGTH, COLUMNS), DEPTH):
-        given = x.load([0, start])
-        own = weight.load([first, start])
+        inputs = x.load([0, start])
+        weights = weight.load([first, start])
         if SILU:
             up = weight.load([size + first, start])
-        if TURNED:
-            total = tl.dot(own, tl.trans(given), total)
+        if TRANSPOSED:
+            total = tl.dot(weights, tl.trans(inputs), total)
             if SILU:
-                second = tl.dot(up, tl.trans(given), second)
+                second = tl.dot(up, tl.trans(inputs), second)
         else:
-            total = tl.dot(given, tl.trans(own), total)
+            total = tl.dot(inputs, tl.trans(weights), total)
             if SILU:
-                second = tl.dot(given, tl.trans(up), second)
-    result = tl.trans(total) if TURNED else total
+                second = tl.dot(inputs, tl.trans(up), second)
+    result = tl.trans(total) if TRANSPOSED else total
     row = tl.arange(0, ROWS)[:, None]
-    there = (row < rows) & inside[None, :]
-    at = row.to(tl.int64) * size + column[None, :]
+    mask = (row < rows) & inside[None, :]
+    offsets = row.to(tl.int64) * size + column[None, :]
     if PARTS > 1:
         of_part = ROWS * size.to(tl.int64)
-        tl.store(sums + part * of_part + at, result, mask=there)
+        tl.store(sums + part * of_part + offsets, result, mask=mask)
         tl.debug_barrier()
         if tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel") < PARTS - 1:
             return
         tl.store(arrivals + tl.program_id(0), 0)
         # Bypass the L1 cache, because other multiprocessors have written these sums.
-        result = tl.load(sums + at, mask=there, other=0.0, cache_modifier=".cg")
+        result = tl.load(sums + offsets, mask=mask, other=0.0, cache_modifier=".cg")
         for other in tl.static_range(1, PARTS):
-            more = sums + other * of_part + at
-            result += tl.load(more, mask=there, other=0.0, cache_modifier=".cg")
+            pointers = sums + other * of_part + offsets
+            result += tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg")
     if BIAS:
         result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     if SILU:
-        gated = tl.trans(second) if TURNED else second
+        gated = tl.trans(second) if TRANSPOSED else second
         if BIAS:
             gated += tl.load(bias + size + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         result = result / (1.0 + tl.exp(-result)) * gated
     if ADD:
-        result += tl.load(out + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=there)
+        result += tl.load(out + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
 
-def fits(weight: torch.Tensor) -> bool:
+def supports(weight: torch.Tensor) -> bool:
     """Report whether :func:`few_rows` supports ``weight`` on its device."""
     aligned = weight.shape[1] % LINE == 0 and weight.is_contiguous()
     return weight.element_size() == 2 and aligned and bool(overlap(weight.device))

@@ -25,8 +25,8 @@ from plimsoll_engine.kernels.whole_prompts import (
     attend_whole,
     count_fewest_rows,
     count_tail_rows,
+    get_whole_prompts,
     select_fastest_backend,
-    whole_prompts,
 )
 
 MIN_SEPARATE_RESULTS = 1 << 23
@@ -56,12 +56,12 @@ class FusedOps:
 
     def max_project_rows(self, weight: Weight) -> int:
         """Implement :meth:`Ops.max_project_rows`: FEW_ROWS if ``weight`` allows it, else 1."""
-        several = isinstance(weight, torch.Tensor) and few_rows.fits(weight)
+        several = isinstance(weight, torch.Tensor) and few_rows.supports(weight)
         return FEW_ROWS if several else 1
 
     def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Implement :meth:`Ops.step_context`: select torch's fastest attention for prompts."""
-        plan.joined = self._equal.count_step(whole_prompts(plan))
+        plan.joined = self._equal.count_step(get_whole_prompts(plan))
         return select_fastest_backend(plan)
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ class FusedOps:
 
         They come first in ``query`` [tokens, heads, dim] and in ``out``, before whole prompts.
         """
-        end = len(plan.contexts) - len(whole_prompts(plan, window))
+        end = len(plan.contexts) - len(get_whole_prompts(plan, window))
         if not end:
             return
         keys, values = plan.pages(layer)
@@ -193,7 +193,7 @@ class FusedOps:
         if count_fewest_rows(plan, window) * weight.shape[0] < MIN_SEPARATE_RESULTS:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
-        if before := query.shape[0] - sum(whole_prompts(plan, window)):
+        if before := query.shape[0] - sum(get_whole_prompts(plan, window)):
             out = torch.empty_like(query[:before])
             self._attend_paged(query, plan, layer, scale, window, out)
             self.add_product(out.flatten(1), weight, into[:before])
@@ -269,7 +269,7 @@ class FusedOps:
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Implement :meth:`Ops.gated_linear`, in one kernel if that is faster."""
-        if isinstance(weight, torch.Tensor) and gated_product.fits(x, weight, bias):
+        if isinstance(weight, torch.Tensor) and gated_product.supports(x, weight, bias):
             if gated_product.is_faster(x, weight):
                 return gated_product.gated_product(x, weight)
             gated_product.load(x, weight)

@@ -43,21 +43,21 @@ def _gated_product(
     x, weight, out, rows, size, columns, PROGRAMS: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    below, beside = tl.cdiv(rows, ROWS), tl.cdiv(size, COLUMNS)
-    for tile in tl.range(tl.program_id(0), below * beside, PROGRAMS):
-        first = tile // (GROUP * beside) * GROUP
-        height = tl.minimum(below - first, GROUP)
-        inner = tile % (GROUP * beside)
+    tile_rows, tile_columns = tl.cdiv(rows, ROWS), tl.cdiv(size, COLUMNS)
+    for tile in tl.range(tl.program_id(0), tile_rows * tile_columns, PROGRAMS):
+        first = tile // (GROUP * tile_columns) * GROUP
+        height = tl.minimum(tile_rows - first, GROUP)
+        inner = tile % (GROUP * tile_columns)
         row = (first + inner % height) * ROWS
         column = inner // height * COLUMNS
         gate = tl.zeros([ROWS, COLUMNS], tl.float32)
         up = tl.zeros([ROWS, COLUMNS], tl.float32)
         for part in tl.range(0, tl.cdiv(columns, DEPTH)):
-            given = x.load([row, part * DEPTH])
+            inputs = x.load([row, part * DEPTH])
             gate_weight = weight.load([column, part * DEPTH])
             up_weight = weight.load([size + column, part * DEPTH])
-            gate = tl.dot(given, tl.trans(gate_weight), gate)
-            up = tl.dot(given, tl.trans(up_weight), up)
+            gate = tl.dot(inputs, tl.trans(gate_weight), gate)
+            up = tl.dot(inputs, tl.trans(up_weight), up)
         result = gate / (1.0 + tl.exp(-gate)) * up
         out.store([row, column], result.to(out.dtype))
 
@@ -70,7 +70,7 @@ def _count_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def fits(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> bool:
+def supports(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> bool:
     """Report whether :func:`gated_product` supports these arguments."""
     if not isinstance(weight, torch.Tensor) or bias is not None or x.element_size() != 2:
         return False

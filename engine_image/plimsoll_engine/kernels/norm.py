@@ -7,7 +7,12 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
-from plimsoll_engine.kernels.sizes import cdiv, choose_warps, next_power_of_2, rows_at_once
+from plimsoll_engine.kernels.sizes import (
+    cdiv,
+    choose_rows_per_program,
+    choose_warps,
+    next_power_of_2,
+)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -17,19 +22,19 @@ def _rms_norm(
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (column < size)
-    at = row.to(tl.int64) * size + column
+    mask = (row < rows) & (column < size)
+    offsets = row.to(tl.int64) * size + column
     scale = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     if ADD:
-        value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        value += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
         rounded = value.to(residual.dtype.element_ty)
-        tl.store(residual + at, rounded, mask=inside)
+        tl.store(residual + offsets, rounded, mask=mask)
         value = rounded.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, axis=1) / size + eps)[:, None]
-    tl.store(out + at, (value * inverse * scale).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offsets, (value * inverse * scale).to(out.dtype.element_ty), mask=mask)
 
 
 def rms_norm(
@@ -44,7 +49,7 @@ def rms_norm(
     rows, size = x.shape
     out = torch.empty_like(x)
     block = next_power_of_2(size)
-    at_once = rows_at_once(rows, block)
+    at_once = choose_rows_per_program(rows, block)
     _rms_norm[(cdiv(rows, at_once),)](
         x, x if residual is None else residual, weight, out, rows, size, eps,
         ADD=residual is not None, ROWS=at_once, BLOCK=block,

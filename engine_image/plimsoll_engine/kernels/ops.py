@@ -96,7 +96,7 @@ class Ops(Protocol):
     ) -> torch.Tensor:  # fmt: skip
         """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].
 
-        If ``norm`` [dim] is given, each head is normalised before. The dtype does not change.
+        If ``norm`` [dim] is given, each head is normalised first. The dtype does not change.
         """
         ...
 

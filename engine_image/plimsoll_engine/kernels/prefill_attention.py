@@ -47,31 +47,33 @@ def _walk(
         else:
             page = tl.load(table + token // PAGE)
         slot = page.to(tl.int64) * PAGE + token % PAGE
-        at = (slot * KV_HEADS + kv_head) * DIM
+        offsets = (slot * KV_HEADS + kv_head) * DIM
         if MASKED or DIM != DIM_PAD:
-            there = (token < limit)[:, None] & (dims[None, :] < DIM)
-            k = tl.load(keys + at[:, None] + dims[None, :], mask=there, other=0.0)
-            v = tl.load(values + at[:, None] + dims[None, :], mask=there, other=0.0)
+            mask = (token < limit)[:, None] & (dims[None, :] < DIM)
+            k = tl.load(keys + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
+            v = tl.load(values + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
         else:
-            k = tl.load(keys + at[:, None] + dims[None, :])
-            v = tl.load(values + at[:, None] + dims[None, :])
+            k = tl.load(keys + offsets[:, None] + dims[None, :])
+            v = tl.load(values + offsets[:, None] + dims[None, :])
         k, v = k.to(q.dtype), v.to(q.dtype)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if SCALED:
-            known = token < limit
+            valid = token < limit
             row_scale = (page.to(tl.int64) * KV_HEADS + kv_head) * PAGE + token % PAGE
-            score *= tl.load(key_scales + row_scale, mask=known, other=0.0)[None, :]
+            score *= tl.load(key_scales + row_scale, mask=valid, other=0.0)[None, :]
         if MASKED:
-            seen = (token[None, :] <= newest[:, None]) & (token[None, :] > newest[:, None] - window)
-            score = tl.where(seen, score, float("-inf"))
+            visible = (token[None, :] <= newest[:, None]) & (
+                token[None, :] > newest[:, None] - window
+            )
+            score = tl.where(visible, score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1) * scale)
         base = tl.where(higher > float("-inf"), higher, 0.0) if MASKED else higher
         share = tl.exp2(score * scale - base[:, None])
-        kept = tl.exp2(best - base)
-        total = total * kept + tl.sum(share, axis=1)
+        rescale = tl.exp2(best - base)
+        total = total * rescale + tl.sum(share, axis=1)
         if SCALED:
-            share *= tl.load(value_scales + row_scale, mask=known, other=0.0)[None, :]
-        weighted = weighted * kept[:, None]
+            share *= tl.load(value_scales + row_scale, mask=valid, other=0.0)[None, :]
+        weighted = weighted * rescale[:, None]
         weighted = tl.dot(share.to(v.dtype), v, weighted, input_precision=PRECISION)
         best = higher
     return best, total, weighted
@@ -100,9 +102,9 @@ def _prefill_attention(
     row = tile * ROWS + tl.arange(0, ROWS)
     newest = context - count + row
     dims = tl.arange(0, DIM_PAD)
-    here = (row < count)[:, None] & (dims[None, :] < DIM)
-    at = ((begin_row + row) * (KV_HEADS * GROUP) + head)[:, None] * DIM + dims[None, :]
-    q = tl.load(query + at, mask=here, other=0.0)
+    mask = (row < count)[:, None] & (dims[None, :] < DIM)
+    offsets = ((begin_row + row) * (KV_HEADS * GROUP) + head)[:, None] * DIM + dims[None, :]
+    q = tl.load(query + offsets, mask=mask, other=0.0)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, DIM_PAD], tl.float32)
@@ -134,7 +136,7 @@ def _prefill_attention(
             SCALED, PRECISION,
         )  # fmt: skip
     result = weighted / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=here)
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=mask)
 
 
 def prefill_attention(

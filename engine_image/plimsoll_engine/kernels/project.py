@@ -5,7 +5,7 @@ memory-bound and short, so separate launches for the norm, activation and additi
 time. The input's norm, silu(gate) * up and the addition to the residual stream are therefore fused.
 
 A quantized matrix is read in its quantized form, and the sums are multiplied by its scales. The row
-is not quantized, which would save nothing, because nearly all bytes belong to the matrix.
+is not quantized: that would save nothing, because nearly all bytes belong to the matrix.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ def _project(
 ):  # fmt: skip
     allow_next_kernel(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = row < rows
+    row_mask = row < rows
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     second = tl.zeros([ROWS, BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
     # Unroll, and apply the norm's factor at the end, so that no load waits for a sum.
     for start in tl.static_range(0, COLUMNS, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        inside = column < COLUMNS
-        at = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+        column_mask = column < COLUMNS
+        offsets = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
         if SCALED:
             # A thread gets the same columns of the matrix and of the 16-bit x. Otherwise x moves
             # between threads through shared memory, whose barriers delay the next loads.
-            at = tl.max_contiguous(at, [1, 8])
-        both = here[:, None] & inside[None, :]
-        part = tl.load(weight + at, mask=both, other=0.0)
+            offsets = tl.max_contiguous(offsets, [1, 8])
+        mask = row_mask[:, None] & column_mask[None, :]
+        part = tl.load(weight + offsets, mask=mask, other=0.0)
         if SILU:
-            up = tl.load(weight + tl.cast(rows, tl.int64) * COLUMNS + at, mask=both, other=0.0)
+            up = tl.load(weight + tl.cast(rows, tl.int64) * COLUMNS + offsets, mask=mask, other=0.0)
         if start == 0:
             wait_for_previous_kernel(OVERLAP)
-        value = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + column, mask=column_mask, other=0.0).to(tl.float32)
         if NORM:
             squares += value * value
-            value *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+            value *= tl.load(norm + column, mask=column_mask, other=0.0).to(tl.float32)
         total += part.to(tl.float32) * value[None, :]
         if SILU:
             second += up.to(tl.float32) * value[None, :]
@@ -81,19 +81,19 @@ def _project(
         inverse = tl.rsqrt(tl.sum(squares, axis=0) / COLUMNS + eps)
     result = tl.sum(total, axis=1) * inverse
     if SCALED:
-        result *= tl.load(scales + row, mask=here, other=0.0)
+        result *= tl.load(scales + row, mask=row_mask, other=0.0)
     if BIAS:
-        result += tl.load(bias + row, mask=here, other=0.0).to(tl.float32)
+        result += tl.load(bias + row, mask=row_mask, other=0.0).to(tl.float32)
     if SILU:
         gated = tl.sum(second, axis=1) * inverse
         if SCALED:
-            gated *= tl.load(scales + rows + row, mask=here, other=0.0)
+            gated *= tl.load(scales + rows + row, mask=row_mask, other=0.0)
         if BIAS:
-            gated += tl.load(bias + rows + row, mask=here, other=0.0).to(tl.float32)
+            gated += tl.load(bias + rows + row, mask=row_mask, other=0.0).to(tl.float32)
         result = result / (1.0 + tl.exp(-result)) * gated
     if ADD:
-        result += tl.load(out + row, mask=here, other=0.0).to(tl.float32)
-    tl.store(out + row, result.to(out.dtype.element_ty), mask=here)
+        result += tl.load(out + row, mask=row_mask, other=0.0).to(tl.float32)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=row_mask)
 
 
 def project(

@@ -57,14 +57,14 @@ def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
     quantized as well, and products are summed in float32.
     """
     if isinstance(weight, torch.Tensor):
-        return _padded(x, weight, bias)
+        return _multiply(x, weight, bias)
     wide = functional.linear(dequantize(*quantize(x)), dequantize(*weight))
     if bias is not None:
         wide += bias
     return wide.to(x.dtype)
 
 
-def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return ``x @ weight.T + bias``. On a CPU, pad ``x`` to one of a few numbers of rows.
 
     For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB that exist as
@@ -74,5 +74,5 @@ def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     if x.device.type != "cpu" or x.dim() != 2 or x.dtype not in (torch.bfloat16, torch.float16):
         return functional.linear(x, weight, bias)
     rows = len(x)
-    more = -rows % (1 << max(0, (rows - 1).bit_length() - 4))
-    return functional.linear(functional.pad(x, (0, 0, 0, more)), weight, bias)[:rows]
+    padding = -rows % (1 << max(0, (rows - 1).bit_length() - 4))
+    return functional.linear(functional.pad(x, (0, 0, 0, padding)), weight, bias)[:rows]

@@ -41,11 +41,11 @@ def _peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
     The order spreads the writes. Addresses never change, so this may run before the wait for the
     previous kernel.
     """
-    found = ()
+    buffers = ()
     for step in tl.static_range(1, RANKS):
-        there = _buffer(header, (rank + step) % RANKS, dtype)
-        found = found + (there,)  # type: ignore[assignment]  # noqa: RUF005
-    return found
+        buffer = _buffer(header, (rank + step) % RANKS, dtype)
+        buffers = buffers + (buffer,)  # type: ignore[assignment]  # noqa: RUF005
+    return buffers
 
 
 @triton.jit
@@ -86,8 +86,8 @@ def _trap_on_timeout(started, WAIT_NS: tl.constexpr):
 @triton.jit
 def _all_arrived(signals, number, among):
     """Return 1 if all ``signals`` [n] selected by ``among`` equal ``number``, else 0."""
-    found = tl.atomic_add(signals, 0, mask=among, sem="acquire", scope="sys")
-    return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
+    values = tl.atomic_add(signals, 0, mask=among, sem="acquire", scope="sys")
+    return tl.min(((values == number) | ~among).to(tl.int32), axis=0)
 
 
 @triton.jit
@@ -97,28 +97,28 @@ def _wait(signals, number, among, WAIT_NS: tl.constexpr):
     Afterwards, all threads may read the data that the signals announce.
     """
     started = _start_ns(WAIT_NS)
-    there = _all_arrived(signals, number, among)
-    while there == 0:
+    arrived = _all_arrived(signals, number, among)
+    while arrived == 0:
         _trap_on_timeout(started, WAIT_NS)
-        there = _all_arrived(signals, number, among)
+        arrived = _all_arrived(signals, number, among)
     tl.debug_barrier()
 
 
 @triton.jit
 def _all_visible(signals, number, among):
-    """Like :func:`_all_arrived`, but without acquire. There may be more signals than threads."""
-    found = tl.load(signals, mask=among, other=0, volatile=True)
-    return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
+    """Return the same as :func:`_all_arrived`, without acquire and for any number of signals."""
+    values = tl.load(signals, mask=among, other=0, volatile=True)
+    return tl.min(((values == number) | ~among).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _wait_without_acquire(signals, number, among, WAIT_NS: tl.constexpr):
     """Wait like :func:`_wait`, but without acquire: only later kernels may read the data."""
     started = _start_ns(WAIT_NS)
-    there = _all_visible(signals, number, among)
-    while there == 0:
+    arrived = _all_visible(signals, number, among)
+    while arrived == 0:
         _trap_on_timeout(started, WAIT_NS)
-        there = _all_visible(signals, number, among)
+        arrived = _all_visible(signals, number, among)
 
 
 @triton.jit
@@ -135,8 +135,8 @@ def _set_signals(signals, number, among):
 def _load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
     """Return the indices of all ranks and int32 pointers to their buffers, both padded to [PAD]."""
     ranks = tl.arange(0, PAD)
-    found = tl.load(header + ranks, mask=ranks < RANKS, other=0)
-    return ranks, found.to(tl.pointer_type(tl.int32))
+    addresses = tl.load(header + ranks, mask=ranks < RANKS, other=0)
+    return ranks, addresses.to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
@@ -162,22 +162,22 @@ def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
     The words of this rank are zeros. All loads are issued together, because each round trip takes
     time.
     """
-    found = ()
+    loaded = ()
     for source in tl.static_range(0, RANKS):
         mask = inside & (source != rank)
         words = tl.load(pointers + source * stride, mask=mask, other=0, volatile=True)
-        found = found + (words,)  # type: ignore[assignment]  # noqa: RUF005
-    return found
+        loaded = loaded + (words,)  # type: ignore[assignment]  # noqa: RUF005
+    return loaded
 
 
 @triton.jit
 def _is_missing(words, rank, RANKS: tl.constexpr, inside, number):
     """Return 1 if any word of another rank for sum ``number`` has not arrived yet, else 0."""
-    there = ~inside
+    all_valid = ~inside
     for source in tl.static_range(0, RANKS):
-        own = ((words[source] & UPPER) == number) | (source == rank) | ~inside
-        there = own if source == 0 else there & own
-    return 1 - tl.min(there.to(tl.int32), axis=0)
+        valid = ((words[source] & UPPER) == number) | (source == rank) | ~inside
+        all_valid = valid if source == 0 else all_valid & valid
+    return 1 - tl.min(all_valid.to(tl.int32), axis=0)
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -316,7 +316,7 @@ def sum_shared(
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
     others = _peer_buffers(header, rank, RANKS, x.dtype.element_ty)
     ranks, signalled = _load_buffers(header, RANKS, PAD)
-    there = _buffer(header, owner, x.dtype.element_ty)
+    owner_buffer = _buffer(header, owner, x.dtype.element_ty)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
@@ -331,13 +331,13 @@ def sum_shared(
     done = FINISHED // 4 + turn * MAX_ROWS
     if block >= blocks:
         awaited = (block - blocks) * BLOCKS_PER_WAIT + tl.arange(0, BLOCKS_PER_WAIT)
-        theirs = (awaited < blocks) & (awaited % RANKS != rank)
+        foreign = (awaited < blocks) & (awaited % RANKS != rank)
         _wait_without_acquire(
-            _own_buffer(header, tl.int32) + done + awaited, short, theirs, WAIT_NS
+            _own_buffer(header, tl.int32) + done + awaited, short, foreign, WAIT_NS
         )
     elif owner != rank:
         first = half + (rank - owner - 1 + RANKS) % RANKS * PART_ROWS
-        tl.store(there + PARTS // itemsize + first * columns + packed, own, mask=inside)
+        tl.store(owner_buffer + PARTS // itemsize + first * columns + packed, own, mask=inside)
         _set_signals(signalled + arrived + rank * MAX_ROWS, short, ranks == owner)
     else:
         before = tl.load(residual + at, mask=inside, other=0.0)
@@ -365,6 +365,6 @@ def copy_kept_rows(
     wait_for_previous_kernel(OVERLAP)
     row = tl.load(index + tl.program_id(0)).to(tl.int64)
     own = (row // ROWS) % RANKS == rank
-    found = tl.load(residual + row * columns + column, mask=own & (column < columns), other=0.0)
-    place = tl.program_id(0).to(tl.int64) * columns + column
-    tl.store(out + place, found, mask=column < columns)
+    values = tl.load(residual + row * columns + column, mask=own & (column < columns), other=0.0)
+    offset = tl.program_id(0).to(tl.int64) * columns + column
+    tl.store(out + offset, values, mask=column < columns)

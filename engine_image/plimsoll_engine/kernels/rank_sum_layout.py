@@ -54,23 +54,29 @@ class Layout:
 
     @property
     def arrived(self) -> int:
-        """Offset of int32 [half, source, block]: number of the latest sum whose part arrived."""
-        return _aligned((STATE + 1) * 8)
+        """Offset of the signals for parts, int32 [half, source, block].
+
+        Each contains the number of the latest sum whose part has arrived.
+        """
+        return _align((STATE + 1) * 8)
 
     @property
     def finished(self) -> int:
-        """Offset of int32 [half, block]: number of the latest sum whose result arrived."""
-        return _aligned(self.arrived + HALVES * self.ranks * self.rows * SIGNAL_BYTES)
+        """Offset of the signals for results, int32 [half, block].
+
+        Each contains the number of the latest sum whose result has arrived.
+        """
+        return _align(self.arrived + HALVES * self.ranks * self.rows * SIGNAL_BYTES)
 
     @property
     def words(self) -> int:
         """Offset of the words, int64 [half, source, row, word]."""
-        return _aligned(self.finished + HALVES * self.rows * SIGNAL_BYTES)
+        return _align(self.finished + HALVES * self.rows * SIGNAL_BYTES)
 
     @property
     def parts(self) -> int:
         """Offset of the parts, [half, other rank, row, column] of the sum's dtype."""
-        return _aligned(
+        return _align(
             self.words + HALVES * self.ranks * self.word_rows * self.row_words * WORD_BYTES
         )
 
@@ -78,13 +84,13 @@ class Layout:
     def results(self) -> int:
         """Offset of the results, [row, column] of the sum's dtype, for sums that ranks share."""
         sources = HALVES * (self.ranks - 1)
-        return _aligned(self.parts + sources * self.part_rows * self.columns * self.itemsize)
+        return _align(self.parts + sources * self.part_rows * self.columns * self.itemsize)
 
     @property
     def nbytes(self) -> int:
         """Size of the buffer in bytes."""
-        return _aligned(self.results + self.result_rows * self.columns * self.itemsize)
+        return _align(self.results + self.result_rows * self.columns * self.itemsize)
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -15,7 +15,12 @@ from plimsoll_engine.kernels.rank_sum_kernels import (
     sum_words,
 )
 from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
-from plimsoll_engine.kernels.sizes import cdiv, choose_warps, next_power_of_2, rows_at_once
+from plimsoll_engine.kernels.sizes import (
+    cdiv,
+    choose_rows_per_program,
+    choose_warps,
+    next_power_of_2,
+)
 
 WAIT_NS = 60_000_000_000
 """Maximum time, in nanoseconds, for which a kernel waits for another rank before it traps."""
@@ -73,7 +78,7 @@ class RankSums:
         self._wait_ns = WAIT_NS if buffer.is_cuda else 0
 
     def supports(self, x: torch.Tensor) -> bool:
-        """Report whether :meth:`add_norm` supports this shape and dtype."""
+        """Report whether :meth:`add_norm` supports the shape and the dtype of ``x``."""
         rows, columns = x.shape
         layout = self._layout
         return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
@@ -91,7 +96,7 @@ class RankSums:
         out = residual.new_empty(len(index), columns)
         copy_kept_rows[(len(index),)](
             residual, index, out, columns, self._rank, RANKS=self._layout.ranks,
-            ROWS=rows_at_once(rows, self._block), BLOCK=self._block,
+            ROWS=choose_rows_per_program(rows, self._block), BLOCK=self._block,
             num_warps=choose_warps(self._block), **overlap(residual.device),
         )  # fmt: skip
         return out
@@ -118,7 +123,7 @@ class RankSums:
                 num_warps=choose_warps(self._block), **common,
             )  # fmt: skip
             return out
-        at_once = rows_at_once(rows, self._block)
+        at_once = choose_rows_per_program(rows, self._block)
         blocks = cdiv(rows, at_once)
         sizes = self._rank, rows, layout.columns, eps
         common |= {

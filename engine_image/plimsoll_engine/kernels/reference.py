@@ -28,7 +28,7 @@ class Prefill:
 
 
 @dataclass(slots=True)
-class Gather:
+class GatheredSlots:
     """Slots and masks of all contexts, computed once per step for all layers.
 
     ``decode_slots`` is int64 [decodes, longest context]. ``masks`` is a cache by prefill (-1 for
@@ -131,14 +131,14 @@ class ReferenceOps:
     ) -> torch.Tensor:
         """Implement :meth:`Ops.attend`, one prompt at a time over gathered keys and values."""
         if plan.derived is None:
-            plan.derived = gather(plan)
+            plan.derived = gather_slots(plan)
         parts = []
         if plan.decodes:
-            parts.append(_decode(query[: plan.decodes], plan, layer, scale, window))
+            parts.append(_attend_decodes(query[: plan.decodes], plan, layer, scale, window))
         for number in range(len(plan.derived.prefills)):
-            parts.append(_prefill(query, plan, layer, number, scale, window))
-        found = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return found if out is None else out.copy_(found)
+            parts.append(_attend_prefill(query, plan, layer, number, scale, window))
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return attended if out is None else out.copy_(attended)
 
     def add_attended(
         self,
@@ -189,7 +189,7 @@ class ReferenceOps:
         chosen: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.experts`, one expert after the other."""
+        """Implement :meth:`Ops.experts`, one expert at a time."""
         return experts_reference.experts(x, router, gate_up, down, chosen, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -203,11 +203,11 @@ class ReferenceOps:
     def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
         """Implement :meth:`Ops.find_best_keys`."""
         value = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        highest, at = value.max(dim=-1)
+        highest, column = value.max(dim=-1)
         # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.
         bits = (highest + 0.0).view(torch.int32)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        return (ordered.long() << 32) | (KEY_LOWER - (first + at))
+        return (ordered.long() << 32) | (KEY_LOWER - (first + column))
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Ops.silu_mul`."""
@@ -228,20 +228,20 @@ def write_quantized(
     assert pages.scales is not None
     # torch cannot index-copy 8-bit floats, so copy them as bytes.
     pages.rows.view(torch.uint8).index_copy_(0, slots, values.view(torch.uint8))
-    page, place = _places(pages.scales, slots)
+    page, place = _split_slots(pages.scales, slots)
     pages.scales[page, :, place] = scales.squeeze(-1)
 
 
-def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _read_rows(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the unscaled rows at ``slots`` [...] as [..., heads, dim] of ``dtype``."""
     if pages.scales is None:
-        return _rows_at(pages.rows, slots)
-    rows = _rows_at(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)
-    page, place = _places(pages.scales, slots)
+        return _gather_rows(pages.rows, slots)
+    rows = _gather_rows(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)
+    page, place = _split_slots(pages.scales, slots)
     return dequantize(rows, pages.scales[page, :, place].unsqueeze(-1)).to(dtype)
 
 
-def _rows_at(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def _gather_rows(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return the ``rows`` [slots, heads, dim] at ``slots`` [...], as [..., heads, dim].
 
     Indexing would copy element by element, which takes several times as long on a CPU.
@@ -249,7 +249,7 @@ def _rows_at(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return rows.index_select(0, slots.flatten()).view(*slots.shape, *rows.shape[1:])
 
 
-def _places(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _split_slots(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the block number of each slot, and the slot's offset in its block."""
     return slots // scales.shape[-1], slots % scales.shape[-1]
 
@@ -265,7 +265,7 @@ def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
 
 
-def gather(plan: StepPlan) -> Gather:
+def gather_slots(plan: StepPlan) -> GatheredSlots:
     """Return the slots that :meth:`ReferenceOps.attend` reads in each layer of a step."""
     contexts, starts = plan.contexts.tolist(), plan.starts.tolist()
     offsets = torch.arange(plan.block_size, device=plan.tables.device)
@@ -275,10 +275,10 @@ def gather(plan: StepPlan) -> Gather:
         Prefill(starts[row], starts[row + 1], slots[row, : contexts[row]])
         for row in range(plan.decodes, len(contexts))
     ]
-    return Gather(slots[: plan.decodes, :widest], prefills)
+    return GatheredSlots(slots[: plan.decodes, :widest], prefills)
 
 
-def _mask(
+def _get_mask(
     plan: StepPlan, number: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
     """Return the attention mask [rows, length]. Row i is at position ``newest[i]``."""
@@ -293,14 +293,14 @@ def _mask(
     return mask
 
 
-def _decode(
+def _attend_decodes(
     query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
 ) -> torch.Tensor:
     rows, heads, dim = query.shape
     slots = plan.derived.decode_slots
-    keys, values = (_read(pages, slots, query.dtype) for pages in plan.pages(layer))
+    keys, values = (_read_rows(pages, slots, query.dtype) for pages in plan.pages(layer))
     kv_heads = keys.shape[2]
-    mask = _mask(plan, -1, plan.contexts[: plan.decodes] - 1, slots.shape[1], window)
+    mask = _get_mask(plan, -1, plan.contexts[: plan.decodes] - 1, slots.shape[1], window)
     # Pass the query heads that share a kv head as its query rows, so that no key is copied.
     out = scaled_dot_product_attention(
         query.reshape(rows, kv_heads, heads // kv_heads, dim),
@@ -312,11 +312,11 @@ def _decode(
     return out.reshape(rows, heads, dim)
 
 
-def _prefill(
+def _attend_prefill(
     query: torch.Tensor, plan: StepPlan, layer: int, number: int, scale: float, window: int | None
 ) -> torch.Tensor:
     prefill: Prefill = plan.derived.prefills[number]
-    keys, values = (_read(pages, prefill.slots, query.dtype) for pages in plan.pages(layer))
+    keys, values = (_read_rows(pages, prefill.slots, query.dtype) for pages in plan.pages(layer))
     groups = query.shape[1] // keys.shape[1]
     length, new = len(prefill.slots), prefill.stop - prefill.start
     newest = torch.arange(length - new, length, device=query.device)
@@ -324,7 +324,7 @@ def _prefill(
         query[prefill.start : prefill.stop].transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
         values.transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
-        attn_mask=_mask(plan, number, newest, length, window),
+        attn_mask=_get_mask(plan, number, newest, length, window),
         scale=scale,
     )
     return out[0].transpose(0, 1)

@@ -42,17 +42,19 @@ def _rotated(
     head = tl.arange(0, COUNT_PAD)[:, None]
     column = tl.arange(0, HALF_PAD)[None, :]
     inside = (head < COUNT) & (column < HALF)
-    at = head * (2 * HALF) + column
-    known = inside & (column < limit)
-    left = tl.load(source + at, mask=known, other=0.0).to(tl.float32)
-    right = tl.load(source + at + HALF, mask=known, other=0.0).to(tl.float32)
+    offsets = head * (2 * HALF) + column
+    mask = inside & (column < limit)
+    left = tl.load(source + offsets, mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(source + offsets + HALF, mask=mask, other=0.0).to(tl.float32)
     if NORM:
         square = tl.sum(left * left + right * right, axis=1) / (2 * HALF)
         inverse = tl.rsqrt(square + eps)[:, None]
-        there = column < HALF
-        left *= inverse * tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
-        right *= inverse * tl.load(weight + HALF + column, mask=there, other=0.0).to(tl.float32)
-    return left * cos - right * sin, right * cos + left * sin, at, inside
+        column_mask = column < HALF
+        left *= inverse * tl.load(weight + column, mask=column_mask, other=0.0).to(tl.float32)
+        right *= inverse * tl.load(weight + HALF + column, mask=column_mask, other=0.0).to(
+            tl.float32
+        )
+    return left * cos - right * sin, right * cos + left * sin, offsets, inside
 
 
 @triton.jit
@@ -88,24 +90,24 @@ def _rotate_and_store(
     cos = tl.load(rotary + token * dim + column, mask=column < limit, other=0.0)
     sin = tl.load(rotary + token * dim + HALF + column, mask=column < limit, other=0.0)
     if HEADS > 0:
-        left, right, at, inside = _rotated(
+        left, right, offsets, inside = _rotated(
             source, q_norm, cos, sin, eps, limit, HEADS, HEADS_PAD, HALF, HALF_PAD, NORM
         )
-        to = query + token * HEADS * dim + at
+        to = query + token * HEADS * dim + offsets
         tl.store(to, left.to(query.dtype.element_ty), mask=inside)
         tl.store(to + HALF, right.to(query.dtype.element_ty), mask=inside)
     if KV_HEADS > 0:
         slot = tl.load(slots + tl.minimum(token, tokens - 1)).to(tl.int64)
         source += HEADS * dim
-        left, right, at, inside = _rotated(
+        left, right, offsets, inside = _rotated(
             source, k_norm, cos, sin, eps, limit, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
         )
         source += KV_HEADS * dim
-        known = inside & (column < limit)
-        first = tl.load(source + at, mask=known, other=0.0)
-        last = tl.load(source + at + HALF, mask=known, other=0.0)
+        mask = inside & (column < limit)
+        first = tl.load(source + offsets, mask=mask, other=0.0)
+        last = tl.load(source + offsets + HALF, mask=mask, other=0.0)
         if (slot >= 0) & (token < tokens):
-            place = slot * KV_HEADS * dim + at
+            place = slot * KV_HEADS * dim + offsets
             if SCALED:
                 head = tl.arange(0, KV_HEADS_PAD)
                 row_scale = (slot // PAGE * KV_HEADS + head) * PAGE + slot % PAGE
@@ -122,11 +124,15 @@ def _rotate_and_store(
                 tl.store(values + place, first, mask=inside)
                 tl.store(values + place + HALF, last, mask=inside)
         if FRESH:
-            own = token * KV_HEADS * dim + at
-            tl.store(fresh_keys + own, left.to(fresh_keys.dtype.element_ty), mask=inside)
-            tl.store(fresh_keys + own + HALF, right.to(fresh_keys.dtype.element_ty), mask=inside)
-            tl.store(fresh_values + own, first, mask=inside)
-            tl.store(fresh_values + own + HALF, last, mask=inside)
+            fresh_offsets = token * KV_HEADS * dim + offsets
+            tl.store(fresh_keys + fresh_offsets, left.to(fresh_keys.dtype.element_ty), mask=inside)
+            tl.store(
+                fresh_keys + fresh_offsets + HALF,
+                right.to(fresh_keys.dtype.element_ty),
+                mask=inside,
+            )
+            tl.store(fresh_values + fresh_offsets, first, mask=inside)
+            tl.store(fresh_values + fresh_offsets + HALF, last, mask=inside)
 
 
 def compute_rotary_table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -189,7 +195,7 @@ def rotate(
 ) -> torch.Tensor:
     """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].
 
-    If ``norm`` [dim] is given, each head is normalised before.
+    If ``norm`` [dim] is given, each head is normalised first.
     """
     tokens, heads = len(query), query.shape[1] // dim
     out = query.new_empty(tokens, heads, dim)

@@ -28,9 +28,9 @@ class Routes(NamedTuple):
     """Routing of a step. Pair p belongs to row ``p // chosen``.
 
     ``shares`` [rows, chosen] contains the weights of each row's experts, in the model's dtype.
-    ``order`` int32 [blocks * block rows] contains the pairs sorted by expert; padding has the
-    number of pairs as value. ``owners`` int32 [blocks] contains the expert of each block, or -1 for
-    a block without an expert.
+    ``order`` int32 [blocks * block rows] contains the pairs sorted by expert; padding entries equal
+    the number of pairs. ``owners`` int32 [blocks] contains the expert of each block, or -1 for a
+    block without an expert.
     """
 
     shares: torch.Tensor
@@ -52,18 +52,18 @@ def _choose(
     logit = tl.load(logits + row * EXPERTS + expert, mask=inside, other=float("-inf"))
     logit = logit.to(tl.float32)
     part = tl.exp(logit - tl.max(logit, axis=0))
-    left = part / tl.sum(part, axis=0)
+    remaining = part / tl.sum(part, axis=0)
     # Replace NaN by zero, so that the result is always a valid expert.
-    left = tl.where(left == left, left, 0.0)
-    left = tl.where(inside, left, -1.0)
+    remaining = tl.where(remaining == remaining, remaining, 0.0)
+    remaining = tl.where(inside, remaining, -1.0)
     place = tl.arange(0, CHOSEN_PAD)
     best = tl.zeros([CHOSEN_PAD], tl.float32)
     where = tl.zeros([CHOSEN_PAD], tl.int32)
     for number in tl.static_range(0, CHOSEN):
-        share, at = tl.max(left, axis=0, return_indices=True)
+        share, index = tl.max(remaining, axis=0, return_indices=True)
         best = tl.where(place == number, share, best)
-        where = tl.where(place == number, at.to(tl.int32), where)
-        left = tl.where(expert == at, -1.0, left)
+        where = tl.where(place == number, index.to(tl.int32), where)
+        remaining = tl.where(expert == index, -1.0, remaining)
     if NORMALISED:
         best = best / tl.sum(best, axis=0)
     chosen = place < CHOSEN
@@ -76,7 +76,7 @@ def _sort(
     experts, order, owners, pairs, blocks, BINS: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    mine = tl.program_id(0)
+    own_expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)
     allow_next_kernel(OVERLAP)
@@ -87,24 +87,28 @@ def _sort(
         expert = tl.load(experts + pair, mask=pair < pairs, other=BINS - 1)
         counts += tl.histogram(expert, BINS)
     needed = tl.where(bins < BINS - 1, (counts + ROWS - 1) // ROWS, 0)
-    first = tl.sum(tl.where(bins < mine, needed, 0), axis=0)
-    own = tl.sum(tl.where(bins == mine, needed, 0), axis=0)
-    count = tl.sum(tl.where(bins == mine, counts, 0), axis=0)
-    for start in range(0, own, OWNERS):
+    first = tl.sum(tl.where(bins < own_expert, needed, 0), axis=0)
+    own_blocks = tl.sum(tl.where(bins == own_expert, needed, 0), axis=0)
+    count = tl.sum(tl.where(bins == own_expert, counts, 0), axis=0)
+    for start in range(0, own_blocks, OWNERS):
         block = start + tl.arange(0, OWNERS)
-        tl.store(owners + first + block, tl.zeros([OWNERS], tl.int32) + mine, mask=block < own)
-    if mine == tl.num_programs(0) - 1:
-        for start in range(first + own, blocks, OWNERS):
+        tl.store(
+            owners + first + block,
+            tl.zeros([OWNERS], tl.int32) + own_expert,
+            mask=block < own_blocks,
+        )
+    if own_expert == tl.num_programs(0) - 1:
+        for start in range(first + own_blocks, blocks, OWNERS):
             block = start + tl.arange(0, OWNERS)
             tl.store(owners + block, tl.full([OWNERS], NO_EXPERT, tl.int32), mask=block < blocks)
     padding = count + tl.arange(0, ROWS)
     nothing = tl.zeros([ROWS], tl.int32) + pairs
-    tl.store(order + first * ROWS + padding, nothing, mask=padding < own * ROWS)
+    tl.store(order + first * ROWS + padding, nothing, mask=padding < own_blocks * ROWS)
     free = first * ROWS
     for start in range(0, pairs, TILE):
         pair = start + tl.arange(0, TILE)
         expert = tl.load(experts + pair, mask=pair < pairs, other=BINS - 1)
-        hit = (expert == mine).to(tl.int32)
+        hit = (expert == own_expert).to(tl.int32)
         tl.store(order + free + tl.cumsum(hit, axis=0) - 1, pair, mask=hit > 0)
         free += tl.sum(hit, axis=0)
 

@@ -40,15 +40,15 @@ def gather_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 def _take(
     ids, sources, newest, out, count, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
 ):  # fmt: skip
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < count
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
-    source = tl.load(sources + at, mask=inside, other=-1)
-    known = tl.load(ids + at, mask=inside, other=0).to(tl.int64)
+    source = tl.load(sources + offsets, mask=mask, other=-1)
+    given_ids = tl.load(ids + offsets, mask=mask, other=0).to(tl.int64)
     sampled = tl.load(newest + source, mask=source >= 0, other=0)
     sampled = tl.maximum(sampled, 0)  # -1 means that no token was sampled
-    tl.store(out + at, tl.where(source >= 0, sampled, known), mask=inside)
+    tl.store(out + offsets, tl.where(source >= 0, sampled, given_ids), mask=mask)
 
 
 def take_token_ids(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:

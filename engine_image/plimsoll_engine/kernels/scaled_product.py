@@ -19,7 +19,7 @@ from plimsoll_engine.kernels.sizes import next_power_of_2
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
 SMALLEST = tl.constexpr(quantized.SMALLEST)
 ALIGNED = 16
-"""Number of which both dimensions of a weight must be multiples."""
+"""Required divisor of both dimensions of a weight."""
 
 
 @triton.jit

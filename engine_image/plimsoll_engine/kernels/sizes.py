@@ -5,7 +5,7 @@ from __future__ import annotations
 FEW_ROWS = 32
 """Maximum number of rows for the memory-bound products of decode steps."""
 COUNTERS = 2048
-"""Number of counters for programs that share work: one for each kv head of a context, or tile."""
+"""Number of counters for programs that share work: one per kv head of a context, or per tile."""
 
 
 def pad_few_rows(rows: int) -> int:
@@ -23,7 +23,7 @@ def next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def rows_at_once(rows: int, block: int) -> int:
+def choose_rows_per_program(rows: int, block: int) -> int:
     """Return the number of rows, padded to ``block`` elements each, per program of a norm.
 
     A program processes about 4096 elements. If there are few rows, it processes fewer, so that

@@ -16,7 +16,7 @@ import torch
 from plimsoll_engine.kernels.quantized import FP8
 
 SCALE_BYTES = 4
-"""Size of a float32 scale. In an FP8 pool, each head's key and value of a token have one each."""
+"""Size of a scale (float32). In an FP8 pool, each key and each value of a head has a scale."""
 
 
 class KVShape(NamedTuple):

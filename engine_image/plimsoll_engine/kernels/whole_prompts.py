@@ -26,7 +26,7 @@ On an H200 at 4,000 rows and 128 dimensions, the library reaches 510 to 560 TFLO
 to 1,400 rows with 32 heads, and up to 2,500 with 16.
 """
 LIBRARY_STEP = 256
-"""Prompts are padded to a multiple of this, because the library makes a plan for each length."""
+"""Multiple to which prompts are padded, because the library makes a plan for each length."""
 STEPS_UNTIL_JOINED = 32
 """Number of steps with the same group of equal prompts after which one call computes the group.
 
@@ -40,7 +40,7 @@ BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.M
 """Backends of the library, fastest first."""
 
 
-def whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
+def get_whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
     """Return the row counts of the prompts that the library computes, the last ones of the step.
 
     Return an empty tuple for a layer with a ``window``.
@@ -50,21 +50,22 @@ def whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
 
 def list_padded_lengths(longest: int) -> list[int]:
     """Return all lengths to which prompts of up to ``longest`` tokens are padded."""
-    return list(range(_padded(LIBRARY_ROWS), _padded(longest) + 1, LIBRARY_STEP))
+    return list(range(_pad_length(LIBRARY_ROWS), _pad_length(longest) + 1, LIBRARY_STEP))
 
 
 @torch.inference_mode()
 def make_plan(
     padded: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Make the library create its plan for prompts of ``padded`` tokens. Takes 45 ms on the host.
+    """Run the library once, so that it creates its plan for prompts of ``padded`` tokens.
 
-    The library keeps plans per thread, so call this in the thread that runs the steps.
+    This takes 45 ms on the host. The library keeps plans per thread, so call this function in the
+    thread that runs the steps.
     """
     query = torch.zeros(padded, heads, dim, dtype=dtype, device=device)
     pairs = torch.zeros(2, padded, kv_heads, dim, dtype=dtype, device=device)
     with sdpa_kernel(BACKENDS, set_priority=True):
-        _causal(query, pairs, 0, 1, padded, dim**-0.5)
+        _attend_causally(query, pairs, 0, 1, padded, dim**-0.5)
 
 
 def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
@@ -72,10 +73,10 @@ def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
 
     Enter it once per step, because that takes as long as a kernel launch.
     """
-    return sdpa_kernel(BACKENDS, set_priority=True) if whole_prompts(plan) else nullcontext()
+    return sdpa_kernel(BACKENDS, set_priority=True) if get_whole_prompts(plan) else nullcontext()
 
 
-def _padded(rows: int) -> int:
+def _pad_length(rows: int) -> int:
     return -(-rows // LIBRARY_STEP) * LIBRARY_STEP
 
 
@@ -92,8 +93,8 @@ class FreshRows(NamedTuple):
 
 def count_tail_rows(plan: StepPlan) -> int | None:
     """Return the number of padding rows after the last prompt, or None if no prompt is whole."""
-    whole = whole_prompts(plan)
-    return _padded(whole[-1]) - whole[-1] if whole else None
+    whole = get_whole_prompts(plan)
+    return _pad_length(whole[-1]) - whole[-1] if whole else None
 
 
 def append_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
@@ -124,21 +125,21 @@ class EqualPrompts:
         )
 
 
-def _groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
+def _list_groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
     """Return (length, count) of the prompts in each library call, in step order."""
     return [
         group
-        for rows, equal in Counter(whole_prompts(plan, window)).items()
+        for rows, equal in Counter(get_whole_prompts(plan, window)).items()
         for group in ([(rows, equal)] if rows in plan.joined else [(rows, 1)] * equal)
     ]
 
 
 def count_fewest_rows(plan: StepPlan, window: int | None) -> int:
     """Return the number of rows in the smallest library call, or 0 if there is none."""
-    return min((rows * count for rows, count in _groups(plan, window)), default=0)
+    return min((rows * count for rows, count in _list_groups(plan, window)), default=0)
 
 
-def _causal(
+def _attend_causally(
     query: torch.Tensor, pairs: torch.Tensor, first: int, count: int, rows: int, scale: float
 ) -> torch.Tensor:
     """Return the causal attention of ``count`` prompts of ``rows`` tokens, without copying inputs.
@@ -150,29 +151,29 @@ def _causal(
 
     def prompts(x: torch.Tensor) -> torch.Tensor:
         heads, dim = x.shape[1:]
-        row, padded = heads * dim, _padded(rows)
+        row, padded = heads * dim, _pad_length(rows)
         return x.as_strided(
             (count, heads, padded, dim),
             ((padded if count == 1 else rows) * row, dim, row, 1),
             x.storage_offset() + first * row,
         )
 
-    found = scaled_dot_product_attention(
+    attended = scaled_dot_product_attention(
         prompts(query), prompts(pairs[0]), prompts(pairs[1]),
         is_causal=True, scale=scale, enable_gqa=True,
     )  # fmt: skip
-    return found[:, :, :rows].transpose(1, 2)
+    return attended[:, :, :rows].transpose(1, 2)
 
 
 def attend_whole(
     query: torch.Tensor, plan: StepPlan, scale: float, window: int | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the index of the first row, and the attention, of each library call.
+    """Compute the attention of all whole prompts of ``query`` [tokens, heads, dim].
 
-    The attention is [prompts, rows, heads, dim], and ``query`` is [tokens, heads, dim]. The rows of
-    a prompt are contiguous, and a gap follows them.
+    Yield the index of the first row and the result [prompts, rows, heads, dim] of each call of the
+    library. The rows of a prompt are contiguous, and a gap follows them.
     """
-    groups = _groups(plan, window)
+    groups = _list_groups(plan, window)
     if not groups:
         return
     rows_in_all = query.shape[0]
@@ -181,5 +182,5 @@ def attend_whole(
     tail = fresh.pairs.shape[1] - rows_in_all
     query = fresh.query if fresh.query is not None else append_tail(query, tail)
     for rows, count in groups:
-        yield first, _causal(query, fresh.pairs, first, count, rows, scale)
+        yield first, _attend_causally(query, fresh.pairs, first, count, rows, scale)
         first += count * rows

@@ -153,14 +153,14 @@ def test_which_products_are_computed_with_their_activation(
     monkeypatch.setattr(gated_product, "_loaded", set())
     x, weight = draw(rows, columns, dtype=dtype), draw(2 * size, columns, dtype=dtype)
     bias = draw(2 * size, dtype=dtype) if biased else None
-    fits = gated_product.fits(x, weight, bias)
+    fits = gated_product.supports(x, weight, bias)
     assert (fits and gated_product.is_faster(x, weight)) is taken
     expected = REFERENCE.gated_linear(
         x.float(), weight.float(), None if bias is None else bias.float()
     )
     assert error(FUSED.gated_linear(x, weight, bias), expected) < 8e-3
     assert len(gated_product._loaded) == fits, "loaded before there are rows enough"
-    assert not gated_product.fits(x[:, ::2], weight[:, ::2], None)
+    assert not gated_product.supports(x[:, ::2], weight[:, ::2], None)
 
 
 def test_rotary_table_far_out() -> None:
