@@ -29,7 +29,7 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process import host_memory
 from plimsoll_engine.process.host_memory import PythonObjects
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
-from plimsoll_engine.worker.parts import measure_baseline
+from plimsoll_engine.worker.parts import measure_baseline_bytes
 from plimsoll_faults.models.tiny import write_checkpoint
 
 MIB = 1 << 20
@@ -78,7 +78,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    measure_baseline(device, torch.float32)
+    measure_baseline_bytes(device, torch.float32)
     python = PythonObjects()
     left: list[int] = []
     after: list[int] = []

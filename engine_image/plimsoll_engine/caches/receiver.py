@@ -1,6 +1,6 @@
 """Worker side of the media cache. It stores and removes items only as the sender directs.
 
-It keeps no LRU order and evicts nothing by itself, so it cannot diverge from the sender.
+The cache keeps no LRU order and evicts nothing by itself, so it cannot diverge from the sender.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class MediaCacheReceiver:
         return key in self._held
 
     def unpack(self, submit: Submit) -> Submit | MissingMedia:
-        """Apply the changes in ``submit``. Return it with all media data, or the missing keys."""
+        """Apply the changes in ``submit``. Return ``submit`` with all media data.
+
+        If data is missing, return the missing keys instead.
+        """
         for key in submit.forget:
             self._drop(key)
         for media in submit.media:

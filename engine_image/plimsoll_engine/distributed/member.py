@@ -99,7 +99,7 @@ class Member:
         return min((value for value in values if value is not None), default=None)
 
     def report_started(self) -> None:
-        """Tell the other ranks that the start is complete."""
+        """Send the other ranks the message that the start is complete."""
         if self.leader is not None:
             self.leader.send(rank_ipc.Freeze())
 

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from plimsoll_engine.download.target import (
-    IGNORED,
+    IGNORED_PATTERNS,
     DownloadError,
     ProgressLogger,
     check_free_space,
@@ -104,7 +104,9 @@ def download_to_cache(repository: str, revision: str) -> Path:
     try:
         if info is None:
             return _find_cached(repository, commit)
-        return Path(snapshot_download(repository, revision=commit, ignore_patterns=list(IGNORED)))
+        return Path(
+            snapshot_download(repository, revision=commit, ignore_patterns=list(IGNORED_PATTERNS))
+        )
     except LocalEntryNotFoundError:
         raise DownloadError(
             f"{repository}@{revision} is not in {HF_HUB_CACHE}, and the hub cannot be reached: "
@@ -132,7 +134,10 @@ def _find_cached(repository: str, revision: str) -> Path:
     """
     found = Path(
         snapshot_download(
-            repository, revision=revision, local_files_only=True, ignore_patterns=list(IGNORED)
+            repository,
+            revision=revision,
+            local_files_only=True,
+            ignore_patterns=list(IGNORED_PATTERNS),
         )
     )
     # The client compares with its stored list of files, which a full disk may lack.
@@ -184,7 +189,7 @@ def download(repository: str, revision: str, target: Path) -> str:
                 repository,
                 revision=commit,
                 local_dir=target,
-                ignore_patterns=list(IGNORED),
+                ignore_patterns=list(IGNORED_PATTERNS),
             )
         except Exception as error:
             if is_disk_error(error):

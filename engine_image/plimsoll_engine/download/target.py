@@ -16,7 +16,7 @@ log = logging.getLogger("download")
 COMPLETE_MARKER = ".plimsoll-complete"
 """Completion marker: a file with the version, written when all other files are complete."""
 PROGRESS_INTERVAL_S = 10.0
-IGNORED = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*")
+IGNORED_PATTERNS = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*")
 """Patterns of files that are not downloaded: the same weights in other formats."""
 _DISK_ERRNOS = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO,
@@ -28,8 +28,8 @@ class DownloadError(Exception):
 
 
 def is_ignored(name: str) -> bool:
-    """Report whether the file's name matches a pattern in :data:`IGNORED`."""
-    return any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED)
+    """Report whether the file's name matches a pattern in :data:`IGNORED_PATTERNS`."""
+    return any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED_PATTERNS)
 
 
 def read_complete_version(target: Path) -> str | None:

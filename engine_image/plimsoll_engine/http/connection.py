@@ -63,13 +63,13 @@ class _CountingTransport:
 
     def release(self) -> None:
         """Drop the reference to the connection, which refers to this transport."""
-        self._may_close = _always
+        self._may_close = _return_true
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
 
-def _always() -> bool:
+def _return_true() -> bool:
     return True
 
 

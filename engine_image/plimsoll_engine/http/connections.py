@@ -14,7 +14,7 @@ from plimsoll_engine.http.slices import MAX_WRITE_BUFFER_BYTES
 REFUSED_CONNECTIONS = 64
 """Number of connections beyond the limit that get status 503. Further ones are closed."""
 EVICTION_DIVISOR = 16
-"""A sixteenth of the maximum number of connections is evicted at once."""
+"""Divisor of the maximum number of connections: a sixteenth of it is evicted at once."""
 
 CLOSE_REASONS = (
     "header_timeout", "write_timeout", "linger_timeout", "pipelined", "evicted", "refused",

@@ -48,7 +48,7 @@ class Copies:
 
     ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. ``scales`` are an FP8 pool's
     scales, [2, layers, blocks * block_size, heads]. The buffer has the pool's dtype and the shape
-    [slots, 2, layers, block_size, ...]. Scales have a buffer of their own.
+    [slots, 2, layers, block_size, ...]. Scales have a separate buffer.
     """
 
     def __init__(
@@ -65,30 +65,30 @@ class Copies:
         """Total size of the host buffers, in bytes; 0 after :meth:`close`."""
         return sum(buffer.nbytes for buffer in self._host)
 
-    def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Start copying device blocks to host slots. ``pairs`` are (block, slot)."""
-        return self._start(pairs, to_host=True)
+    def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> Ticket:
+        """Start copying each device block to its host slot."""
+        return self._start(blocks_and_slots, to_host=True)
 
-    def load(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Start copying host slots to device blocks. ``pairs`` are (block, slot)."""
-        return self._start(pairs, to_host=False)
+    def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> Ticket:
+        """Start copying each host slot to its device block."""
+        return self._start(blocks_and_slots, to_host=False)
 
-    def _start(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
+    def _start(self, blocks_and_slots: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
         if self._stream is None:
-            return _Deferred(lambda: self._copy(pairs, to_host))
+            return _Deferred(lambda: self._copy(blocks_and_slots, to_host))
         # Wait for the model's pending reads and writes of the pool.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            self._copy(pairs, to_host)
+            self._copy(blocks_and_slots, to_host)
             cuda: Any = torch.cuda
             event = cuda.Event()
             event.record(self._stream)
         return _Recorded(event)
 
     @torch.inference_mode()
-    def _copy(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
+    def _copy(self, blocks_and_slots: Sequence[tuple[int, int]], to_host: bool) -> None:
         assert self._device, "closed"
-        for block, slot in pairs:
+        for block, slot in blocks_and_slots:
             start = block * self._block_size
             for pool, buffer in zip(self._device, self._host, strict=True):
                 source, target = pool[:, :, start : start + self._block_size], buffer[slot]

@@ -106,7 +106,7 @@ class BlockPool:
         """Add a reference to each of ``blocks``, which :meth:`find_cached_prefix` returned."""
         for block in blocks:
             if self._references[block] == 0:
-                self.prefix.pin(self._hash_of(block))
+                self.prefix.pin(self._get_hash(block))
                 self.num_used += 1
             self._references[block] += 1
         self.held += len(blocks)
@@ -178,7 +178,7 @@ class BlockPool:
             problems.append("the list of free blocks contains a block twice")
         return problems
 
-    def _hash_of(self, block: int) -> bytes:
+    def _get_hash(self, block: int) -> bytes:
         key = self._hashes[block]
         if key is None:
             raise AssertionError(f"block {block} is neither used nor cached")

@@ -24,14 +24,14 @@ from plimsoll_engine.kvcache.block_copies import Copies, Ticket, wait_until
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
-AHEAD, MAX_AHEAD = 4, 256
-"""The oldest 1/AHEAD of the pool's blocks, at most MAX_AHEAD, are copied ahead of time.
+AHEAD_DIVISOR, MAX_AHEAD_BLOCKS = 4, 256
+"""The oldest quarter of the pool's blocks, but at most 256 blocks, are copied ahead of time.
 The maximum limits the cost of scanning them in every step.
 """
-IN_FLIGHT = 8
-"""At most 1/IN_FLIGHT of the pool's blocks are in transfer at the same time."""
+IN_FLIGHT_DIVISOR = 8
+"""At most an eighth of the pool's blocks are in transfer at the same time."""
 STALE_S = 5.0
-"""Age in seconds from which a transfer counts as stuck. A healthy one takes milliseconds."""
+"""Age above which a transfer counts as stuck. A healthy transfer takes milliseconds."""
 RECLAIM_WAIT_S = 2.0
 
 
@@ -98,7 +98,7 @@ class Offload:
         self._start_offloading()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
-        """Start copying blocks of a prompt from the host that follow its prefix on the device.
+        """Start copying a prompt's blocks from the host that follow its prefix on the device.
 
         ``keys`` are the prompt's block hashes. Return whether the prompt must wait for a copy.
         """
@@ -180,7 +180,8 @@ class Offload:
     def count_lost_slots(self, started_after: float = -math.inf) -> int:
         """Return the number of pinned host blocks that belong to no live transfer.
 
-        They cannot be reused. A transfer is live if it started after ``started_after``, in seconds.
+        Such blocks cannot be reused. A transfer is live if it started after ``started_after``
+        (seconds of CLOCK_MONOTONIC).
         """
         in_transfer = {key for t in self.transfers if t.started > started_after for key in t.keys}
         return self.stored.pinned - len(in_transfer)
@@ -224,12 +225,12 @@ class Offload:
     def _count_free_transfers(self) -> int:
         """Return the number of blocks that may be added to transfers now."""
         in_transfer = sum(len(transfer.blocks) for transfer in self.transfers)
-        return max(1, self.pool.num_blocks // IN_FLIGHT) - in_transfer
+        return max(1, self.pool.num_blocks // IN_FLIGHT_DIVISOR) - in_transfer
 
     def _start_offloading(self) -> None:
         if (room := self._count_free_transfers()) < 1:
             return
-        ahead = max(1, min(self.pool.num_blocks // AHEAD, MAX_AHEAD))
+        ahead = max(1, min(self.pool.num_blocks // AHEAD_DIVISOR, MAX_AHEAD_BLOCKS))
         due = [(k, b) for k, b in self.pool.list_oldest(ahead) if k not in self.stored]
         # A pinned slot is in transfer and cannot be evicted.
         due = due[: min(room, self.slots - self.stored.pinned)]

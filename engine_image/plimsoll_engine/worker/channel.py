@@ -13,9 +13,9 @@ from plimsoll_engine.messages.framing import FrameReader
 SEND_TIMEOUT_S = 30.0
 """Seconds after which the worker exits if the frontend reads nothing."""
 MAX_UNSENT_BYTES = 16 << 20
-"""Number of unsent bytes above which the worker makes no steps, enough for 100,000 tokens.
+"""Number of unsent bytes above which the worker runs no steps. 100,000 tokens need fewer.
 
-The queue then holds these, the output of one step, and replies to queries.
+The queue may exceed it by the output of one step and by replies to queries.
 """
 CONNECT_TIMEOUT_S = 10.0
 
@@ -52,8 +52,7 @@ class Channel:
     def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
         """Send a message, or queue it if the socket is full.
 
-        Blocks only if the message is the ``last``, until the queue is empty. Raises
-        FrontendGoneError.
+        If the message is the ``last``, block until the queue is empty. Raises FrontendGoneError.
         """
         frame = memoryview(worker_ipc.encode_frame(message))
         if not self._unsent:

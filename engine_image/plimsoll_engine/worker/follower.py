@@ -25,7 +25,7 @@ from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import count_cores
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_engine.worker.main import PERMANENT_ERRORS
-from plimsoll_engine.worker.rank_loop import CommandFailed, Follower
+from plimsoll_engine.worker.rank_loop import CommandFailedError, Follower
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
             Follower(lifecycle, link).serve()
         except LeaderGone:
             raise
-        except CommandFailed as error:
+        except CommandFailedError as error:
             return _fail(link, rank, str(error), REPORT_WAIT_S if error.expects_reply else 0.0)
         except PERMANENT_ERRORS as error:
             return _fail(link, rank, str(error), REPORT_WAIT_S, permanent=True)

@@ -109,8 +109,8 @@ class CoreLifecycle:
     def prepare(self) -> None:
         """Create the context, the process group, the weights and the kernels.
 
-        If it fails, everything is released. A second thread creates the context and maps the
-        weights; neither holds the GIL. A rank above 0 loads its kernels in the steps of rank 0.
+        On failure, release everything. A second thread creates the context and maps the weights;
+        neither holds the GIL. A rank above 0 loads its kernels in the steps of rank 0.
         """
         with self._release_on_error(), ThreadPoolExecutor(1, "device") as beside:
             with self._time_stage("model_config"):
@@ -154,9 +154,9 @@ class CoreLifecycle:
                     load_kernels(self.weights.draft, kv_dtype=self.kv_dtype)
 
     def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
-        """Create the KV pool and the engine core, and warm it up.
+        """Create the KV pool and the engine core, and warm up the engine core. Return it.
 
-        If it fails, everything is released. ``quick`` skips the warm-up of the largest steps, which
+        On failure, release everything. ``quick`` skips the warm-up of the largest steps, which
         a predecessor with the same sizes has run, and captures all graphs while the worker serves.
         It also accepts the predecessor's ``handover``; :attr:`refusal` has the reason if not.
         """
@@ -192,7 +192,7 @@ class CoreLifecycle:
         adapters = None
         if self.config.max_loras and isinstance(model, Decoder):
             adapters = LoadedAdapters(model, self.config.max_loras, self.config.max_lora_rank)
-        free = self.member.find_min_free_bytes(self.device.free_bytes())
+        free = self.member.find_min_free_bytes(self.device.measure_free_bytes())
         if adapters is not None and free is not None:
             free = max(0, free - adapters.bytes_bound)
         pool = self.weights.pool

@@ -33,7 +33,7 @@ GC_THRESHOLDS = (20_000, 50, 1_000)
 
 
 class DeviceContext:
-    """CUDA context or CPU of this worker, and the device bytes allocated before it."""
+    """CUDA context or CPU of this worker, and the baseline of allocated device bytes."""
 
     name = "device"
 
@@ -53,13 +53,13 @@ class DeviceContext:
         if self.is_cuda:
             torch.cuda.set_device(self.device)
         torch.set_float32_matmul_precision("highest")
-        self.baseline = measure_baseline(self.device, dtype)
+        self.baseline = measure_baseline_bytes(self.device, dtype)
 
     def list_owners(self) -> list[Owner]:
         """Return an empty list, because the context belongs to the driver."""
         return []
 
-    def free_bytes(self) -> int | None:
+    def measure_free_bytes(self) -> int | None:
         """Return the free bytes of the device; None on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.is_cuda else None
 
@@ -246,8 +246,8 @@ def create_context(device: torch.device) -> None:
             torch.cuda.synchronize(device)
 
 
-def measure_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
-    """Return the bytes allocated once the context exists and its libraries have run.
+def measure_baseline_bytes(device: torch.device, dtype: torch.dtype) -> int | None:
+    """Return the device bytes that torch has allocated once the CUDA libraries have run.
 
     The libraries run with ``dtype``, because each dtype has its own kernels. Return None on a CPU.
     """

@@ -15,7 +15,7 @@ from plimsoll_engine.process.host_memory import PythonObjects, measure_process_m
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 
-class CommandFailed(RuntimeError):
+class CommandFailedError(RuntimeError):
     """A command of rank 0 failed.
 
     ``expects_reply`` means that rank 0 waits for a reply, which reports the error. Otherwise rank 0
@@ -40,7 +40,7 @@ class Follower:
         self._python = PythonObjects()
 
     def serve(self) -> None:
-        """Run commands until rank 0 sends Shutdown. Raises LeaderGone and CommandFailed."""
+        """Run commands until rank 0 sends Shutdown. Raises LeaderGone and CommandFailedError."""
         while not isinstance(command := self._link.receive(), rank_ipc.Shutdown):
             try:
                 answer = self._execute(command)
@@ -48,7 +48,7 @@ class Follower:
                 silent = isinstance(
                     command, rank_ipc.Step | rank_ipc.PrepareGraphs | rank_ipc.CaptureGraph
                 )
-                raise CommandFailed(f"{type(error).__name__}: {error}", not silent) from error
+                raise CommandFailedError(f"{type(error).__name__}: {error}", not silent) from error
             if answer is not None:
                 self._link.send(answer)
         self._release_pool()
@@ -85,7 +85,7 @@ class Follower:
                 self._release_pool()
                 return rank_ipc.Acknowledgement()
             case rank_ipc.MeasureFreeMemory():
-                return rank_ipc.FreeMemory(self._lifecycle.device.free_bytes())
+                return rank_ipc.FreeMemory(self._lifecycle.device.measure_free_bytes())
             case rank_ipc.Freeze():
                 self._lifecycle.freeze()
             case rank_ipc.ReportMemory():

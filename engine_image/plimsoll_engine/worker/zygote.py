@@ -1,11 +1,12 @@
-"""Zygote: a process that has imported torch and the model code, and forks all others.
+"""Zygote: a process that has imported torch and the model code, and forks workers.
 
-The weight server and the workers are its children. The frontend starts it as ``python -m
+The workers and the weight server are its children. The frontend starts the zygote as ``python -m
 plimsoll_engine.worker.zygote --control-fd FD --config JSON``
-(:mod:`plimsoll_engine.messages.zygote_ipc`). It has one
-thread and no CUDA context, because a fork copies only one thread. Locks of other threads would stay
-locked in the child, and OpenMP would wait for its lost threads. The zygote therefore
-sets thread counts before numpy and torch load, and checks its number of threads before each fork.
+(:mod:`plimsoll_engine.messages.zygote_ipc`).
+
+The zygote has one thread and no CUDA context, because a fork copies only one thread. Locks of other
+threads would stay locked in the child, and OpenMP would wait for its lost threads. The zygote
+therefore sets thread counts before numpy and torch load, and counts its threads before each fork.
 It runs no tensor operation and never calls ``torch.cuda.is_available()``.
 """
 

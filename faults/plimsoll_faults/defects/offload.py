@@ -27,11 +27,11 @@ class StuckCopies(Copies):
     def __init__(self, original: Copies) -> None:
         self.__dict__.update(original.__dict__)
 
-    def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
+    def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> Ticket:
         """Start nothing; return a ticket that is never done."""
         return NeverDone()
 
-    def load(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
+    def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> Ticket:
         """Start nothing; return a ticket that is never done."""
         return NeverDone()
 
