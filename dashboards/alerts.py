@@ -17,13 +17,13 @@ from plimsoll_operator.render.monitoring import (
     RUNBOOKS_URL,
     SLOW_BURN,
     WINDOWS_S,
-    Burn,
+    BurnAlert,
     burn_rule,
 )
 from plimsoll_operator.render.monitoring import alert as _alert
 
 
-def _of_class(rule: Burn, index: int) -> dict[str, Any]:
+def _of_class(rule: BurnAlert, index: int) -> dict[str, Any]:
     """The rule for the budgets whose window is in the ``index``-th class."""
     window = WINDOWS_S[index]
     least = "> 0" if index == 0 else f">= {window}"

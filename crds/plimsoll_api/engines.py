@@ -24,7 +24,7 @@ _OURS = (EngineType.PLIMSOLL,)
 _KNOWN = (EngineType.PLIMSOLL, EngineType.VLLM, EngineType.SGLANG)
 
 
-class Reserved(NamedTuple):
+class ReservedFlag(NamedTuple):
     """Reserved flag. ``instead`` says what to use in its place."""
 
     flag: str
@@ -33,14 +33,14 @@ class Reserved(NamedTuple):
 
 
 RESERVED_FLAGS = (
-    Reserved("--model", _KNOWN, "set model.uri"),
-    Reserved("--model-path", (EngineType.SGLANG,), "set model.uri"),
-    Reserved("--served-model-name", _KNOWN, "set model.servedName"),
-    Reserved("--port", _KNOWN, "set engine.port"),
-    Reserved("--admin-port", _OURS, "the operator sets it"),
-    Reserved("--run-dir", _OURS, "the operator sets it"),
-    Reserved("--startup-timeout", _OURS, "set engine.startupTimeout"),
-    Reserved(KEYS_FLAG, _OURS, "engine.apiKeySecretRef sets it"),
+    ReservedFlag("--model", _KNOWN, "set model.uri"),
+    ReservedFlag("--model-path", (EngineType.SGLANG,), "set model.uri"),
+    ReservedFlag("--served-model-name", _KNOWN, "set model.servedName"),
+    ReservedFlag("--port", _KNOWN, "set engine.port"),
+    ReservedFlag("--admin-port", _OURS, "the operator sets it"),
+    ReservedFlag("--run-dir", _OURS, "the operator sets it"),
+    ReservedFlag("--startup-timeout", _OURS, "set engine.startupTimeout"),
+    ReservedFlag(KEYS_FLAG, _OURS, "engine.apiKeySecretRef sets it"),
 )
 """Flags that the operator sets. A second value in ``engine.args`` would take precedence, and
 probes, the Service and the supervisor would use a wrong address. The last flag is reserved only if
@@ -63,7 +63,7 @@ def _pattern(flag: str) -> str:
     return f"^--{flag.removeprefix('--').replace('-', '[-_]')}(=|$)"
 
 
-def _message(one: Reserved) -> str:
+def _message(one: ReservedFlag) -> str:
     return f"engine.args must not have {one.flag}: {one.instead}"
 
 
@@ -80,7 +80,7 @@ def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
     return None
 
 
-def _rule(one: Reserved) -> dict[str, str]:
+def _rule(one: ReservedFlag) -> dict[str, str]:
     types = [str(type_) for type_ in one.types]
     # CEL checks an object's default before the defaults of its fields are set.
     free = f"!has(self.args) || !(self.?type.orValue('plimsoll') in {types})"

@@ -100,7 +100,7 @@ POSITIVE_DURATION = FieldForm(
 )
 
 
-class Several(dict[str, Any]):
+class FieldValues(dict[str, Any]):
     """Values of several struct fields that come from a single value in a manifest."""
 
 
@@ -254,7 +254,7 @@ def _read(
     for one in known.values():
         if one.name in raw:
             value = _value(one, raw[one.name], (*path, one.name), problems)
-            values |= value if isinstance(value, Several) else {one.python_name: value}
+            values |= value if isinstance(value, FieldValues) else {one.python_name: value}
         elif one.required:
             problems.append(Problem((*path, one.name), ProblemKind.MISSING, "is required", raw))
     if len(problems) > before:
@@ -273,7 +273,7 @@ def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
         return _read(one.type, raw, path, problems)
     try:
         value = one.form.read(raw) if one.form is not None else raw
-        if isinstance(value, Several):
+        if isinstance(value, FieldValues):
             return value
         return msgspec.convert(value, one.constrained)
     except msgspec.ValidationError as error:

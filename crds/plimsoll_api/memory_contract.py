@@ -37,7 +37,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
     limit: Size | None = None
 
 
-class Contract(NamedTuple):
+class MemoryContract(NamedTuple):
     """Recommended request and limit for one kind of memory in bytes, and a sentence about them."""
 
     text: str
@@ -59,13 +59,13 @@ def needs_of(
     )
 
 
-def contract(
+def make_contract(
     memory: str,
     needs: Sequence[MemoryNeeds],
     growth: Sequence[PeerGrowth],
     budget: int,
     request: int | None = None,
-) -> Contract:
+) -> MemoryContract:
     """Return the contract for the worst replica of a revision. ``needs`` must not be empty.
 
     ``growth`` is the growth since the warm-up, ``budget`` the leak budget and ``request`` the
@@ -89,7 +89,7 @@ def contract(
     if rate > 0 and limit is not None and (left_s := (limit - level) / rate) <= MAX_FORECAST_S:
         lasts = format_left(max(0.0, left_s))
         said.append(f"the limit lasts {lasts} at this traffic")
-    return Contract("; ".join(said), _rounded(level), _rounded(full + budget))
+    return MemoryContract("; ".join(said), _rounded(level), _rounded(full + budget))
 
 
 def _two_digits(value: float) -> float:

@@ -15,9 +15,9 @@ from plimsoll_api.manifest import (
     POSITIVE_DURATION,
     QUANTITY_SCHEMA,
     FieldForm,
+    FieldValues,
     PositiveBytes,
     PositiveSeconds,
-    Several,
     written,
 )
 from plimsoll_api.units import DAY_S, format_bytes
@@ -43,7 +43,7 @@ def provisional(limit_bytes: int | None) -> int:
 
 def _read_budget(value: Any) -> Any:
     if value == AUTO:
-        return Several(growth_bytes=PROVISIONAL_BYTES, auto=True)
+        return FieldValues(growth_bytes=PROVISIONAL_BYTES, auto=True)
     return POSITIVE_BYTES.read(value)
 
 
@@ -161,7 +161,7 @@ class AutoBudgets(msgspec.Struct, frozen=True):
 def budget_of(text: str, window_s: float = DAY_S) -> MemoryBudget:
     """Parse a budget: a size or ``Auto``. Raises ValueError for other text."""
     value = GROWTH_BUDGET.read(text)
-    parsed = value if isinstance(value, Several) else {"growth_bytes": value}
+    parsed = value if isinstance(value, FieldValues) else {"growth_bytes": value}
     return MemoryBudget(window_s=window_s, **parsed)
 
 

@@ -70,8 +70,8 @@ font-size:.85rem}}tbody th{{min-width:7rem}}}}
 
 
 @dataclass(frozen=True)
-class Breaker:
-    """Restart slots of the cluster: the number in use, the limit, and the names of closed ones."""
+class SlotUsage:
+    """Restart slots of the cluster: the number in use, the limit, and the names of closed slots."""
 
     held: int
     limit: int
@@ -82,7 +82,7 @@ class Breaker:
 class Fleet:
     """Content of the page. ``budgets`` are the host and device budgets by row key."""
 
-    breaker: Breaker
+    breaker: SlotUsage
     rows: list[FleetRow] = field(default_factory=list)
     budgets: dict[str, tuple[str, str]] = field(default_factory=dict)
     suspects: list[Object] = field(default_factory=list)
@@ -125,11 +125,11 @@ class FleetPage:
             return render(body, self._scope, now)
         slots = self._slots()
         waiting = sorted({_slot_owner(lease) for lease in slots.close})
-        fleet = await read(self._store, Breaker(slots.held, self._limit, tuple(waiting)))
+        fleet = await read(self._store, SlotUsage(slots.held, self._limit, tuple(waiting)))
         return render(fleet_html(fleet), self._scope, now)
 
 
-async def read(store: Store, breaker: Breaker) -> Fleet:
+async def read(store: Store, breaker: SlotUsage) -> Fleet:
     """Read the fleet from the cache in batches, so that other tasks can run in between."""
     fleet = Fleet(breaker)
     kept: list[FleetRow] = []

@@ -31,7 +31,7 @@ from bench.result import publish
 from leaklab.cases import Case
 from leaklab.splits import Split
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.odds import MAX_LOG_ODDS, REUSABLE, WEIGHTS, Evidence, Weights
+from plimsoll_sidecar.detect.odds import MAX_LOG_ODDS, REUSABLE_SEGMENTS, WEIGHTS, Evidence, Weights
 
 STALL_TIMEOUT_S = 30.0
 LEAST_LEAKED, MOST = 0.03, 1.05
@@ -64,7 +64,7 @@ class Rows:
 
 def seen(evidence: Evidence) -> tuple[float, ...]:
     """The numbers that the odds depend on."""
-    reusable = float(evidence.segment in REUSABLE)
+    reusable = float(evidence.segment in REUSABLE_SEGMENTS)
     return (
         evidence.size,
         evidence.speed,

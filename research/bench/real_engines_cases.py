@@ -22,7 +22,7 @@ from bench.real_engines_replica import CLIENTS, TOKENS, Book, Replica, told
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_sidecar.signals.engine_processes import PROGRAMS
+from plimsoll_sidecar.signals.engine_processes import ENGINE_PROGRAMS
 from plimsoll_sidecar.signals.probe_reports import query_all
 from plimsoll_sidecar.signals.probes import REPORT_REQUEST
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
@@ -118,7 +118,7 @@ def _page(rig: Rig) -> list[str]:
 def _due(rig: Rig, part: str) -> str:
     """What the engine calls the process of ``part``."""
     if part == "frontend":
-        return PROGRAMS[rig.peer.type].main
+        return ENGINE_PROGRAMS[rig.peer.type].main
     return rig.peer.parts[part].partition("::")[2]
 
 

@@ -13,7 +13,7 @@ import msgspec
 from plimsoll_api import trace
 from plimsoll_api.assessment import BudgetState
 from plimsoll_api.learned import WINDOWS_H
-from plimsoll_api.memory_contract import contract, needs_of
+from plimsoll_api.memory_contract import make_contract, needs_of
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
 from plimsoll_api.supervision import Supervision
 from plimsoll_api.times import unix_seconds
@@ -23,7 +23,7 @@ from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.govern.auto_budget import (
     DAY_H,
     HOUR_S,
-    Hour,
+    HourGrowth,
     LearnedBudgets,
     LearnedHistory,
     compute_quantile,
@@ -42,7 +42,7 @@ RESTART_SHARE = 0.5
 """Share of the previous size below which a size belongs to another start."""
 
 
-class Day(msgspec.Struct, kw_only=True):
+class DayGrowth(msgspec.Struct, kw_only=True):
     """Growth on one past day (UTC). ``gain`` is the largest growth within the budget's window.
 
     ``spends`` states whether the day would have spent the proposed budget.
@@ -78,7 +78,7 @@ class Tuning(msgspec.Struct, kw_only=True):
     recommendation: str | None
     request: int | None
     memory_limit: int | None
-    days: list[Day]
+    days: list[DayGrowth]
 
 
 def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
@@ -106,7 +106,7 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
     said = None
     if needed is not None:
         needs = needs_of(name, needed, learned.find_limit(budget), ())
-        said = contract(name, [needs], [], wanted or budget.growth_bytes)
+        said = make_contract(name, [needs], [], wanted or budget.growth_bytes)
     return Tuning(
         memory=name,
         revision=learned.revision,
@@ -152,13 +152,15 @@ def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) ->
     return found
 
 
-def _iterate_days(hours: list[Hour], window_s: float, wanted: int | None) -> Iterator[Day]:
-    by_day: dict[int, list[Hour]] = {}
+def _iterate_days(
+    hours: list[HourGrowth], window_s: float, wanted: int | None
+) -> Iterator[DayGrowth]:
+    by_day: dict[int, list[HourGrowth]] = {}
     for hour in hours:
         by_day.setdefault(hour.at // DAY_H, []).append(hour)
     for day, found in sorted(by_day.items()):
         gain = max(list_gains_within(found, window_s))
-        yield Day(
+        yield DayGrowth(
             date=(UNIX_EPOCH_DATE + timedelta(days=day)).isoformat(),
             observed_s=sum(one.seen_s for one in found),
             gain=gain,

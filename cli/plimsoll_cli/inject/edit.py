@@ -25,10 +25,10 @@ class EditError(ValueError):
 
 
 @dataclass(frozen=True)
-class Change:
+class TextEdit:
     """Replacement of ``text[start:end]`` by ``new``.
 
-    ``was`` is the old text of a replaced value.
+    ``was`` is the old text of a replaced value; None for an addition.
     """
 
     start: int
@@ -39,7 +39,7 @@ class Change:
     indent: int = 0
 
 
-def find_changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[Change]:
+def find_changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[TextEdit]:
     """Return the edits that change ``root`` to the value ``wanted``, in the order of the text.
 
     Raises EditError if that is impossible.
@@ -50,7 +50,7 @@ def find_changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> l
     return sorted(editor.made, key=lambda one: (one.start, one.end, -one.indent))
 
 
-def apply_changes(text: str, changes: Sequence[Change]) -> str:
+def apply_changes(text: str, changes: Sequence[TextEdit]) -> str:
     """Return ``text`` with the edits applied."""
     parts, at = [], 0
     for one in changes:
@@ -61,7 +61,7 @@ def apply_changes(text: str, changes: Sequence[Change]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def format_record(changes: Sequence[Change]) -> list[str]:
+def format_record(changes: Sequence[TextEdit]) -> list[str]:
     """Return a line for each edit: ``+ PATH`` for an addition, or ``= PATH OLD_TEXT``."""
     return [
         f"+ {_format_path(one.path)}"
@@ -71,7 +71,7 @@ def format_record(changes: Sequence[Change]) -> list[str]:
     ]
 
 
-def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
+def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[TextEdit]:
     """Return the edits that undo the recorded ones. Skip those whose value no longer exists."""
     spots = []
     for line in lines:
@@ -82,14 +82,14 @@ def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[C
             spots.append((spot, None if sign == "+" else str(json.loads(was))))
     added = {id(spot.node) for spot, was in spots if was is None}
     found = [
-        Change(
+        TextEdit(
             *(spot.get_removal_range(text, added) if was is None else spot.get_range(text)),
             was or "",
             (),
         )
         for spot, was in spots
     ]
-    made: list[Change] = []
+    made: list[TextEdit] = []
     for one in sorted(found, key=lambda one: (one.start, one.end)):
         # Neighbours in a flow collection share their separator.
         start = max(one.start, made[-1].end) if made else one.start
@@ -122,7 +122,7 @@ class _Editor:
 
     def __init__(self, text: str, is_json: bool) -> None:
         self.text, self.is_json = text, is_json
-        self.made: list[Change] = []
+        self.made: list[TextEdit] = []
         self.touched: set[int] = set()
         self.within: list[Node] = []
         self.line_end = get_line_end(text)
@@ -202,7 +202,7 @@ class _Editor:
         at, ended = _find_insertion_point(self.text, node, indent)
         joined = self.line_end.join(lines)
         new = joined + self.line_end if ended else self.line_end + joined
-        self.made.append(Change(at, at, new, path, indent=indent))
+        self.made.append(TextEdit(at, at, new, path, indent=indent))
 
     def insert(self, node: Node, place: int, item: Any, path: Path) -> None:
         """Insert an item into a list, before position ``place``."""
@@ -210,13 +210,13 @@ class _Editor:
             written = dump_flow([item], self.is_json)[1:-1]
             at = node.children[place - 1].end if place else node.children[0].start
             new = f", {written}" if place else f"{written}, "
-            self.made.append(Change(at, at, new, path, indent=len(path)))
+            self.made.append(TextEdit(at, at, new, path, indent=len(path)))
             return
         indent = _find_indent(self.text, node)
         lines = [" " * indent + line if line else line for line in dump([item]).splitlines()]
         at = _find_start_with_comments(self.text, node.children[place], indent)
         new = self.line_end.join([*lines, ""])
-        self.made.append(Change(at, at, new, path, indent=indent))
+        self.made.append(TextEdit(at, at, new, path, indent=indent))
 
     def add_in_brackets(self, node: Node, value: Any, path: Path, first: bool) -> None:
         """Add an entry or item to a flow collection."""
@@ -224,7 +224,7 @@ class _Editor:
         comma = ", " if node.children or not first else ""
         new = comma + dump_flow(value, self.is_json)[1:-1]
         # At equal positions, the inner edit comes first.
-        self.made.append(Change(at, at, new, path, indent=len(path)))
+        self.made.append(TextEdit(at, at, new, path, indent=len(path)))
 
     def replace(self, node: Node, new: Any, path: Path) -> None:
         """Replace ``node`` by ``new``."""
@@ -236,7 +236,7 @@ class _Editor:
         start, end = spot.get_range(self.text)
         shown = dump_flow(new, self.is_json)
         self.made.append(
-            Change(start, end, spot.get_gap(self.text) + shown, path, was=self.text[start:end])
+            TextEdit(start, end, spot.get_gap(self.text) + shown, path, was=self.text[start:end])
         )
 
     def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:

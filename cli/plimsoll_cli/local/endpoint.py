@@ -27,7 +27,7 @@ from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
 from plimsoll_sidecar.act.adapters.external_server import identify_engine_type
 from plimsoll_sidecar.clients.http import HttpClient
 from plimsoll_sidecar.signals.engine_processes import (
-    WRAPPERS,
+    WRAPPER_PROGRAMS,
     EngineFinder,
     EngineNotFoundError,
     find_default_port,
@@ -171,7 +171,7 @@ def _find_main_process(pid: int) -> ProcessId:
             (one for one in above if _detect_command_type(read_command_line(one)) in KNOWN_TYPES),
             pid,
         )
-    while read_command_name(pid) in WRAPPERS:
+    while read_command_name(pid) in WRAPPER_PROGRAMS:
         started = [child for child, parent in tree.items() if parent == pid]
         if len(started) != 1:
             break

@@ -17,7 +17,7 @@ from plimsoll_api.supervisor_config import CONFIG_FILE, CONTAINER_ENV, Superviso
 from plimsoll_api.units import parse_duration
 from plimsoll_cli.errors import UsageError
 from plimsoll_operator.render import (
-    Places,
+    ReplicaPlaces,
     SupervisorPlaces,
     engine_args,
     process_env,
@@ -89,7 +89,7 @@ class Plan(SupervisorPlan):
     """Plan of one replica of a service from a manifest."""
 
     service: InferenceService
-    places: Places
+    places: ReplicaPlaces
     engine: Command
     startup_timeout_s: float
 
@@ -123,7 +123,7 @@ def plan_replica(
         update={"metadata": service.metadata.model_copy(update={"uid": ""})}
     )
     port, admin_port, metrics_port, probe_port = ports
-    places = Places(
+    places = ReplicaPlaces(
         model_dir=str(model_dir),
         run_dir=str(root / "run"),
         state_dir=str(root / "state"),

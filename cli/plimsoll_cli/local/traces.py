@@ -25,7 +25,7 @@ from plimsoll_sidecar import replay as replaying
 from plimsoll_sidecar import tune
 from plimsoll_sidecar.detect.segments import HostMemoryFields
 from plimsoll_sidecar.record.storage import read_learned_budgets
-from plimsoll_sidecar.tune import Day as Day
+from plimsoll_sidecar.tune import DayGrowth as DayGrowth
 from plimsoll_sidecar.tune import Tuning as Tuning
 
 

@@ -17,7 +17,7 @@ from plimsoll_cli.local import traces
 from plimsoll_cli.output import Output, make_console, print_table, print_value
 
 if TYPE_CHECKING:
-    from plimsoll_cli.local.traces import Day, Tuning
+    from plimsoll_cli.local.traces import DayGrowth, Tuning
 
 MIB = 1 << 20
 
@@ -82,7 +82,7 @@ def _format_proposal(tuning: Tuning) -> Iterator[str]:
         yield "this is more than the free memory below the limit: raise the limit first"
 
 
-def describe_effect(day: Day) -> str:
+def describe_effect(day: DayGrowth) -> str:
     """Return the effect that the recommended budget would have had on a day."""
     if day.incident:
         return "an incident was open: no data for learning"

@@ -30,13 +30,13 @@ from plimsoll_operator.render.objects import (
     service_object,
     slot_leases,
 )
-from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod, model_dir
+from plimsoll_operator.render.paths import ReplicaPlaces, SupervisorPlaces, in_pod, model_dir
 from plimsoll_operator.render.pod import revision_template
 from plimsoll_operator.render.supervisor import config_map, supervisor_args, supervisor_config
 
 __all__ = [
     "Images",
-    "Places",
+    "ReplicaPlaces",
     "SupervisorPlaces",
     "drain_args",
     "engine_args",

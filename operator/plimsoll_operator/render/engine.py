@@ -25,7 +25,7 @@ from plimsoll_operator.render.containers import (
     restricted,
 )
 from plimsoll_operator.render.groups import parallel_args
-from plimsoll_operator.render.paths import KEYS_DIR, KEYS_FILE, Places, in_pod
+from plimsoll_operator.render.paths import KEYS_DIR, KEYS_FILE, ReplicaPlaces, in_pod
 
 KEYS_VOLUME = "api-keys"
 
@@ -46,7 +46,7 @@ def key_mounts(service: InferenceService) -> list[dict[str, Any]]:
     return [{"name": KEYS_VOLUME, "mountPath": KEYS_DIR, "readOnly": True}]
 
 
-def engine_args(service: InferenceService, places: Places | None = None) -> list[str]:
+def engine_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
     """Return the arguments after ``python -m plimsoll_engine``."""
     at = places or in_pod(service)
     engine = service.spec.engine
@@ -64,7 +64,7 @@ def engine_args(service: InferenceService, places: Places | None = None) -> list
     ]
 
 
-def drain_args(service: InferenceService, places: Places | None = None) -> list[str]:
+def drain_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
     """Return the arguments of ``python -m plimsoll_engine`` that drain it before its pod stops."""
     at = places or in_pod(service)
     deadline = service.spec.supervision.drain.deadline_s

@@ -33,8 +33,8 @@ MIN_LONG_RANGE_S = 360
 
 
 @dataclass(frozen=True)
-class Burn:
-    """Burn that spends ``share`` of the budget within ``1 / part`` of its window."""
+class BurnAlert:
+    """Alert on a burn that spends ``share`` of the budget within ``1 / part`` of its window."""
 
     name: str
     share: float
@@ -42,8 +42,8 @@ class Burn:
     severity: str
 
 
-FAST_BURN = Burn("LeakBudgetBurnFast", share=0.2, part=24, severity="critical")
-SLOW_BURN = Burn("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
+FAST_BURN = BurnAlert("LeakBudgetBurnFast", share=0.2, part=24, severity="critical")
+SLOW_BURN = BurnAlert("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
 
 
 def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
@@ -61,7 +61,9 @@ def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
     )
 
 
-def burn_rule(rule: Burn, window_s: int, matchers: str = "", window: str = "") -> dict[str, Any]:
+def burn_rule(
+    rule: BurnAlert, window_s: int, matchers: str = "", window: str = ""
+) -> dict[str, Any]:
     """Return the alerting rule, with ranges for a window of ``window_s`` seconds.
 
     The label ``window`` is the window class. A service's own alert and the cluster's alert

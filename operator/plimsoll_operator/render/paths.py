@@ -1,7 +1,7 @@
 """Directories, addresses and ports of one replica.
 
-In a pod, they are fixed (:func:`in_pod`). Local mode passes other :class:`Places` to the functions
-that render the engine's and the supervisor's arguments.
+In a pod, they are fixed (:func:`in_pod`). Local mode passes other :class:`ReplicaPlaces` to the
+functions that render the engine's and the supervisor's arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SupervisorPlaces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places(SupervisorPlaces):
+class ReplicaPlaces(SupervisorPlaces):
     """Paths, addresses and ports of an engine and its supervisor."""
 
     model_dir: str
@@ -91,9 +91,9 @@ def model_dir(model: ModelSource) -> str:
     return str(PurePosixPath(CLAIM_DIR) / rest / revision)
 
 
-def in_pod(service: InferenceService) -> Places:
+def in_pod(service: InferenceService) -> ReplicaPlaces:
     """Return the paths and addresses of a replica in a pod."""
-    return Places(
+    return ReplicaPlaces(
         model_dir=model_dir(service.spec.model),
         run_dir=SUPERVISED.run_dir,
         state_dir=SUPERVISED.state_dir,

@@ -24,11 +24,11 @@ from plimsoll_api.supervisor_config import (
 from plimsoll_api.units import parse_bytes
 from plimsoll_operator.render import names
 from plimsoll_operator.render.names import ENGINE, slots
-from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod
+from plimsoll_operator.render.paths import ReplicaPlaces, SupervisorPlaces, in_pod
 
 
 def supervisor_config(
-    service: InferenceService, places: Places | None = None, container: str = ENGINE
+    service: InferenceService, places: ReplicaPlaces | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
     """Return the supervisor's configuration. A service without a UID has no slots.
 
@@ -135,7 +135,7 @@ def _shares(service: InferenceService) -> bool:
     return shares_device((*resources.limits, *resources.requests), claims, pod, annotations)
 
 
-def _admin_url(engine: Engine, at: Places) -> str:
+def _admin_url(engine: Engine, at: ReplicaPlaces) -> str:
     """Return the URL for admin calls: the admin port, or the serving port of an external engine."""
     is_plimsoll = _adapter_type(engine) is EngineType.PLIMSOLL
     if is_plimsoll:

@@ -53,7 +53,7 @@ class _CompressedObject(NamedTuple):
         return digits and int(self.version) > int(version)
 
 
-class Listed(NamedTuple):
+class ListedObject(NamedTuple):
     """Compressed object from a list."""
 
     key: Key
@@ -151,7 +151,7 @@ class Store:
         self._gone = set()
         self._passed_over = (self._passed_over[1], set())
 
-    def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[Listed]:
+    def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[ListedObject]:
         """Compress listed objects for :meth:`replace`, reusing those already stored.
 
         ``owners`` are the keys of owners that were listed before. Unexpected objects are omitted.
@@ -164,12 +164,12 @@ class Store:
                 stored = self._objects.get(key, {}).get(where)
                 if stored is None or not stored.has_version(item["metadata"]):
                     stored = _CompressedObject.compress(item)
-                compressed.append(Listed(key, where, stored))
+                compressed.append(ListedObject(key, where, stored))
             else:
                 self.pass_over(item)
         return compressed
 
-    def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
+    def replace(self, kind: str, items: Iterable[ListedObject], version: str) -> int:
         """Replace the stored objects of ``kind`` with a complete list at this resource version.
 
         Return the number of objects that the store lacked, had in an older version, or should have

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Sequence
 
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LWS, OPTIONAL_KINDS, WATCHED_KINDS, Key, Kind
-from plimsoll_operator.runtime.cache import OWNERS, Listed, Store
+from plimsoll_operator.runtime.cache import OWNERS, ListedObject, Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.watches import Watches
 
@@ -92,12 +92,12 @@ class Resync:
         for key in self._store.known_keys():
             self._add(key)
 
-    async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[Listed], str]:
+    async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[ListedObject], str]:
         """Return all objects of a kind, and the resource version of the list.
 
         For several namespaces, the oldest version is returned.
         """
-        items: list[Listed] = []
+        items: list[ListedObject] = []
         versions = []
         for namespace in self._namespaces or (None,):
             async for page, version in self._api.pages(kind, namespace):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plimsoll_api.memory_contract import Contract, contract, quantity_text
+from plimsoll_api.memory_contract import MemoryContract, make_contract, quantity_text
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.pods import subtract_times
@@ -47,7 +47,7 @@ def recommendation(
 
 def _contract(
     kind: str, figures: Sequence[SupervisorFigures], memory: MemoryPolicy, request: int | None
-) -> Contract | None:
+) -> MemoryContract | None:
     """Return the contract for one kind of memory; None if no replica reports its needs."""
     needs = [found for one in figures if (found := getattr(one, f"{kind}_needs")) is not None]
     if not needs:
@@ -57,4 +57,4 @@ def _contract(
     budget = getattr(memory, kind)
     fixed = budget.growth_bytes if budget is not None and not budget.auto else 0
     learned = max((one.budget or 0 for one in lessons), default=0)
-    return contract(kind, needs, growth, fixed or learned, request)
+    return make_contract(kind, needs, growth, fixed or learned, request)

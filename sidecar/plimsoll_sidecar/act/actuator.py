@@ -20,7 +20,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
-from plimsoll_sidecar.act.partner import Meeting, Partners
+from plimsoll_sidecar.act.partner import Partners, PartnerTestResult
 from plimsoll_sidecar.act.pod_services import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
@@ -29,7 +29,7 @@ from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
-from plimsoll_sidecar.govern.state import MEETING_S
+from plimsoll_sidecar.govern.state import PARTNER_TEST_S
 from plimsoll_sidecar.signals.process_table import ProcessId
 
 log = logging.getLogger(__name__)
@@ -327,14 +327,14 @@ class Actuator:
     def _restart_engine(self, command: Command) -> Result:
         kept_s = readiness.KUBELET_LAG_S
         if command.meets_partner:
-            kept_s = readiness.MAX_RESTART_S + MEETING_S
+            kept_s = readiness.MAX_RESTART_S + PARTNER_TEST_S
         return readiness.end_engine_while_unready(
             self._folder, lambda: self._terminate_engine(command), kept_s
         )
 
     def _meet_partner(self, command: Command) -> Result:
         """Return the pod to its Services once a request passed the engine and its partners."""
-        found = Meeting(
+        found = PartnerTestResult(
             Outcome.UNKNOWN, "the configuration names no partner for this engine any more"
         )
         try:
@@ -344,7 +344,7 @@ class Actuator:
             if found.outcome is Outcome.SUCCEEDED or command.gives_up:
                 readiness.clear_reasons(self._folder, readiness.RESTART)
             else:  # a supervisor that died during the restart did not keep the pod out
-                readiness.set_unready(self._folder, readiness.RESTART, MEETING_S)
+                readiness.set_unready(self._folder, readiness.RESTART, PARTNER_TEST_S)
         return command.make_result(*found)
 
     def _terminate_engine(self, command: Command) -> Result:

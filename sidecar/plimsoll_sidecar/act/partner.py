@@ -34,7 +34,7 @@ MAX_PARTNERS = 4
 """Maximum number of partners with which a restarted engine is tested."""
 REQUEST_TIMEOUT_S = 20.0
 """Seconds for one request. The first one after a restart connects the two engines."""
-MEETING_TIMEOUT_S = 60.0
+PARTNER_TEST_TIMEOUT_S = 60.0
 """Seconds after which no further partner is tested."""
 PROMPT_TOKENS = 128
 """Length of the prompt: several KV blocks, because only whole blocks are transferred."""
@@ -43,7 +43,7 @@ MAX_TOKEN_ID = 250
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 
 
-class Meeting(NamedTuple):
+class PartnerTestResult(NamedTuple):
     """Result of a test with partners. ``Unknown`` means that the engines were not tested."""
 
     outcome: Outcome
@@ -82,17 +82,17 @@ class Partners:
     ) -> None:
         self._endpoint, self._role, self._find_partners = endpoint, role, find_partners
 
-    def meet(self) -> Meeting:
+    def meet(self) -> PartnerTestResult:
         """Send a request through this engine and each of its ready partners."""
         try:
             partners = sorted(self._find_partners().items())
         except KubeError as error:
-            return Meeting(Outcome.UNKNOWN, f"cannot find the partners: {error}")
+            return PartnerTestResult(Outcome.UNKNOWN, f"cannot find the partners: {error}")
         wanted = PARTNERS[self._role].lower()
         if not partners:
-            return Meeting(Outcome.UNKNOWN, f"no {wanted} pod is ready")
+            return PartnerTestResult(Outcome.UNKNOWN, f"no {wanted} pod is ready")
         chosen = random.sample(partners, min(MAX_PARTNERS, len(partners)))
-        deadline, met = time.monotonic() + MEETING_TIMEOUT_S, 0
+        deadline, met = time.monotonic() + PARTNER_TEST_TIMEOUT_S, 0
         for pod, url in chosen:
             if met and time.monotonic() > deadline:
                 break
@@ -101,9 +101,11 @@ class Partners:
                 return found
             met += 1
         many = f"{met} {wanted} pod{'s' if met > 1 else ''}"
-        return Meeting(Outcome.SUCCEEDED, f"a request went through this engine and {many}")
+        return PartnerTestResult(
+            Outcome.SUCCEEDED, f"a request went through this engine and {many}"
+        )
 
-    def _meet_one(self, pod: str, url: str) -> Meeting:
+    def _meet_one(self, pod: str, url: str) -> PartnerTestResult:
         own, other = HttpClient(self._endpoint.serving_url), HttpClient(url)
         prefills = self._role is PodRole.PREFILL
         source, sink = (own, other) if prefills else (other, own)
@@ -115,16 +117,16 @@ class Partners:
         if first is None:
             return trouble
         if first.kv_transfer_params is None:
-            return Meeting(
+            return PartnerTestResult(
                 Outcome.UNKNOWN,
                 f"{source_name} answered without kv_transfer_params, so no KV blocks were sent",
             )
         second, trouble = self._complete(sink, sink_name, prompt, first.kv_transfer_params)
-        return trouble if second is None else Meeting(Outcome.SUCCEEDED, "")
+        return trouble if second is None else PartnerTestResult(Outcome.SUCCEEDED, "")
 
     def _complete(
         self, server: HttpClient, name: str, prompt: Sequence[int], params: object
-    ) -> tuple[_Completion | None, Meeting]:
+    ) -> tuple[_Completion | None, PartnerTestResult]:
         """Send a completion request. Return its answer, or None and the result of the test.
 
         If the server cannot be reached, or refuses the request itself, the result is ``Unknown``.
@@ -139,18 +141,20 @@ class Partners:
             model = self._endpoint.model or _read_model(server)
             data = json.dumps(body | {"model": model}).encode()
         except (EngineError, MalformedError) as error:
-            return None, Meeting(Outcome.UNKNOWN, f"{name} does not answer: {error}")
+            return None, PartnerTestResult(Outcome.UNKNOWN, f"{name} does not answer: {error}")
         try:
             status, answer = server.call("POST", COMPLETIONS, REQUEST_TIMEOUT_S, data)
             found = decode(answer, _Completion) if status == 200 else None
         except (EngineError, MalformedError) as error:
-            return None, Meeting(Outcome.FAILED, f"the request to {name} failed: {error}")
+            return None, PartnerTestResult(Outcome.FAILED, f"the request to {name} failed: {error}")
         if found is None:
             outcome = Outcome.FAILED if status >= 500 else Outcome.UNKNOWN
-            return None, Meeting(outcome, f"the request to {name} failed: HTTP {status}")
+            return None, PartnerTestResult(outcome, f"the request to {name} failed: HTTP {status}")
         if any(one.finish_reason == "error" for one in found.choices):
-            return None, Meeting(Outcome.FAILED, f"the request to {name} ended with an error")
-        return found, Meeting(Outcome.SUCCEEDED, "")
+            return None, PartnerTestResult(
+                Outcome.FAILED, f"the request to {name} ended with an error"
+            )
+        return found, PartnerTestResult(Outcome.SUCCEEDED, "")
 
 
 def _read_model(server: HttpClient) -> str:

@@ -39,7 +39,7 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     earlier: int = 0
 
 
-class Account:
+class LedgerAccount:
     """Compute the bytes of growth that the ledger's owners of one kind of memory explain.
 
     An owner may appear late. vLLM's probe sees the key-value cache only once the engine's loop

@@ -23,7 +23,7 @@ from plimsoll_sidecar.detect.attribution import Owner, ProcessTriggers
 from plimsoll_sidecar.detect.growth import Point
 from plimsoll_sidecar.detect.leak import MemoryWatch
 from plimsoll_sidecar.detect.losses import CapacityWatch, LeftBehindWatch, OomKillWatch, OrphanWatch
-from plimsoll_sidecar.detect.segments import LastScrape, Roles
+from plimsoll_sidecar.detect.segments import LastScrape, RoleSizes
 from plimsoll_sidecar.detect.slow_leak import SlowState
 from plimsoll_sidecar.detect.stall import StallWatch
 
@@ -37,7 +37,7 @@ UNOWNED_SEGMENTS = (
 OWN_ENGINE_ROLES = ("worker", "frontend")
 """Names of processes in Plimsoll's own engine."""
 MAX_SHARED_REASON = 200
-SOURCE_PATIENCE = 30
+SOURCE_PATIENCE_SAMPLES = 30
 """Number of samples without the chosen source of host memory, after which another source is chosen
 and a new baseline begins."""
 
@@ -166,10 +166,10 @@ class _Epoch:
         self._device_seen = self._accounted = False
         self._own_devices: set[int] = set()
         self._in_use_missing: int | None = None
-        self._roles = Roles(lambda process: process.anonymous)
-        self._shared_roles = Roles(lambda process: process.rss_shmem)
-        self._used_roles = Roles(lambda process: process.in_use)
-        self._retained_roles = Roles(lambda process: process.retained)
+        self._roles = RoleSizes(lambda process: process.anonymous)
+        self._shared_roles = RoleSizes(lambda process: process.rss_shmem)
+        self._used_roles = RoleSizes(lambda process: process.in_use)
+        self._retained_roles = RoleSizes(lambda process: process.retained)
         self._triggers = ProcessTriggers()
 
     def update(self, sample: Sample) -> None:
@@ -242,7 +242,7 @@ class _Epoch:
         return MemoryWatch(kind, self.memory, self.interval_s)
 
     def _update_host(self, sample: Sample) -> None:
-        if self._source is None or self._missing >= SOURCE_PATIENCE:
+        if self._source is None or self._missing >= SOURCE_PATIENCE_SAMPLES:
             source = segments.HostMemoryFields.choose(sample.host)
             if source is not None and source != self._source and self._source is not None:
                 self.host = self._watch(IncidentKind.HOST_GROWTH)
@@ -302,7 +302,7 @@ class _Epoch:
             self.in_use.update(sample, total - unused, used, self.scrape)
         elif self._in_use_missing is not None:
             self._in_use_missing += 1
-            if self._in_use_missing > SOURCE_PATIENCE:
+            if self._in_use_missing > SOURCE_PATIENCE_SAMPLES:
                 self.in_use = self._watch(IncidentKind.DEVICE_GROWTH)
                 self._in_use_missing = None
 

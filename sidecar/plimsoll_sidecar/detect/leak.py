@@ -17,7 +17,7 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import LedgerLine, Sample
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.attribution import (
-    Account,
+    LedgerAccount,
     Owner,
     TriggerFinder,
     describe_exceeded_bounds,
@@ -91,7 +91,7 @@ class MemoryWatch:
         self._conclusive_at = -math.inf
         self._new_demand: NewDemand | None = None
         self._explained = 0
-        self._triggers, self._account = TriggerFinder(), Account(self.memory)
+        self._triggers, self._account = TriggerFinder(), LedgerAccount(self.memory)
         self._slow_leak = SlowLeakWatch()
         self._limit: int | None = None
 

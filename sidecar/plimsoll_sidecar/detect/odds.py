@@ -27,7 +27,7 @@ from plimsoll_api.units import DAY_S
 from plimsoll_sidecar.detect.growth import Point, Trend
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
-REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
+REUSABLE_SEGMENTS = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
 """Memory that an allocator holds unused, and eventually returns or uses again."""
 MIN_LEFT_S = 30.0
 """Shortest time to exhaustion, in seconds, that adds evidence. A restart takes as long."""
@@ -159,7 +159,7 @@ def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
         Explanation.LATER_WORK: w.later_work + w.younger * evidence.younger,
         Explanation.LOAD: w.load - w.climb * max(0.0, evidence.climb),
     }
-    if evidence.segment in REUSABLE:
+    if evidence.segment in REUSABLE_SEGMENTS:
         against[Explanation.RETAINED] = w.retained
     # The bound keeps the exponential finite.
     against = {

@@ -32,7 +32,7 @@ MIN_PAUSES = 2
 """A single pause does not show how much pauses differ."""
 MAX_DEGREES_OF_FREEDOM = 100
 """Maximum degrees of freedom. More would change the quantile by less than a hundredth."""
-_SAMPLED = 1 / math.sqrt(6)
+_SAMPLING_DEVIATION = 1 / math.sqrt(6)
 """Standard deviation of a length that starts and ends between two samples, in intervals."""
 
 
@@ -67,7 +67,7 @@ class UsualPauses:
             min(degrees_of_freedom, MAX_DEGREES_OF_FREEDOM),
         )
         # Sampling adds variance: a few measured lengths may agree by chance.
-        measured = _SAMPLED * self._resolution_s / math.exp(self._mean)
+        measured = _SAMPLING_DEVIATION * self._resolution_s / math.exp(self._mean)
         deviation = max(measured, math.sqrt(self._squares / degrees_of_freedom))
         return math.exp(min(self._mean + quantile * deviation * math.sqrt(1 + 1 / count), 700.0))
 

@@ -189,7 +189,7 @@ def _drop_unknown_sizes(sizes: Mapping[Segment, int | None]) -> dict[Segment, in
     return {name: size for name, size in sizes.items() if size is not None and size >= 0}
 
 
-class Roles:
+class RoleSizes:
     """Sizes of one kind of memory by process role.
 
     ``size`` returns the bytes of a process, or None if they are unknown. ``known`` states whether

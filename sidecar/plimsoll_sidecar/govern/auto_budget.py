@@ -51,7 +51,7 @@ MAX_REVISION_CHARS = 200
 GROWTH_KINDS = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH}
 
 
-class Hour(msgspec.Struct, array_like=True):
+class HourGrowth(msgspec.Struct, array_like=True):
     """Growth of host or device memory in one hour.
 
     ``at`` counts hours since 1970. ``gains`` are the bytes for each of :data:`WINDOWS_H`.
@@ -84,7 +84,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
 
     revision: str = ""
     epoch: str = ""
-    hours: list[Hour] = []
+    hours: list[HourGrowth] = []
     lows: list[tuple[int, int]] = []
     starts: list[int] = []
     limit: int | None = None
@@ -114,7 +114,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         if grown is None and not incident:
             return
         if not self.hours or self.hours[-1].at != at:
-            self.hours.append(Hour(at))
+            self.hours.append(HourGrowth(at))
         hour = self.hours[-1]
         hour.incident = hour.incident or incident
         if state is None or grown is None:
@@ -186,11 +186,11 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             # Their growth may include this replica's own, which must not count twice.
             self.inherited = LearnedMemory(start=known.start, budget=known.budget)
 
-    def list_healthy_hours(self) -> list[Hour]:
+    def list_healthy_hours(self) -> list[HourGrowth]:
         """Return the healthy hours of this replica and of those that it inherited from."""
         found = select_healthy_hours(self.hours)
         if self.inherited is not None and self.inherited.seen_s:
-            found.append(Hour(0, float(self.inherited.seen_s), self.inherited.gains))
+            found.append(HourGrowth(0, float(self.inherited.seen_s), self.inherited.gains))
         return found
 
     def find_largest_size(self) -> int | None:
@@ -223,7 +223,7 @@ def find_lowest_growth(lows: Sequence[tuple[int, int]], since: int) -> int:
     return min(low for at, low in lows if at >= since)
 
 
-def select_healthy_hours(hours: Sequence[Hour]) -> list[Hour]:
+def select_healthy_hours(hours: Sequence[HourGrowth]) -> list[HourGrowth]:
     """Return the hours that are not within a day of an incident."""
     struck = [one.at for one in hours if one.incident]
     return [
@@ -232,7 +232,7 @@ def select_healthy_hours(hours: Sequence[Hour]) -> list[Hour]:
     ]  # fmt: skip
 
 
-def sum_healthy_s(hours: Sequence[Hour]) -> float:
+def sum_healthy_s(hours: Sequence[HourGrowth]) -> float:
     """Return the seconds for which healthy memory was observed."""
     return sum(one.seen_s for one in select_healthy_hours(hours))
 
@@ -243,7 +243,7 @@ def compute_quantile(gains: Iterable[int], share: float = LEVEL_QUANTILE) -> int
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-def list_gains_within(hours: Iterable[Hour], window_s: float) -> list[int]:
+def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]:
     """Return each hour's gain within a window of ``window_s``.
 
     The gain is that of the next longer window of :data:`WINDOWS_H`. For a window of several days,

@@ -19,7 +19,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.govern.command import EngineProcess, EngineView, Outcome
 from plimsoll_sidecar.govern.incident import Incident, make_incident_name
-from plimsoll_sidecar.govern.verification import find_boot
+from plimsoll_sidecar.govern.verification import get_process_part
 
 ENDING_STATES = frozenset({EngineState.STOPPING, EngineState.STOPPED})
 HEALTHY_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
@@ -71,7 +71,7 @@ def make_crash_record(
     last_state: LastHealthyState, view: EngineView, replica: str, host_limit: int | None, now: float
 ) -> Incident:
     """Return the incident of an epoch that ended unexpectedly. ``view`` shows the next epoch."""
-    engine = find_boot(last_state.epoch) != find_boot(view.epoch or "")
+    engine = get_process_part(last_state.epoch) != get_process_part(view.epoch or "")
     lost = [one for one in last_state.processes if one not in view.processes]
     process = _find_ended_process(
         last_state.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER

@@ -42,14 +42,14 @@ from plimsoll_sidecar.govern.moves import (
     waits_for_window,
 )
 from plimsoll_sidecar.govern.restart_budget import Restart
-from plimsoll_sidecar.govern.state import CONFIRM_S, MEETING_S, SLOT_WAIT_S
+from plimsoll_sidecar.govern.state import CONFIRM_S, PARTNER_TEST_S, SLOT_WAIT_S
 from plimsoll_sidecar.govern.verification import MAX_START_S, Verdict, judge_restart
 
 RESTART_VERBS = {
     Action.WORKER_RESTART: Verb.RESTART_WORKER,
     Action.ENGINE_RESTART: Verb.RESTART_ENGINE,
 }
-TAKE_SLOT_STEP, MEETING_STEP = "TakeSlot", "MeetPartner"
+TAKE_SLOT_STEP, PARTNER_TEST_STEP = "TakeSlot", "MeetPartner"
 GROUP_STEP = "GroupRestart"
 """Step that precedes the restart of a multi-node group through its leader."""
 KINDS_WITHOUT_TRIM = (IncidentKind.STALL, IncidentKind.RECYCLE)
@@ -302,12 +302,12 @@ def on_verifying(context: TurnContext, incident: Incident) -> None:
 def waits_for_partner(context: TurnContext, incident: Incident) -> bool:
     """Report whether the restarted engine must still serve a request with its partner.
 
-    The supervisor sends such requests for :data:`MEETING_S` after the engine starts to serve. An
-    engine that does not start in time is judged without them.
+    The supervisor sends such requests for :data:`PARTNER_TEST_S` after the engine starts to serve.
+    An engine that does not start in time is judged without them.
     """
     if not incident.meets_partner:
         return False
-    longest_s = MAX_START_S + context.memory.warmup_s + MEETING_S
+    longest_s = MAX_START_S + context.memory.warmup_s + PARTNER_TEST_S
     if context.now - incident.phase_since > longest_s:
         incident.meets_partner, context.turn.changed = False, True
         return False
@@ -319,8 +319,8 @@ def waits_for_partner(context: TurnContext, incident: Incident) -> bool:
         incident.met_since, incident.retry_at = context.now, context.now
         context.turn.changed = True
     if context.has_no_pending_command and context.hold is None and context.now >= incident.retry_at:
-        late = context.now - incident.met_since >= MEETING_S
-        context.set_pending_command(incident, Verb.MEET_PARTNER, MEETING_STEP, gives_up=late)
+        late = context.now - incident.met_since >= PARTNER_TEST_S
+        context.set_pending_command(incident, Verb.MEET_PARTNER, PARTNER_TEST_STEP, gives_up=late)
     return True
 
 

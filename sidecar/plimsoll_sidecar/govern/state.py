@@ -10,13 +10,13 @@ from plimsoll_sidecar.govern import ladder
 from plimsoll_sidecar.govern.command import Command, SlotRequest, Verb
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
-from plimsoll_sidecar.govern.verification import Starts
+from plimsoll_sidecar.govern.verification import StartHistory
 
 CONFIRM_S = 2 * ROUND_S
 """Seconds for which a suspicion must persist after the trim to be confirmed."""
 SLOT_RETRY_S = 5.0
 """Seconds between two attempts to take a restart slot. Slots are held for about a minute."""
-MEETING_S = 180.0
+PARTNER_TEST_S = 180.0
 """Seconds for which a restarted engine is tested with its partner, every :data:`SLOT_RETRY_S`.
 
 After that, the pod returns to its Services in any case: its partners may be the ones that fail.
@@ -86,7 +86,7 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     epoch: str | None = None
     epoch_at: float | None = None
     by_hand: list[str] = []
-    starts: Starts = msgspec.field(default_factory=Starts)
+    starts: StartHistory = msgspec.field(default_factory=StartHistory)
 
     @property
     def slot_request(self) -> SlotRequest:

@@ -49,7 +49,7 @@ def judge_restart(
     incident: Incident,
     assessment: Assessment,
     engine: EngineView,
-    starts: Starts,
+    starts: StartHistory,
     warmup_s: float,
     now: float,
 ) -> Verdict:
@@ -81,7 +81,7 @@ def judge_restart(
     return Verdict.USELESS if late else Verdict.WAIT
 
 
-def _estimate_noise(incident: Incident, starts: Starts) -> float:
+def _estimate_noise(incident: Incident, starts: StartHistory) -> float:
     """Return the bytes by which two starts of the same engine may differ.
 
     A new worker with the same frontend differs by less.
@@ -127,7 +127,7 @@ Verification uses as many.
 """
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartMemory(msgspec.Struct, frozen=True):
     """Memory of one start in bytes.
 
     ``base`` is the baseline, and ``least`` the minimum of unexplained memory after the warm-up.
@@ -137,23 +137,23 @@ class Start(msgspec.Struct, frozen=True):
     least: int
 
 
-class Starts(msgspec.Struct, omit_defaults=True):
+class StartHistory(msgspec.Struct, omit_defaults=True):
     """The newest starts, oldest first.
 
     ``boot`` identifies the current start, or is None. The start is added after
     :data:`LEARNING_ASSESSMENTS`, which ``assessments`` counts.
     """
 
-    host: list[Start] = []
-    device: list[Start] = []
+    host: list[StartMemory] = []
+    device: list[StartMemory] = []
     boot: str | None = None
     assessments: int = msgspec.field(default=0, name="looks")
-    current_host: Start | None = msgspec.field(default=None, name="begun_host")
-    current_device: Start | None = msgspec.field(default=None, name="begun_device")
+    current_host: StartMemory | None = msgspec.field(default=None, name="begun_host")
+    current_device: StartMemory | None = msgspec.field(default=None, name="begun_device")
 
     def begin_start(self, epoch: str) -> None:
         """Start to observe ``epoch``, unless it is a new worker of the same engine."""
-        boot = find_boot(epoch)
+        boot = get_process_part(epoch)
         if boot != self.boot:
             self.boot, self.assessments = boot, 0
             self.current_host = self.current_device = None
@@ -194,7 +194,7 @@ class Starts(msgspec.Struct, omit_defaults=True):
         return min(max(learned, MIN_SHARE * base), MAX_SHARE * base)
 
 
-def find_boot(epoch: str) -> str:
+def get_process_part(epoch: str) -> str:
     """Return the part of ``epoch`` that all workers of one engine process share."""
     try:
         return Epoch.parse(epoch).boot_id
@@ -202,16 +202,16 @@ def find_boot(epoch: str) -> str:
         return epoch
 
 
-def _choose_lower(before: Start | None, state: BudgetState | None) -> Start | None:
+def _choose_lower(before: StartMemory | None, state: BudgetState | None) -> StartMemory | None:
     if state is None or state.current is None or state.baseline is None:
         return before
     level = state.current - (state.explained or 0)
     if before is None:
-        return Start(state.baseline, level)
-    return Start(before.base, min(before.least, level))
+        return StartMemory(state.baseline, level)
+    return StartMemory(before.base, min(before.least, level))
 
 
-def _append_start(starts: list[Start], start: Start | None) -> list[Start]:
+def _append_start(starts: list[StartMemory], start: StartMemory | None) -> list[StartMemory]:
     if start is None:
         return starts
     if starts and abs(start.base - starts[-1].base) > MAX_SHARE * starts[-1].base:

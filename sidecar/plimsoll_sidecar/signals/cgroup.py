@@ -17,7 +17,7 @@ from stat import S_ISREG
 import msgspec
 
 from plimsoll_api.units import whole_number
-from plimsoll_sidecar.signals.engine_processes import WRAPPERS
+from plimsoll_sidecar.signals.engine_processes import WRAPPER_PROGRAMS
 from plimsoll_sidecar.signals.process_table import (
     find_descendants,
     find_memory_group,
@@ -133,7 +133,9 @@ def _has_other_processes(folder: Path, pid: int) -> bool:
     members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
     tree = parents()
     others = members - {pid} - find_descendants({pid}, tree)
-    shells = {one for one in iterate_ancestors(pid, tree) if read_command_name(one) in WRAPPERS}
+    shells = {
+        one for one in iterate_ancestors(pid, tree) if read_command_name(one) in WRAPPER_PROGRAMS
+    }
     return not members or not others <= shells
 
 

@@ -46,7 +46,9 @@ from plimsoll_sidecar.signals.process_table import (
 )
 from plimsoll_sidecar.signals.tcp_sockets import TCP_LISTEN, find_socket_inodes, find_socket_owners
 
-WRAPPERS = frozenset({"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"})
+WRAPPER_PROGRAMS = frozenset(
+    {"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"}
+)
 """Programs that start an engine and do not forward its signals, or that end with it."""
 MAX_REMEMBERED_PROCESSES = 256
 """Maximum number of processes that the finder remembers."""
@@ -56,7 +58,7 @@ ListeningSockets = Callable[[], set[str]]
 
 
 @dataclass(frozen=True)
-class Program:
+class EngineProgram:
     """Patterns by which the processes of one engine type are recognized.
 
     Attributes:
@@ -81,11 +83,11 @@ class Program:
     runs: tuple[str, ...] = ()
 
 
-PROGRAMS = {
-    EngineType.PLIMSOLL: Program(
+ENGINE_PROGRAMS = {
+    EngineType.PLIMSOLL: EngineProgram(
         scripts=(), modules=("plimsoll_engine",), title_prefixes=(), port=8000
     ),
-    EngineType.VLLM: Program(
+    EngineType.VLLM: EngineProgram(
         scripts=("vllm",),
         modules=("vllm.entrypoints", "huggingfaceserver"),
         title_prefixes=("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator"),
@@ -103,7 +105,7 @@ PROGRAMS = {
         # With one device, the engine core runs the model itself.
         runs=("Worker", "EngineCore"),
     ),
-    EngineType.SGLANG: Program(
+    EngineType.SGLANG: EngineProgram(
         scripts=("sglang",),
         modules=("sglang.launch_server", "sglang_router.launch_server"),
         title_prefixes=("sglang::",),
@@ -123,7 +125,7 @@ PROGRAMS = {
 
 def is_engine(line: Sequence[str], kind: EngineType) -> bool:
     """Report whether this is the command line of an engine's main process."""
-    program = PROGRAMS.get(kind)
+    program = ENGINE_PROGRAMS.get(kind)
     if program is None or not line:
         return False
     # ENGINE …, python [-flags] ENGINE …, or python [-flags] -m MODULE …; later words do not count.
@@ -152,13 +154,13 @@ def is_helper(line: Sequence[str], kind: EngineType) -> bool:
 
 def has_helper_title(line: Sequence[str], kind: EngineType) -> bool:
     """Report whether the process has a title that only helper processes of this type have."""
-    program = PROGRAMS.get(kind)
+    program = ENGINE_PROGRAMS.get(kind)
     return program is not None and bool(line) and line[0].startswith(program.title_prefixes)
 
 
 def find_helper_name(line: Sequence[str], kind: EngineType) -> str | None:
     """Return the engine's name for the helper with this command line; None if it has none."""
-    program = PROGRAMS.get(kind)
+    program = ENGINE_PROGRAMS.get(kind)
     _, separator, title = (line[0] if line else "").partition("::")
     if program is None or not separator:
         return None
@@ -169,7 +171,7 @@ def assign_roles(
     lines: Iterable[tuple[int, Sequence[str]]], main: int | None, kind: EngineType
 ) -> list[ProcessMemory]:
     """Return the processes of an engine with roles and names, from PIDs and command lines."""
-    program = PROGRAMS.get(kind)
+    program = ENGINE_PROGRAMS.get(kind)
     names = {pid: find_helper_name(line, kind) for pid, line in lines}
     # If another process has the main process's name, the main process only starts and watches it.
     if main in names and program is not None and program.main not in names.values():
@@ -185,7 +187,7 @@ def assign_roles(
 
 def find_process_names(processes: Iterable[ProcessMemory], kind: EngineType) -> ProcessNames:
     """Return the names of the processes that serve, run the scheduler's steps and run the model."""
-    program = PROGRAMS.get(kind)
+    program = ENGINE_PROGRAMS.get(kind)
     names = {process.name: process.role for process in processes if process.name is not None}
     if program is None:
         return ProcessNames()
@@ -221,7 +223,7 @@ def find_port_option(line: Sequence[str]) -> str | None:
 
 def find_default_port(kind: EngineType) -> int | None:
     """Return the default serving port of this engine type; None if it is unknown."""
-    program = PROGRAMS.get(kind)
+    program = ENGINE_PROGRAMS.get(kind)
     return program.port if program else None
 
 
@@ -372,7 +374,7 @@ class EngineFinder:
             fresh if container else set(),
         ):
             tops = {self._find_outermost(pid, fresh, tree) for pid in chosen}
-            tops = {pid for pid in tops if read_command_name(pid) not in WRAPPERS}
+            tops = {pid for pid in tops if read_command_name(pid) not in WRAPPER_PROGRAMS}
             if tops:
                 return min((identities[pid] for pid in tops), key=lambda p: (p.started, p.pid))
         return None
@@ -381,7 +383,7 @@ class EngineFinder:
     def _find_outermost(pid: int, within: set[int], tree: dict[int, int]) -> int:
         """Return the outermost ancestor that belongs to the engine and is not a wrapper."""
         for ancestor in list(iterate_ancestors(pid, tree))[1:]:
-            if ancestor not in within or read_command_name(ancestor) in WRAPPERS:
+            if ancestor not in within or read_command_name(ancestor) in WRAPPER_PROGRAMS:
                 break
             pid = ancestor
         return pid

@@ -30,18 +30,18 @@ MAX_LINES = 4096
 """Maximum number of lines of one metric. An engine with 64 ranks has fewer than 1,000."""
 _LABELS = rb'((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)'
 """Pattern for labels up to the closing brace. Quoted values may contain any character."""
-_NAME = re.compile(
+_NAME_PATTERN = re.compile(
     rb'^(?:\{"([a-zA-Z_:][a-zA-Z0-9_:]{0,255}+)"|([a-zA-Z_:][a-zA-Z0-9_:]{0,255}+)(?=[{ \t]))', re.M
 )
-_AFTER_NAME = re.compile(rb"(?:\{" + _LABELS + rb"\})?[ \t]+(\S+)")
-_AFTER_QUOTED = re.compile(rb",?" + _LABELS + rb"\}[ \t]+(\S+)")
-_LABEL = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\\n]|\\.)*+)"')
-_RANK = re.compile(
+_AFTER_NAME_PATTERN = re.compile(rb"(?:\{" + _LABELS + rb"\})?[ \t]+(\S+)")
+_AFTER_QUOTED_PATTERN = re.compile(rb",?" + _LABELS + rb"\}[ \t]+(\S+)")
+_LABEL_PATTERN = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\\n]|\\.)*+)"')
+_RANK_LABEL_PATTERN = re.compile(
     r"(?:(?:attn|moe)_)?(?:tp|pp|cp|ep|sp|dcp|pcp)_rank"
     r"|(?:tensor|pipeline|context|expert|sequence)_parallel_rank"
 )
 """Labels of ranks that work on the same requests, so that each rank reports all requests."""
-_REPLICA = re.compile(
+_REPLICA_LABEL_PATTERN = re.compile(
     r"engine|(?:(?:attn|moe)_)?dp_rank|data_parallel_rank|engine_type|ReplicaId|WorkerId|pid"
 )
 """Labels of parts of an engine that have their own requests and their own KV cache."""
@@ -59,7 +59,7 @@ def make_sample_reader(names: Iterable[str]) -> Samples:
     wanted = {name.encode(): name for name in names}
 
     def read(page: bytes) -> Iterator[tuple[str, bytes | None, float]]:
-        for begin in _NAME.finditer(page):
+        for begin in _NAME_PATTERN.finditer(page):
             name = wanted.get(begin[1] or begin[2])
             if name is None:
                 continue
@@ -68,7 +68,7 @@ def make_sample_reader(names: Iterable[str]) -> Samples:
             if end < 0:
                 end = min(len(page), begin.start() + MAX_LINE_BYTES + 1)
             if end - begin.start() <= MAX_LINE_BYTES:
-                rest = _AFTER_NAME if begin[2] is not None else _AFTER_QUOTED
+                rest = _AFTER_NAME_PATTERN if begin[2] is not None else _AFTER_QUOTED_PATTERN
                 found = rest.match(page, begin.end(), end)
             if found is None:
                 yield name, None, math.nan
@@ -301,13 +301,13 @@ def _merge_ranks(lines: Lines, total: str) -> Lines:
         }
     parts: Lines = {}
     for labels, value in lines.items():
-        part = frozenset(one for one in labels if not _RANK.fullmatch(one[0]))
+        part = frozenset(one for one in labels if not _RANK_LABEL_PATTERN.fullmatch(one[0]))
         parts[part] = max(value, parts.get(part, value))
     return parts
 
 
 def _select_replica_labels(labels: Labels) -> Labels:
-    return frozenset(one for one in labels if _REPLICA.fullmatch(one[0]))
+    return frozenset(one for one in labels if _REPLICA_LABEL_PATTERN.fullmatch(one[0]))
 
 
 def _remove_labels(labels: Labels, names: set[str]) -> Labels:
@@ -322,7 +322,8 @@ def _parse_label_number(labels: Labels, name: str) -> float:
 
 def _parse_labels(written: bytes) -> Labels:
     return frozenset(
-        (name.decode(), value.decode(errors="replace")) for name, value in _LABEL.findall(written)
+        (name.decode(), value.decode(errors="replace"))
+        for name, value in _LABEL_PATTERN.findall(written)
     )
 
 

@@ -22,7 +22,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.partner import Meeting, Partners
+from plimsoll_sidecar.act.partner import Partners, PartnerTestResult
 from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
@@ -147,7 +147,7 @@ def test_what_cannot_be_asked_says_nothing() -> None:
     with pair(PodRole.DECODE, decode, None) as (partner, _):
         assert partner.meet().outcome is Outcome.UNKNOWN, "nothing listens at its port"
     with pair(PodRole.DECODE, decode, prefill, partners=0) as (partner, _):
-        assert partner.meet() == Meeting(Outcome.UNKNOWN, "no prefill pod is ready")
+        assert partner.meet() == PartnerTestResult(Outcome.UNKNOWN, "no prefill pod is ready")
 
     def unreadable() -> dict[str, str]:
         raise KubeError(500, "etcd is slow")
@@ -160,10 +160,10 @@ def test_what_cannot_be_asked_says_nothing() -> None:
 class Fixed(Partners):
     """A partner with a chosen result."""
 
-    def __init__(self, found: Meeting) -> None:
+    def __init__(self, found: PartnerTestResult) -> None:
         self.found = found
 
-    def meet(self) -> Meeting:
+    def meet(self) -> PartnerTestResult:
         return self.found
 
 
@@ -173,7 +173,7 @@ class Fixed(Partners):
 def test_the_pod_returns_when_the_pair_serves_or_the_tries_end(
     tmp_path: Path, outcome: Outcome, gives_up: bool, kept_out: bool
 ) -> None:
-    partner = Fixed(Meeting(outcome, "told"))
+    partner = Fixed(PartnerTestResult(outcome, "told"))
     made = Actuator(
         cast(EngineAdapter, None), Slots(), None, lambda command: (), tmp_path, RestartBudget(),
         lambda: None, partner,

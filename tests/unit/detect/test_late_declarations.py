@@ -13,7 +13,7 @@ from leaklab.series import GIB, MIB, Series, steady, step
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import LedgerLine, Sample
-from plimsoll_sidecar.detect.attribution import MAX_OWNERS, Account
+from plimsoll_sidecar.detect.attribution import MAX_OWNERS, LedgerAccount
 from plimsoll_sidecar.detect.detector import Detector
 
 POLICY = MemoryPolicy(host=MemoryBudget(256 * MIB, 3600.0), warmup_s=60.0)
@@ -142,14 +142,14 @@ def test_what_was_there_before_is_remembered_over_a_restart_of_the_supervisor() 
 
 
 def test_a_checkpoint_without_owners_counts_what_was_declared_as_it_did() -> None:
-    account = Account("host")
+    account = LedgerAccount("host")
     account.explain([pool()], lambda known: 0)
     account.resume(None)
     assert account.explain([pool()], lambda known: 0) == GIB
 
 
 def test_owners_without_end_take_no_memory_without_end() -> None:
-    account = Account("host")
+    account = LedgerAccount("host")
     for number in range(1000):
         account.explain([LedgerLine(f"o{number}", "host", 1, 1)], lambda known: 0)
     assert len(account.owners) <= 64
@@ -157,7 +157,7 @@ def test_owners_without_end_take_no_memory_without_end() -> None:
 
 def test_owners_beyond_the_most_that_are_followed_explain_nothing() -> None:
     """They came in one ledger, and all of them were kept."""
-    account = Account("host")
+    account = LedgerAccount("host")
     many = [LedgerLine(f"owner-{number}", "host", MIB, MIB) for number in range(5000)]
     for _ in range(2):
         assert account.explain(many, lambda known: 1 << 60) == MAX_OWNERS * MIB

@@ -14,7 +14,7 @@ from leaklab.series import MIB, Series, steady
 from plimsoll_api.admin import ProcessNames
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import RoleRss, Sample
-from plimsoll_sidecar.detect.segments import MAX_ROLES, Roles
+from plimsoll_sidecar.detect.segments import MAX_ROLES, RoleSizes
 
 Judge = Callable[..., Any]
 
@@ -63,7 +63,7 @@ def test_a_frontend_that_answers_nobody_has_its_name(judge: Judge) -> None:
 
 
 def test_growth_is_not_blamed_on_a_process_that_has_ended() -> None:
-    roles = Roles(lambda process: process.rss_anon)
+    roles = RoleSizes(lambda process: process.rss_anon)
     roles.update([RoleRss("helper", 10), RoleRss("server", 100)], warm=False)
     roles.update([RoleRss("helper", 900), RoleRss("server", 150)], warm=True)
     assert roles.find_largest() == "helper"
@@ -75,7 +75,7 @@ def test_growth_is_not_blamed_on_a_process_that_has_ended() -> None:
 
 
 def test_names_that_never_end_are_not_all_kept() -> None:
-    roles = Roles(lambda process: process.rss_anon)
+    roles = RoleSizes(lambda process: process.rss_anon)
     for number in range(10 * MAX_ROLES):
         roles.update([RoleRss("server", number), RoleRss(f"job-{number}", 1)], warm=True)
     assert len(roles.bases) <= MAX_ROLES + 1

@@ -23,7 +23,7 @@ from plimsoll_sidecar.govern.auto_budget import (
     FLOOR_SHARE,
     HEADROOM_SHARE,
     HOUR_S,
-    Hour,
+    HourGrowth,
     LearnedBudgets,
     LearnedHistory,
     compute_quantile,
@@ -195,7 +195,7 @@ def test_a_level_is_a_gain_that_was_seen(gains: list[int], share: float) -> None
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.booleans()), unique_by=lambda one: one[0]))
 def test_no_hour_within_a_day_of_an_incident_is_healthy(seen: list[tuple[int, bool]]) -> None:
-    hours = [Hour(at, 3600.0, (1, 1, 1), incident) for at, incident in sorted(seen)]
+    hours = [HourGrowth(at, 3600.0, (1, 1, 1), incident) for at, incident in sorted(seen)]
     for one in select_healthy_hours(hours):
         assert not any(other.incident and abs(other.at - one.at) < 24 for other in hours)
 

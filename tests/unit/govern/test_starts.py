@@ -17,7 +17,7 @@ from plimsoll_sidecar.govern.verification import (
     MAX_STARTS,
     MEMORY_SETTLE_S,
     PRIOR_NOISE_SHARE,
-    Starts,
+    StartHistory,
 )
 from tests.unit.govern.governed import BASELINE, World, done
 
@@ -79,7 +79,7 @@ def test_a_new_worker_is_no_start_of_the_engine() -> None:
     assert len(world.governor.state.starts.host) == 1
 
 
-def seen(starts: Starts, *levels: int) -> None:
+def seen(starts: StartHistory, *levels: int) -> None:
     for number, level in enumerate(levels):
         starts.begin_start(f"engine-{number}")
         state = BudgetState(current=level, baseline=level, explained=0)
@@ -88,7 +88,7 @@ def seen(starts: Starts, *levels: int) -> None:
 
 
 def test_the_prior_holds_until_two_starts_were_seen_and_the_bounds_ever_after() -> None:
-    starts = Starts()
+    starts = StartHistory()
     seen(starts, BASELINE)
     assert (
         starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
@@ -99,7 +99,7 @@ def test_the_prior_holds_until_two_starts_were_seen_and_the_bounds_ever_after() 
 
 
 def test_only_the_newest_are_kept_and_those_of_one_engine_alone() -> None:
-    starts = Starts()
+    starts = StartHistory()
     seen(starts, *([BASELINE] * 3 * MAX_STARTS))
     assert len(starts.device) == MAX_STARTS
     seen(starts, 2 * BASELINE)

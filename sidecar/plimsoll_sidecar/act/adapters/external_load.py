@@ -42,7 +42,7 @@ PAUSE_TIMEOUT_S = 1.0
 """Timeout in seconds for reading the pause: the server may forward it to a hung process."""
 RETRY_S = 10.0
 """Seconds before the next request to a server that gave no valid answer."""
-NOT_FOUND = 404
+HTTP_NOT_FOUND = 404
 MIN_CONSISTENT_PAGES = 300
 """Number of consistent pages in a row that end an inconsistency.
 
@@ -284,7 +284,7 @@ def _make_status_signal(status: int) -> Signal:
             f"GET /metrics: HTTP {status}: the page needs an API key, which the supervisor does "
             "not have; serve it without one",
         )
-    if status == NOT_FOUND:
+    if status == HTTP_NOT_FOUND:
         why = "GET /metrics: HTTP 404: start the engine with its metrics (SGLang: --enable-metrics)"
         return Signal(False, SignalReason.METRICS_MISSING, why)
     return Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics: HTTP {status}")
@@ -374,7 +374,7 @@ class PauseReader:
         self._next = now + RETRY_S
         try:
             status, body = self._server.call("GET", self._path, PAUSE_TIMEOUT_S)
-            self._absent = status == NOT_FOUND
+            self._absent = status == HTTP_NOT_FOUND
             paused = decode(body, _PauseAnswer).is_paused if status == 200 else None
         except (EngineError, MalformedError):
             return None

@@ -127,17 +127,17 @@ VLLM = EngineProfile(
     },
     steps=((_counter("vllm:iteration_tokens_total_count"),),),
 )
-_HTTP = "sglang:http_requests_active"
+_HTTP_REQUESTS_METRIC = "sglang:http_requests_active"
 SGLANG = EngineProfile(
     # SGLang's /health makes the model generate a token, unless a variable disables that.
     health_path="/v1/models",
     metric_prefix="sglang",
     model_owner="sglang",
     version_paths=("/server_info", "/get_server_info"),
-    inflight=Series(_HTTP),
+    inflight=Series(_HTTP_REQUESTS_METRIC),
     # The scrape itself is always one of the active requests.
-    inflight_excluded=Series(_HTTP, only_label=("endpoint", "/metrics")),
-    aborts_since=Series(_HTTP),
+    inflight_excluded=Series(_HTTP_REQUESTS_METRIC, only_label=("endpoint", "/metrics")),
+    aborts_since=Series(_HTTP_REQUESTS_METRIC),
     trim_paths=("/flush_cache",),
     pause_path="/pause_generation",
     pause_body=b'{"mode": "abort"}',

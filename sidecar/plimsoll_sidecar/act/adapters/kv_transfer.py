@@ -39,16 +39,16 @@ SGLANG_LEASE_S = 300.0
 """SGLang: the default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT``."""
 UNKNOWN_CONNECTOR_LEASE_S = 480.0
 """Assumed lease of a producer whose connector is not in this table."""
-NIXL = "Nixl"
+NIXL_PREFIX = "Nixl"
 """Prefix of the names of vLLM's connectors that use NIXL."""
-LAST_BLOCKED_VERSIONS = {NIXL: (0, 26)}
+LAST_BLOCKED_VERSIONS = {NIXL_PREFIX: (0, 26)}
 """Last version of vLLM, by connector, in which an engine cannot reconnect to a restarted partner.
 
 vLLM up to 0.26 installs NIXL up to 1.3.2. With it, decode engines crash, or transfers fail, once
 the other side has restarted (vllm-project/vllm#49238). Later versions are restarted alone, and
 then tested with their partners.
 """
-_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
+_VERSION_PATTERN = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
 MAX_CONNECTORS = 16
 """Maximum number of connectors that are read from a ``MultiConnector``."""
@@ -82,12 +82,12 @@ def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
     """
     config = transfer_config(arguments) if kind is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
-    return next((name for name in names if name.startswith(NIXL)), names[0] if names else "")
+    return next((name for name in names if name.startswith(NIXL_PREFIX)), names[0] if names else "")
 
 
 def can_meet(connector: str) -> bool:
     """Report whether the test requests to a prefill and to a decode engine are known."""
-    return connector.startswith(NIXL)
+    return connector.startswith(NIXL_PREFIX)
 
 
 def find_restart_blocker(connector: str, version: str) -> str | None:
@@ -97,7 +97,7 @@ def find_restart_blocker(connector: str, version: str) -> str | None:
     """
     tied = (last for prefix, last in LAST_BLOCKED_VERSIONS.items() if connector.startswith(prefix))
     last = next(tied, None)
-    found = _VERSION.match(version)
+    found = _VERSION_PATTERN.match(version)
     if last is None or found is None or tuple(map(int, found.groups())) > last:
         return None
     return (

@@ -57,7 +57,7 @@ MAX_EPOCH_CHARS = 128
 
 The journal stores many epochs, and an epoch of Plimsoll's engine has about 20 characters.
 """
-_FINAL = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
+_FINAL_STATES = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
 _T = TypeVar("_T")
 
@@ -193,7 +193,7 @@ class PlimsollEngine(OwnedEngine):
                 else:
                     data = self._call("GET", f"/operations/{command.operation_id}")
                 operation = _decode(data, Operation)
-                if operation.state in _FINAL:
+                if operation.state in _FINAL_STATES:
                     return _make_operation_result(command, operation)
                 trouble = "the operation is still running"
             except RefusedError as error:
