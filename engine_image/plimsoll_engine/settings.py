@@ -446,7 +446,7 @@ def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Lor
     if len(found) > flags.max_loras:
         raise UsageError(
             f"--lora-modules: {len(found)} adapters exceed --max-loras {flags.max_loras}: raise "
-            "it or remove adapters"
+            "--max-loras or remove adapters"
         )
     return found
 

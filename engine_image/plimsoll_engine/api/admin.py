@@ -131,7 +131,8 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             raise AdminError(
                 409,
                 "Busy",
-                f"operation {current.id} ({current.kind}) is running: wait for its end to resume",
+                f"operation {current.id} ({current.kind}) is running: wait until it has ended, then"
+                " resume",
             )
         await engine.operations.cancel()
         drain.resume(engine)

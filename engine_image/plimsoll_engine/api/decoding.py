@@ -207,7 +207,7 @@ def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str =
 
 
 def _make_unsupported_error(name: str, instead: str) -> ApiError:
-    message = f"{name} is not supported here: {instead}"
+    message = f"this path does not support the field {name}: {instead}"
     return ApiError(400, message, param=name, code="unsupported_value")
 
 

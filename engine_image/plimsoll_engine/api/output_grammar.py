@@ -92,7 +92,7 @@ def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
     ]
     if len(named) != 1:
         raise invalid(
-            "structured_outputs must have exactly one of json, regex, choice, grammar and"
+            "structured_outputs must set exactly one of json, regex, choice, grammar and"
             " json_object",
             "structured_outputs",
         )

@@ -190,7 +190,7 @@ def to_chat(
             raise ApiError(
                 400,
                 f"{field} is not supported with this value, because the engine stores no responses"
-                " and runs no tools: omit it",
+                f" and runs no tools: omit {field}",
                 param=field,
                 code="unsupported_value",
             )
@@ -356,7 +356,8 @@ def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
 def _convert_tool(given: dict[str, Any], field: str, unknown: list[str]) -> Tool:
     if "name" not in given and isinstance(given.get("function"), dict):
         raise invalid(
-            "tools have no function object here: put its fields beside type", f"{field}.function"
+            "a tool of /v1/responses has no function object: put its fields beside type",
+            f"{field}.function",
         )
     try:
         tool = msgspec.convert(

@@ -125,7 +125,7 @@ def _check_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, s
                 "unsupported_value",
             )
     if fields.get("stream", "false").lower() != "false":
-        raise invalid("transcriptions do not support stream: omit it", "stream")
+        raise invalid("transcriptions do not support stream: omit stream", "stream")
     kind = fields.get("response_format") or "json"
     if kind not in FORMATS:
         raise invalid(

@@ -147,7 +147,7 @@ def resolve_sizes(
         if requested.max_model_len is not None and requested.num_blocks is None:
             raise SettingsError(
                 f"--max-model-len {max_model_len} is too large: only {num_blocks} KV blocks of"
-                f" {block_size} tokens fit into memory; lower it"
+                f" {block_size} tokens fit into memory; lower --max-model-len"
             )
         max_model_len = num_blocks * block_size
     if max_model_len < 2:

@@ -200,7 +200,9 @@ class Connection(H11Protocol):
             self.transport.close()  # no byte of a request came
             return
         seconds = f"{self._registry.limits.header_timeout_s:g}"
-        message = f"the request's header was not received within {seconds} s: send it faster"
+        message = (
+            f"the request's header was not received within {seconds} s: send the header faster"
+        )
         self._send_error_and_close(408, message, "header_timeout")
 
     def abort(self, reason: str) -> None:

@@ -141,7 +141,7 @@ def decode_handover(data: bytes) -> Handover:
     body = data[_HEADER.size :]
     if magic != MAGIC or digest != _compute_digest(version, body):
         raise HandoverRefusedError(
-            HandoverOutcome.DAMAGED, "the checksum of the handover differs from its contents"
+            HandoverOutcome.DAMAGED, "the checksum of the handover does not match its contents"
         )
     if version != VERSION:
         raise HandoverRefusedError(
