@@ -59,7 +59,7 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Add ``x`` to ``residual`` in place. Return :meth:`rms_norm` of the sum.
 
-        ``x``, ``residual`` and the result are [rows, size] of the same dtype, ``weight`` is [size].
+        ``x``, ``residual`` and the result are [rows, size] of the same dtype. ``weight`` is [size].
         """
         ...
 

@@ -356,9 +356,9 @@ def copy_kept_rows(
     residual, index, out, columns, rank, RANKS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Copy the rows at ``index`` of a ``residual`` after :func:`sum_shared` to ``out``.
+    """Copy the rows at ``index`` from ``residual``, which :func:`sum_shared` updated, to ``out``.
 
-    Rows of other ranks' blocks become zeros.
+    Rows that belong to other ranks become zeros.
     """
     column = tl.arange(0, BLOCK)
     allow_next_kernel(OVERLAP)

@@ -39,7 +39,7 @@ class Layout:
 
     @property
     def row_words(self) -> int:
-        """Number of words of one row."""
+        """Number of words per row."""
         return self.columns * self.itemsize // PAYLOAD_BYTES
 
     @property

@@ -233,7 +233,7 @@ def write_quantized(
 
 
 def _read_rows(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the unscaled rows at ``slots`` [...] as [..., heads, dim] of ``dtype``."""
+    """Return the rows at ``slots`` [...], with the scales applied, as [..., heads, dim]."""
     if pages.scales is None:
         return _gather_rows(pages.rows, slots)
     rows = _gather_rows(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)

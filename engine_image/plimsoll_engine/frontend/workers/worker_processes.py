@@ -148,7 +148,7 @@ class WorkerProcesses:
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
     def get_successor(self) -> WorkerHandle:
-        """Return a worker with a new epoch number, which has not been forked yet."""
+        """Return a worker that has a new epoch number and has not been forked yet."""
         return WorkerHandle(
             self._epochs.reserve(),
             self._config.run_dir,
