@@ -82,7 +82,7 @@ class _Server(uvicorn.Server):
         yield
 
     def close_idle_connections(self) -> None:
-        """Close idle connections now, and the others after their response.
+        """Close idle connections now, and busy connections after their response.
 
         Clients with a keep-alive connection then connect to another pod of the Service.
         """

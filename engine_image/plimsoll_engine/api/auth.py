@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no API key."""
 TENANT_KEY = "plimsoll.tenant"
-"""Scope key of the request's tenant. It is set if several API keys exist."""
+"""Key of the request's tenant in the ASGI scope. It is set if several API keys exist."""
 
 
 class ApiKeys:

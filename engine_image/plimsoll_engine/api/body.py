@@ -18,7 +18,7 @@ from plimsoll_engine.http.limits import SMALL_BODY_BYTES, HttpLimits
 
 
 class BodyRefusedError(Exception):
-    """The body is refused with ``status`` 400, 408, 413, 429 or 503 and the API's ``code``."""
+    """The body is refused. ``status`` (4xx or 503) and ``code`` are those of the response."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)

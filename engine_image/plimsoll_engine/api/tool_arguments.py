@@ -221,7 +221,7 @@ def _emit_value(
 
 
 def _find_end_of_call(text: Reader, at: int, end: str) -> int | None:
-    """Return where the call ends before the tag ``end`` at ``at``; None if it does not."""
+    """Return the index at which the call ends before the tag ``end`` at index ``at``, or None."""
     if found := _NEXT_CALL_PATTERN.search(text.text, 0, len(text.text) if at < 0 else at):
         return found.start()
     if at >= 0 or not text.finished:

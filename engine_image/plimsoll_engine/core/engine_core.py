@@ -155,7 +155,7 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Drop every cached block that no request uses, on the device and on the host.
 
-        Return False if a transfer did not end within :data:`RESET_WAIT_S`. Its blocks stay cached.
+        Return False if a transfer did not end within :data:`RESET_WAIT_S`; its blocks stay cached.
         """
         offload = self.scheduler.offload
         settled = offload is None or offload.wait_for_transfers(RESET_WAIT_S)
@@ -165,7 +165,7 @@ class EngineCore:
         return settled
 
     def submit(self, submit: Submit) -> RequestFailure | MissingMedia | None:
-        """Queue a request. Return the failure or the missing media if it is refused, else None."""
+        """Queue a request. If it is refused, return the failure or the missing media."""
         whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
             return self._create_refusal(submit, "a request with this ID is already running")
@@ -490,8 +490,8 @@ class EngineCore:
     def count_request_bytes(self) -> int:
         """Return the host memory of the live requests in bytes.
 
-        It includes tokens, penalty counts, grammar states, token masks, draft indexes, and the
-        media that are not in the receiver cache.
+        This includes tokens, penalty counts, grammar states, token masks, draft indexes, and media
+        that are not in the receiver cache.
         """
         media = {
             item.key: len(item.data or b"")

@@ -75,8 +75,8 @@ def check_adapters(requested: WorkerConfig, config: Any) -> None:
 ENCODER_CACHE_MEDIA = 8
 """Number of the largest media in the encoder cache of an encoder-decoder model.
 
-Its requests hold them until they end. A smaller number would limit the batch. Each medium takes as
-much memory as a long context.
+Requests of such a model hold their media until they end, so a smaller number would limit the batch.
+Each medium takes as much memory as a long context.
 """
 
 

@@ -1,6 +1,6 @@
 """Warm-up requests before the engine serves.
 
-The first run loads libraries and kernels. It uses a pool of a few blocks, while a predecessor may
+The first run loads libraries and kernels. Its pool has only a few blocks, because a predecessor may
 still hold the memory of the real pool. The second run uses the real pool with the largest prefill
 and the widest decode step. After it, every buffer exists and the working memory is at its maximum,
 so the baseline can be measured.

@@ -65,7 +65,7 @@ def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None)
 
 
 class _HubUnreachableError(Exception):
-    """The hub cannot be reached. The message is the client's."""
+    """The hub cannot be reached. The message is that of the hub's client library."""
 
 
 def _fetch_model_info(repository: str, revision: str) -> ModelInfo:

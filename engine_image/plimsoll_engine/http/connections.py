@@ -1,4 +1,4 @@
-"""Registry of a server's connections. It limits their number and evicts idle ones."""
+"""Registry of a server's connections, which limits their number and evicts idle connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Semaphore that is fair to clients: it serves those that wait in turn."""
+"""Semaphore that is fair between clients: waiting clients get a slot in turn."""
 
 from __future__ import annotations
 

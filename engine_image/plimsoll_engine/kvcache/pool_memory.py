@@ -1,7 +1,7 @@
 """Tensors of the KV pool, in new memory or in a mapped buffer.
 
-An FP8 pool also has scales for keys and for values, by token, head and layer. They are stored after
-all keys and values, so that those are aligned as in other pools.
+An FP8 pool also has scales for keys and for values, by token, head and layer. The scales are stored
+after all keys and values, which are thus aligned as in other pools.
 """
 
 from __future__ import annotations

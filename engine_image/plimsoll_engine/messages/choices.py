@@ -17,7 +17,7 @@ The worker runs no step while it reads a message. For 100,000 tokens, ``Request.
 
 
 def create_choice(first: Submit, other: Submit) -> Choice | None:
-    """Return what is different in ``other``; None if it is not another choice of ``first``."""
+    """Return ``other`` as a choice of ``first``; None if it is not another choice of ``first``."""
     if other.prompt_ids is not first.prompt_ids or _get_shared(other) != _get_shared(first):
         return None
     return Choice(

@@ -30,7 +30,7 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def ngram_lengths(self) -> tuple[int, int]:
-        """Minimum and maximum number of tokens to search for. Each defaults to the other."""
+        """Minimum and maximum number of tokens to search for. A missing one equals the other."""
         longest = self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP_TOKENS
         return self.prompt_lookup_min or longest, longest
 

@@ -111,15 +111,15 @@ class Choice(msgspec.Struct, array_like=True):
 class Submit(msgspec.Struct, tag="submit"):
     """Command: run a request, and further ``choices`` of its prompt.
 
-    ``output_ids`` are the tokens that an earlier epoch generated before a carry-over. They count
-    towards ``sampling.max_tokens``.
+    ``output_ids`` are the tokens that an earlier epoch generated before a carry-over. These tokens
+    count towards ``sampling.max_tokens``.
 
     A lower ``priority`` runs first. Requests of equal priority are admitted fairly between tenants.
     ``arrived`` is the time of arrival in CLOCK_MONOTONIC seconds, and the request fails
     ``deadline_s`` seconds later. Only requests with equal ``cache_salt`` share cached prefixes.
-    ``media`` are in the order of the prompt. Before caching them, the receiver cache evicts the
-    keys in ``forget``. ``adapter`` is the number of a loaded adapter; 0 means none. ``attempt``
-    counts the submissions of a request, and each reply repeats it.
+    ``media`` are in the order of the prompt. The receiver cache evicts the keys in ``forget``
+    before it stores ``media``. ``adapter`` is the number of a loaded adapter; 0 means none.
+    ``attempt`` counts the submissions of a request, and each reply repeats it.
     """
 
     request_id: str
@@ -198,9 +198,9 @@ class TakeOver(msgspec.Struct, tag="take_over"):
     """Command: claim the KV pool, send Ready and serve. The predecessor has released its memory.
 
     ``quick`` skips the warm-up of the largest step, because the predecessor served with the same
-    sizes. ``handover`` is that of the predecessor's :class:`StopResult`. It requires ``quick``,
-    because the warm-up writes to the pool. The predecessor's requests are submitted after Ready,
-    followed by :class:`CarryOverComplete`.
+    sizes. ``handover`` is the field of the predecessor's :class:`StopResult`. A handover requires
+    ``quick``, because the warm-up writes to the pool. The predecessor's requests are submitted
+    after Ready, followed by :class:`CarryOverComplete`.
     """
 
     quick: bool = False
@@ -293,8 +293,8 @@ class Ready(msgspec.Struct, tag="ready"):
 class Logprobs(msgspec.Struct, array_like=True):
     """Log probabilities of the sampled token and of the top tokens, with natural logarithms.
 
-    They are computed before penalties, bias, grammar and temperature apply. ``top_ids`` and ``top``
-    are in descending order of probability.
+    The values are computed before penalties, bias, grammar and temperature apply. ``top_ids`` and
+    ``top`` are in descending order of probability.
     """
 
     chosen: float

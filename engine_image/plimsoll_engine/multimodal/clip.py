@@ -92,7 +92,7 @@ class ClipProcessor:
 
 
 def _read_sizes(settings: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
-    """Return the shortest edge or (height, width), in pixels; the other one is None."""
+    """Return the shortest edge and (height, width), in pixels. One of the two is None."""
     size = settings.get("size")
     if isinstance(size, int):
         return settings.get_positive_int("size"), None

@@ -50,7 +50,7 @@ def remove_stale_stacks(run_dir: str | Path) -> None:
 def truncate_if_large(path: Path) -> int:
     """Truncate the file to 0 bytes if it exceeds :data:`MAX_BYTES`.
 
-    Return its size in bytes afterwards; 0 if it does not exist.
+    Return the size of the file in bytes afterwards; 0 if there is no file.
     """
     try:
         size = path.stat().st_size

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 REPORT_WAIT_S = 5.0
 """Time for rank 0 to report why the group failed.
 
-If this rank exited before, its exit would be taken for the cause.
+If this rank exited earlier, its exit would be mistaken for the cause.
 """
 LEADER_EXIT_TIMEOUT_S = 60.0
 """Time to wait for rank 0 to exit. It is longer than rank 0 stays after its final message."""

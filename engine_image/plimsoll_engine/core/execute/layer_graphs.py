@@ -41,7 +41,7 @@ class GraphPiece(Protocol):
 
 
 class GraphCapturer:
-    """Captures graphs into one memory ``pool``. They share it, because they never run together."""
+    """Captures graphs in one memory ``pool``. The graphs share it and never run together."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

@@ -116,8 +116,8 @@ class GrammarError(ValueError):
 class Vocabulary:
     """Token trie of a checkpoint. ``added`` maps the text of added tokens to their IDs.
 
-    Building the trie of a large vocabulary takes a second and holds the interpreter's lock. It is
-    therefore built once for all workers, before they serve.
+    Building the trie of a large vocabulary takes a second and holds the interpreter's lock. The
+    trie is therefore built once for all workers, before they serve.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Grammars:
         self._start_queued()
 
     def drop(self, request_id: str) -> bool:
-        """Cancel the compilation of a request that ended. Return False if it has none."""
+        """Cancel the compilation for a request that ended. Return False if there is none."""
         job = self._jobs.pop(request_id, None)
         if job is None:
             return False

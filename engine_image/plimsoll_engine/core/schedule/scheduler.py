@@ -355,7 +355,7 @@ class Scheduler:
     def _must_fetch(self, request: Request) -> bool:
         """Report whether ``request`` must wait for blocks that are copied from host memory.
 
-        It waits once. Blocks that are still missing afterwards are computed.
+        A request waits only once. Blocks that are still missing afterwards are computed.
         """
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False

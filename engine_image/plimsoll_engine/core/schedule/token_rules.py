@@ -65,7 +65,7 @@ class TokenCounts:
     def create_if_needed(
         cls, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> TokenCounts | None:
-        """Return the counts that ``sampling`` needs; None without a penalty."""
+        """Return the counts that the penalties in ``sampling`` need; None without a penalty."""
         if sampling.repetition_penalty != 1.0:
             return cls(prompt_ids, output_ids)
         if sampling.presence_penalty or sampling.frequency_penalty:

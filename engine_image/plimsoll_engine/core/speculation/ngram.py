@@ -40,7 +40,7 @@ class NgramIndex:
     def extend(self, tokens: Sequence[int], most: int) -> int:
         """Index at most ``most`` further runs of ``tokens``, and return their number.
 
-        The text may only grow. Its last run is left out, because nothing follows it yet.
+        The text may only grow. The last run is left out, because no token follows it yet.
         """
         size = self._shortest
         first = size + len(self._before)

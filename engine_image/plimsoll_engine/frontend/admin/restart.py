@@ -99,7 +99,7 @@ async def _carry_over(
 ) -> None:
     """Submit the running requests to the new worker.
 
-    ``refusal`` says why the KV pool was not handed over; None if it was.
+    ``refusal`` says why the KV pool was not handed over; None if the handover succeeded.
     """
     operation = recorder.operation
     with recorder.step("resubmit") as step:

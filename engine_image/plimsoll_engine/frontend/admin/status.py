@@ -14,7 +14,7 @@ VERSION = version()
 
 
 class StatusReader:
-    """Reader of the engine's status. It measures the mean size of a Python object once."""
+    """Reader of the engine's status. The mean size of a Python object is measured only once."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

@@ -1,6 +1,6 @@
 """Tracker of abandoned requests, which the worker runs although no client waits for them.
 
-A request is abandoned if its abort message was lost. Its memory is lost until it ends.
+A request is abandoned if its abort message was lost. Until it ends, its memory counts as lost.
 """
 
 from __future__ import annotations

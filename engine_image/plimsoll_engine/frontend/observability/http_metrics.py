@@ -1,4 +1,4 @@
-"""Metrics of HTTP connections: those that are open, and those that the server closed."""
+"""Metrics of HTTP connections: open connections, and connections that the server closed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 class LoopBlocks(Collector):
     """Collector of event loop delays between :meth:`start` and :meth:`stop`.
 
-    It exports a histogram, and the longest delay of the last one to two minutes.
+    The exported metrics are a histogram, and the longest delay of the last one to two minutes.
     """
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:

@@ -159,7 +159,7 @@ class Metrics:
         self._carried_prefill.inc(prefill_tokens or 0)
 
     def add_report(self, report: Report) -> None:
-        """Add the increase of the worker's counters since its previous report."""
+        """Add the increase of the worker's counters since the previous ``report``."""
         self._add_speculation(report)
         last = self._last
         gained = (report.load.preemptions_total or 0) - (
@@ -204,7 +204,7 @@ class Metrics:
         times.last_token = now
 
     def count_finished(self, generation: Generation, reason: str) -> None:
-        """Count a request by its finish reason. Observe its latency if it was not aborted."""
+        """Count a request by its finish reason. Observe the latency of a complete request."""
         self._requests.labels(self._model, reason).inc()
         if generation.times.last_token is not None and reason in ("stop", "length"):
             self._e2e.observe(generation.times.last_token - generation.times.arrived)
