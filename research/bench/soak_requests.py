@@ -20,7 +20,7 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.media_reader import MAX_WAITING
 from plimsoll_engine.frontend.requests.request_log import Delta, Generation, RequestFailedError
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.multimodal.processor import Processed
+from plimsoll_engine.multimodal.processor import ProcessedMedia
 
 VOCABULARY = 500
 """Of the tiny models' 512 tokens, the special ones left out."""
@@ -151,7 +151,7 @@ class Clients:
         assert hears is not None
         assert speech is not None
         async with self._reading:
-            sound: Processed = await reader.read(hears, self._sounds[self._file()])
+            sound: ProcessedMedia = await reader.read(hears, self._sounds[self._file()])
         ids = speech.build_token_ids(self._rng.choice(speech.languages))
         return ids, [sound.to_media(0, hears.placeholders, hears.tokens)]
 

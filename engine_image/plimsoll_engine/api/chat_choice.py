@@ -9,8 +9,8 @@ import msgspec
 
 from plimsoll_engine.api import logprobs
 from plimsoll_engine.api.logprobs import TokenBytes, TokenText
-from plimsoll_engine.api.reasoning import ReasoningParser, Split
-from plimsoll_engine.api.tool_calls import Parsed, ToolCall, ToolCallParser
+from plimsoll_engine.api.reasoning import ParsedText, ReasoningParser
+from plimsoll_engine.api.tool_calls import ParsedOutput, ToolCall, ToolCallParser
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 
 
@@ -133,7 +133,7 @@ class ChatChoice:
         """Whether text after a tool call tag could not be parsed and is returned as text."""
         return self._parts.has_unparsed_call
 
-    def _parse(self, delta: Delta) -> Parsed:
+    def _parse(self, delta: Delta) -> ParsedOutput:
         parsed = self._parts.parse(delta)
         if self._hidden:
             parsed.reasoning = ""
@@ -199,17 +199,17 @@ class OutputParser:
         """Whether text after a tool call tag could not be parsed and is returned as text."""
         return self._calls is not None and self._calls.has_unparsed_call
 
-    def parse(self, delta: Delta) -> Parsed:
+    def parse(self, delta: Delta) -> ParsedOutput:
         """Parse ``delta``, and return the parts of the output that no later text can change."""
         last = delta.finish_reason is not None
-        found = Split(content=delta.text)
+        found = ParsedText(content=delta.text)
         if self._reasoning is not None:
             found = self._reasoning.push(delta.text)
             if last:
                 rest = self._reasoning.finish()
                 found = found._replace(reasoning=found.reasoning + rest.reasoning)
         if self._calls is None:
-            return Parsed(found.content, reasoning=found.reasoning)
+            return ParsedOutput(found.content, reasoning=found.reasoning)
         # A stop string truncates the output; otherwise the model ended it.
         finished = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
         parsed = self._calls.push(found.content, last, finished)

@@ -37,13 +37,13 @@ class PreparationRefused(msgspec.Struct, tag=True):
     retry: bool
 
 
-class Done(msgspec.Struct, tag=True):
+class PreparationDone(msgspec.Struct, tag=True):
     """Reply: the job's result, encoded as msgpack."""
 
     result: msgspec.Raw
 
 
-Outcome = PreparationRefused | Done
+Outcome = PreparationRefused | PreparationDone
 
 
 def send(connection: socket.socket, data: bytes | bytearray) -> None:

@@ -21,9 +21,9 @@ from plimsoll_engine.api import forms, prepare
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import RequestPreparer
 from plimsoll_engine.api.prepare_messages import (
-    Done,
     Job,
     Outcome,
+    PreparationDone,
     PreparationRefused,
     receive,
     send,
@@ -93,7 +93,7 @@ def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
     try:
         if job.kind != "form":
             prepare.check_json_values(raw, job.context.max_json_values)
-        return Done(msgspec.Raw(msgspec.msgpack.encode(work[job.kind]())))
+        return PreparationDone(msgspec.Raw(msgspec.msgpack.encode(work[job.kind]())))
     except ApiError as error:
         return PreparationRefused(error.status, str(error), error.param, error.code, error.retry)
     except MemoryError:

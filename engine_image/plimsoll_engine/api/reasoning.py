@@ -15,8 +15,8 @@ from plimsoll_engine.frontend.requests.detokenize import StopMatcher
 OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 
 
-class Split(NamedTuple):
-    """Parsed piece of text."""
+class ParsedText(NamedTuple):
+    """Piece of an output, split into reasoning and content."""
 
     reasoning: str = ""
     content: str = ""
@@ -37,14 +37,14 @@ class ReasoningParser:
         """Whether the reasoning has ended."""
         return self._matcher is None
 
-    def push(self, piece: str) -> Split:
+    def push(self, piece: str) -> ParsedText:
         """Add a piece of text, and return the parts that no later text can change."""
         if not self._started:
             self._start += piece
             rest = self._start.lstrip()
             if OPEN_TAG.startswith(rest):
                 if rest != OPEN_TAG:
-                    return Split()
+                    return ParsedText()
                 rest = ""
             elif rest.startswith(OPEN_TAG):
                 rest = rest.removeprefix(OPEN_TAG)
@@ -52,19 +52,19 @@ class ReasoningParser:
                 rest = self._start
             piece, self._start, self._started = rest, "", True
         if self._matcher is None:
-            return Split(content=piece)
+            return ParsedText(content=piece)
         whole = self._matcher.held + piece
         reasoning, found = self._matcher.push(piece)
         if not found:
-            return Split(reasoning)
+            return ParsedText(reasoning)
         self._matcher = None
-        return Split(reasoning, whole[len(reasoning) + len(CLOSE_TAG) :])
+        return ParsedText(reasoning, whole[len(reasoning) + len(CLOSE_TAG) :])
 
-    def finish(self) -> Split:
+    def finish(self) -> ParsedText:
         """Return the text that was held back. Call this at the end of the output."""
         rest, self._start = self._start, ""
         matcher, self._matcher = self._matcher, None
-        return Split(rest + ("" if matcher is None else matcher.finish()))
+        return ParsedText(rest + ("" if matcher is None else matcher.finish()))
 
 
 def is_ending_with_reasoning(prompt: str) -> bool:

@@ -50,7 +50,7 @@ class ToolCall(NamedTuple):
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedOutput:
     """Parsed piece of an output: reasoning, then plain text, then tool calls or parts of them."""
 
     text: str = ""
@@ -79,7 +79,7 @@ class Reader:
         """Whether the model ended the output, and not a limit or a stop string."""
         self.skipped = ""
         """White space that the last :meth:`peek` skipped."""
-        self.result = Parsed()
+        self.result = ParsedOutput()
         self._consumed: list[str] = []
         """Text that the current call has consumed."""
         self._blank = ""
@@ -373,7 +373,7 @@ class ToolCallParser:
         """Return a new parser with the same settings."""
         return ToolCallParser(self._family, self._parallel)
 
-    def push(self, piece: str, last: bool = False, finished: bool = False) -> Parsed:
+    def push(self, piece: str, last: bool = False, finished: bool = False) -> ParsedOutput:
         """Return the parts of the output that are certain after ``piece``.
 
         With ``last``, return the rest. ``finished`` means that the model ended the output, so
@@ -387,7 +387,7 @@ class ToolCallParser:
                 next(self._steps)
             except StopIteration:
                 self._steps = None
-        found, self._reader.result = self._reader.result, Parsed()
+        found, self._reader.result = self._reader.result, ParsedOutput()
         if not self._parallel:
             for at, one in enumerate(found.calls):
                 self._num_calls += bool(one.id)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_engine.multimodal.processor import Processed
+from plimsoll_engine.multimodal.processor import ProcessedMedia
 
 
 class ProcessorCache:
     """Cache of processed media by key. Its tensors take at most ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
-        self._items: LruCache[bytes, Processed] = LruCache(capacity)
+        self._items: LruCache[bytes, ProcessedMedia] = LruCache(capacity)
 
     @property
     def nbytes(self) -> int:
@@ -22,14 +22,14 @@ class ProcessorCache:
         """Maximum total size of the tensors, in bytes."""
         return self._items.capacity
 
-    def get(self, key: bytes) -> Processed | None:
+    def get(self, key: bytes) -> ProcessedMedia | None:
         """Return the item for ``key`` and mark it as the most recently used; None if missing."""
         cached = self._items.get(key)
         if cached is not None:
             self._items.touch(key)
         return cached
 
-    def put(self, item: Processed) -> None:
+    def put(self, item: ProcessedMedia) -> None:
         """Cache ``item`` unless it is larger than the capacity."""
         if len(item.data) <= self._items.capacity:
             self._items.put(item.key, item, len(item.data))

@@ -407,7 +407,9 @@ class AsyncEngine:
     def compute_load(self) -> Load:
         """Return the load of the engine: the frontend's counts and the worker's latest report."""
         reported = None if self.report is None else self.report.load
-        usage = load.Usage() if self.report is None else load.Usage.from_report(self.report)
+        usage = (
+            load.CacheUsage() if self.report is None else load.CacheUsage.from_report(self.report)
+        )
         return load.merge_load(reported, self._counts, len(self.requests), usage, self.report_age_s)
 
     def list_ledger_entries(self) -> list[LedgerEntry]:
@@ -417,7 +419,7 @@ class AsyncEngine:
 
     def compute_kv_usage(self) -> float | None:
         """Return the share of KV blocks in use, 0 to 1; None before the first report."""
-        return None if self.report is None else load.Usage.from_report(self.report).kv
+        return None if self.report is None else load.CacheUsage.from_report(self.report).kv
 
     def list_injections(self) -> list[str]:
         """Return the names of the injected faults, even before the worker reports them."""

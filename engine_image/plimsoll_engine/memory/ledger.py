@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll_api.admin import LedgerEntry
-from plimsoll_engine.process.owners import Owner, Part
+from plimsoll_engine.process.owners import Owner, WorkerPart
 
 
 class Ledger:
     """Ledger of the owners in ``parts``. The caller opens and closes the parts."""
 
-    def __init__(self, parts: Sequence[Part] = ()) -> None:
+    def __init__(self, parts: Sequence[WorkerPart] = ()) -> None:
         self._parts = parts
 
     def list_owners(self) -> list[Owner]:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from plimsoll_engine.multimodal import images
 from plimsoll_engine.multimodal.json_file import JsonFile, hash_content, hash_settings
-from plimsoll_engine.multimodal.processor import Kind, Processed
+from plimsoll_engine.multimodal.processor import Kind, ProcessedMedia
 
 
 class ClipProcessor:
@@ -63,10 +63,10 @@ class ClipProcessor:
         """Return the cache key of an image file: a hash of its content and the settings."""
         return hash_content(self._settings, data)
 
-    def process(self, data: bytes) -> Processed:
+    def process(self, data: bytes) -> ProcessedMedia:
         """Decode an image file and return its normalised pixels. Raises MediaError."""
         pixels = self.compute_pixels(images.decode(data))
-        return Processed("image", self.hash_file(data), self.shape, pixels.tobytes())
+        return ProcessedMedia("image", self.hash_file(data), self.shape, pixels.tobytes())
 
     def compute_pixels(
         self, image: Image.Image

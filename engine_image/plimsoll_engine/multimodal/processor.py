@@ -21,7 +21,7 @@ class MediaError(Exception):
         self.code = code
 
 
-class Processed(NamedTuple):
+class ProcessedMedia(NamedTuple):
     """Input tensor of the encoder, as little-endian bytes of ``shape`` and ``dtype``.
 
     ``key`` is a hash of the content and of the processing settings.
@@ -57,7 +57,7 @@ class Processor(Protocol):
         """Return the cache key of the file ``data``, without decoding it."""
         ...
 
-    def process(self, data: bytes) -> Processed:
+    def process(self, data: bytes) -> ProcessedMedia:
         """Return the tensor of the file ``data``. Raises MediaError.
 
         This takes milliseconds: do not call it on the event loop.

@@ -13,7 +13,7 @@ import numpy as np
 
 from plimsoll_engine.multimodal import audio
 from plimsoll_engine.multimodal.json_file import JsonFile, hash_content, hash_settings
-from plimsoll_engine.multimodal.processor import Kind, Processed
+from plimsoll_engine.multimodal.processor import Kind, ProcessedMedia
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 MAX_HZ = 8000.0
@@ -61,11 +61,11 @@ class WhisperProcessor:
         """Return the cache key of an audio file: a hash of its content and the settings."""
         return hash_content(self._settings, data)
 
-    def process(self, data: bytes) -> Processed:
+    def process(self, data: bytes) -> ProcessedMedia:
         """Return the features of the file's first window. Raises MediaError."""
         return self.process_window(audio.decode(data, self.rate)[: self.window])
 
-    def process_windows(self, data: bytes) -> list[tuple[float, Processed]]:
+    def process_windows(self, data: bytes) -> list[tuple[float, ProcessedMedia]]:
         """Return the duration in seconds and the features of each window. Raises MediaError."""
         samples = audio.decode(data, self.rate)
         return [
@@ -73,10 +73,10 @@ class WhisperProcessor:
             for piece in audio.split_samples(samples, self.window, self.rate)
         ]
 
-    def process_window(self, samples: Floats) -> Processed:
+    def process_window(self, samples: Floats) -> ProcessedMedia:
         """Return the features of ``samples``, at most one window. The key is the samples' hash."""
         data = self.compute_features(samples).tobytes()
-        return Processed("audio", self.hash_file(samples.tobytes()), self.shape, data)
+        return ProcessedMedia("audio", self.hash_file(samples.tobytes()), self.shape, data)
 
     def compute_features(self, samples: Floats) -> Floats:
         """Return the spectrogram [mel bins, frames] of ``samples`` [n], padded with silence."""

@@ -42,7 +42,7 @@ class Owner:
     close: Callable[[], object] | None = None
 
 
-class Part(Protocol):
+class WorkerPart(Protocol):
     """Part of a worker process. Parts are closed in the reverse order of their opening."""
 
     @property

@@ -55,7 +55,7 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
-from plimsoll_engine.process.owners import Part
+from plimsoll_engine.process.owners import WorkerPart
 from plimsoll_engine.worker.parts import DeviceContext, Heap, Weights, create_context
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class CoreLifecycle:
         self.weights = Weights(config, self.member)
         self.heap = Heap()
         self.engine: EngineCore | None = None
-        self._parts: list[Part] = [self.device, self.weights, self.member]
+        self._parts: list[WorkerPart] = [self.device, self.weights, self.member]
         """Open parts, in the order of opening. :meth:`shut_down` closes them in reverse order."""
         self.ledger = Ledger(self._parts)
         self.settings: sizes.EngineSizes | None = None

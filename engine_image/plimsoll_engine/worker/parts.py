@@ -1,6 +1,6 @@
 """Parts of a worker process that the lifecycle opens and closes, except its engine.
 
-Each implements :class:`plimsoll_engine.process.owners.Part`.
+Each implements :class:`plimsoll_engine.process.owners.WorkerPart`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 
 @dataclass(slots=True)
-class Entry:
+class EncoderCacheEntry:
     """Output of one image or sound: its size in tokens, and the requests that need it."""
 
     tokens: int
@@ -43,7 +43,7 @@ class EncoderCache:
         self.budget = budget
         self.lifelong = lifelong
         self.used = 0
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, EncoderCacheEntry] = {}
         self._freed: list[bytes] = []
         self._ordered: set[bytes] = set()
         """Keys to encode in this step. The runner does not have their outputs yet."""
@@ -80,7 +80,7 @@ class EncoderCache:
             if entry is None:
                 if self.used + media.tokens > self.budget:
                     return max(0, media.start - start), encode
-                entry = self.entries[media.key] = Entry(media.tokens)
+                entry = self.entries[media.key] = EncoderCacheEntry(media.tokens)
                 self.used += media.tokens
                 kept = media.key in self._freed  # in this step, so the runner may still have it
                 if kept:

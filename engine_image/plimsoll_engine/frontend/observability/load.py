@@ -56,7 +56,7 @@ class EpochCounts:
             self.distinct_prompts += 1
 
 
-class Usage(NamedTuple):
+class CacheUsage(NamedTuple):
     """Used and lost shares of a worker's caches, 0 to 1.
 
     A share is None if the worker has no such cache or has not reported yet.
@@ -68,7 +68,7 @@ class Usage(NamedTuple):
     encoder_lost: float | None = None
 
     @classmethod
-    def from_report(cls, report: Report) -> Usage:
+    def from_report(cls, report: Report) -> CacheUsage:
         """Return the used and lost shares of the caches in ``report``."""
         return cls(
             kv=_compute_share(report.kv_blocks_used, report.kv_blocks_total),
@@ -91,7 +91,7 @@ def merge_load(
     reported: Load | None,
     counts: EpochCounts,
     inflight: int,
-    usage: Usage,
+    usage: CacheUsage,
     report_age_s: float | None = None,
 ) -> Load:
     """Return the engine's load. ``report_age_s`` is the age of the report; None without a report.

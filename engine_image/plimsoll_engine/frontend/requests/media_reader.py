@@ -11,7 +11,7 @@ from plimsoll_engine.caches.processor_cache import ProcessorCache
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.request_log import QueueFullError
 from plimsoll_engine.multimodal.json_file import UnsupportedError
-from plimsoll_engine.multimodal.processor import Processed, Processor
+from plimsoll_engine.multimodal.processor import ProcessedMedia, Processor
 from plimsoll_engine.multimodal.processors import Processors, load_processors
 from plimsoll_engine.settings import Settings
 
@@ -32,7 +32,7 @@ class MediaReader:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="media")
         self._waiting = 0
 
-    async def read(self, processor: Processor, data: bytes) -> Processed:
+    async def read(self, processor: Processor, data: bytes) -> ProcessedMedia:
         """Return the processed tensor of a file with the content ``data``.
 
         Raises MediaError, and QueueFullError if too many files wait.

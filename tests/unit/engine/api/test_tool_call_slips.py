@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES, find_string_arguments
-from plimsoll_engine.api.tool_calls import Parsed, ToolCall
+from plimsoll_engine.api.tool_calls import ParsedOutput, ToolCall
 from plimsoll_engine.api.tool_families import DEEPSEEK, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR
 
 
@@ -22,7 +22,10 @@ def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, list[
     """Return the text, the calls, and whether text after a tag is no call."""
     parser = tool_families.create_parser(family, texts or {})
     *most, last = pieces
-    found: list[Parsed] = [*map(parser.push, most), parser.push(last, last=True, finished=True)]
+    found: list[ParsedOutput] = [
+        *map(parser.push, most),
+        parser.push(last, last=True, finished=True),
+    ]
     calls: list[ToolCall] = []
     for part in (one for parsed in found for one in parsed.calls):
         if part.id:

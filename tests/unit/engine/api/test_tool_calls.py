@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.api import forced_calls, tool_families
 from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES
-from plimsoll_engine.api.tool_calls import Parsed, ToolCall
+from plimsoll_engine.api.tool_calls import ParsedOutput, ToolCall
 from plimsoll_engine.api.tool_families import (
     DEEPSEEK,
     DEEPSEEK_CALL,
@@ -149,7 +149,7 @@ def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, str, 
     )
 
 
-def joined(found: list[Parsed]) -> list[ToolCall]:
+def joined(found: list[ParsedOutput]) -> list[ToolCall]:
     """Return the calls whose parts these are."""
     calls: list[ToolCall] = []
     for part in (one for parsed in found for one in parsed.calls):

@@ -18,7 +18,7 @@ from plimsoll_engine.api import prepare
 from plimsoll_engine.api.batch import list_parser_tags
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import EngineLimits, PreparedBody, RequestPreparer
-from plimsoll_engine.api.prepare_messages import Done, Job, PreparationRefused
+from plimsoll_engine.api.prepare_messages import Job, PreparationDone, PreparationRefused
 from plimsoll_engine.api.preparer_process import run_job
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: RequestPrep
     raw = body(prompt=["Hull", [5, 6]], n=2, stop="x", logit_bias={"5": 1}, seed=7)
     here = preparation.prepare_completion(raw, CONTEXT)
     outcome = run_job(preparation, Job("completion", CONTEXT), raw)
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, PreparationDone)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[CompletionRequest])
     assert there == here
     assert there.prompts[1] == [5, 6]
@@ -101,7 +101,7 @@ def test_a_chat_leaves_its_messages_and_tools_behind(preparation: RequestPrepare
     tool = {"type": "function", "function": {"name": "a", "parameters": {"x": "y" * 1000}}}
     raw = body(messages=[{"role": "user", "content": "Ahoy"}], tools=[tool], tool_choice="required")
     outcome = run_job(preparation, Job("chat", CONTEXT), raw)
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, PreparationDone)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
     assert there.family == "hermes"
     assert there.grammar is not None
@@ -113,7 +113,7 @@ def test_each_chat_of_a_batch_is_the_chat_alone(preparation: RequestPreparer) ->
     chats = [[{"role": "user", "content": text}] for text in ("Ahoy", "Where to?")]
     raw = body(messages=chats, max_tokens=3, logprobs=True)
     outcome = run_job(preparation, Job("chats", CONTEXT), raw)
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, PreparationDone)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
     alone = [preparation.prepare_chat(body(messages=one, max_tokens=3), CONTEXT) for one in chats]
     assert there.prompts == [one.prompts[0] for one in alone]
