@@ -52,7 +52,7 @@ class WorkerUnrecoverable(Exception):
 
 
 class FailureScope(Enum):
-    """Which processes to end after a failure, ordered from the fewest to the most."""
+    """Processes to end after a failure, ordered from the fewest to the most."""
 
     WORKER = auto()
     ZYGOTE = auto()
