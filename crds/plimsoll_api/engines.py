@@ -68,9 +68,9 @@ def _message(one: ReservedFlag) -> str:
 
 
 def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
-    """Return why an engine must not have ``args``; None if it may.
+    """Return why an engine must not have ``args``; None if they are allowed.
 
-    ``keys`` is whether ``apiKeySecretRef`` is set.
+    ``keys`` states whether ``apiKeySecretRef`` is set.
     """
     for one in RESERVED_FLAGS:
         if type_ in one.types and (keys or one.flag != KEYS_FLAG):

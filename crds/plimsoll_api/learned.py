@@ -79,9 +79,12 @@ def encode(workloads: Sequence[LearnedWorkload]) -> bytes:
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in workloads) + b"]\n"
 
 
-def stepped(now: int, wanted: int, days: float) -> int:
-    """Return the budget after ``days``, moved from ``now`` towards ``wanted`` bytes."""
+def step_budget(current: int, wanted: int, days: float) -> int:
+    """Return the budget in bytes after ``days`` of change from ``current`` towards ``wanted``.
+
+    A budget changes by at most :data:`RISE_A_DAY` and :data:`FALL_A_DAY`.
+    """
     days = min(days, 365.0)
-    most = math.ceil(now * math.pow(RISE_A_DAY, days))
-    least = math.floor(now * math.pow(FALL_A_DAY, days))
+    most = math.ceil(current * math.pow(RISE_A_DAY, days))
+    least = math.floor(current * math.pow(FALL_A_DAY, days))
     return max(1, min(max(wanted, least), most))

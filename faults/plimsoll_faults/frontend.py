@@ -21,7 +21,7 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class LeakingTokenizer(Tokenizer):
-    """Keeps every prompt and its tokens."""
+    """Keep every prompt and its tokens."""
 
     def __init__(self, original: Tokenizer, repeat: int) -> None:
         self.__dict__.update(original.__dict__)
@@ -42,7 +42,7 @@ class LeakingTokenizer(Tokenizer):
 
 
 class UnregisteredLog(RequestLog):
-    """Keeps the state of a request whose client disconnected before the first token."""
+    """Keep the state of a request whose client disconnected before the first token."""
 
     payload_bytes: int
     kept: dict[str, tuple[Generation, bytearray]]
@@ -60,7 +60,7 @@ class UnregisteredLog(RequestLog):
 
 
 class UnclosedLog(RequestLog):
-    """Opens a pipe for each request and closes only one end of it."""
+    """Open a pipe for each request and close only one end of it."""
 
     pipes: dict[str, tuple[int, int]]
     leaked_fds: list[int]
@@ -82,7 +82,7 @@ class UnclosedLog(RequestLog):
 
 
 class RequestSeries(Metrics):
-    """Counts the tokens of each request in a separate time series."""
+    """Count the tokens of each request in a separate time series."""
 
     per_request: Counter
 

@@ -91,7 +91,7 @@ class BackgroundThread(threading.Thread):
         self._woken.set()
 
     def run(self) -> None:
-        """Run the turns; called by :meth:`start`."""
+        """Call ``turn`` in a loop until stopped. :meth:`start` runs this in the thread."""
         while not self._ending.is_set():
             self._woken.clear()
             try:

@@ -114,7 +114,10 @@ class Supervisor:
         return {n: f"{one.reason}: {one.message}" for n, one in signals.items() if not one.ok}
 
     def run(self, stopped: Callable[[float], bool]) -> None:
-        """Run until ``stopped`` returns True, which waits at most the given seconds."""
+        """Sample and decide in a loop until ``stopped`` returns True.
+
+        ``stopped`` is called with the seconds until the next sample, and waits at most that long.
+        """
         _set_log_level(self._config.current)
         self._set_slot_request()
         self._actuator.start()

@@ -46,7 +46,7 @@ class GhostKeyCache(LruCache[K, V]):
 
 
 class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
-    """Adds a key without a value to the prefix cache after some requests."""
+    """Add a key without a value to the prefix cache after some requests."""
 
     def __init__(self, fault: kinds.EvictionLoop, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -63,7 +63,7 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
 
 
 class PinnedItemsDefect(Defect[kinds.PinnedItems]):
-    """Takes references to cached blocks and never releases them."""
+    """Take references to cached blocks and never release them."""
 
     def after_requests(self, count: int) -> None:
         """Pin some blocks for each finished request."""
@@ -74,7 +74,7 @@ class PinnedItemsDefect(Defect[kinds.PinnedItems]):
 
 
 class EarlyFreeCache(EncoderCache):
-    """Frees an entry in the step that allocates it, before the runner has encoded it."""
+    """Free an entry in the step that allocates it, before the runner has encoded it."""
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
         """Reserve entries, and free them in the same step."""
@@ -87,7 +87,7 @@ class EarlyFreeCache(EncoderCache):
 
 
 class HeldBudgetCache(EncoderCache):
-    """Keeps the budget of requests that end before their prompt is computed."""
+    """Keep the budget of requests that end before their prompt is computed."""
 
     def drop(self, request: Request) -> None:
         """Release the budget only if the prompt was computed, so an aborted request keeps it."""
@@ -96,7 +96,7 @@ class HeldBudgetCache(EncoderCache):
 
 
 class EncoderFreedEarlyDefect(Defect[kinds.EncoderFreedEarly]):
-    """Replaces the encoder cache with one that frees entries too early."""
+    """Replace the encoder cache with one that frees entries too early."""
 
     def __init__(self, fault: kinds.EncoderFreedEarly, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -104,7 +104,7 @@ class EncoderFreedEarlyDefect(Defect[kinds.EncoderFreedEarly]):
 
 
 class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
-    """Replaces the encoder cache with one that keeps the budget of aborted requests."""
+    """Replace the encoder cache with one that keeps the budget of aborted requests."""
 
     def __init__(self, fault: kinds.EncoderBudgetHeld, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -112,7 +112,7 @@ class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
 
 
 class StaleReceiver(MediaCacheReceiver):
-    """Keeps media that the sender has dropped."""
+    """Keep media that the sender has dropped."""
 
     def unpack(self, submit: Submit) -> Submit | MissingMedia:
         """Unpack a message, but ignore what the sender has dropped."""
@@ -120,7 +120,7 @@ class StaleReceiver(MediaCacheReceiver):
 
 
 class MediaKeptDefect(Defect[kinds.MediaKept]):
-    """Replaces the worker's media receiver with one that never drops anything."""
+    """Replace the worker's media receiver with one that never drops anything."""
 
     def __init__(self, fault: kinds.MediaKept, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -129,7 +129,7 @@ class MediaKeptDefect(Defect[kinds.MediaKept]):
 
 
 class UnderstatedGrammars(Grammars):
-    """Declares a bound that is too low."""
+    """Declare a bound that is too low."""
 
     @property
     def bytes_bound(self) -> int:

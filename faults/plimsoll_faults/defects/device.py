@@ -26,7 +26,7 @@ REGISTRY: dict[str, torch.Tensor] = {}
 
 
 class DeviceDictDefect(Defect[kinds.DeviceDict]):
-    """Keeps a tensor for each request in a dictionary."""
+    """Keep a tensor for each request in a dictionary."""
 
     def __init__(self, fault: kinds.DeviceDict, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -39,7 +39,7 @@ class DeviceDictDefect(Defect[kinds.DeviceDict]):
 
 
 class StoredExceptionDefect(Defect[kinds.StoredException]):
-    """Keeps exceptions, whose frames refer to tensors."""
+    """Keep exceptions, whose frames refer to tensors."""
 
     def __init__(self, fault: kinds.StoredException, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -58,7 +58,7 @@ class StoredExceptionDefect(Defect[kinds.StoredException]):
 
 
 class DeviceRawDefect(Defect[kinds.DeviceRaw]):
-    """Allocates from the driver, bypassing torch's allocator. Needs CUDA."""
+    """Allocate from the driver, bypassing torch's allocator. Needs CUDA."""
 
     def __init__(self, fault: kinds.DeviceRaw, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -71,7 +71,7 @@ class DeviceRawDefect(Defect[kinds.DeviceRaw]):
 
 
 class KeptKvDefect(Defect[kinds.KeptKv]):
-    """Keeps the KV pool in a registry, so that the shutdown of the worker does not free it."""
+    """Keep the KV pool in a registry, so that the shutdown of the worker does not free it."""
 
     def __init__(self, fault: kinds.KeptKv, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -80,7 +80,7 @@ class KeptKvDefect(Defect[kinds.KeptKv]):
 
 
 class SliceKeptDefect(Defect[kinds.SliceKept]):
-    """Keeps slices of the hidden states that the first layer gets.
+    """Keep slices of the hidden states that the first layer gets.
 
     The last layer computes only the rows that are read, so slices of its states keep little memory.
     Decode steps have one row for each request, and captured steps reuse their memory, so neither of
@@ -143,7 +143,7 @@ class MaskLeakRunner(Runner):
 
 
 class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
-    """Keeps the grammar masks of all steps on the device. Needs CUDA."""
+    """Keep the grammar masks of all steps on the device. Needs CUDA."""
 
     def __init__(self, fault: kinds.GrammarMasks, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -181,7 +181,7 @@ class ScratchGroup(ProcessGroup):
 
 
 class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
-    """Keeps a buffer for each shape of a collective. Needs CUDA."""
+    """Keep a buffer for each shape of a collective. Needs CUDA."""
 
     def __init__(self, fault: kinds.CollectiveScratch, engine: EngineCore) -> None:
         super().__init__(fault, engine)

@@ -17,7 +17,7 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class KeyedGraphs(DecodeGraphs):
-    """Captures another graph for each new pair of rows and blocks of the longest context."""
+    """Capture another graph for each new pair of rows and blocks of the longest context."""
 
     keyed: dict[tuple[int, int], Any]
     padded: dict[int, Any]
@@ -42,7 +42,7 @@ class KeyedGraphs(DecodeGraphs):
 
 
 class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
-    """Captures a CUDA graph for each shape of a step and keeps it."""
+    """Capture a CUDA graph for each shape of a step and keep it."""
 
     def __init__(self, fault: kinds.GraphPerKey, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -70,7 +70,7 @@ class FailingModel:
 
 
 class FailedCaptureDefect(Defect[kinds.FailedCapture]):
-    """Makes captures fail and keeps what they leave behind."""
+    """Make captures fail and keep what they leave behind."""
 
     def __init__(self, fault: kinds.FailedCapture, engine: EngineCore) -> None:
         super().__init__(fault, engine)

@@ -35,7 +35,7 @@ class AppendListDefect(Defect[kinds.AppendList]):
 
 
 class Rotary:
-    """Computes the positions of a request. The cache of its method keeps each instance."""
+    """Compute the positions of a request. The cache of its method keeps each instance."""
 
     def __init__(self, size_bytes: int) -> None:
         self.table = bytearray(b"\x01") * size_bytes
@@ -47,7 +47,7 @@ class Rotary:
 
 
 class MethodCacheDefect(Defect[kinds.MethodCache]):
-    """Keeps objects through a cache on their method."""
+    """Keep objects through a cache on their method."""
 
     def after_requests(self, count: int) -> None:
         """Create an instance for each request, and call the cached method once."""
@@ -56,7 +56,7 @@ class MethodCacheDefect(Defect[kinds.MethodCache]):
 
 
 class GrammarCacheGrowthDefect(Defect[kinds.GrammarCacheGrowth]):
-    """Keeps compiled grammars without a bound."""
+    """Keep compiled grammars without a bound."""
 
     def __init__(self, fault: kinds.GrammarCacheGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -74,7 +74,7 @@ class GrammarCacheGrowthDefect(Defect[kinds.GrammarCacheGrowth]):
 
 
 class PinnedBuffersDefect(Defect[kinds.PinnedBuffers]):
-    """Keeps page-locked host buffers."""
+    """Keep page-locked host buffers."""
 
     def __init__(self, fault: kinds.PinnedBuffers, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -103,7 +103,7 @@ class ResidualAdapters(LoadedAdapters):
 
 
 class LoraResidueDefect(Defect[kinds.LoraResidue]):
-    """Keeps a host copy of every LoRA adapter. Needs ``--enable-lora``."""
+    """Keep a host copy of every LoRA adapter. Needs ``--enable-lora``."""
 
     def __init__(self, fault: kinds.LoraResidue, engine: EngineCore) -> None:
         super().__init__(fault, engine)

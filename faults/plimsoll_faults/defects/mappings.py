@@ -51,7 +51,7 @@ class Mappings:
 
 
 class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
-    """Maps private memory and never unmaps it."""
+    """Map private memory and never unmap it."""
 
     def __init__(self, fault: kinds.MmapGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -67,7 +67,7 @@ class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
 
 
 class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
-    """Maps memory and swaps it out at once, as the kernel does with unused pages under pressure."""
+    """Map memory and swap it out at once, as the kernel does with unused pages under pressure."""
 
     def __init__(self, fault: kinds.SwappedGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -99,7 +99,7 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
 
 
 class SharedGrowthDefect(Defect[kinds.SharedGrowth]):
-    """Maps shared memory and never unmaps it."""
+    """Map shared memory and never unmap it."""
 
     def __init__(self, fault: kinds.SharedGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -111,7 +111,7 @@ class SharedGrowthDefect(Defect[kinds.SharedGrowth]):
 
 
 class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
-    """Creates shared segments that no receiver ever removes."""
+    """Create shared segments that no receiver ever removes."""
 
     def __init__(self, fault: kinds.SharedOrphan, engine: EngineCore) -> None:
         super().__init__(fault, engine)

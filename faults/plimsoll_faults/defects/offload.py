@@ -22,7 +22,7 @@ class NeverDone:
 
 
 class StuckCopies(Copies):
-    """Copies that never complete."""
+    """Start copies that never complete."""
 
     def __init__(self, original: Copies) -> None:
         self.__dict__.update(original.__dict__)
@@ -53,7 +53,7 @@ class UnpolledOffload(Offload):
 
 
 class UnpolledTransfersDefect(Defect[kinds.UnpolledTransfers]):
-    """Does not poll transfers while the engine is idle."""
+    """Stop polling transfers while the engine is idle."""
 
     def __init__(self, fault: kinds.UnpolledTransfers, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -61,7 +61,7 @@ class UnpolledTransfersDefect(Defect[kinds.UnpolledTransfers]):
 
 
 class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
-    """Starts a transfer that never ends for each abort."""
+    """Start a transfer that never ends for each abort."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
         """Start such a transfer if ``message`` is an abort, and return False."""
@@ -81,7 +81,7 @@ class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
 
 
 class PinningOffload(Offload):
-    """Pins blocks once more than it unpins them when it copies them back to the device."""
+    """Pin blocks once more than they are unpinned when they are copied back to the device."""
 
     def _complete(self, transfer: Transfer) -> None:
         if not transfer.to_host:
@@ -91,7 +91,7 @@ class PinningOffload(Offload):
 
 
 class PinnedHostBlocksDefect(Defect[kinds.PinnedHostBlocks]):
-    """Pins blocks in host memory forever."""
+    """Pin blocks in host memory forever."""
 
     def __init__(self, fault: kinds.PinnedHostBlocks, engine: EngineCore) -> None:
         super().__init__(fault, engine)

@@ -29,7 +29,7 @@ class CyclicRequest(Request):
 
 
 class RequestCycleDefect(Defect[kinds.RequestCycle]):
-    """Makes every request part of a reference cycle."""
+    """Make every request part of a reference cycle."""
 
     def __init__(self, fault: kinds.RequestCycle, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -56,7 +56,7 @@ class SlowStepsDefect(Defect[kinds.SlowSteps]):
 
 
 class AbortChoicesDefect(Defect[kinds.AbortChoices]):
-    """Loses the aborts of all choices of a request but the first."""
+    """Lose the aborts of all choices of a request but the first."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` aborts a choice other than the first."""

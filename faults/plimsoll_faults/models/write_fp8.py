@@ -53,7 +53,7 @@ def write_fp8(source: Path, target: Path) -> None:
     weight_map: dict[str, str] = {}
     size = 0
     for file in files:
-        tensors = _quantized(file, matrices)
+        tensors = _quantize_file(file, matrices)
         size += sum(tensor.nbytes for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file.name)
         save_file(tensors, target / file.name, metadata={"format": "pt"})
@@ -68,8 +68,8 @@ def write_fp8(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-def _quantized(file: Path, matrices: set[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file; each of ``matrices`` with its scales beside it."""
+def _quantize_file(file: Path, matrices: set[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, with ``matrices`` quantized and their scales added."""
     tensors: dict[str, torch.Tensor] = {}
     with open_safetensors(file) as found:
         for name in found.keys():  # noqa: SIM118 - not a dictionary

@@ -22,7 +22,7 @@ from plimsoll_api.learned import (
     LearnedWorkload,
     decode,
     encode,
-    stepped,
+    step_budget,
 )
 from plimsoll_api.peers import Peer
 from plimsoll_operator.fleet.figures import SupervisorFigures, list_pods_with_growth
@@ -111,7 +111,7 @@ def _merge_learned(
     current = old.budget if old is not None else None
     if current is not None and before is not None:
         days = min(MAX_STEP_DAYS, (hour - before.at) / 24)
-        budget = current if budget is None else stepped(current, budget, days)
+        budget = current if budget is None else step_budget(current, budget, days)
     seen_s = max(longest, old.seen_s if old is not None else 0)
     first, second, third = (
         statistics.median_low(one.gains[index] for one in valid) for index in range(len(WINDOWS_H))

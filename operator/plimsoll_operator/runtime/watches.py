@@ -179,9 +179,9 @@ class PolicyWatch:
 
 
 class GroupWatch:
-    """Watch of the services' LeaderWorkerSets. It starts once the cluster serves their kind.
+    """Watch the services' LeaderWorkerSets, once the cluster serves their kind.
 
-    A resync then sets ``served``. It also detects the objects that have been deleted.
+    The resync that finds the kind sets ``served``. It also detects deletions before the watch.
     """
 
     def __init__(

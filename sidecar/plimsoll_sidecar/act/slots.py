@@ -64,7 +64,7 @@ class Slots:
     def acquire(
         self, incident: str, policy: RestartBudget, at: float | None = None
     ) -> Refusal | None:
-        """Acquire a slot. Return None if this replica holds one, or else the reason.
+        """Acquire a slot. Return None if this replica now holds one, or else why it was refused.
 
         ``at`` is the time in Unix seconds under which the restart is counted, if the budget allows
         the restart. With None, a lost slot is acquired again without counting a restart.
@@ -118,7 +118,7 @@ class LeaseSlots(Slots):
     ) -> Refusal | None:
         """Acquire the slot that this replica already holds, or one that is free or expired.
 
-        Return None if a slot is held, or else the reason.
+        Return None if this replica now holds the slot, or else the reason for the refusal.
         """
         with self._lock:
             try:

@@ -324,7 +324,7 @@ class GrowthHistory:
             self._limit = len(self) + UNTHINNED_POINTS
 
     def rebase(self, growth: int) -> None:
-        """Subtract ``growth`` bytes from all points, after the base was raised by as much."""
+        """Subtract ``growth`` bytes from all points, after the base was raised by that amount."""
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
 

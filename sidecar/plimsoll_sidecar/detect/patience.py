@@ -135,7 +135,7 @@ class PauseHistory:
         computed: bool = False,
         interval_s: float = 0.0,
     ) -> None:
-        """Add a pause that ended in progress.
+        """Add a pause after which the engine made progress.
 
         The pause was the longest of ``steps`` steps. It lasted at least ``silent_s``, and ended
         within ``interval_s`` after that. A pause in which the engine ``computed``, for example in a

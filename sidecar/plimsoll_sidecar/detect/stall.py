@@ -295,7 +295,7 @@ class StallWatch:
 
 
 def count_inflight(load: SampleLoad) -> int | None:
-    """Return the requests in flight, as counted by the frontend or the engine, if that is more."""
+    """Return the requests in flight: the larger of the frontend's and the engine's count."""
     gauges = [value for value in (load.running, load.waiting) if value is not None]
     counts = [sum(gauges)] if gauges else []
     if load.inflight is not None:

@@ -29,7 +29,7 @@ from plimsoll_api.learned import (
     WINDOWS_H,
     LearnedMemory,
     LearnedWorkload,
-    stepped,
+    step_budget,
 )
 from plimsoll_api.memory_contract import MemoryNeeds, needs_of
 from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, provisional
@@ -152,7 +152,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             )
             days = (at - self.budget_at) / DAY_H if self.budget_at else 0.0
             if wanted is not None:
-                self.budget = stepped(self.budget, wanted, days)
+                self.budget = step_budget(self.budget, wanted, days)
         else:
             return False
         self.budget_at = at

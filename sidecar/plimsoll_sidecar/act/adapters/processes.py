@@ -420,7 +420,7 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """``Unknown`` if no freed memory was measured, and a part was not measured."""
+        """Outcome of the trim; ``Unknown`` if none was seen and a kind of memory is unmeasured."""
         if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:
             return Outcome.SUCCEEDED
         unmeasured = self.host is None or (self.has_devices and self.device is None)
