@@ -180,9 +180,9 @@ def _emit_value(
 ) -> Steps[bool]:
     """Emit a value up to the tag ``end``, if one of ``following`` comes after it.
 
-    ``kind`` is that of :data:`StringArguments`; None if the value may be something else.
-    ``strips_line_breaks`` drops a line break at the start and the end. Without the tag, the value
-    ends where the call does. Returns whether the value is complete.
+    ``kind`` is the argument's value in :data:`StringArguments`; None if the argument is not there.
+    ``strips_line_breaks`` drops a line break at the start and the end. Without the tag ``end``, the
+    value ends with the call. Return whether the value is complete.
     """
     text, whole, parts, is_text = emitter.text, False, list[str](), kind is True
     while not whole:

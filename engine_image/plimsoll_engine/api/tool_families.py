@@ -227,7 +227,7 @@ def read_openai(text: Reader, texts: StringArguments) -> Steps[None]:
 
 
 def _read_recipient(text: Reader) -> Steps[str]:
-    """Consume and return `` to=functions.NAME`` if it comes before a channel; else return ""."""
+    """Consume and return ``to=functions.NAME`` if it comes before a channel; else return ""."""
     taken_before = text.num_taken
     try:
         yield from text.peek()
@@ -243,7 +243,7 @@ def _read_recipient(text: Reader) -> Steps[str]:
 
 
 def _read_json_calls(text: Reader, create_id: Callable[[], str] = create_call_id) -> Steps[None]:
-    """Read an object with name and arguments, or a list of objects."""
+    """Read a call as a JSON object with name and arguments, or a list of such objects."""
     if not (yield from _is_next(text, "{", "[")):
         raise NotACallError
     taken_before = text.num_taken

@@ -70,7 +70,7 @@ def ledger_within_bounds(_: EngineCore, ledger: Ledger) -> list[str]:
 
 
 def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that an idle engine has no encoder outputs."""
+    """Check that no encoder output exists. Only for an idle engine."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return []
@@ -83,7 +83,7 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that only transfers reference blocks in an idle engine."""
+    """Check that only transfers reference blocks. Only for an idle engine."""
     offload = engine.scheduler.offload
     used = engine.pool.num_used - (0 if offload is None else len(set(offload.list_held_blocks())))
     return [f"{used} blocks are in use, but no request references them"] if used else []

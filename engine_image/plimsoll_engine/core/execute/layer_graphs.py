@@ -119,7 +119,7 @@ class LayerGraphs:
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
-        """Capture a few more pieces. Return False if no piece is missing."""
+        """Capture up to :data:`PIECES_PER_CALL` more pieces. Return False if none is missing."""
         if not self._missing:
             return False
         assert self._model is not None

@@ -25,7 +25,11 @@ It is finite, so a banned token can still be sampled if no other token is allowe
 
 @dataclass(slots=True)
 class LogitEdits:
-    """Edits of one step, collected row by row on the host."""
+    """Edits of the logits of one step, collected row by row on the host.
+
+    Item i of ``bias_rows``, ``bias_tokens`` and ``biases`` is one bias. ``penalized`` has the row,
+    the penalties and the token counts of each row with a penalty.
+    """
 
     bias_rows: list[int] = field(default_factory=list)
     bias_tokens: list[int] = field(default_factory=list)

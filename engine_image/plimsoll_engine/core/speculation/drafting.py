@@ -50,7 +50,7 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """Prompt lookup with matches of ``shortest`` to ``longest`` tokens."""
+    """:class:`Proposer` by prompt lookup, with matches of ``shortest`` to ``longest`` tokens."""
 
     shortest: int
     longest: int
