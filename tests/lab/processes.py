@@ -78,12 +78,13 @@ class Processes:
 
 
 def alive(pid: int) -> bool:
-    """Whether ``pid`` runs; a child of ours that has ended is reaped."""
-    try:
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return False
-    except ChildProcessError:
-        pass
+    """Whether ``pid`` runs; a child of ours that has ended is reaped.
+
+    A killed process shows as a zombie once its first thread has ended. On a busy machine the others
+    may hold its ports for longer, and a child is only reaped after the last of them.
+    """
+    with contextlib.suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] != pid
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
