@@ -17,7 +17,8 @@ from tests.lab.errors import LabError
 from tests.lab.processes import Processes
 from tests.lab.slot import Slot
 
-READY_S = 60.0
+READY_S = 300.0
+"""On a busy machine an API server needs minutes to start."""
 API_NAMES = [
     "localhost",
     "kubernetes",

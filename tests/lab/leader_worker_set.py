@@ -21,7 +21,7 @@ NAME = "lws-controller"
 PODS = ("mpod.kb.io", "vpod.kb.io")
 """Webhooks that its installation restricts to the pods of LeaderWorkerSets."""
 OF_SETS = {"matchExpressions": [{"key": "leaderworkerset.sigs.k8s.io/name", "operator": "Exists"}]}
-READY_S = 60.0
+READY_S = 180.0
 
 
 class LeaderWorkerSets:
@@ -41,14 +41,23 @@ class LeaderWorkerSets:
         definitions = sorted((self._manifests / "crd" / "bases").glob("*.yaml"))
         flags = [argument for path in definitions for argument in ("-f", str(path))]
         applied = self._kube("apply", "--server-side", "-o", "name", *flags).split()
-        self._kube.established(*(name.partition("/")[2] for name in applied))
+        self._kube.established(*(one.partition("/")[2] for one in applied), timeout_s=READY_S)
         configuration = self._folder / "configuration.yaml"
         configuration.write_text(yaml.safe_dump(self._configuration()))
-        argv = [str(self._manager), f"--config={configuration}"]
-        argv += [f"--kubeconfig={self._lab.kubeconfig}", "--zap-log-level=info"]
-        self._lab.plane.processes.start(NAME, argv)
+        self.run()
         eventually(self._ready, "the controller of LeaderWorkerSets is ready", READY_S)
         self._kube.apply(*self._webhooks(authority.ca))
+
+    def run(self) -> None:
+        """Start its process, the first time or after a kill; returns at once."""
+        argv = [str(self._manager), f"--config={self._folder / 'configuration.yaml'}"]
+        argv += [f"--kubeconfig={self._lab.kubeconfig}", "--zap-log-level=info"]
+        self._lab.plane.processes.start(NAME, argv)
+
+    @property
+    def pid(self) -> int:
+        """Of its process, which may have ended."""
+        return self._lab.plane.processes.running[NAME]
 
     def stop(self) -> None:
         """Its webhooks first: without it they would refuse pods."""

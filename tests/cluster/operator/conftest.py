@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,15 @@ class Kubectl(Kube):
         """Everything that the operator made for ``service``."""
         return self.list(OWNED_PLURALS, f"plimsoll.dev/service={service}")
 
-    def play_kubelet(self, service: str, address: str = "10.1.2.3") -> int:
-        """Writes the status of the service's pods as if both containers were ready."""
+    def play_kubelet(
+        self, service: str, address: str = "10.1.2.3", leave: Collection[str] = ()
+    ) -> int:
+        """Writes the status of the service's pods as if both containers were ready; returns how
+        many there are. Those with the UIDs in ``leave`` keep theirs."""
         pods = self.list("pods", f"plimsoll.dev/service={service}")
         for pod in pods:
+            if pod["metadata"]["uid"] in leave:
+                continue
             names = [one["name"] for one in pod["spec"]["containers"]]
             inits = [one["name"] for one in pod["spec"]["initContainers"]]
             status = {

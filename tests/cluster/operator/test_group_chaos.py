@@ -1,0 +1,326 @@
+"""Restarts of groups while the operator, the controller of LeaderWorkerSets and the API server are
+killed at random.
+
+Supervisors take their slots with their own code and account. No kubelet runs: the test writes the
+status of the pods. A leader asks for its restart in one of two ways: its container is started
+again, or the operator evicts the pod.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plimsoll_api.supervision import RestartBudget
+from plimsoll_sidecar.act.slots import LeaseSlots
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from tests.cluster.operator.conftest import FAST, eventually
+from tests.cluster.operator.test_fleet_safety import OPENED, leaking
+from tests.cluster.operator.test_groups import OWN, SLOT, groups, names, pods, service, serving
+from tests.lab.errors import LabError
+from tests.lab.lab import Lab
+from tests.lab.leader_worker_set import LeaderWorkerSets
+from tests.lab.operator import Operator
+from tests.lab.processes import alive, die_with_parent
+
+__all__ = ["groups"]
+CHAOS_S = float(os.environ.get("PLIMSOLL_GROUP_CHAOS_S", "180"))
+CONVERGES_S = 60.0
+PATIENCE_S = 300.0
+"""For what is no figure: on a busy machine, a start takes minutes."""
+BUDGET = RestartBudget(count=1000, window_s=3600.0)
+GROUPS = (0, 1)
+PAUSE_S, DOWN_S = (3.0, 10.0), (0.0, 4.0)
+"""Between two kills, and from a kill to the next start."""
+
+
+class Chaos:
+    """The processes that are killed with SIGKILL, and started again. ``kills`` counts them.
+
+    As a kubelet would, it also starts again what ends by itself without an API server.
+    """
+
+    def __init__(
+        self, cluster: Lab, groups: LeaderWorkerSets, operator: Callable[[], Operator], seed: int
+    ) -> None:
+        self._cluster, self._groups, self._start = cluster, groups, operator
+        self._dice = random.Random(seed)
+        self.operators = [operator()]
+        self.kills: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+
+    def run(self, seconds: float) -> None:
+        """Return with all processes running."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._wait(self._dice.uniform(*PAUSE_S))
+            victim = self._dice.choice((self._kill_operator, self._kill_groups, self._kill_server))
+            victim()
+
+    def keep_up(self) -> None:
+        """Start what has ended by itself."""
+        if not self.operators[-1].runs():
+            self.ended["operator"] += 1
+            self.operators.append(self._start())
+        if not alive(self._groups.pid):
+            self.ended["LeaderWorkerSet controller"] += 1
+            self._groups.run()
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
+            self.keep_up()
+
+    def _down(self, name: str) -> None:
+        self.kills[name] += 1
+        time.sleep(self._dice.uniform(*DOWN_S))
+
+    def _kill_operator(self) -> None:
+        self.operators[-1].kill()
+        self._down("operator")
+        self.operators.append(self._start())
+
+    def _kill_groups(self) -> None:
+        os.kill(self._groups.pid, signal.SIGKILL)
+        self._down("LeaderWorkerSet controller")
+        self._groups.run()
+
+    def _kill_server(self) -> None:
+        os.kill(self._cluster.plane.processes.running["kube-apiserver"], signal.SIGKILL)
+        self._down("API server")
+        eventually(self._server_is_back, 3 * PATIENCE_S)
+
+    def _server_is_back(self) -> bool:
+        """On a busy machine, its own checks at a start end it again."""
+        try:
+            self._cluster.plane.restart_api_server()
+        except LabError:
+            self.ended["API server"] += 1
+            return False
+        return True
+
+
+class Leaders:
+    """Acts as the kubelets and the supervisors of the leaders, and records what they see."""
+
+    def __init__(self, kubectl: Any, cluster: Lab, folder: Path, seed: int) -> None:
+        self._kubectl, self._dice = kubectl, random.Random(seed)
+        cluster_of = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
+        ca, token = folder / "ca.crt", folder / "token"
+        ca.write_bytes(base64.b64decode(cluster_of["certificate-authority-data"]))
+        token.write_text(kubectl("create", "token", "qwen-supervisor", "--duration=1h").strip())
+        self._kube = KubeClient(cluster_of["server"], token, ca)
+        self.uids: dict[str, list[str]] = {name: [] for name in names(*GROUPS)}
+        """Of each pod that ever had the name, the first one first."""
+        self.asked: Counter[int] = Counter()
+        self.ways: Counter[str] = Counter()
+        self.unasked: list[str] = []
+        """Restarts that came before they were asked for."""
+        self.most_down = 0
+        self._again: set[str] = set()
+        """UIDs of pods whose container was started again: their status stays as it is."""
+        self._status = threading.Lock()
+        self._sent: set[tuple[int, int]] = set()
+        self._ending, self._resting = threading.Event(), threading.Event()
+        self._watching: subprocess.Popen[str] | None = None
+        supervisors = [threading.Thread(target=self._supervise, args=(one,)) for one in GROUPS]
+        others = [threading.Thread(target=one) for one in (self._watch, self._play)]
+        self._supervisors, self._threads = supervisors, [*others, *supervisors]
+
+    def __enter__(self) -> Leaders:
+        self._threads[0].start()
+        eventually(lambda: all(self.uids.values()), PATIENCE_S)
+        for thread in self._threads[1:]:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resting.set()
+        self._ending.set()
+        if self._watching is not None:
+            self._watching.kill()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def rest(self) -> None:
+        """No restart begins any more; those that have begun go on."""
+        self._resting.set()
+
+    @property
+    def at_rest(self) -> bool:
+        return not any(thread.is_alive() for thread in self._supervisors)
+
+    def _watch(self) -> None:
+        """A pod that lives for a moment is seen, too: a watch tells of each one."""
+        columns = "jsonpath={.metadata.name} {.metadata.uid}{'\\n'}"
+        place = [f"--kubeconfig={self._kubectl.kubeconfig}", f"-n={self._kubectl.namespace}"]
+        get = ["get", "pods", f"-l={OWN}", "--watch", "-o", columns]
+        while not self._ending.is_set():
+            with subprocess.Popen(
+                [*self._kubectl.kubectl, *place, *get],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - the threads hold no lock here
+            ) as self._watching:
+                assert self._watching.stdout is not None
+                for line in self._watching.stdout:
+                    name, uid = line.split()
+                    seen = self.uids.setdefault(name, [])
+                    if uid not in seen:
+                        seen.append(uid)
+            time.sleep(1.0)  # the API server is away
+
+    def _play(self) -> None:
+        while not self._ending.wait(0.3):
+            try:
+                with self._status:
+                    self._kubectl.play_kubelet("qwen", leave=self._again)
+                found = pods(self._kubectl)
+            except AssertionError:
+                continue  # the API server is away
+            down = sum(not names(one) <= found.keys() for one in GROUPS)
+            self.most_down = max(self.most_down, down)
+
+    def _supervise(self, group: int) -> None:
+        leader = f"qwen-lws-{group}"
+        while not self._resting.wait(self._dice.uniform(1.0, 4.0)):
+            before = {name: list(self.uids[name]) for name in names(group)}
+            uid = before[leader][-1]
+            slots = LeaseSlots(self._kube, self._kubectl.namespace, (SLOT,), leader, uid=uid)
+            if not self._insist(partial(self._takes, slots), self._resting):
+                continue
+            self.asked[group] += 1
+            self._insist(partial(self._restart, group, leader, uid), self._ending)
+            self._insist(partial(self._is_back, slots, before), self._ending)
+            self._insist(partial(self._frees, slots), self._ending)
+
+    def _takes(self, slots: LeaseSlots) -> bool:
+        return slots.acquire("restart", BUDGET) is None
+
+    def _frees(self, slots: LeaseSlots) -> bool:
+        slots.release()
+        return True
+
+    def _insist(self, call: Callable[[], bool], end: threading.Event) -> bool:
+        """Call until it is true, whatever the API server does. Return False after ``end``."""
+        while not end.is_set():
+            with contextlib.suppress(KubeError, AssertionError, OSError):
+                if call():
+                    return True
+            time.sleep(0.3)
+        return False
+
+    def _restart(self, group: int, leader: str, uid: str) -> bool:
+        """Ask for the restart of the pod ``uid``, once more only where an answer was lost."""
+        number = self.asked[group]
+        pod = pods(self._kubectl).get(leader)
+        if pod is None or pod["metadata"]["uid"] != uid:
+            if (group, number) not in self._sent:
+                self.unasked.append(f"{leader}, before restart {number}")
+            return True
+        self._sent.add((group, number))
+        if number % 2:
+            status = pod["status"]
+            for one in status["containerStatuses"]:
+                one["restartCount"] = 1
+            with self._status:
+                self._again.add(uid)
+                self._kubectl.patch("pod", leader, {"status": status}, "status")
+            self.ways["container"] += 1
+        else:
+            leaking(self._kubectl, f"leak-{group}-{number}", leader, "qwen")
+            time.sleep(1.1)  # objects tell their age in whole seconds
+            step = {"time": OPENED, "step": "PodReplace", "outcome": "Requested"}
+            leaking(self._kubectl, f"leak-{group}-{number}", leader, "qwen", timeline=[step])
+            self.ways["eviction"] += 1
+        return True
+
+    def _is_back(self, slots: LeaseSlots, before: dict[str, list[str]]) -> bool:
+        """Whether all pods of the group are new and run. Renews the slot."""
+        slots.ensure_held("restart", BUDGET)
+        found = pods(self._kubectl)
+        return all(
+            name in found
+            and found[name]["metadata"]["uid"] not in seen
+            and "containerStatuses" in found[name]["status"]
+            for name, seen in before.items()
+        )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(CHAOS_S + 1800)
+@pytest.mark.parametrize("seed", [int(os.environ.get("PLIMSOLL_CHAOS_SEED", "1"))])
+def test_no_group_restarts_twice_while_controllers_are_killed(
+    kubectl: Any,
+    cluster: Lab,
+    operator_account: Path,
+    groups: LeaderWorkerSets,
+    tmp_path: Path,
+    seed: int,
+) -> None:
+    clocks = [f"--clock={name.replace('_', '-')}={value}" for name, value in FAST.items()]
+
+    def start() -> Operator:
+        flags = (*clocks, "--resync", "5")
+        return Operator(operator_account, kubectl.namespace, *flags, ready=False, warm=True)
+
+    def at_rest() -> bool:
+        chaos.keep_up()
+        return leaders.at_rest
+
+    def converged() -> bool:
+        chaos.keep_up()
+        ended = [one["status"].get("outcome") for one in kubectl.list("leakincidents")]
+        there = kubectl.holds("qwen", Ready="ReplicasReady", Progressing="False")
+        return serving(kubectl, *GROUPS) and there and set(ended) <= {"PodReplaced"}
+
+    groups.start()
+    chaos = Chaos(cluster, groups, start, seed)
+    try:
+        kubectl.apply(service())
+        eventually(lambda: serving(kubectl, *GROUPS), PATIENCE_S)
+        with Leaders(kubectl, cluster, tmp_path, seed) as leaders:
+            chaos.run(CHAOS_S)
+            begin = time.monotonic()
+            leaders.rest()
+            eventually(at_rest, PATIENCE_S)
+            eventually(converged, PATIENCE_S)
+            converged_s = time.monotonic() - begin
+            time.sleep(5.0)  # no restart comes late
+        print(
+            f"seed {seed}, {CHAOS_S:.0f} s: killed {dict(chaos.kills)}, ended by themselves"
+            f" {dict(chaos.ended)}, restarts asked {dict(leaders.asked)} by {dict(leaders.ways)},"
+            f" seen { {name: len(uids) - 1 for name, uids in leaders.uids.items()} },"
+            f" converged in {converged_s:.1f} s"
+        )
+        assert leaders.unasked == []
+        for group in GROUPS:
+            assert leaders.asked[group] >= 2
+            for name in names(group):
+                seen = len(leaders.uids[name]) - 1
+                assert seen == leaders.asked[group], f"{name}: restarts asked and seen"
+        assert leaders.most_down <= 1, "one slot"
+        assert converged_s <= CONVERGES_S
+    finally:
+        last = chaos.operators[-1]
+        status = last.stop()
+        print(last.log.read_text()[-4000:])
+    assert status == 0
+    logs = [one.log.read_text() for one in chaos.operators]
+    assert not any('"traceback"' in one for one in logs), logs
