@@ -129,12 +129,26 @@ class PodServices(ServiceExit):
 
 
 def wait_until_left(found: ServiceExit) -> None:
-    """Wait until the pod has left its endpoints, or a fixed time if its endpoints are unknown."""
-    try:
-        found.wait_until_left()
-    except KubeError as error:
-        log.warning("cannot read the pod's endpoints, waiting a fixed time: %s", error)
-        ServiceExit().wait_until_left()
+    """Wait until the pod has left its endpoints, or a fixed time if its endpoints are unknown.
+
+    While the API server does not answer, its endpoints do not change and clients still reach the
+    pod. The server is therefore asked again for :data:`LEAVE_TIMEOUT_S`.
+    """
+    left_s, message = LEAVE_TIMEOUT_S, ""
+    deadline = time.monotonic() + left_s
+    while left_s > 0:
+        try:
+            found.wait_until_left(left_s)
+            return
+        except KubeError as error:
+            if not error.is_transient:
+                log.warning("cannot read the pod's endpoints, waiting a fixed time: %s", error)
+                ServiceExit().wait_until_left()
+                return
+            message = str(error)
+            time.sleep(ENDPOINTS_POLL_S)
+            left_s = deadline - time.monotonic()
+    log.warning("cannot read the pod's endpoints within %.0f s: %s", LEAVE_TIMEOUT_S, message)
 
 
 def create_pod_services(

@@ -5,7 +5,12 @@ Tests ``act/pod_services.py``.
 
 from __future__ import annotations
 
-from plimsoll_sidecar.act.pod_services import PodServices, ServiceExit
+import threading
+
+import pytest
+
+from plimsoll_sidecar.act import pod_services
+from plimsoll_sidecar.act.pod_services import PodServices, ServiceExit, wait_until_left
 from tests.unit.clients.api_server import ApiServer, endpoint
 
 HEAD = "llm-head"
@@ -67,3 +72,28 @@ def test_only_partners_that_are_ready_are_asked(api: ApiServer) -> None:
     api.add("members", [endpoint("d-0"), endpoint("d-1", serving=False), endpoint(HEAD)])
     found = api.endpoint_slices.find_ready_addresses(("d-0", "d-1", "d-2"))
     assert list(found) == ["d-0"]
+
+
+def test_a_pod_leaves_after_the_api_server_is_back(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile clients still reach it: a restart would fail their requests."""
+    monkeypatch.setattr(pod_services, "UNKNOWN_ENDPOINTS_WAIT_S", 0.0)
+    api.add("front", [endpoint(HEAD)])
+    api.answer = (503, {}, b"{}")
+    has_left = threading.Event()
+
+    def answer_again() -> None:
+        api.answer = None
+
+    def leave() -> None:
+        has_left.set()
+        api.slices[0]["endpoints"] = [endpoint(HEAD, serving=False)]
+
+    timers = [threading.Timer(0.7, answer_again), threading.Timer(1.5, leave)]
+    for timer in timers:
+        timer.start()
+    wait_until_left(PodServices(api.endpoint_slices, HEAD))
+    assert has_left.is_set()
+    for timer in timers:
+        timer.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,7 +13,7 @@ import pytest
 
 from plimsoll_api.admin import DrainMode
 from plimsoll_api.supervision import RestartBudget
-from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.act import pod_services, readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.pod_services import LEAVE_TIMEOUT_S, ServiceExit
@@ -250,10 +251,15 @@ def test_an_engine_that_was_not_drained_is_left_alone(
 
 
 class Away:
-    """Endpoints and slots of an API server that does not answer."""
+    """Endpoints and slots of an API server that does not answer, or refuses with ``status``."""
 
-    def wait_until_left(self) -> bool:
-        raise KubeError(0, "no answer")
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.asked = 0
+
+    def wait_until_left(self, timeout_s: float) -> bool:
+        self.asked += 1
+        raise KubeError(self.status, "no answer")
 
     def ensure_held(self, incident: str, policy: RestartBudget) -> None:
         raise KubeError(503, "no answer")
@@ -270,12 +276,26 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def test_requests_end_before_a_restart_while_the_api_server_is_away(
+def test_requests_end_before_a_restart_while_endpoints_cannot_be_read(
     actuator: Actuator, engine: Engine, waited: list[float]
 ) -> None:
-    actuator._endpoints = cast(ServiceExit, Away())
+    actuator._endpoints = cast(ServiceExit, Away(403))
     assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
     assert waited == [LEAVE_TIMEOUT_S], "a fixed time"
+    assert len(engine.drained_for) == 1
+
+
+def test_requests_end_before_a_restart_while_the_api_server_is_away(
+    actuator: Actuator, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_services, "LEAVE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(pod_services, "ENDPOINTS_POLL_S", 0.1)
+    away = Away()
+    actuator._endpoints = cast(ServiceExit, away)
+    since = time.monotonic()
+    assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
+    assert time.monotonic() - since >= 1.0
+    assert away.asked > 1, "it may be back soon"
     assert len(engine.drained_for) == 1
 
 
