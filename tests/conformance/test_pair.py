@@ -276,13 +276,15 @@ def test_a_stall_is_named_on_its_side(pair: tuple[Rig, Rig], role: PodRole) -> N
     for one in pair:
         until(lambda one=one: in_service(one), START_S, "an engine that serves")  # type: ignore[misc]
     assert complete(pair[1], 0, 4, prefill(pair[0], 0))["usage"]["completion_tokens"] == 4
-    kept, since = other.part("core"), time.time()
-    os.kill(rig.part("core").pid, signal.SIGSTOP)
+    kept, stalled, since = other.part("core"), rig.part("core"), time.time()
+    os.kill(stalled.pid, signal.SIGSTOP)
     rig.load()
     try:
         seconds, _ = until_confirmed(rig, IncidentKind.STALL, since, CONFIRMED_S)
     finally:
         rig.rest()
+    # Its frontend is ready and healthy until the restart.
+    until(lambda: identify(stalled.pid) != stalled, CURED_S, f"an end: {rig.log()}")
     until(lambda: in_service(rig), START_S, "a new engine")
     assert [one for one in other.incidents() if one.opened_at >= since] == [], other.log()
     assert other.part("core") == kept, "the other engine runs on"

@@ -98,7 +98,7 @@ class StallWatch:
         self._gaps = PauseHistory()
         self._demand = PauseDemand()
         self._prompt_tokens: int | None = None
-        self._frozen_s = 0.0
+        self._frozen_s = self._unused_s = 0.0
         self._status, self._serving = _Port(), _Port()
         self._headless_s = self._unasked_s = 0.0
         self._asked_beside = self._is_alone = False
@@ -191,11 +191,13 @@ class StallWatch:
         if self._read:
             # Requests that the engine has not accepted are in no step.
             asked = (sample.load.running or 0) + (sample.load.waiting or 0)
+        self._unused_s = self._unused_s + elapsed_s if inflight == 0 else 0.0
         if inflight == 0:
             if self._read and self._progress is not None and progress != self._progress:
                 # SGLang's gauge is from its last log line, and may be 0 while requests run.
                 self._gaps.add_service(elapsed_s, progress[0] - self._progress[0])
-            self._start_pause(0, sample)
+            if progress != self._progress or not self._was_given_up():
+                self._start_pause(0, sample)
         elif progress == self._progress:
             if self._frozen_s < LONG_PAUSE_S:
                 # Later requests wait for the current step, and are no part of it.
@@ -212,6 +214,14 @@ class StallWatch:
                 self._gaps.add(self._frozen_s, self._demand, steps, lasted.is_computing, elapsed_s)
             self._start_pause(asked, sample)
         self._progress, self._idle = progress, inflight == 0
+
+    def _was_given_up(self) -> bool:
+        """Report whether clients gave up during a long pause, and have not been away for as long.
+
+        Clients and proxies often time out sooner than the engine, and try again. The pause then
+        goes on, without the time in which no request is in flight.
+        """
+        return self._frozen_s >= LONG_PAUSE_S and self._unused_s < self._frozen_s
 
     def _start_pause(self, inflight: int, sample: Sample) -> None:
         self._frozen_s, self._demand = 0.0, PauseDemand(inflight)

@@ -193,6 +193,33 @@ def test_the_first_request_of_all_may_take_its_time() -> None:
     assert engine.hang(watch, 110, cpu=0.0) == (None, None)
 
 
+@pytest.mark.parametrize(("given_up_s", "again_s"), [(60, 1), (60, 20), (10, 5), (30, 3)])
+def test_clients_that_give_up_do_not_hide_a_hang(given_up_s: int, again_s: int) -> None:
+    """A proxy's usual timeout is shorter than that of an engine that has just started."""
+    engine, watch = External(rate=1), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 3)
+    found, waited = None, 0
+    while found is None and waited < 4 * TIMEOUT_S:
+        engine.running = 0
+        if (found := engine.hang(watch, again_s)[1]) is None:
+            engine.running = 3
+            found = engine.hang(watch, given_up_s)[1]
+            waited += given_up_s
+    assert found is not None
+    assert waited <= TIMEOUT_S + 3 * given_up_s
+
+
+def test_requests_that_are_rarely_given_up_are_no_hang() -> None:
+    """Without steps in its page, a long prompt that nobody waits for looks like this."""
+    engine, watch = External(rate=1), StallWatch(TIMEOUT_S, 1.0)
+    engine.serve(watch, 3)
+    for _ in range(40):
+        engine.running = 3
+        assert engine.hang(watch, 15) == (None, None)
+        engine.running = 0
+        assert engine.hang(watch, 30) == (None, None)
+
+
 def test_the_page_that_is_read_again_is_no_silence() -> None:
     """A page every five seconds of an engine that works is no step of five seconds."""
     watch = StallWatch(TIMEOUT_S, 1.0)
