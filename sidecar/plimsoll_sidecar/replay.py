@@ -195,7 +195,7 @@ def make_engine_view(sample: Sample) -> EngineView:
 
 
 def make_unknown_results(turn: Turn) -> list[Result]:
-    """Return the result of a command that a recording cannot execute."""
+    """Return unknown results for the commands of ``turn``, which a replay cannot execute."""
     if turn.command is None:
         return []
     operation = turn.command.operation_id

@@ -382,7 +382,7 @@ def detect_family(template: str) -> str:
 
 
 def get_reader(family: str, texts: StringArguments) -> Family:
-    """Return the function that reads calls of ``family`` that are not forced."""
+    """Return the parser of unforced tool calls in the format of ``family``."""
     return lambda text: _READERS[family](text, texts)
 
 

@@ -63,7 +63,7 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
 
 
 class PinnedItemsDefect(Defect[kinds.PinnedItems]):
-    """Take references to cached blocks and never release them."""
+    """Keep references to cached blocks and never release them."""
 
     def after_requests(self, count: int) -> None:
         """Pin some blocks for each finished request."""

@@ -51,7 +51,7 @@ class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
 
 
 class FailingModel:
-    """A model that runs out of device memory for its best tokens during a capture."""
+    """A model that runs out of device memory in the choice of tokens while a graph is captured."""
 
     def __init__(self, original: Decoder) -> None:
         self._sound = original

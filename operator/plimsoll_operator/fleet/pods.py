@@ -59,7 +59,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """Status of a container. An empty text means that there is none; times are RFC 3339.
+    """Status of a container. An empty string means that the value is absent; times are RFC 3339.
 
     ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` are those of a
     waiting container. ``terminations`` are the last ones (Kubernetes' ``terminated``), newest

@@ -48,7 +48,7 @@ class Resync:
         self.groups = asyncio.Event()
 
     async def run(self, every_s: float) -> None:
-        """List every ``every_s`` seconds, and soon after a watch has restarted or become stale."""
+        """List the objects every ``every_s`` seconds, sooner if a watch restarts or is stale."""
         while True:
             period = (
                 min(every_s, self._clocks.suspicious) if self._watches.stale_kinds(1) else every_s

@@ -56,8 +56,8 @@ class Actuator:
 
     ``frontend`` returns the last known main process, which is ended if the engine does not answer.
     ``may_end_leftovers`` allows the actuator to end processes that an earlier engine left behind;
-    the owner of the configuration sets it. ``partner`` are the engines with which this engine
-    exchanges KV blocks.
+    the owner of the configuration sets it. ``partner`` represents the engines with which this
+    engine exchanges KV blocks.
     """
 
     def __init__(

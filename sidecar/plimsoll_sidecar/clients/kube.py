@@ -377,7 +377,7 @@ class EndpointSlices:
 
 
 def _make_endpoint(service: str, endpoint: _Endpoint) -> Endpoint:
-    """Return an endpoint. An absent condition counts as true, as in the API.
+    """Convert an endpoint of an EndpointSlice. An absent condition counts as true, as in the API.
 
     A Service with ``publishNotReadyAddresses`` reports all pods as ready; the condition ``serving``
     then shows whether the pod itself is ready.

@@ -292,7 +292,7 @@ class LatestGrowth:
         self._points.clear()
 
     def is_continuing(self, trend: Trend) -> bool:
-        """Report whether memory still grows at :data:`LATEST_SHARE` of the trend's pace."""
+        """Report whether memory grows at least at :data:`LATEST_SHARE` of the trend's pace."""
         if len(self._points) < 2:
             return False
         first, last = self._points[0], self._points[-1]

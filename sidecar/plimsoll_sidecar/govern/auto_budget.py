@@ -187,7 +187,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             self.inherited = LearnedMemory(start=known.start, budget=known.budget)
 
     def list_healthy_hours(self) -> list[HourGrowth]:
-        """Return the healthy hours of this replica and of those that it inherited from."""
+        """Return the healthy hours of this replica and of those whose history it inherited."""
         found = select_healthy_hours(self.hours)
         if self.inherited is not None and self.inherited.seen_s:
             found.append(HourGrowth(0, float(self.inherited.seen_s), self.inherited.gains))

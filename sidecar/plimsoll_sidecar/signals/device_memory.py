@@ -350,7 +350,7 @@ class Exporter(ABC):
         return found
 
     def assigned_devices(self) -> list[str]:
-        """Return the devices that are assigned to the pod; empty if the page names no pods."""
+        """Return the devices assigned to the pod; empty if the metrics page names no pods."""
         if self._pod is None:
             return []
         rows = [row.labels for row in self.read_samples()]

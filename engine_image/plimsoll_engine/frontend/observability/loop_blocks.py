@@ -66,7 +66,7 @@ class LoopBlocks(Collector):
         return max(wall), max(cpu)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the longest recent delay, in seconds of wall-clock time and of CPU time."""
+        """Yield the wall-clock time and the CPU time of the longest recent block, in seconds."""
         longest = GaugeMetricFamily(
             METRIC_PREFIX + "event_loop_block_max_seconds",
             "Longest time that the event loop was blocked in the last one to two minutes. clock=cpu"

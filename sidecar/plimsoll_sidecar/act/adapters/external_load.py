@@ -363,7 +363,7 @@ class PauseReader:
         self._absent, self._next = False, 0.0
 
     def reset(self) -> None:
-        """Discard what is known of the previous process: the new one may have the path."""
+        """Discard what is known of the previous process: the new one may serve the path."""
         self._absent, self._next = False, 0.0
 
     def read(self) -> bool | None:
