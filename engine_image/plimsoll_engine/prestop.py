@@ -16,7 +16,7 @@ from typing import Any
 
 from plimsoll_api.names import TOKEN_FILE
 
-ADMIN_PREFIX = "/admin/v1"
+PREFIX = "/admin/v1"
 CALL_TIMEOUT_S = 5.0
 # Endpoint changes reach kube-proxy and ingress controllers within seconds. The hook waits for them
 # for at most a quarter of the deadline.
@@ -82,7 +82,7 @@ def _call(
     try:
         connection.request(
             method,
-            ADMIN_PREFIX + path,
+            PREFIX + path,
             None if body is None else json.dumps(body),
             {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         )

@@ -34,7 +34,7 @@ EVENT_REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
 )
 """Reasons of Events that explain why no container is created."""
-ENDED_PHASES = ("Succeeded", "Failed")
+ENDED_POD_PHASES = ("Succeeded", "Failed")
 MAX_CAUSE_CHARS = 400
 MAX_LOG_LINES = 3
 
@@ -208,7 +208,7 @@ class PodView:
             created=str(meta.get("creationTimestamp") or ""),
             revision=str(labels.get(REVISION_LABEL, "")),
             terminating=bool(meta.get("deletionTimestamp")),
-            over=status.get("phase") in ENDED_PHASES,
+            over=status.get("phase") in ENDED_POD_PHASES,
             placed=placed,
             unscheduled=unscheduled,
             inits=_parse_containers(status.get("initContainerStatuses"), specs),

@@ -19,7 +19,7 @@ from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.units import parse_bytes
 from plimsoll_api.workloads import Membership, membership
 from plimsoll_operator.fleet.pods import (
-    ENDED_PHASES,
+    ENDED_POD_PHASES,
     Container,
     PodView,
     make_printable_line,
@@ -128,7 +128,7 @@ def summarize(
         state, reason = (SupervisionState.REFUSED, refusal) if refusal else (state, reason)
     account = str(spec.get("serviceAccountName") or "default")
     labels = meta.get("labels") or {}
-    over = (pod.get("status") or {}).get("phase") in ENDED_PHASES
+    over = (pod.get("status") or {}).get("phase") in ENDED_POD_PHASES
     holds = not over and labels.get(POLICY_LABEL) == name and _has_supervisor(pod)
     view = PodView.parse(pod) if state is SupervisionState.SUPERVISED else None
     return SelectedPod(
@@ -213,7 +213,7 @@ def _has_failed_at_once(one: Container) -> bool:
 def _find_supervision_state(pod: Object, policy: str, older: str) -> tuple[SupervisionState, str]:
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ENDED_PHASES:
+    if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ENDED_POD_PHASES:
         return SupervisionState.LEAVING, ""
     if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == MANAGER:
         return SupervisionState.REFUSED, (

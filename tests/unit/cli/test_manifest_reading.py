@@ -57,7 +57,11 @@ def test_the_examples_are_good(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("growthBudget: 256Mi", "growthBudget: 0", "spec.memory.host.growthBudget: '0' must be"),
+        (
+            "growthBudget: 256Mi",
+            "growthBudget: 0",
+            "spec.memory.host.growthBudget: must be greater than 0, not '0'",
+        ),
         (
             "growthBudget: 256Mi",
             "growthBudget: 2Gi\n      limit: 1Gi",
