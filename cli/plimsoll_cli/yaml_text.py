@@ -1,4 +1,4 @@
-"""Read YAML scalars like kubectl, and write YAML that keeps its meaning for every reader.
+"""Read YAML scalars as kubectl does, and write YAML that every parser reads the same way.
 
 kubectl uses sigs.k8s.io/yaml, which differs from both versions of YAML: ``y`` and ``on`` are
 booleans, ``0o17`` is a number and ``22:30`` a string. The writer quotes strings that any version

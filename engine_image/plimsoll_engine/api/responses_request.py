@@ -6,6 +6,7 @@ The engine keeps no state of earlier requests, so ``input`` must contain the who
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -271,7 +272,7 @@ FIELD_NAMES = {
 """Field names in this body for the field names of a chat, for error messages."""
 
 
-def rename_field(error: ApiError, origins: Mapping[str, str] | None = None) -> None:
+def rename_field(error: ApiError, origins: Mapping[str, str] = MappingProxyType({})) -> None:
     """Replace the field name of a chat in ``error`` by that of this body.
 
     ``origins`` has the origin of each message; without it, messages are named ``input``.
@@ -280,9 +281,9 @@ def rename_field(error: ApiError, origins: Mapping[str, str] | None = None) -> N
         return
     field = error.param.replace(".function.", ".")
     name = FIELD_NAMES.get(field.partition("[")[0]) or FIELD_NAMES.get(field, field)
-    for place in sorted(origins or {}, key=len, reverse=True):
+    for place in sorted(origins, key=len, reverse=True):
         if field == place or field.startswith((f"{place}.", f"{place}[")):
-            name = (origins or {})[place] + field.removeprefix(place)
+            name = origins[place] + field.removeprefix(place)
             break
     message = str(error)
     if message.startswith(f"{error.param}: "):

@@ -210,7 +210,7 @@ def test_clients_that_give_up_do_not_hide_a_hang(given_up_s: int, again_s: int) 
 
 
 def test_requests_that_are_rarely_given_up_are_no_hang() -> None:
-    """Without steps in its page, a long prompt that nobody waits for looks like this."""
+    """An engine that reports no steps looks like this if clients do not wait for long prompts."""
     engine, watch = External(rate=1), StallWatch(TIMEOUT_S, 1.0)
     engine.serve(watch, 3)
     for _ in range(40):
