@@ -126,7 +126,7 @@ def test_a_shutdown_that_only_forgets_is_caught(
 
 
 @pytest.mark.parametrize(
-    "stage", ["load_kernels", "resolve", "Runner", "BlockPool", "Scheduler", "warm_up"]
+    "stage", ["load_kernels", "resolve_sizes", "Runner", "BlockPool", "Scheduler", "warm_up"]
 )
 def test_a_start_that_fails_gives_everything_back(
     stage: str, config: WorkerConfig, tensors: Any, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +134,7 @@ def test_a_start_that_fails_gives_everything_back(
     def fails(*_: Any) -> Any:
         raise RuntimeError(f"{stage} failed")
 
-    target = sizes if stage == "resolve" else lifecycle_module
+    target = sizes if stage == "resolve_sizes" else lifecycle_module
     monkeypatch.setattr(target, stage, fails)
     frozen = gc.get_freeze_count()
     lifecycle = CoreLifecycle(config)
