@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from docs.tools import picture, scene, shots
-from plimsoll_api.incident_story import unix_seconds_or_none
+from plimsoll_api.incident_story import parse_rfc3339_or_none
 from plimsoll_api.units import format_bytes
 from plimsoll_cli import incidents
 from plimsoll_cli.incident_view import IncidentView
@@ -63,8 +63,8 @@ def command(what: str, seen: scene.Scene, *arguments: str) -> str:
 
 def page(incident: IncidentView, listed: str, story: str) -> str:
     """``docs/tour.md``."""
-    lasted = (unix_seconds_or_none(incident.status.ended_at) or 0.0) - (
-        unix_seconds_or_none(incident.spec.opened_at) or 0.0
+    lasted = (parse_rfc3339_or_none(incident.status.ended_at) or 0.0) - (
+        parse_rfc3339_or_none(incident.spec.opened_at) or 0.0
     )
     back = format_bytes(incident.status.returned_bytes or 0)
     return f"""# A leak from the first byte to the last

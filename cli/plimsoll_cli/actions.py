@@ -8,7 +8,7 @@ from collections.abc import Callable
 from plimsoll_api.action_answer import CURRENT_EPOCH, ActionAnswer
 from plimsoll_api.admin import Capability
 from plimsoll_api.decoding import MalformedError, decode
-from plimsoll_api.names import action_limit_s
+from plimsoll_api.names import compute_action_limit_s
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import show_spinner
 
@@ -56,7 +56,9 @@ def run_action(
     arguments = [action, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
     arguments += ["--service"] if whole_service else []
     with show_spinner(f"{action} {pod}"):
-        answer = _call_supervisor(call, pod, arguments, action_limit_s(deadline_s) + EXEC_MARGIN_S)
+        answer = _call_supervisor(
+            call, pod, arguments, compute_action_limit_s(deadline_s) + EXEC_MARGIN_S
+        )
     if answer.outcome != "Succeeded":
         raise RunError(f"{action} {pod}: {answer.outcome}: {answer.message}")
     return answer

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from plimsoll_api.action_answer import ActionAnswer
-from plimsoll_api.names import DRAIN_S
+from plimsoll_api.names import DEFAULT_DRAIN_S
 from plimsoll_cli import options
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.output import Output
@@ -215,7 +215,7 @@ COMMON_PARAMETERS = (
     _make_parameter("namespace", options.Namespace, None),
     _make_parameter("yes", options.Yes, False),
 )
-DEADLINE_PARAMETER = _make_parameter("deadline", Deadline, f"{DRAIN_S:.0f}s")
+DEADLINE_PARAMETER = _make_parameter("deadline", Deadline, f"{DEFAULT_DRAIN_S:.0f}s")
 SERVICE_PARAMETER = _make_parameter("service", Service, False)
 FORCE_PARAMETER = _make_parameter("force", Force, False)
 ACTIONS = {
@@ -257,7 +257,7 @@ def _run_action(
     context: str | None,
     namespace: str | None,
     yes: bool,
-    deadline: float = DRAIN_S,
+    deadline: float = DEFAULT_DRAIN_S,
     service: bool = False,
     force: bool = False,
 ) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plimsoll_api.times import rfc3339
+from plimsoll_api.times import format_rfc3339
 
 HERE = Path(__file__).resolve().parent
 UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request", "_hours", "_minutes")
@@ -38,7 +38,7 @@ def make_result(
             )
     return {
         "name": name,
-        "date": rfc3339(time.time()),
+        "date": format_rfc3339(time.time()),
         "machine": describe_machine(),
         "commit": find_commit(),
         "command": shlex.join(command),

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
-from plimsoll_api.incident_object import spec_of, status_of
+from plimsoll_api.incident_object import make_spec, make_status
 from plimsoll_api.incident_record import IncidentRecord
-from plimsoll_api.incident_story import Story, StoryStep, story_of_object
+from plimsoll_api.incident_story import Story, StoryStep, make_object_story
 from plimsoll_api.leakincident import LeakIncidentSpec, LeakIncidentStatus
 from plimsoll_api.names import POLICY_KIND, SERVICE_KIND
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.times import clock_time
+from plimsoll_api.times import format_clock_time
 from plimsoll_cli.targets import parse_target
 
 
@@ -28,7 +28,7 @@ class IncidentView(msgspec.Struct, kw_only=True):
     @property
     def story(self) -> Story:
         """The incident's story as a list of facts."""
-        return story_of_object(self.name, self.spec, self.status)
+        return make_object_story(self.name, self.spec, self.status)
 
 
 class UnreadableError(ValueError):
@@ -56,8 +56,8 @@ def from_journal(incident: IncidentRecord) -> IncidentView:
     return IncidentView(
         name=incident.name,
         namespace="",
-        spec=spec_of(incident, ServiceRef(service), service, "engine"),
-        status=status_of(incident),
+        spec=make_spec(incident, ServiceRef(service), service, "engine"),
+        status=make_status(incident),
     )
 
 
@@ -108,11 +108,11 @@ def truncate(line: Text, width: int, plain: bool) -> Text:
 def format_incident(story: Story, width: int, plain: bool = False) -> list[Text]:
     """Return the headline and the newest steps as lines of at most ``width`` columns."""
     head = Text.assemble(
-        f"{clock_time(story.opened_at)} ", (story.name, "bold"), " ", format_state(story), ": ",
-        story.headline,
+        f"{format_clock_time(story.opened_at)} ", (story.name, "bold"), " ", format_state(story),
+        ": ", story.headline,
     )  # fmt: skip
     steps = (
-        format_step(f"{clock_time(step.at)} {step.name} ", step)
+        format_step(f"{format_clock_time(step.at)} {step.name} ", step)
         for step in story.steps[-SHOWN_STEPS:]
     )
     return [truncate(line, width, plain) for line in (head, *steps)]

@@ -161,7 +161,7 @@ def inject(
     """Add a supervisor to the workloads in a manifest."""
     from dataclasses import replace
 
-    from plimsoll_api.manifest import DURATION_FORM, POSITIVE_DURATION
+    from plimsoll_api.manifest import DURATION_FORM, POSITIVE_DURATION_FORM
     from plimsoll_api.memory_policy import MemoryPolicy
     from plimsoll_api.supervision import Supervision
     from plimsoll_api.supervision_policy import SelectedEngine
@@ -187,7 +187,7 @@ def inject(
             raise UsageError(f"inject: use either --policy or {flags}, not both: {policy} sets it")
         options = _read_policy_options(policy, supervisor_image)
     else:
-        period = _parse_option("--window", POSITIVE_DURATION.read, window)
+        period = _parse_option("--window", POSITIVE_DURATION_FORM.read, window)
         options = InjectionOptions(
             image=supervisor_image,
             engine=SelectedEngine(
@@ -320,11 +320,11 @@ def _read_policy_options(file: Path, image: str) -> InjectionOptions:
 
 
 def _parse_budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:
-    from plimsoll_api.memory_policy import budget_of
+    from plimsoll_api.memory_policy import parse_growth_budget
 
     if text is None:
         return None
-    return _parse_option(flag, lambda given: budget_of(given, window_s), text)
+    return _parse_option(flag, lambda given: parse_growth_budget(given, window_s), text)
 
 
 def _parse_type(text: str) -> Any:

@@ -202,7 +202,7 @@ tools.add_commands(app)
 @app.command()
 def version() -> None:
     """Print the version."""
-    from plimsoll_api.version import version as installed
+    from plimsoll_api.version import get_version as installed
 
     typer.echo(f"plimsoll {installed()}")
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.memory_policy import AUTO
+from plimsoll_api.memory_policy import AUTO_BUDGET
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
@@ -29,8 +29,8 @@ class Answers:
     replicas: int = 1
     gpus: int = 1
     memory: str = "24Gi"
-    host_budget: str = AUTO
-    device_budget: str = AUTO
+    host_budget: str = AUTO_BUDGET
+    device_budget: str = AUTO_BUDGET
     window: str = "24h"
     mode: str = "Observe"
 

@@ -11,16 +11,17 @@ CURRENT_EPOCH = "current"
 class ActionAnswer(msgspec.Struct, omit_defaults=True):
     """Response to an action or to ``status``, printed as one line of JSON.
 
-    ``status`` leaves ``outcome`` empty and sets the other fields.
+    The response to ``status`` has no ``outcome``, but has the fields after ``message``.
 
     Attributes:
         host_memory, device_memory: The sources of these values; empty if they are unknown.
         device_reasons: Why other sources of device memory are not used.
-        shared_orphan: The bytes of files in ``/dev/shm`` that no process holds. This and the next
-            field are unset if the supervisor cannot read ``/dev/shm``.
+        shared_orphan: The bytes of files in ``/dev/shm`` that no process holds. Like
+            ``shared_memory_error``, it is unset if the supervisor cannot read ``/dev/shm``.
         shared_memory_error: Why ``shared_orphan`` is unknown.
-        out_of_service: The remaining seconds of each reason that keeps the pod unready.
-        unseen: The reasons of missing signals (``engine``, ``metrics``, ``host``, …).
+        out_of_service: The remaining seconds for each reason that keeps the pod unready.
+        unseen: Why a signal is missing, by the name of the signal (``engine``, ``metrics``,
+            ``host``, …).
         budgets: Messages about leak budgets that do not fit the observed growth.
 
     """

@@ -37,7 +37,7 @@ from typing import Annotated
 import msgspec
 
 from plimsoll_api.open_enum import OpenEnum
-from plimsoll_api.units import whole_number
+from plimsoll_api.units import parse_whole_number
 
 ADMIN_PREFIX = "/admin/v1"
 
@@ -66,7 +66,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
     def parse(cls, text: str) -> Epoch:
         """Parse ``BOOT_ID:NUMBER``. Raises ValueError for any other text."""
         boot_id, separator, number = text.rpartition(":")
-        value = whole_number(number)
+        value = parse_whole_number(number)
         if not separator or not boot_id or value is None:
             raise ValueError(f"epoch {text!r}: expected BOOT_ID:NUMBER, for example 3f9c21d0:4")
         return cls(boot_id, value)
@@ -99,8 +99,8 @@ class Capability(OpenEnum):
     STANDBY = "standby"
 
 
-STANDBY = "standby"
-"""Name of the standby process, which can replace the worker."""
+STANDBY_PROCESS_NAME = "standby"
+"""Name by which Plimsoll's engine reports the memory of a standby worker's process."""
 
 
 class Role(OpenEnum):
@@ -132,8 +132,8 @@ class Diagnostic(StrEnum):
 class LedgerEntry(msgspec.Struct, omit_defaults=True):
     """Memory of one owner in the engine.
 
-    ``bound`` is the largest size that it can ever have; null if unknown. ``process`` is the role of
-    the process that holds it.
+    ``bound`` is the largest size that the memory can ever have; null if unknown. ``process`` is the
+    role of the process that holds the memory.
     """
 
     owner: str
@@ -148,13 +148,13 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
 
     ``malloc_in_use`` and ``malloc_retained`` come from glibc's ``mallinfo2`` (in use: ``uordblks``
     plus ``hblkhd``; retained: ``fordblks``). ``py_blocks`` is the number of pymalloc blocks
-    (``sys.getallocatedblocks()``), and ``python_objects`` their size in bytes, which is not part of
-    malloc's memory. ``shared`` is shared memory that the process mapped and owns.
-    ``full_collections`` counts garbage collections of the oldest generation since the warm-up, and
-    ``full_collected`` the objects that they freed. ``name`` is an external engine's name for the
-    process, such as ``EngineCore``; null if unknown. Plimsoll's engine names a standby worker
-    :data:`STANDBY`. ``private`` is memory that the process shares with no other; null if it
-    inherited no pages by fork.
+    (``sys.getallocatedblocks()``). ``python_objects`` is the size of these blocks in bytes, which
+    is not part of malloc's memory. ``shared`` is shared memory that the process mapped and owns.
+    ``full_collections`` is the number of garbage collections of the oldest generation since the
+    warm-up, and ``full_collected`` is the number of objects that they freed. ``name`` is an
+    external engine's name for the process, such as ``EngineCore``; null if unknown. Plimsoll's
+    engine names a standby worker :data:`STANDBY_PROCESS_NAME`. ``private`` is memory that the
+    process shares with no other process; null if the process inherited no pages by fork.
     """
 
     role: Role
@@ -176,7 +176,10 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
 
 
 class ProcessNames(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Names of an external engine's processes: frontend, scheduler and worker; None if unknown."""
+    """Names of an external engine's processes; None if unknown.
+
+    ``serves`` is the name of the frontend, ``steps`` of the scheduler, and ``runs`` of the workers.
+    """
 
     serves: str | None = None
     steps: str | None = None
@@ -206,10 +209,10 @@ class Load(msgspec.Struct, omit_defaults=True):
             unknown.
         deferred: Requests that wait for something outside the engine, such as the KV blocks of a
             prefill engine.
-        inflight: Requests that the frontend has accepted and not yet completed. It may exceed
-            ``running + waiting`` while the worker accepts none.
+        inflight: Requests that the frontend has accepted and not yet completed. The number may
+            exceed ``running + waiting`` while the worker accepts no requests.
         distinct_prompts_total: Prompts that did not occur recently.
-        adapters_total: Loads of adapters.
+        adapters_total: Number of times that an adapter was loaded.
         kv_usage_ratio: The used share of the KV cache, from 0 to 1. With several caches of unknown
             size, this is the largest share.
         kv_usage_least_ratio: The smallest share of several caches; null for one cache.
@@ -220,8 +223,9 @@ class Load(msgspec.Struct, omit_defaults=True):
         encoder_lost_ratio: The share of the encoder cache's budget that no running request holds,
             including memory outside the cache.
         kv_lease_s: The longest time in seconds for which blocks of a finished request wait for
-            another engine to read them; null without such blocks.
-        paused: Whether someone has paused the engine. An engine that completes steps may omit it.
+            another engine to read them; null if no blocks wait.
+        paused: Whether someone has paused the engine. An engine that completes steps may omit this
+            field.
 
     """
 
@@ -259,7 +263,7 @@ class StandbyState(OpenEnum):
 
 
 class StandbyStatus(msgspec.Struct, omit_defaults=True):
-    """Status of the standby worker. ``error`` is why a requested standby is absent."""
+    """Status of the standby worker. ``error`` says why a requested standby is absent."""
 
     state: StandbyState
     error: str | None = None
@@ -271,9 +275,8 @@ class Status(msgspec.Struct, omit_defaults=True):
     Attributes:
         report_age_s: The age of the worker's values (ledger, memory, steps); null if no worker has
             reported in this epoch.
-        injections: The faults that a test has enabled. They distinguish a test engine from a
-            production engine.
-        load_age_s: The age of ``load`` if the load is polled; null if it is current.
+        injections: The faults that a test has enabled. A production engine has none.
+        load_age_s: The age of ``load`` if the load is polled; null if the load is current.
         probed: Whether every process with a probe, not only the worker, reports its memory.
         parts: The names of an external engine's processes.
         kv_handover: The result of the last planned restart (:class:`Operation`).
@@ -393,7 +396,7 @@ class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class OperationState(OpenEnum):
-    """State of an operation; the last two are final."""
+    """State of an operation. Succeeded and failed are final."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -413,10 +416,10 @@ class OperationStep(msgspec.Struct, omit_defaults=True):
 class Operation(msgspec.Struct, omit_defaults=True):
     """Long-running call. A request with a known ``operation_id`` returns the existing operation.
 
-    After a restart of the worker, ``carried_requests`` continue in the new worker,
-    ``carried_kv_requests`` of them with the old worker's keys and values. For the others, the new
-    worker recomputes ``carried_prefill_tokens``, not counting unfinished prompts. ``kv_handover``
-    is ``handed_over``, or the reason why the keys and values were lost.
+    After a restart of the worker, ``carried_requests`` requests continue in the new worker. For
+    ``carried_kv_requests`` of them, the new worker reuses the old worker's keys and values. For the
+    other requests, it recomputes ``carried_prefill_tokens`` tokens, not counting unfinished
+    prompts. ``kv_handover`` is ``handed_over``, or the reason why the keys and values were lost.
     """
 
     id: str

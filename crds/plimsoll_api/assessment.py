@@ -13,7 +13,7 @@ import msgspec
 
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.open_enum import OpenEnum
-from plimsoll_api.units import format_bytes, format_left
+from plimsoll_api.units import format_bytes, format_remaining_time
 
 
 class Segment(OpenEnum):
@@ -60,10 +60,10 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
 
     ``baseline`` is the memory after the warm-up of this epoch, and ``current`` the minimum of
     recent samples. ``explained`` is the growth within the bounds of the engine's ledger.
-    ``unexplained`` is the rest of ``current - baseline``, at least zero. ``exhaustion_s`` is the
-    estimated time until the budget is exhausted; null if memory does not grow. ``limit`` is the
-    container's memory limit, or the size of the devices. ``age_s`` is the time since the baseline,
-    and ``requests`` the number of completed requests since then.
+    ``unexplained`` is the rest of the growth ``current - baseline``, at least zero.
+    ``exhaustion_s`` is the estimated time until the budget is exhausted; null if memory does not
+    grow. ``limit`` is the container's memory limit, or the size of the devices. ``age_s`` is the
+    time since the baseline, and ``requests`` the number of completed requests since the baseline.
     """
 
     current: int | None = None
@@ -81,11 +81,12 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
 class SlowGrowth(msgspec.Struct, omit_defaults=True):
     """Evidence on whether memory grows without bound, however slowly. It triggers no action.
 
-    ``slow_leak`` is true if the memory has grown for hours, beyond chance and without slowing down;
-    only then are the other fields set. ``slowest`` and ``fastest`` are the 90 % confidence interval
-    of ``bytes_per_s``, observed for ``span_s``. ``limit`` is the memory limit, and ``limit_s`` the
-    time until it is reached at that rate: ``limit_earliest_s`` at the fastest rate,
-    ``limit_latest_s`` at the slowest. If these times are null, ``no_time`` is the reason.
+    ``slow_leak`` is true if the memory has grown for hours, beyond chance and without slowing down.
+    The other fields are set only if ``slow_leak`` is true. ``slowest`` and ``fastest`` are the 90 %
+    confidence interval of ``bytes_per_s``, which was observed for ``span_s``. ``limit`` is the
+    memory limit, and ``limit_s`` the time until memory reaches the limit at ``bytes_per_s``.
+    ``limit_earliest_s`` is the time at the fastest rate, and ``limit_latest_s`` at the slowest. If
+    these times are null, ``no_time`` says why.
     """
 
     slow_leak: bool = False
@@ -101,8 +102,8 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
     no_time: str | None = None
 
 
-def suspicion_texts(suspicions: Iterable[Suspicion]) -> list[str]:
-    """Return a description of each suspicion, with its confidence, for people."""
+def format_suspicions(suspicions: Iterable[Suspicion]) -> list[str]:
+    """Return a human-readable description of each suspicion, with its confidence."""
     texts = []
     for one in suspicions:
         where = f" of {one.segment.value}" if one.segment else ""
@@ -112,19 +113,19 @@ def suspicion_texts(suspicions: Iterable[Suspicion]) -> list[str]:
     return texts
 
 
-def slow_leak_texts(slow: Mapping[str, SlowGrowth]) -> list[str]:
-    """Return a description of each slow leak in one replica's assessment, for people."""
+def format_slow_leaks(slow: Mapping[str, SlowGrowth]) -> list[str]:
+    """Return a human-readable description of each slow leak in the assessment of one replica."""
     return [
-        slow_leak_text(memory, one.segment, one.bytes_per_s, one.limit_s)
+        format_slow_leak(memory, one.segment, one.bytes_per_s, one.limit_s)
         for memory, one in sorted(slow.items())
         if one.slow_leak and one.bytes_per_s is not None
     ]
 
 
-def slow_leak_text(
+def format_slow_leak(
     memory: str, segment: str | None, bytes_per_s: float, limit_s: float | None
 ) -> str:
-    """Return a description of a slow leak of host or device memory, for people.
+    """Return a human-readable description of a slow leak of host or device memory.
 
     The rate is rounded to two digits, so that a status with this text seldom changes.
     """
@@ -133,13 +134,15 @@ def slow_leak_text(
     where = f"{memory} memory ({segment})" if segment else f"{memory} memory"
     if limit_s is None:
         return f"{where} grows by {rate} an hour, and no memory limit is known"
-    return f"{where} grows by {rate} an hour and reaches its limit in about {format_left(limit_s)}"
+    remaining = format_remaining_time(limit_s)
+    return f"{where} grows by {rate} an hour and reaches its limit in about {remaining}"
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """Hypothesis that the growth follows ``counter``.
+    """Hypothesis that memory grows whenever ``counter`` increases.
 
-    Each increment adds ``bytes_each``; for ``time``, each hour does. ``confidence`` is from 0 to 1.
+    ``bytes_each`` is the growth per increment of the counter, or per hour if the counter is
+    ``time``. ``confidence`` is from 0 to 1.
     """
 
     counter: str
@@ -150,11 +153,12 @@ class Trigger(msgspec.Struct, frozen=True):
 class Suspicion(msgspec.Struct, omit_defaults=True):
     """Suspected problem. ``segment`` is null for a stall.
 
-    ``over_budget`` means that the budget is exhausted, or would be before a drain could end;
-    disruptive actions require it. ``growing`` means that the memory is still growing; otherwise a
-    restart can wait. ``unconfirmed`` is another possible explanation, with the evidence that would
-    settle it, such as garbage that has not been collected yet; it permits a trim, but no restart.
-    ``pod`` is the pod of the same multi-node group that holds the memory, if it is another one.
+    ``over_budget`` means that the budget is exhausted, or will be before a drain can end.
+    Disruptive actions require it. ``growing`` means that the memory is still growing; otherwise a
+    restart can wait. ``unconfirmed`` is another possible explanation, such as garbage that has not
+    been collected yet, with the evidence that would settle the question. It permits a trim, but no
+    restart. ``pod`` is the pod that holds the memory, if this is another pod of the same multi-node
+    group.
     """
 
     kind: IncidentKind
@@ -176,16 +180,16 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
 class Assessment(msgspec.Struct, omit_defaults=True):
     """The detector's complete output after the sample at ``t``.
 
-    ``warm`` means that this epoch has a baseline. ``segments`` are the last known sizes; unreadable
-    segments are absent. ``in_long_step`` means that work is waiting and no step has completed for
-    seconds: a call to the worker may hang.
+    ``warm`` means that this epoch has a baseline. ``segments`` are the last known sizes in bytes;
+    segments that cannot be read are absent. ``in_long_step`` means that work is waiting and no step
+    has completed for seconds: a call to the worker may hang.
 
-    If the engine's device allocator reports its unused memory, ``device`` excludes that memory and
-    ``reserved`` includes it. Otherwise ``device`` includes everything and ``reserved`` is null.
-    ``slow`` has the keys ``host`` and ``device`` after enough observation.
+    If the engine's device allocator reports its unused memory, ``device`` excludes the unused
+    memory and ``reserved`` includes it. Otherwise ``device`` includes everything and ``reserved``
+    is null. ``slow`` has the keys ``host`` and ``device`` after enough observation.
 
-    ``shared_device`` is the evidence that others use the engine's devices, or empty. If it is set,
-    only the engine's own allocator counts.
+    ``shared_device`` is the evidence that other pods or programs use the engine's devices, or
+    empty. If it is set, only the memory of the engine's own allocator is judged.
     """
 
     t: float

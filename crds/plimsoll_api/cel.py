@@ -7,11 +7,14 @@ from typing import Any
 Rule = dict[str, str]
 
 
-def rule(expression: str, message: str, **more: str) -> Rule:
-    """Return a CEL rule. ``message`` names the field and says what to write."""
-    return {"rule": expression, "message": message, **more}
+def make_rule(expression: str, message: str, **extra_keys: str) -> Rule:
+    """Return a CEL rule. ``message`` names the field and says what to write.
+
+    ``extra_keys`` are further keys of the rule, such as ``fieldPath``.
+    """
+    return {"rule": expression, "message": message, **extra_keys}
 
 
-def validations(*rules: Rule) -> dict[str, Any]:
+def make_validations(*rules: Rule) -> dict[str, Any]:
     """Return the schema keys that contain ``rules``."""
     return {"x-kubernetes-validations": list(rules)}

@@ -15,10 +15,10 @@ class MemoryGroup(NamedTuple):
     path: str
 
 
-def memory_group(listing: str) -> MemoryGroup | None:
-    """Return the memory control group in ``listing``, the text of ``/proc/PID/cgroup``, or None.
+def parse_memory_group(listing: str) -> MemoryGroup | None:
+    """Parse ``/proc/PID/cgroup``. Return the control group that limits memory, or None.
 
-    If both versions are present, version 1 has the memory controller.
+    If versions 1 and 2 are both present, the memory controller belongs to version 1.
     """
     unified: MemoryGroup | None = None
     for line in listing.split("\n"):

@@ -19,14 +19,14 @@ MAX_DEPTH = 64
 """Maximum nesting of arrays and objects. The documents of Plimsoll and Kubernetes have fewer than
 20 levels. Beyond a few hundred levels, the decoder could overflow the thread's stack."""
 
-MAX_DECODE_ERROR = 500
-"""Maximum length of an error in characters; the error quotes the unexpected value, which may have
-megabytes."""
+MAX_DECODE_ERROR_CHARS = 500
+"""Maximum length of an error message in characters. The message quotes the unexpected value, which
+may have megabytes."""
 
 _BRACKETS, _STEPS = b"[{]}", bytes((1, 1, 255, 255))
 _STEP_OF = bytes.maketrans(_BRACKETS, _STEPS)
 _OTHER = bytes(set(range(256)) - set(_BRACKETS + b'"'))
-_PIECE = 1 << 16
+_PIECE_BYTES = 1 << 16
 
 
 class MalformedError(ValueError):
@@ -49,15 +49,15 @@ def decode(data: bytes, kind: Any) -> Any:
     if decoder is None:
         with _lock:
             decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
-    if is_deeper(data, MAX_DEPTH):
+    if is_nested_deeper(data, MAX_DEPTH):
         raise MalformedError(f"JSON is nested more than {MAX_DEPTH} levels deep")
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
-        raise MalformedError(str(error)[:MAX_DECODE_ERROR]) from error
+        raise MalformedError(str(error)[:MAX_DECODE_ERROR_CHARS]) from error
 
 
-def is_deeper(data: bytes, limit: int) -> bool:
+def is_nested_deeper(data: bytes, limit: int) -> bool:
     """Report whether arrays and objects are nested more than ``limit`` levels deep, in linear time.
 
     The result is arbitrary for text that is not JSON, which the decoder rejects anyway.
@@ -66,8 +66,8 @@ def is_deeper(data: bytes, limit: int) -> bool:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHER)
     depth, in_string = 0, False
-    for at in range(0, len(plain), _PIECE):
-        texts = plain[at : at + _PIECE].split(b'"')
+    for at in range(0, len(plain), _PIECE_BYTES):
+        texts = plain[at : at + _PIECE_BYTES].split(b'"')
         brackets = b"".join(texts[in_string::2])
         in_string ^= len(texts) % 2 == 0
         for level in accumulate(array("b", brackets.translate(_STEP_OF)), initial=depth):

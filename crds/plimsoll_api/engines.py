@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from plimsoll_api.cel import rule
+from plimsoll_api.cel import make_rule
 
 
 class EngineType(StrEnum):
@@ -19,76 +19,76 @@ class EngineType(StrEnum):
     CUSTOM = "custom"
 
 
-KEYS_FLAG = "--api-key-file"
-_OURS = (EngineType.PLIMSOLL,)
-_KNOWN = (EngineType.PLIMSOLL, EngineType.VLLM, EngineType.SGLANG)
+API_KEYS_FLAG = "--api-key-file"
+_PLIMSOLL_ONLY = (EngineType.PLIMSOLL,)
+_KNOWN_TYPES = (EngineType.PLIMSOLL, EngineType.VLLM, EngineType.SGLANG)
 
 
 class ReservedFlag(NamedTuple):
-    """Reserved flag. ``instead`` says what to use in its place."""
+    """Flag that ``engine.args`` must not set. ``alternative`` says what to do instead."""
 
     flag: str
     types: tuple[EngineType, ...]
-    instead: str
+    alternative: str
 
 
 RESERVED_FLAGS = (
-    ReservedFlag("--model", _KNOWN, "set model.uri"),
+    ReservedFlag("--model", _KNOWN_TYPES, "set model.uri"),
     ReservedFlag("--model-path", (EngineType.SGLANG,), "set model.uri"),
-    ReservedFlag("--served-model-name", _KNOWN, "set model.servedName"),
-    ReservedFlag("--port", _KNOWN, "set engine.port"),
-    ReservedFlag("--admin-port", _OURS, "the operator sets it"),
-    ReservedFlag("--run-dir", _OURS, "the operator sets it"),
-    ReservedFlag("--startup-timeout", _OURS, "set engine.startupTimeout"),
-    ReservedFlag(KEYS_FLAG, _OURS, "engine.apiKeySecretRef sets it"),
+    ReservedFlag("--served-model-name", _KNOWN_TYPES, "set model.servedName"),
+    ReservedFlag("--port", _KNOWN_TYPES, "set engine.port"),
+    ReservedFlag("--admin-port", _PLIMSOLL_ONLY, "the operator sets it"),
+    ReservedFlag("--run-dir", _PLIMSOLL_ONLY, "the operator sets it"),
+    ReservedFlag("--startup-timeout", _PLIMSOLL_ONLY, "set engine.startupTimeout"),
+    ReservedFlag(API_KEYS_FLAG, _PLIMSOLL_ONLY, "engine.apiKeySecretRef sets it"),
 )
-"""Flags that the operator sets. A second value in ``engine.args`` would take precedence, and
-probes, the Service and the supervisor would use a wrong address. The last flag is reserved only if
-``apiKeySecretRef`` is set."""
+"""Flags that the operator sets. If ``engine.args`` repeated one, its value would take precedence,
+and probes, the Service and the supervisor would use a wrong address. The last flag is reserved
+only if ``apiKeySecretRef`` is set."""
 
 
 TLS_FLAG = "--ssl-certfile"
 """Flag that makes vLLM and SGLang serve only HTTPS (an option of uvicorn)."""
 
 
-def scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
+def find_scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
     """Return the URL scheme of an engine with these arguments."""
     external = type_ in (EngineType.VLLM, EngineType.SGLANG)
-    pattern = re.compile(_pattern(TLS_FLAG).replace("$", r"\Z"))
+    pattern = re.compile(_make_flag_pattern(TLS_FLAG).replace("$", r"\Z"))
     return "https" if external and any(pattern.match(one) for one in args) else "http"
 
 
-def _pattern(flag: str) -> str:
+def _make_flag_pattern(flag: str) -> str:
     """Return a pattern, for RE2 and Python, that matches ``flag`` with dashes or underscores."""
     return f"^--{flag.removeprefix('--').replace('-', '[-_]')}(=|$)"
 
 
-def _message(one: ReservedFlag) -> str:
-    return f"engine.args must not have {one.flag}: {one.instead}"
+def _format_refusal(reserved: ReservedFlag) -> str:
+    return f"engine.args must not have {reserved.flag}: {reserved.alternative}"
 
 
-def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
-    """Return why an engine must not have ``args``; None if they are allowed.
+def explain_refused_args(type_: EngineType, args: Sequence[str], has_api_keys: bool) -> str | None:
+    """Return why ``args`` are not allowed for an engine of this type; None if they are allowed.
 
-    ``keys`` states whether ``apiKeySecretRef`` is set.
+    ``has_api_keys`` states whether ``apiKeySecretRef`` is set.
     """
     for one in RESERVED_FLAGS:
-        if type_ in one.types and (keys or one.flag != KEYS_FLAG):
-            pattern = re.compile(_pattern(one.flag).replace("$", r"\Z"))
+        if type_ in one.types and (has_api_keys or one.flag != API_KEYS_FLAG):
+            pattern = re.compile(_make_flag_pattern(one.flag).replace("$", r"\Z"))
             if any(pattern.match(argument) for argument in args):
-                return _message(one)
+                return _format_refusal(one)
     return None
 
 
-def _rule(one: ReservedFlag) -> dict[str, str]:
-    types = [str(type_) for type_ in one.types]
+def _make_flag_rule(reserved: ReservedFlag) -> dict[str, str]:
+    types = [str(type_) for type_ in reserved.types]
     # CEL checks an object's default before the defaults of its fields are set.
     free = f"!has(self.args) || !(self.?type.orValue('plimsoll') in {types})"
-    if one.flag == KEYS_FLAG:
+    if reserved.flag == API_KEYS_FLAG:
         free += " || !has(self.apiKeySecretRef)"
-    found = f"!self.args.exists(a, a.matches('{_pattern(one.flag)}'))"
-    return rule(f"{free} || {found}", _message(one), fieldPath=".args")
+    found = f"!self.args.exists(a, a.matches('{_make_flag_pattern(reserved.flag)}'))"
+    return make_rule(f"{free} || {found}", _format_refusal(reserved), fieldPath=".args")
 
 
-FLAG_RULES = tuple(_rule(one) for one in RESERVED_FLAGS)
-"""CEL rules on ``spec.engine`` that match :func:`refusal`."""
+FLAG_RULES = tuple(_make_flag_rule(one) for one in RESERVED_FLAGS)
+"""CEL rules on ``spec.engine`` that reject the same arguments as :func:`explain_refused_args`."""

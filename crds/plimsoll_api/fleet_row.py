@@ -15,7 +15,7 @@ Object = dict[str, Any]
 class FleetRow:
     """Summary of one service or policy.
 
-    ``host`` and ``device`` are the worst pod's consumed budgets in percent. ``ready`` and
+    ``host`` and ``device`` are the consumed budgets of the worst pod in percent. ``ready`` and
     ``replicas`` are the numbers of ready and desired pods of a service, or of supervised and
     selected pods of a policy. ``drained`` is the number of pods that a person took out of service.
     ``roles`` are the roles of a policy's pods in disaggregated or multi-node serving. None means
@@ -50,13 +50,13 @@ class FleetRow:
 
     @property
     def spent(self) -> int | None:
-        """Larger consumed share of the host and device budgets in percent; None if unknown."""
+        """Larger of the consumed host and device budgets in percent; None if unknown."""
         known = [value for value in (self.host, self.device) if value is not None]
         return max(known, default=None)
 
 
-def row_of(item: Object) -> FleetRow:
-    """Create a row from an InferenceService. Fields that its status lacks are unknown."""
+def make_service_row(item: Object) -> FleetRow:
+    """Return the row of an InferenceService. Fields that its status lacks are None or empty."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -71,14 +71,14 @@ def row_of(item: Object) -> FleetRow:
         worst=str(memory.get("replica", "")),
         restarts=int(status.get("restarts") or 0),
         incidents=int(status.get("openIncidents") or 0),
-        state=_drained(status) or _state(status.get("conditions") or []),
+        state=_format_drained(status) or _find_service_state(status.get("conditions") or []),
         url=str(status.get("url", "")),
         drained=status.get("drained"),
     )
 
 
-def row_of_policy(item: Object) -> FleetRow:
-    """Create a row from a SupervisionPolicy, whose status does not count restarts."""
+def make_policy_row(item: Object) -> FleetRow:
+    """Return the row of a SupervisionPolicy, whose status does not count restarts."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -93,7 +93,7 @@ def row_of_policy(item: Object) -> FleetRow:
         worst=str(memory.get("replica", "")),
         restarts=None,
         incidents=int(status.get("openIncidents") or 0),
-        state=_drained(status) or _state_of_policy(status.get("conditions") or []),
+        state=_format_drained(status) or _find_policy_state(status.get("conditions") or []),
         url="",
         drained=status.get("drained"),
         roles=", ".join(
@@ -102,18 +102,18 @@ def row_of_policy(item: Object) -> FleetRow:
     )
 
 
-def worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
-    """Sort rows by open incidents, then by the consumed share of the budget, highest first."""
+def sort_worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
+    """Sort rows by the number of open incidents, then by the consumed budget, highest first."""
     return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
 
 
-def _drained(status: Object) -> str:
-    """Return the number of drained pods as a text; empty if zero or unknown."""
+def _format_drained(status: Object) -> str:
+    """Return the state ``Drained(COUNT)``; empty if no pod is drained or the number is unknown."""
     count = int(status.get("drained") or 0)
     return f"Drained({count})" if count else ""
 
 
-def _state(conditions: list[Object]) -> str:
+def _find_service_state(conditions: list[Object]) -> str:
     """Return ``Ready``, or the most important problem of a service."""
     true = {one.get("type") for one in conditions if one.get("status") == "True"}
     if "RestartBudgetExhausted" in true:
@@ -123,20 +123,20 @@ def _state(conditions: list[Object]) -> str:
         return "Unknown"
     if "Ready" not in true:
         return str(ready.get("reason", "NotReady"))
-    return _of_figures(conditions) or "Ready"
+    return _find_reported_problem(conditions) or "Ready"
 
 
-def _state_of_policy(conditions: list[Object]) -> str:
+def _find_policy_state(conditions: list[Object]) -> str:
     """Return ``Conflicting``, the problem that supervisors report, or the reason of ``Ready``."""
     found = {one.get("type"): one for one in conditions}
     if (found.get("Conflicting") or {}).get("status") == "True":
         return "Conflicting"
     ready = str((found.get("Ready") or {}).get("reason", "Unknown"))
-    return _of_figures(conditions) or ready
+    return _find_reported_problem(conditions) or ready
 
 
-def _of_figures(conditions: list[Object]) -> str:
-    """Return the first problem that supervisors report; empty if there is none."""
+def _find_reported_problem(conditions: list[Object]) -> str:
+    """Return the most important problem that supervisors report; empty if there is none."""
     found = {one.get("type"): one for one in conditions}
     for alarm in ("MemoryNearLimit", "SlowLeak"):
         if (found.get(alarm) or {}).get("status") == "True":

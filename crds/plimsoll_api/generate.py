@@ -1,8 +1,8 @@
 """Generate crds/*.yaml from the models: ``python -m plimsoll_api.generate [--check]``.
 
 A CRD's schema is structural: no references, no ``oneOf``, and a type for every property.
-:mod:`plimsoll_api.structural` converts msgspec structs. This module converts the JSON schema of the
-pydantic models, and keeps keys that a model adds (CEL rules, list types).
+:mod:`plimsoll_api.structural` makes the schemas of msgspec structs. This module converts the JSON
+schemas of pydantic models. Keys that a model adds are kept (CEL rules, list types).
 """
 
 from __future__ import annotations
@@ -19,69 +19,69 @@ import yaml
 from pydantic import BaseModel
 
 from plimsoll_api import names
-from plimsoll_api.cel import rule, validations
-from plimsoll_api.inferenceservice import MAX_NAME, NAME_PATTERN, InferenceService
+from plimsoll_api.cel import make_rule, make_validations
+from plimsoll_api.inferenceservice import MAX_NAME_CHARS, NAME_PATTERN, InferenceService
 from plimsoll_api.leakincident import LeakIncident
-from plimsoll_api.parallelism import NAME_RULE
-from plimsoll_api.schema import STRUCTURAL
-from plimsoll_api.structural import structural
+from plimsoll_api.parallelism import NAME_LENGTH_RULE
+from plimsoll_api.schema import STRUCTURAL_KEY
+from plimsoll_api.structural import make_structural_schema
 from plimsoll_api.supervision_policy import SupervisionPolicy
 
 CRD_DIR = Path(__file__).resolve().parents[1]
-_DROPPED = ("title", "additionalProperties", "discriminator", "propertyNames", "const")
+_DROPPED_KEYS = ("title", "additionalProperties", "discriminator", "propertyNames", "const")
 
 
-def model_schema(model: type[BaseModel]) -> dict[str, Any]:
+def make_model_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the structural schema of a pydantic model."""
     schema = model.model_json_schema(by_alias=True, mode="validation")
-    return _rewrite(schema, schema.get("$defs", {}))
+    return _make_structural(schema, schema.get("$defs", {}))
 
 
-def _rewrite(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+def _make_structural(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
     node = {key: value for key, value in node.items() if key != "$defs"}
     if "$ref" in node:
         target = defs[node.pop("$ref").rpartition("/")[2]]
         node = {**target, **node}
-    if STRUCTURAL in node:
-        return {key: value for key, value in node.items() if key not in (STRUCTURAL, "title")}
+    if STRUCTURAL_KEY in node:
+        return {key: value for key, value in node.items() if key not in (STRUCTURAL_KEY, "title")}
     if "x-kubernetes-int-or-string" in node:
         return {key: value for key, value in node.items() if key not in ("type", "title")}
     options = [option for option in node.pop("anyOf", ()) if option.get("type") != "null"]
     if len(options) > 1:
         raise ValueError(f"a structural schema must have exactly one type, not {options}")
     if options:
-        inner = _rewrite(options[0], defs)
+        inner = _make_structural(options[0], defs)
         node.pop("default", None)
         return {**inner, **{key: value for key, value in node.items() if key != "title"}}
     values = node.get("additionalProperties")
-    out = {key: value for key, value in node.items() if key not in _DROPPED}
+    out = {key: value for key, value in node.items() if key not in _DROPPED_KEYS}
     if isinstance(values, dict):
-        out["additionalProperties"] = _rewrite(values, defs)
+        out["additionalProperties"] = _make_structural(values, defs)
     if "properties" in node:
         required = node.get("required", ())
         out["properties"] = {
-            name: _property(value, name in required, defs)
+            name: _make_property(value, name in required, defs)
             for name, value in node["properties"].items()
         }
     if "items" in node:
-        out["items"] = _rewrite(node["items"], defs)
+        out["items"] = _make_structural(node["items"], defs)
     return out
 
 
-def _property(node: dict[str, Any], required: bool, defs: dict[str, Any]) -> dict[str, Any]:
+def _make_property(node: dict[str, Any], required: bool, defs: dict[str, Any]) -> dict[str, Any]:
     """Convert the schema of a property for the API server.
 
-    An object that is never null gets a default, so that the defaults of its fields apply if a
-    manifest omits it.
+    An object that is never null gets the default ``{}``. The defaults of its fields then apply even
+    if a manifest omits the object.
     """
-    out = _rewrite(node, defs)
+    out = _make_structural(node, defs)
     always_there = "anyOf" not in node and not required and "default" not in out
     if always_there and out.get("type") == "object" and "properties" in out:
         out["default"] = {}
     return out
 
 
-def _crd(
+def _make_crd(
     schema: dict[str, Any],
     kind: str,
     plural: str,
@@ -133,39 +133,39 @@ def _crd(
     }
 
 
-def _column(name: str, path: str, type_: str = "string", priority: int = 0) -> dict[str, Any]:
+def _make_column(name: str, path: str, type_: str = "string", priority: int = 0) -> dict[str, Any]:
     column = {"name": name, "type": type_, "jsonPath": path}
     return column | {"priority": priority} if priority else column
 
 
-def _condition(field: str) -> str:
+def _make_condition_path(field: str) -> str:
     return f'.status.conditions[?(@.type=="Ready")].{field}'
 
 
-_NAME_RULE = rule(
-    f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('{NAME_PATTERN}')",
-    f"metadata.name must be at most {MAX_NAME} lower-case letters, digits and dashes, and "
+_NAME_RULE = make_rule(
+    f"size(self.metadata.name) <= {MAX_NAME_CHARS} && self.metadata.name.matches('{NAME_PATTERN}')",
+    f"metadata.name must be at most {MAX_NAME_CHARS} lower-case letters, digits and dashes, and "
     "begin with a letter",
 )
 
 
-def inference_service() -> dict[str, Any]:
+def make_inference_service_crd() -> dict[str, Any]:
     """Build the CRD of InferenceService."""
-    return _crd(
-        model_schema(InferenceService),
+    return _make_crd(
+        make_model_schema(InferenceService),
         names.SERVICE_KIND,
         names.SERVICE_PLURAL,
         names.SERVICE_SHORT_NAME,
         [
-            _column("URL", ".status.url", priority=1),
-            _column("Ready", ".status.readyReplicas", "integer"),
-            _column("Desired", ".status.desiredReplicas", "integer"),
-            _column("Reason", _condition("reason")),
-            _column("Host%", ".status.memory.hostConsumedPercent", "integer", 1),
-            _column("Device%", ".status.memory.deviceConsumedPercent", "integer", 1),
-            _column("Restarts", ".status.restarts", "integer", 1),
-            _column("Incidents", ".status.openIncidents", "integer"),
-            _column("Age", ".metadata.creationTimestamp", "date"),
+            _make_column("URL", ".status.url", priority=1),
+            _make_column("Ready", ".status.readyReplicas", "integer"),
+            _make_column("Desired", ".status.desiredReplicas", "integer"),
+            _make_column("Reason", _make_condition_path("reason")),
+            _make_column("Host%", ".status.memory.hostConsumedPercent", "integer", 1),
+            _make_column("Device%", ".status.memory.deviceConsumedPercent", "integer", 1),
+            _make_column("Restarts", ".status.restarts", "integer", 1),
+            _make_column("Incidents", ".status.openIncidents", "integer"),
+            _make_column("Age", ".metadata.creationTimestamp", "date"),
         ],
         {
             "status": {},
@@ -175,49 +175,49 @@ def inference_service() -> dict[str, Any]:
                 "labelSelectorPath": ".status.selector",
             },
         },
-        validations(_NAME_RULE, NAME_RULE),
+        make_validations(_NAME_RULE, NAME_LENGTH_RULE),
     )
 
 
-def supervision_policy() -> dict[str, Any]:
+def make_supervision_policy_crd() -> dict[str, Any]:
     """Build the CRD of SupervisionPolicy."""
-    return _crd(
-        model_schema(SupervisionPolicy),
+    return _make_crd(
+        make_model_schema(SupervisionPolicy),
         names.POLICY_KIND,
         names.POLICY_PLURAL,
         names.POLICY_SHORT_NAME,
         [
-            _column("Selected", ".status.selected", "integer"),
-            _column("Supervised", ".status.supervised", "integer"),
-            _column("Waiting", ".status.waitingForRestart", "integer"),
-            _column("Refused", ".status.refused", "integer"),
-            _column("Reason", _condition("reason")),
-            _column("Host%", ".status.memory.hostConsumedPercent", "integer", 1),
-            _column("Device%", ".status.memory.deviceConsumedPercent", "integer", 1),
-            _column("Incidents", ".status.openIncidents", "integer"),
-            _column("Age", ".metadata.creationTimestamp", "date"),
+            _make_column("Selected", ".status.selected", "integer"),
+            _make_column("Supervised", ".status.supervised", "integer"),
+            _make_column("Waiting", ".status.waitingForRestart", "integer"),
+            _make_column("Refused", ".status.refused", "integer"),
+            _make_column("Reason", _make_condition_path("reason")),
+            _make_column("Host%", ".status.memory.hostConsumedPercent", "integer", 1),
+            _make_column("Device%", ".status.memory.deviceConsumedPercent", "integer", 1),
+            _make_column("Incidents", ".status.openIncidents", "integer"),
+            _make_column("Age", ".metadata.creationTimestamp", "date"),
         ],
         {"status": {}},
-        validations(_NAME_RULE),
+        make_validations(_NAME_RULE),
     )
 
 
-def leak_incident() -> dict[str, Any]:
+def make_leak_incident_crd() -> dict[str, Any]:
     """Build the CRD of LeakIncident."""
-    return _crd(
-        {"description": inspect.getdoc(LeakIncident), **structural(LeakIncident)},
+    return _make_crd(
+        {"description": inspect.getdoc(LeakIncident), **make_structural_schema(LeakIncident)},
         names.INCIDENT_KIND,
         names.INCIDENT_PLURAL,
         names.INCIDENT_SHORT_NAME,
         [
-            _column("Workload", ".spec.workloadRef.name"),
-            _column("Kind", ".spec.kind"),
-            _column("Phase", ".status.phase"),
-            _column("Outcome", ".status.outcome"),
-            _column("Segment", ".status.attribution.segment", priority=1),
-            _column("Pod", ".spec.pod", priority=1),
-            _column("ID", ".spec.id", priority=1),
-            _column("Age", ".metadata.creationTimestamp", "date"),
+            _make_column("Workload", ".spec.workloadRef.name"),
+            _make_column("Kind", ".spec.kind"),
+            _make_column("Phase", ".status.phase"),
+            _make_column("Outcome", ".status.outcome"),
+            _make_column("Segment", ".status.attribution.segment", priority=1),
+            _make_column("Pod", ".spec.pod", priority=1),
+            _make_column("ID", ".spec.id", priority=1),
+            _make_column("Age", ".metadata.creationTimestamp", "date"),
         ],
         {"status": {}},
         {},
@@ -225,18 +225,22 @@ def leak_incident() -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper without YAML aliases, because people read these files."""
+    """YAML dumper without aliases, so that the files are easy to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def files() -> dict[str, str]:
+def generate_files() -> dict[str, str]:
     """Return the text of each generated manifest, by file name."""
     return {
         f"{crd['metadata']['name']}.yaml": "# Generated by python -m plimsoll_api.generate\n"
         + yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=100)
-        for crd in (inference_service(), supervision_policy(), leak_incident())
+        for crd in (
+            make_inference_service_crd(),
+            make_supervision_policy_crd(),
+            make_leak_incident_crd(),
+        )
     }
 
 
@@ -246,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="fail where a file differs")
     check = parser.parse_args(arguments).check
     drifted = False
-    for name, text in files().items():
+    for name, text in generate_files().items():
         path = CRD_DIR / name
         if not check:
             path.write_text(text, encoding="utf-8")
@@ -260,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             )
     if drifted:
-        sys.stderr.write("crds/*.yaml are not what the models say: run make generate\n")
+        sys.stderr.write("crds/*.yaml differ from the models: run make generate\n")
     return int(drifted)
 
 

@@ -11,11 +11,11 @@ from plimsoll_api.assessment import Trigger
 from plimsoll_api.incident_record import IncidentRecord, StepRecord
 from plimsoll_api.incidents import ENDED_PHASES, IncidentPhase
 from plimsoll_api.leakincident import (
-    MAX_OF_POD,
-    MAX_SENTENCES,
-    MAX_TEXT,
-    MAX_TEXTS,
-    MAX_TIMELINE,
+    MAX_INCIDENT_TEXT_CHARS,
+    MAX_INCIDENTS_PER_POD,
+    MAX_TEXTS_PER_LIST,
+    MAX_TIMELINE_STEPS,
+    MAX_TOTAL_TEXT_CHARS,
     IncidentAttribution,
     IncidentCondition,
     IncidentStep,
@@ -37,35 +37,39 @@ from plimsoll_api.names import (
     SERVICE_LABEL,
 )
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.times import rfc3339
+from plimsoll_api.times import format_rfc3339
 
 Object = dict[str, Any]
 
-MAX_POD = 250
-"""Maximum length of the pod's name within an incident's name, which has at most 253 characters."""
+POD_PREFIX_CHARS = 250
+"""Number of characters of the pod's name that an incident's name contains. A name has at most 253
+characters."""
 
 
-def names_of(incident: IncidentRecord, pod: str) -> list[str]:
-    """Return the possible names of the incident's object, preferred name first.
+def list_object_names(incident: IncidentRecord, pod: str) -> list[str]:
+    """Return the possible names of the incident's LeakIncident, preferred name first.
 
-    A pod reuses few names, which limits the number of its incidents.
+    The incidents of a pod share a small set of names, which limits their number.
     """
     first = int(hashlib.sha256(incident.name.encode()).hexdigest()[:8], 16)
-    return [f"{pod[:MAX_POD]}-{(first + n) % MAX_OF_POD}" for n in range(MAX_OF_POD)]
+    return [
+        f"{pod[:POD_PREFIX_CHARS]}-{(first + n) % MAX_INCIDENTS_PER_POD}"
+        for n in range(MAX_INCIDENTS_PER_POD)
+    ]
 
 
-def spec_of(
+def make_spec(
     incident: IncidentRecord, service: ServiceRef, pod: str, container: str
 ) -> LeakIncidentSpec:
-    """Return the spec of the incident's object."""
+    """Return the spec of a LeakIncident from the incident."""
     group = service.group
     return LeakIncidentSpec(
         id=incident.name,
-        workload_ref=_workload(service, pod),
+        workload_ref=_make_workload(service, pod),
         pod=pod,
         container=container,
         epoch=incident.epoch,
-        opened_at=rfc3339(incident.opened_at),
+        opened_at=format_rfc3339(incident.opened_at),
         kind=incident.kind,
         policy_ref=PolicyReference(service.name) if service.kind == POLICY_KIND else None,
         pod_group=group.key if group else None,
@@ -73,7 +77,7 @@ def spec_of(
     )
 
 
-def _workload(service: ServiceRef, pod: str) -> IncidentWorkload:
+def _make_workload(service: ServiceRef, pod: str) -> IncidentWorkload:
     if service.kind != POLICY_KIND:
         return IncidentWorkload(SERVICE_KIND, service.name, API_GROUP)
     owner = service.workload
@@ -82,10 +86,10 @@ def _workload(service: ServiceRef, pod: str) -> IncidentWorkload:
     return IncidentWorkload(owner.kind, owner.name, owner.api_group)
 
 
-def conditions_of(
+def make_conditions(
     phase: str, outcome: str | None, opened_at: str, ended_at: str | None, generation: int = 1
 ) -> list[IncidentCondition]:
-    """Return the conditions for ``phase``, for tools that only know conditions.
+    """Return the conditions for ``phase``, for tools that read only conditions.
 
     Each condition changes at most once, when the incident ends.
     """
@@ -107,25 +111,28 @@ def conditions_of(
     ]
 
 
-def status_of(
+def make_status(
     incident: IncidentRecord, revision: int | None = None, generation: int = 1
 ) -> LeakIncidentStatus:
     """Return the status of the incident's object, truncated to the limits of the CRD.
 
-    ``revision`` is the number of writes, and ``generation`` that of the object's spec.
+    ``revision`` is the number of times that the status has been written. ``generation`` is the
+    generation of the object's spec.
     """
     attribution, texts = incident.attribution, _TextBudget()
-    ended_at = rfc3339(incident.ended_at) if incident.ended_at else None
+    ended_at = format_rfc3339(incident.ended_at) if incident.ended_at else None
     outcome = incident.reason.value if incident.reason else None
     # The most important texts come first: if there is too much text, the last ones are truncated.
     message = texts.truncate(incident.message)
-    evidence = [texts.truncate(text) for text in attribution.evidence[:MAX_SENTENCES]]
-    diagnostics = [texts.truncate(path) for path in incident.diagnostics[:MAX_SENTENCES]]
-    timeline = [_step(step, texts) for step in reversed(incident.timeline[-MAX_TIMELINE:])]
+    evidence = [texts.truncate(text) for text in attribution.evidence[:MAX_TEXTS_PER_LIST]]
+    diagnostics = [texts.truncate(path) for path in incident.diagnostics[:MAX_TEXTS_PER_LIST]]
+    timeline = [
+        _make_step(step, texts) for step in reversed(incident.timeline[-MAX_TIMELINE_STEPS:])
+    ]
     return LeakIncidentStatus(
         observed_generation=generation,
-        conditions=conditions_of(
-            incident.phase, outcome, rfc3339(incident.opened_at), ended_at, generation
+        conditions=make_conditions(
+            incident.phase, outcome, format_rfc3339(incident.opened_at), ended_at, generation
         ),
         revision=revision,
         phase=incident.phase,
@@ -134,10 +141,10 @@ def status_of(
             process=attribution.process,
             pod=attribution.pod,
             bytes=attribution.bytes,
-            bytes_per_hour=_whole(attribution.bytes_per_s, 3600),
-            bytes_per_request=_whole(attribution.bytes_per_request),
-            trigger=_trigger(attribution.trigger),
-            confidence_percent=_percent(attribution.confidence),
+            bytes_per_hour=_round_or_none(attribution.bytes_per_s, 3600),
+            bytes_per_request=_round_or_none(attribution.bytes_per_request),
+            trigger=_make_trigger(attribution.trigger),
+            confidence_percent=_to_percent(attribution.confidence),
             evidence=[text for text in evidence if text],
         ),
         timeline=timeline[::-1],
@@ -147,40 +154,40 @@ def status_of(
         returned_bytes=incident.returned_bytes,
         consumed_percent=round(100 * incident.consumed_ratio),
         diagnostics=[path for path in diagnostics if path],
-        confirmed_at=rfc3339(incident.confirmed_at) if incident.confirmed_at else None,
+        confirmed_at=format_rfc3339(incident.confirmed_at) if incident.confirmed_at else None,
         ended_at=ended_at,
     )
 
 
-def path_of(namespace: str, name: str, subresource: str = "") -> str:
+def make_path(namespace: str, name: str, subresource: str = "") -> str:
     """Return the URL path of a LeakIncident or its subresource; without ``name``, of the list."""
     parts = ["/apis", API_VERSION, "namespaces", namespace, INCIDENT_PLURAL, name, subresource]
     return "/".join(filter(None, parts))
 
 
-def object_of(
+def make_object(
     incident: IncidentRecord, name: str, service: ServiceRef, pod: str, container: str
 ) -> Object:
-    """Return the LeakIncident ``name`` to create, without a status."""
-    return _base(name, service) | {
-        "spec": msgspec.to_builtins(spec_of(incident, service, pod, container)),
+    """Return a new LeakIncident with this name and without a status."""
+    return _make_object_base(name, service) | {
+        "spec": msgspec.to_builtins(make_spec(incident, service, pod, container)),
     }
 
 
-def status_object_of(
+def make_status_object(
     incident: IncidentRecord, name: str, service: ServiceRef, revision: int, generation: int = 1
 ) -> Object:
-    """Return the object ``name`` with its status, to apply to the subresource."""
+    """Return the LeakIncident with only its status, to be applied to the status subresource."""
     body: Object = {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
         "metadata": {"name": name, "namespace": service.namespace},
-        "status": msgspec.to_builtins(status_of(incident, revision, generation)),
+        "status": msgspec.to_builtins(make_status(incident, revision, generation)),
     }
     return body
 
 
-def _base(name: str, service: ServiceRef) -> Object:
+def _make_object_base(name: str, service: ServiceRef) -> Object:
     return {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
@@ -188,34 +195,34 @@ def _base(name: str, service: ServiceRef) -> Object:
             "name": name,
             "namespace": service.namespace,
             # Set no owner reference: an incident outlives its policy until the operator deletes it.
-            "labels": _labels(service),
+            "labels": _make_labels(service),
         },
     }
 
 
-def _labels(service: ServiceRef) -> dict[str, str]:
+def _make_labels(service: ServiceRef) -> dict[str, str]:
     shown = service.workload.name if service.workload else service.name
     labels = {SERVICE_LABEL: shown[:63].rstrip("-.")}
     return labels | ({POLICY_LABEL: service.name} if service.kind == POLICY_KIND else {})
 
 
 class _TextBudget:
-    """Budget of characters for a status, which limits each text and their sum."""
+    """Limit on the characters of a status: for each text, and for all texts together."""
 
     def __init__(self) -> None:
-        self._left = MAX_TEXTS
+        self._left = MAX_TOTAL_TEXT_CHARS
 
     def truncate(self, text: str) -> str:
-        """Return ``text`` truncated to the remaining characters, with an ellipsis if cut."""
-        room = min(MAX_TEXT, self._left)
+        """Return ``text``, shortened to the characters that are left; an ellipsis marks a cut."""
+        room = min(MAX_INCIDENT_TEXT_CHARS, self._left)
         kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
         self._left -= len(kept)
         return kept
 
 
-def _step(step: StepRecord, texts: _TextBudget) -> IncidentStep:
+def _make_step(step: StepRecord, texts: _TextBudget) -> IncidentStep:
     return IncidentStep(
-        time=rfc3339(step.time),
+        time=format_rfc3339(step.time),
         step=step.step[:63],
         outcome=step.outcome.value,
         before_bytes=step.before_bytes,
@@ -224,15 +231,17 @@ def _step(step: StepRecord, texts: _TextBudget) -> IncidentStep:
     )
 
 
-def _trigger(trigger: Trigger | None) -> IncidentTrigger | None:
+def _make_trigger(trigger: Trigger | None) -> IncidentTrigger | None:
     if trigger is None:
         return None
-    return IncidentTrigger(trigger.counter, round(trigger.bytes_each), _percent(trigger.confidence))
+    return IncidentTrigger(
+        trigger.counter, round(trigger.bytes_each), _to_percent(trigger.confidence)
+    )
 
 
-def _percent(share: float) -> int:
+def _to_percent(share: float) -> int:
     return min(100, max(0, round(100 * share)))
 
 
-def _whole(value: float | None, factor: int = 1) -> int | None:
+def _round_or_none(value: float | None, factor: int = 1) -> int | None:
     return None if value is None else round(value * factor)

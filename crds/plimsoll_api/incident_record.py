@@ -46,7 +46,7 @@ class StepOutcome(OpenEnum):
     """Outcome of a step.
 
     ``Begun`` is written to the journal before the action is sent. If the newest step of an open
-    incident is ``Requested``, the operator must act.
+    incident has the outcome ``Requested``, the operator must act.
     """
 
     BEGUN = "Begun"
@@ -62,8 +62,9 @@ class StepOutcome(OpenEnum):
 class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One step of an incident.
 
-    ``time`` is in Unix seconds; the bytes are memory of the incident's kind. A trim with
-    ``finished_at`` but without an outcome still needs its ``after_bytes``.
+    ``time`` and ``finished_at`` are in Unix seconds. ``before_bytes`` and ``after_bytes`` are
+    memory of the incident's kind. If a trim has finished without an outcome, its ``after_bytes``
+    has not been measured yet.
 
     A step that is sent to an engine has an ``operation_id``, which stays the same if the supervisor
     restarts and sends the step again.
@@ -82,7 +83,7 @@ class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 class Attribution(msgspec.Struct, omit_defaults=True):
     """Memory that grew, its growth rate, and the evidence.
 
-    ``pod`` is None if the memory is in the incident's own pod.
+    ``pod`` is None if the incident's own pod holds the memory.
     """
 
     segment: str | None = None
@@ -99,8 +100,8 @@ class Attribution(msgspec.Struct, omit_defaults=True):
 class IncidentRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One incident. Times are in Unix seconds.
 
-    ``baseline_bytes`` and ``before_bytes`` are the replica's memory of this kind after the warm-up
-    and before the last action; null if unknown, as for a stall. ``rung`` is the last action on the
+    ``baseline_bytes`` is the replica's memory of this kind after the warm-up, and ``before_bytes``
+    before the last action; null if unknown, as for a stall. ``rung`` is the last action on the
     ladder.
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plimsoll_api.incident_object import spec_of, status_of
+from plimsoll_api.incident_object import make_spec, make_status
 from plimsoll_api.incident_record import IncidentRecord, StepOutcome
 from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_api.leakincident import (
@@ -18,10 +18,10 @@ from plimsoll_api.leakincident import (
     LeakIncidentStatus,
 )
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.times import unix_seconds
+from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.units import format_bytes
 
-BUDGETED = frozenset(
+BUDGETED_KINDS = frozenset(
     {IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.ORPHAN_DEVICE_MEMORY}
 )
 """Kinds that consume a leak budget."""
@@ -39,7 +39,7 @@ class StoryStep(NamedTuple):
 
     @property
     def change(self) -> str:
-        """Memory before and after, for example ``1.2 GiB -> 310 MiB (890 MiB back)``.
+        """Memory before and after, such as ``1.2 GiB -> 310 MiB (890 MiB back)``.
 
         Empty if both are unknown.
         """
@@ -52,7 +52,7 @@ class StoryStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Result of the action as one line."""
+        """Change of memory and message of the action as one line."""
         message = self.message.replace("\n", " ")
         return "  ".join(part for part in (self.change, message) if part)
 
@@ -90,7 +90,7 @@ class Story(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Known location of the memory, such as `` in python_objects of the worker in pod a``."""
+        """Location of the memory, as far as known: `` in malloc_in_use of the worker in pod a``."""
         seen = self.seen
         text = f" in {seen.segment}" if seen.segment else ""
         text += f" of the {seen.process}" if seen.process else ""
@@ -123,7 +123,7 @@ class Story(NamedTuple):
 
     @property
     def memory(self) -> list[tuple[float, int]]:
-        """Known memory of the replica over time: pairs of seconds since the opening and bytes."""
+        """Known memory of the replica over time: pairs of seconds since the start, and bytes."""
         points = [
             (step.at - self.opened_at, size)
             for step in self.steps
@@ -138,13 +138,13 @@ class Story(NamedTuple):
         return points
 
 
-def story_of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
+def make_object_story(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
     """Return the story of a LeakIncident.
 
-    A supervisor creates the object before it writes the status. Until then, the incident counts as
-    open, without further facts.
+    A supervisor creates the object before it writes the status. Until the status exists, the
+    incident counts as open, without further facts.
     """
-    opened = unix_seconds_or_none(spec.opened_at) or 0.0
+    opened = parse_rfc3339_or_none(spec.opened_at) or 0.0
     return Story(
         name=name,
         kind=str(spec.kind),
@@ -152,32 +152,32 @@ def story_of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatu
         outcome=status.outcome,
         opened_at=opened,
         seen=status.attribution or IncidentAttribution(),
-        spent_percent=(status.consumed_percent or 0) if spec.kind in BUDGETED else None,
-        steps=tuple(_step(step, opened) for step in status.timeline),
+        spent_percent=(status.consumed_percent or 0) if spec.kind in BUDGETED_KINDS else None,
+        steps=tuple(_make_step(step, opened) for step in status.timeline),
         returned_bytes=status.returned_bytes,
         message=status.message or "",
         waiting_reason=status.waiting_reason,
         diagnostics=tuple(status.diagnostics),
-        ended_at=unix_seconds_or_none(status.ended_at),
+        ended_at=parse_rfc3339_or_none(status.ended_at),
     )
 
 
-def story_of_record(incident: IncidentRecord) -> Story:
+def make_record_story(incident: IncidentRecord) -> Story:
     """Return the story of a supervisor's incident record."""
-    spec = spec_of(incident, ServiceRef(""), "", "")
-    return story_of_object(incident.name, spec, status_of(incident))
+    spec = make_spec(incident, ServiceRef(""), "", "")
+    return make_object_story(incident.name, spec, make_status(incident))
 
 
-def unix_seconds_or_none(text: str | None) -> float | None:
-    """Return an RFC 3339 time in Unix seconds; None if it is missing or malformed."""
+def parse_rfc3339_or_none(text: str | None) -> float | None:
+    """Parse an RFC 3339 time to Unix seconds; return None if it is missing or malformed."""
     try:
-        return None if text is None else unix_seconds(text)
+        return None if text is None else parse_rfc3339(text)
     except (ValueError, OverflowError):
         return None
 
 
-def _step(step: IncidentStep, opened: float) -> StoryStep:
-    at = unix_seconds_or_none(step.time)
+def _make_step(step: IncidentStep, opened: float) -> StoryStep:
+    at = parse_rfc3339_or_none(step.time)
     return StoryStep(
         at=opened if at is None else at,
         name=step.step,

@@ -23,12 +23,12 @@ class IncidentKind(OpenEnum):
     MANUAL_ACTION = "ManualAction"
 
 
-OPERATOR_ONLY = frozenset({IncidentKind.CRASH_LOOP})
+OPERATOR_ONLY_KINDS = frozenset({IncidentKind.CRASH_LOOP})
 """Kinds that only the operator can observe and record."""
 
 
 class IncidentPhase(OpenEnum):
-    """Phase of an incident. The last three are final."""
+    """Phase of an incident. Resolved, Unresolved and Suppressed are final."""
 
     OPEN = "Open"
     TRIMMING = "Trimming"

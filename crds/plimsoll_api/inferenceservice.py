@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from plimsoll_api import parallelism as groups
-from plimsoll_api.cel import rule, validations
+from plimsoll_api.cel import make_rule, make_validations
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice_status import InferenceServiceStatus
 from plimsoll_api.memory_policy import MemoryPolicy
@@ -30,16 +30,16 @@ from plimsoll_api.operation import (
     ServiceOptions,
 )
 from plimsoll_api.parallelism import Parallelism
-from plimsoll_api.probe import SPEC_RULES as PROBE_RULES
-from plimsoll_api.probe import Probe, refusal
+from plimsoll_api.probe import PROBE_RULES as PROBE_RULES
+from plimsoll_api.probe import Probe, explain_refused_probe
 from plimsoll_api.schema import FromStruct, PreservedObject, ResourceModel
 from plimsoll_api.serving import ENGINE_RULES, MODEL_RULES, Engine, ModelSource, SupervisorContainer
 from plimsoll_api.supervision import GATE_MESSAGE, SCOPE_MESSAGE, SlotScope, Supervision
 from plimsoll_api.units import format_bytes, parse_bytes
 
-MAX_NAME = 50
-"""Maximum length of a name. Names of owned objects are up to 13 characters longer, and label values
-have at most 63."""
+MAX_NAME_CHARS = 50
+"""Maximum length of a name. Owned objects have names with up to 13 more characters, and label
+values have at most 63 characters."""
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
@@ -52,7 +52,7 @@ class RollingRestart(ResourceModel):
     )
 
 
-_LIMIT_OF_ENGINE = (
+_BUDGET_WITHIN_LIMIT_RULE = (
     "!has(self.memory.host) || !('memory' in self.engine.resources.?limits.orValue({})) || "
     "string(self.memory.host.growthBudget) == 'Auto' || "
     "quantity(string(self.memory.host.growthBudget))"
@@ -135,7 +135,7 @@ class InferenceServiceSpec(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _budget_below_engine_limit(self) -> Self:
+    def _check_budget_below_limit(self) -> Self:
         budget, limit = self.memory.host, self.engine.resources.limits.get("memory")
         fixed = budget is not None and not budget.auto
         if budget and fixed and limit and budget.growth_bytes > parse_bytes(limit):
@@ -146,26 +146,28 @@ class InferenceServiceSpec(ResourceModel):
         return self
 
     @model_validator(mode="after")
-    def _scope_is_its_own(self) -> Self:
+    def _check_scope(self) -> Self:
         if self.supervision.scope is not SlotScope.WORKLOAD:
             raise ValueError(SCOPE_MESSAGE)
         return self
 
     @model_validator(mode="after")
-    def _gate_fits_its_engine(self) -> Self:
+    def _check_start_gate(self) -> Self:
         if self.supervision.start_gate and self.engine.type is not EngineType.PLIMSOLL:
             raise ValueError(GATE_MESSAGE)
         return self
 
     @model_validator(mode="after")
-    def _probe_fits_its_engine(self) -> Self:
-        if (refused := refusal(self.probe, self.engine)) is not None:
+    def _check_probe(self) -> Self:
+        if (refused := explain_refused_probe(self.probe, self.engine)) is not None:
             raise ValueError(refused)
         return self
 
     @model_validator(mode="after")
-    def _parallelism_fits_its_engine(self) -> Self:
-        if (refused := groups.refusal(self.parallelism, self.engine)) is not None:
+    def _check_parallelism(self) -> Self:
+        if (
+            refused := groups.explain_refused_parallelism(self.parallelism, self.engine)
+        ) is not None:
             raise ValueError(refused)
         return self
 
@@ -176,7 +178,7 @@ class InferenceServiceSpec(ResourceModel):
 
 
 class ObjectMeta(ResourceModel):
-    """Metadata of an object, as far as Plimsoll uses it; other fields are ignored."""
+    """Metadata of an object: the fields that Plimsoll uses. Other fields are ignored."""
 
     model_config = ResourceModel.model_config | {"extra": "ignore"}
 
@@ -190,11 +192,11 @@ class ObjectMeta(ResourceModel):
 
     @field_validator("name")
     @classmethod
-    def _usable(cls, name: str) -> str:
-        if len(name) > MAX_NAME or not re.match(NAME_PATTERN, name):
+    def _check_name(cls, name: str) -> str:
+        if len(name) > MAX_NAME_CHARS or not re.match(NAME_PATTERN, name):
             raise ValueError(
-                f"{name!r} must be at most {MAX_NAME} lower-case letters, digits and dashes, and "
-                "begin with a letter"
+                f"{name!r} must be at most {MAX_NAME_CHARS} lower-case letters, digits and dashes,"
+                " and begin with a letter"
             )
         return name
 
@@ -207,19 +209,19 @@ class InferenceService(ResourceModel):
     metadata: ObjectMeta
     spec: InferenceServiceSpec = Field(
         description="Desired state.",
-        json_schema_extra=validations(
-            rule(
-                _LIMIT_OF_ENGINE,
+        json_schema_extra=make_validations(
+            make_rule(
+                _BUDGET_WITHIN_LIMIT_RULE,
                 "memory.host.growthBudget must not be larger than engine.resources.limits.memory",
                 fieldPath=".memory.host",
             ),
-            rule(
+            make_rule(
                 "!has(self.supervision) || !has(self.supervision.startGate) || "
                 "!has(self.engine) || !has(self.engine.type) || self.engine.type == 'plimsoll'",
                 GATE_MESSAGE,
                 fieldPath=".supervision.startGate",
             ),
-            rule(
+            make_rule(
                 "!has(self.supervision) || !has(self.supervision.scope) || "
                 f"self.supervision.scope == '{SlotScope.WORKLOAD}'",
                 SCOPE_MESSAGE,
@@ -234,8 +236,11 @@ class InferenceService(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _name_fits_its_groups(self) -> Self:
-        if self.spec.parallelism is not None and len(self.metadata.name) > groups.MAX_SERVICE_NAME:
+    def _check_name_length(self) -> Self:
+        if (
+            self.spec.parallelism is not None
+            and len(self.metadata.name) > groups.MAX_SERVICE_NAME_CHARS
+        ):
             raise ValueError(groups.NAME_MESSAGE)
         return self
 

@@ -39,7 +39,7 @@ MAX_STATUS_CONDITIONS = 32
 
 
 class Leaks(StrEnum):
-    """Answer to whether a revision leaks."""
+    """Whether a revision leaks."""
 
     YES = "Yes"
     NO = "No"

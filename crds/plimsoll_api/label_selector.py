@@ -9,33 +9,36 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from plimsoll_api.cel import rule, validations
-from plimsoll_api.schema import ATOMIC, ResourceModel
+from plimsoll_api.cel import make_rule, make_validations
+from plimsoll_api.schema import ATOMIC_CONFIG, ResourceModel
 
 MAX_TERMS = 16
 MAX_VALUES = 32
-_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_DOMAIN = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
-KEY_PATTERN = rf"^({_DOMAIN}/)?{_NAME}$"
-VALUE_PATTERN = rf"^({_NAME})?$"
+_NAME_PATTERN = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DOMAIN_PATTERN = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+KEY_PATTERN = rf"^({_DOMAIN_PATTERN}/)?{_NAME_PATTERN}$"
+VALUE_PATTERN = rf"^({_NAME_PATTERN})?$"
 
 EMPTY_MESSAGE = (
     "selector must not be empty: it would select every pod of the namespace; name at least one "
     "label in matchLabels or matchExpressions"
 )
-VALUES_MESSAGE = "values must name at least one value for In and NotIn, and none for others"
+VALUES_MESSAGE = (
+    "values must not be empty for In and NotIn, and must be empty for Exists and DoesNotExist"
+)
 LABELS_MESSAGE = "matchLabels must have valid label keys, and values of at most 63 characters"
 
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_SUBDOMAIN_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 def _check_subdomain(key: str) -> str:
-    """Raise ValueError for a key whose prefix is no DNS subdomain: the pattern allows ``a..b``.
+    """Return ``key``. Raises ValueError if its prefix is no DNS subdomain.
 
-    Because of one such key, the API server would reject the webhooks of all policies.
+    :data:`KEY_PATTERN` allows ``a..b``. Because of one such key, the API server would reject the
+    webhooks of all policies.
     """
     prefix, slash, _ = key.rpartition("/")
-    if slash and not _SUBDOMAIN.fullmatch(prefix):
+    if slash and not _SUBDOMAIN_PATTERN.fullmatch(prefix):
         raise ValueError(f"{prefix!r} before the slash is not a DNS subdomain")
     return key
 
@@ -58,8 +61,8 @@ class Operator(StrEnum):
 _WITH_VALUES = (Operator.IN, Operator.NOT_IN)
 
 
-REQUIREMENT_RULES = validations(
-    rule(
+REQUIREMENT_RULES = make_validations(
+    make_rule(
         "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
         VALUES_MESSAGE,
         fieldPath=".values",
@@ -81,7 +84,7 @@ class Requirement(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _values_fit(self) -> Self:
+    def _check_values(self) -> Self:
         if (self.operator in _WITH_VALUES) != bool(self.values):
             raise ValueError(VALUES_MESSAGE)
         return self
@@ -104,7 +107,7 @@ class Requirement(ResourceModel):
         return f"{self.key} {self.operator.value.lower()} ({','.join(self.values)})"
 
 
-def _valid_keys(labels: dict[str, str]) -> dict[str, str]:
+def _check_keys(labels: dict[str, str]) -> dict[str, str]:
     for key in labels:
         if len(key) > 317 or not re.match(KEY_PATTERN, key):
             raise ValueError(f"{LABELS_MESSAGE}: {key[:317]!r}")
@@ -115,15 +118,15 @@ def _valid_keys(labels: dict[str, str]) -> dict[str, str]:
 class LabelSelector(ResourceModel):
     """Non-empty selector of pods that meet all of its requirements."""
 
-    model_config = ATOMIC
+    model_config = ATOMIC_CONFIG
 
     match_labels: Annotated[
-        dict[str, Value], Field(max_length=MAX_TERMS), AfterValidator(_valid_keys)
+        dict[str, Value], Field(max_length=MAX_TERMS), AfterValidator(_check_keys)
     ] = Field(
         default_factory=dict,
         description="Labels that a pod must have, with these values.",
-        json_schema_extra=validations(
-            rule(
+        json_schema_extra=make_validations(
+            make_rule(
                 f"self.all(key, key.size() <= 317 && key.matches('{KEY_PATTERN}'))", LABELS_MESSAGE
             )
         ),
@@ -134,7 +137,7 @@ class LabelSelector(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _not_empty(self) -> Self:
+    def _check_not_empty(self) -> Self:
         if not self.match_labels and not self.match_expressions:
             raise ValueError(EMPTY_MESSAGE)
         return self
@@ -155,8 +158,8 @@ class LabelSelector(ResourceModel):
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-SELECTOR_RULES = validations(
-    rule(
+SELECTOR_RULES = make_validations(
+    make_rule(
         "has(self.matchLabels) && size(self.matchLabels) > 0 || "
         "has(self.matchExpressions) && size(self.matchExpressions) > 0",
         EMPTY_MESSAGE,

@@ -3,10 +3,10 @@
 Times are in RFC 3339, sizes in bytes. The supervisor writes these structs, the command line reads
 them, and the CRD is generated from them.
 
-Any client with the token of a supervised pod may write them. The schema and
+Any client with the token of a supervised pod may write LeakIncidents. The schema and
 ``config/admission-policy.yaml`` therefore limit names, texts, lists, the object's size and the
-number of writes. A pod has at most :data:`MAX_OF_POD` incidents; each is written at most 1 +
-:data:`MAX_WRITES` times and takes about 16 KiB.
+number of writes. A pod has at most :data:`MAX_INCIDENTS_PER_POD` incidents. Each takes about 16
+KiB, and is written at most 1 + :data:`MAX_STATUS_WRITES` times.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from plimsoll_api.cel import Rule, rule
+from plimsoll_api.cel import Rule, make_rule
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.manifest import written
+from plimsoll_api.manifest import describe_field
 from plimsoll_api.roles import PodRole
 
-MAX_OF_POD = 20
-"""Maximum number of incidents per pod. The names of the incidents end with a smaller number."""
-MAX_WRITES = 100
+MAX_INCIDENTS_PER_POD = 20
+"""Maximum number of incidents per pod. The name of an incident ends with a number below this."""
+MAX_STATUS_WRITES = 100
 """Maximum number of times that a supervisor writes the status of an incident."""
-MAX_TEXT = 400
-MAX_SENTENCES = 12
-MAX_TIMELINE = 24
-MAX_TEXTS = 4096
+MAX_INCIDENT_TEXT_CHARS = 400
+MAX_TEXTS_PER_LIST = 12
+MAX_TIMELINE_STEPS = 24
+MAX_TOTAL_TEXT_CHARS = 4096
 """Maximum total length of all texts of a status in characters."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Word = Annotated[str, msgspec.Meta(max_length=63)]
-_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-_Texts = Annotated[list[_Text], msgspec.Meta(max_length=MAX_SENTENCES)]
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_INCIDENT_TEXT_CHARS)]
+_Texts = Annotated[list[_Text], msgspec.Meta(max_length=MAX_TEXTS_PER_LIST)]
 _Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
-_Writes = Annotated[int, msgspec.Meta(ge=1, le=MAX_WRITES)]
+_Writes = Annotated[int, msgspec.Meta(ge=1, le=MAX_STATUS_WRITES)]
 _TIME: dict[str, Any] = {"format": "date-time", "maxLength": 64}
 _INT64: dict[str, Any] = {"format": "int64"}
 ATOMIC_MAP: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
@@ -50,18 +50,18 @@ class IncidentWorkload(msgspec.Struct, rename="camel", omit_defaults=True):
     """Workload whose replica the pod is."""
 
     kind: Annotated[
-        _Word, written("Kind of the object, for example `InferenceService` or `Deployment`.")
+        _Word, describe_field("Kind of the object, for example `InferenceService` or `Deployment`.")
     ]
-    name: Annotated[_Name, written("Name of the object.")]
+    name: Annotated[_Name, describe_field("Name of the object.")]
     api_group: Annotated[
-        _Name, written("API group of the object. Empty or absent for the core group.")
+        _Name, describe_field("API group of the object. Empty or absent for the core group.")
     ] = ""
 
 
 class PolicyReference(msgspec.Struct, rename="camel"):
     """A SupervisionPolicy in the same namespace."""
 
-    name: Annotated[_Name, written("Name of the SupervisionPolicy.")]
+    name: Annotated[_Name, describe_field("Name of the SupervisionPolicy.")]
 
 
 class IncidentTarget(msgspec.Struct, rename="camel"):
@@ -69,7 +69,7 @@ class IncidentTarget(msgspec.Struct, rename="camel"):
 
     role: Annotated[
         PodRole,
-        written(
+        describe_field(
             "Role of the pod in disaggregated or multi-node serving, from the labels of its "
             "controller or the arguments of its engine."
         ),
@@ -81,50 +81,50 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
 
     id: Annotated[
         _Name,
-        written(
+        describe_field(
             "Name of the incident in the supervisor's journal, page and log. Unlike the object's "
             "name, it is never used again."
         ),
     ]
     workload_ref: Annotated[
         IncidentWorkload,
-        written(
+        describe_field(
             "Object whose replica the pod is: its InferenceService, or the workload that owns it. "
             "For a pod that no workload owns, the pod itself.",
             schema=ATOMIC_MAP,
         ),
     ]
-    pod: Annotated[_Name, written("Name of the replica's pod.")]
-    container: Annotated[_Name, written("Name of the container that leaked or stalled.")]
+    pod: Annotated[_Name, describe_field("Name of the replica's pod.")]
+    container: Annotated[_Name, describe_field("Name of the container that leaked or stalled.")]
     epoch: Annotated[
-        _Name, written("Engine epoch in which the incident began, written BOOT_ID:NUMBER.")
+        _Name, describe_field("Engine epoch in which the incident began, written BOOT_ID:NUMBER.")
     ]
-    opened_at: Annotated[str, written("Time at which the incident began.", schema=_TIME)]
-    kind: Annotated[IncidentKind, written("What went wrong.")]
+    opened_at: Annotated[str, describe_field("Time at which the incident began.", schema=_TIME)]
+    kind: Annotated[IncidentKind, describe_field("What went wrong.")]
     policy_ref: Annotated[
         PolicyReference | None,
-        written(
+        describe_field(
             "SupervisionPolicy that supervises the pod. Absent for a pod of an InferenceService.",
             schema=ATOMIC_MAP,
         ),
     ] = None
     pod_group: Annotated[
         _Name | None,
-        written(
+        describe_field(
             "Multi-node group that the pod belongs to, for example the key of a group of a "
             "LeaderWorkerSet. The incident concerns the whole group, and so does a restart."
         ),
     ] = None
     target: Annotated[
         IncidentTarget | None,
-        written(
+        describe_field(
             "Role of the pod. Absent if the pod serves whole requests by itself.",
             schema=ATOMIC_MAP,
         ),
     ] = None
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        rule("self == oldSelf", "spec is immutable: it says which incident this is"),
+        make_rule("self == oldSelf", "spec is immutable: it identifies the incident"),
     )
 
 
@@ -133,93 +133,104 @@ class IncidentTrigger(msgspec.Struct, rename="camel"):
 
     counter: Annotated[
         _Name,
-        written(
+        describe_field(
             "Engine counter that the growth follows: requests, aborts, errors, images, audios, "
             "prompt_tokens, generated_tokens, distinct_prompts, adapters, or time."
         ),
     ]
     bytes_each: Annotated[
         int,
-        written(
+        describe_field(
             "Growth, in bytes, for each increment of the counter. For time, growth per hour.",
             schema=_INT64,
         ),
     ]
-    confidence_percent: Annotated[_Percent, written("Confidence in the trigger, in percent.")]
+    confidence_percent: Annotated[
+        _Percent, describe_field("Confidence in the trigger, in percent.")
+    ]
 
 
 class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
     """Memory that grew."""
 
-    segment: Annotated[_Name | None, written("Memory segment that grew.")] = None
+    segment: Annotated[_Name | None, describe_field("Memory segment that grew.")] = None
     process: Annotated[
         _Name | None,
-        written(
+        describe_field(
             "Process that holds the memory: a role such as `worker`, or the name that the engine "
             "uses, such as `EngineCore`."
         ),
     ] = None
     pod: Annotated[
         _Name | None,
-        written("Pod of the multi-node group that holds the memory. Absent if that is `spec.pod`."),
+        describe_field(
+            "Pod of the multi-node group that holds the memory. Absent if that is `spec.pod`."
+        ),
     ] = None
-    bytes: Annotated[int | None, written("Unexplained growth, in bytes.", schema=_INT64)] = None
+    bytes: Annotated[int | None, describe_field("Unexplained growth, in bytes.", schema=_INT64)] = (
+        None
+    )
     bytes_per_hour: Annotated[
-        int | None, written("Growth rate, in bytes per hour.", schema=_INT64)
+        int | None, describe_field("Growth rate, in bytes per hour.", schema=_INT64)
     ] = None
     bytes_per_request: Annotated[
-        int | None, written("Growth rate, in bytes per request.", schema=_INT64)
+        int | None, describe_field("Growth rate, in bytes per request.", schema=_INT64)
     ] = None
     trigger: Annotated[
-        IncidentTrigger | None, written("What the growth seems to follow. This is a hypothesis.")
+        IncidentTrigger | None,
+        describe_field("What the growth seems to follow. This is a hypothesis."),
     ] = None
     confidence_percent: Annotated[
         _Percent | None,
-        written("Confidence, in percent. For growth, the probability that it is a leak."),
+        describe_field("Confidence, in percent. For growth, the probability that it is a leak."),
     ] = None
     evidence: Annotated[
-        _Texts, written("Observations that support the attribution, one sentence each.")
+        _Texts, describe_field("Observations that support the attribution, one sentence each.")
     ] = []
 
 
 class IncidentCondition(msgspec.Struct, rename="camel", omit_defaults=True):
     """Condition, as in the Kubernetes API conventions."""
 
-    type: Annotated[_Word, written("Type of the condition, in CamelCase.")]
+    type: Annotated[_Word, describe_field("Type of the condition, in CamelCase.")]
     status: Annotated[
         Literal["True", "False", "Unknown"],
-        written("Status of the condition: True, False or Unknown."),
+        describe_field("Status of the condition: True, False or Unknown."),
     ]
-    reason: Annotated[_Word, written("Reason for the status, as one CamelCase word.")]
+    reason: Annotated[_Word, describe_field("Reason for the status, as one CamelCase word.")]
     last_transition_time: Annotated[
-        str, written("Time at which `status` last changed.", schema=_TIME)
+        str, describe_field("Time at which `status` last changed.", schema=_TIME)
     ]
-    message: Annotated[_Text, written("Human-readable details.")] = ""
+    message: Annotated[_Text, describe_field("Human-readable details.")] = ""
     observed_generation: Annotated[
         int | None,
-        written("Generation of the spec for which the condition was set.", schema=_INT64),
+        describe_field("Generation of the spec for which the condition was set.", schema=_INT64),
     ] = None
 
 
-def _characters(texts: str, of: str = "") -> str:
-    """Return a CEL expression for the total length of texts in a list, or of their field ``of``."""
-    one = f"has(x.{of}) ? size(x.{of}) : 0" if of else "size(x)"
+def _make_length_expression(texts: str, field: str = "") -> str:
+    """Return a CEL expression for the total length of the texts in a list.
+
+    If ``field`` is set, the items are objects, and the texts are in this field.
+    """
+    one = f"has(x.{field}) ? size(x.{field}) : 0" if field else "size(x)"
     return f"(has({texts}) ? {texts}.map(x, {one}).sum() : 0)"
 
 
 class IncidentStep(msgspec.Struct, rename="camel", omit_defaults=True):
     """Action that was taken, or that would have been taken in mode Observe."""
 
-    time: Annotated[str, written("Time at which the step began.", schema=_TIME)]
-    step: Annotated[_Word, written("Action that was taken.")]
-    outcome: Annotated[_Word, written("Result of the step, as one CamelCase word.")]
+    time: Annotated[str, describe_field("Time at which the step began.", schema=_TIME)]
+    step: Annotated[_Word, describe_field("Action that was taken.")]
+    outcome: Annotated[_Word, describe_field("Result of the step, as one CamelCase word.")]
     before_bytes: Annotated[
-        int | None, written("Memory of the replica before the step, in bytes.", schema=_INT64)
+        int | None,
+        describe_field("Memory of the replica before the step, in bytes.", schema=_INT64),
     ] = None
     after_bytes: Annotated[
-        int | None, written("Memory of the replica after the step, in bytes.", schema=_INT64)
+        int | None, describe_field("Memory of the replica after the step, in bytes.", schema=_INT64)
     ] = None
-    message: Annotated[_Text | None, written("Human-readable details.")] = None
+    message: Annotated[_Text | None, describe_field("Human-readable details.")] = None
 
 
 class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -227,12 +238,12 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
 
     observed_generation: Annotated[
         int | None,
-        written("Generation of the spec that this status describes.", schema=_INT64),
+        describe_field("Generation of the spec that this status describes.", schema=_INT64),
     ] = None
     conditions: Annotated[
         list[IncidentCondition],
         msgspec.Meta(max_length=MAX_INCIDENT_CONDITIONS),
-        written(
+        describe_field(
             "`Resolved` says whether the incident ended well. `Reconciling` is True while it is "
             "open, so that kstatus calls it InProgress.",
             schema=_LIST_MAP,
@@ -240,59 +251,63 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
     ] = []
     revision: Annotated[
         _Writes | None,
-        written(
+        describe_field(
             "How often the supervisor has written this status. Each write must increase it, up to "
-            f"{MAX_WRITES}: the last one is kept for the end."
+            f"{MAX_STATUS_WRITES}: the last one is kept for the end."
         ),
     ] = None
-    phase: Annotated[IncidentPhase | None, written("Current phase of the incident.")] = None
-    attribution: Annotated[IncidentAttribution | None, written("Which memory grew.")] = None
+    phase: Annotated[IncidentPhase | None, describe_field("Current phase of the incident.")] = None
+    attribution: Annotated[IncidentAttribution | None, describe_field("Which memory grew.")] = None
     timeline: Annotated[
         list[IncidentStep],
-        msgspec.Meta(max_length=MAX_TIMELINE),
-        written("Newest steps, oldest first."),
+        msgspec.Meta(max_length=MAX_TIMELINE_STEPS),
+        describe_field("Newest steps, oldest first."),
     ] = []
     waiting_reason: Annotated[
         _Word | None,
-        written("Why a restart is waiting, or why it waited too long, as one CamelCase word."),
+        describe_field(
+            "Why a restart is waiting, or why it waited too long, as one CamelCase word."
+        ),
     ] = None
-    outcome: Annotated[_Word | None, written("How the incident ended, as one CamelCase word.")] = (
-        None
-    )
+    outcome: Annotated[
+        _Word | None, describe_field("How the incident ended, as one CamelCase word.")
+    ] = None
     message: Annotated[
-        _Text | None, written("Human-readable description of the current state or of the outcome.")
+        _Text | None,
+        describe_field("Human-readable description of the current state or of the outcome."),
     ] = None
     confirmed_at: Annotated[
         str | None,
-        written("Time at which the supervisor confirmed the incident.", schema=_TIME),
+        describe_field("Time at which the supervisor confirmed the incident.", schema=_TIME),
     ] = None
-    ended_at: Annotated[str | None, written("Time at which the incident ended.", schema=_TIME)] = (
-        None
-    )
+    ended_at: Annotated[
+        str | None, describe_field("Time at which the incident ended.", schema=_TIME)
+    ] = None
     returned_bytes: Annotated[
         int | None,
-        written("Total memory returned by all steps, in bytes.", schema=_INT64),
+        describe_field("Total memory returned by all steps, in bytes.", schema=_INT64),
     ] = None
     consumed_percent: Annotated[
-        int | None, written("Share of the growth budget that is used, in percent.")
+        int | None, describe_field("Share of the growth budget that is used, in percent.")
     ] = None
     diagnostics: Annotated[
-        _Texts, written("Paths of saved diagnostics in the supervisor's container.")
+        _Texts, describe_field("Paths of saved diagnostics in the supervisor's container.")
     ] = []
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        rule(
+        make_rule(
             " + ".join(
                 (
                     "(has(self.message) ? size(self.message) : 0)",
-                    _characters("self.timeline", "message"),
-                    _characters("self.conditions", "message"),
-                    _characters("self.diagnostics"),
-                    f"(has(self.attribution) ? {_characters('self.attribution.evidence')} : 0)",
+                    _make_length_expression("self.timeline", "message"),
+                    _make_length_expression("self.conditions", "message"),
+                    _make_length_expression("self.diagnostics"),
+                    "(has(self.attribution) ? "
+                    f"{_make_length_expression('self.attribution.evidence')} : 0)",
                 )
             )
-            + f" <= {MAX_TEXTS}",
-            f"all texts of a status together must have at most {MAX_TEXTS} characters",
+            + f" <= {MAX_TOTAL_TEXT_CHARS}",
+            f"all texts of a status together must have at most {MAX_TOTAL_TEXT_CHARS} characters",
         ),
     )
 
@@ -300,8 +315,8 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
 class LeakIncident(msgspec.Struct):
     """Memory leak or engine stall, and the actions taken."""
 
-    spec: Annotated[LeakIncidentSpec, written("Identity of the incident. Immutable.")]
+    spec: Annotated[LeakIncidentSpec, describe_field("Identity of the incident. Immutable.")]
     status: Annotated[
         LeakIncidentStatus | None,
-        written("Progress and result, written by the supervisor. Read-only."),
+        describe_field("Progress and result, written by the supervisor. Read-only."),
     ] = None

@@ -1,8 +1,9 @@
-"""Growth that supervisors observed in the replicas of a workload, kept beyond the life of a pod.
+"""Memory growth in the replicas of a workload, which is remembered beyond the life of a pod.
 
-Supervisors report it in their metrics. The operator stores it in the ConfigMap with their
-configuration, so that new pods and revisions do not have to learn it again. The values come from
-pods, so they are limited here, and a file that exceeds a limit is ignored.
+Supervisors observe the growth and report it in their metrics. The operator stores it in the
+ConfigMap with the supervisors' configuration, so that new pods and revisions do not have to learn
+it again. The values come from pods, so this module limits them, and a file that exceeds a limit is
+ignored.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from plimsoll_api import decoding
 from plimsoll_api.peers import MAX_GROWTH_BYTES
 
 LEARNED_FILE = "learned.json"
-MAX_LEARNED = 100
+MAX_LEARNED_WORKLOADS = 100
 """Maximum number of workloads in a file."""
 MAX_LEARNED_BYTES = 128 << 10
 """Maximum size of a file. A workload takes 300 bytes, or 700 with the longest possible names."""
 WINDOWS_H = (1, 6, 24)
 """Windows in hours over which growth is measured."""
-MAX_SEEN_S = 14 * 86400
+MAX_OBSERVED_S = 14 * 86400
 """Maximum observation time in seconds: two weeks, so that each weekday occurs twice."""
-KEPT_H = MAX_SEEN_S // 3600
-"""Number of hours for which observations are kept."""
-RISE_A_DAY, FALL_A_DAY = 1.25, 0.9
+MAX_OBSERVED_H = MAX_OBSERVED_S // 3600
+"""The same time in hours."""
+MAX_DAILY_RISE_FACTOR, MAX_DAILY_FALL_FACTOR = 1.25, 0.9
 """Maximum daily rise and fall of a learned budget, as factors. A budget falls slowly, so that a
 busy week after a quiet one causes no alarm."""
 
@@ -38,11 +39,11 @@ class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Growth of healthy replicas in one kind of memory, in bytes.
 
     ``seen_s`` is the observation time. ``gains`` are the 99th percentiles of growth within each of
-    :data:`WINDOWS_H`, and ``start`` is the memory that a start needs. ``budget`` is None while
-    learning.
+    :data:`WINDOWS_H`, and ``start`` is the memory that a starting engine needs. ``budget`` is None
+    while the budget is being learned.
     """
 
-    seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEEN_S)] = 0
+    seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_OBSERVED_S)] = 0
     gains: tuple[Size, Size, Size] = (0, 0, 0)
     start: Size = 0
     budget: Annotated[int, msgspec.Meta(ge=1, le=MAX_GROWTH_BYTES)] | None = None
@@ -61,7 +62,7 @@ class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     device: LearnedMemory | None = None
 
 
-_Workloads = Annotated[tuple[LearnedWorkload, ...], msgspec.Meta(max_length=MAX_LEARNED)]
+_Workloads = Annotated[tuple[LearnedWorkload, ...], msgspec.Meta(max_length=MAX_LEARNED_WORKLOADS)]
 
 
 def decode(data: bytes) -> tuple[LearnedWorkload, ...]:
@@ -82,9 +83,10 @@ def encode(workloads: Sequence[LearnedWorkload]) -> bytes:
 def step_budget(current: int, wanted: int, days: float) -> int:
     """Return the budget in bytes after ``days`` of change from ``current`` towards ``wanted``.
 
-    A budget changes by at most :data:`RISE_A_DAY` and :data:`FALL_A_DAY`.
+    Within a day, a budget rises at most by the factor :data:`MAX_DAILY_RISE_FACTOR`, and falls at
+    most by :data:`MAX_DAILY_FALL_FACTOR`.
     """
     days = min(days, 365.0)
-    most = math.ceil(current * math.pow(RISE_A_DAY, days))
-    least = math.floor(current * math.pow(FALL_A_DAY, days))
+    most = math.ceil(current * math.pow(MAX_DAILY_RISE_FACTOR, days))
+    least = math.floor(current * math.pow(MAX_DAILY_FALL_FACTOR, days))
     return max(1, min(max(wanted, least), most))

@@ -10,23 +10,23 @@ from __future__ import annotations
 import errno
 import socket
 
-EVERY_ADDRESS = "::"
-"""All addresses of this machine or pod, in both IP families."""
-_NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
+ALL_ADDRESSES = "::"
+"""Host that stands for all addresses of this machine or pod, in both IP families."""
+_NO_IPV6_ERRORS = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 """Errors of a kernel or sandbox without IPv6."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """Return a TCP socket that is bound to ``host`` and ``port`` but does not listen yet.
 
-    :data:`EVERY_ADDRESS` includes IPv4, and means only IPv4 if there is no IPv6. Raises OSError, or
-    OverflowError for an invalid port.
+    :data:`ALL_ADDRESSES` covers IPv6 and IPv4, or only IPv4 if IPv6 is not available. Raises
+    OSError, or OverflowError for an invalid port.
     """
-    if host == EVERY_ADDRESS:
+    if host == ALL_ADDRESSES:
         try:
             return _bind(socket.AF_INET6, host, port)
         except OSError as error:
-            if error.errno not in _NO_IPV6:
+            if error.errno not in _NO_IPV6_ERRORS:
                 raise
             host = "0.0.0.0"
     return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
@@ -37,7 +37,7 @@ def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if host == EVERY_ADDRESS:
+        if host == ALL_ADDRESSES:
             # Otherwise a setting of the network namespace applies.
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.bind((host, port))

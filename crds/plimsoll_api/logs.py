@@ -11,7 +11,11 @@ import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "color_message",
+}
 
 
 class JsonFormatter(logging.Formatter):
@@ -26,7 +30,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""``spec.supervision.maintenanceWindow``: when restarts that can wait are performed."""
+"""``spec.supervision.maintenanceWindow``: when the supervisor performs restarts that can wait."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from plimsoll_api.cel import rule, validations
-from plimsoll_api.manifest import POSITIVE_DURATION, FieldForm, written
+from plimsoll_api.cel import make_rule, make_validations
+from plimsoll_api.manifest import POSITIVE_DURATION_FORM, FieldForm, describe_field
 from plimsoll_api.units import DAY_S
 
 
 class Weekday(StrEnum):
-    """Day of the week, in order: Monday has the number 0."""
+    """Day of the week. The first member, Monday, has the number 0."""
 
     MONDAY = "Monday"
     TUESDAY = "Tuesday"
@@ -27,11 +27,11 @@ class Weekday(StrEnum):
 
 _EPOCH_WEEKDAY = list(Weekday).index(Weekday.THURSDAY)
 """Weekday of the Unix epoch: 1 January 1970 was a Thursday."""
-_TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
+_TIME_OF_DAY_PATTERN = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 
 
 def _read_time_of_day(value: Any) -> float:
-    if not isinstance(value, str) or not re.match(_TIME_OF_DAY.replace("$", r"\Z"), value):
+    if not isinstance(value, str) or not re.match(_TIME_OF_DAY_PATTERN.replace("$", r"\Z"), value):
         raise ValueError("must be a time of day in UTC, written HH:MM")
     hours, minutes = map(int, value.split(":"))
     return 3600.0 * hours + 60.0 * minutes
@@ -43,7 +43,7 @@ def _write_time_of_day(seconds: float) -> str:
 
 
 def _read_within_a_day(value: Any) -> float:
-    seconds: float = POSITIVE_DURATION.read(value)
+    seconds: float = POSITIVE_DURATION_FORM.read(value)
     if seconds > DAY_S:
         raise ValueError("must be at most 24h")
     return seconds
@@ -52,18 +52,18 @@ def _read_within_a_day(value: Any) -> float:
 def _read_weekdays(value: Any) -> tuple[int, ...]:
     known = list(Weekday)
     if not isinstance(value, list) or any(day not in known for day in value):
-        raise ValueError(f"may only name {', '.join(known)}")
+        raise ValueError(f"must contain only {', '.join(known)}")
     return tuple(sorted({known.index(Weekday(day)) for day in value}))
 
 
-TIME_OF_DAY = FieldForm(
-    _read_time_of_day, _write_time_of_day, {"type": "string", "pattern": _TIME_OF_DAY}
+TIME_OF_DAY_FORM = FieldForm(
+    _read_time_of_day, _write_time_of_day, {"type": "string", "pattern": _TIME_OF_DAY_PATTERN}
 )
-WITHIN_A_DAY = POSITIVE_DURATION._replace(
+WITHIN_A_DAY_FORM = POSITIVE_DURATION_FORM._replace(
     read=_read_within_a_day,
-    schema=POSITIVE_DURATION.schema
-    | validations(
-        rule(
+    schema=POSITIVE_DURATION_FORM.schema
+    | make_validations(
+        make_rule(
             "duration(self) > duration('0s') && duration(self) <= duration('24h')",
             "duration must be greater than 0 and at most 24h",
         )
@@ -81,36 +81,39 @@ WEEKDAYS_FORM = FieldForm(
 
 
 class MaintenanceWindow(msgspec.Struct, frozen=True):
-    """Time for restarts that can wait: ``duration_s`` seconds from ``start_s`` after midnight UTC.
+    """Time for restarts that can wait.
 
-    ``days`` are the numbers of the days on which the window opens, 0 for Monday; empty means every
+    The window opens ``start_s`` seconds after midnight UTC, and stays open for ``duration_s``
+    seconds. ``days`` are the numbers of the days on which it opens, 0 for Monday; empty means every
     day.
     """
 
     start_s: Annotated[
         float,
         msgspec.Meta(ge=0, lt=86_400),
-        written(
-            "Time of day, in UTC, at which the window opens: HH:MM.", name="start", form=TIME_OF_DAY
+        describe_field(
+            "Time of day, in UTC, at which the window opens: HH:MM.",
+            name="start",
+            form=TIME_OF_DAY_FORM,
         ),
     ]
     duration_s: Annotated[
         float,
         msgspec.Meta(gt=0, le=86_400),
-        written(
+        describe_field(
             "How long the window stays open. At most 24h. Defaults to 4h.",
             name="duration",
-            form=WITHIN_A_DAY,
+            form=WITHIN_A_DAY_FORM,
         ),
     ] = 4 * 3600.0
     days: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=0, le=6)], ...],
-        written(
+        describe_field(
             "Days on which the window opens. If empty, it opens every day.", form=WEEKDAYS_FORM
         ),
     ] = ()
 
-    def opens_in(self, now: float) -> float:
+    def compute_opens_in_s(self, now: float) -> float:
         """Return the seconds from ``now`` (Unix) until the window opens; 0 while it is open."""
         today = int(now // DAY_S)
         # Begin with yesterday, whose window may still be open.
@@ -120,7 +123,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
                 continue
             if now < start + self.duration_s:
                 return max(0.0, start - now)
-        raise AssertionError("a week has no such day")
+        raise AssertionError("the window opens on no day of the week")
 
     @property
     def opens_at(self) -> str:

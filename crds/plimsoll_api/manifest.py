@@ -1,9 +1,9 @@
 """Convert manifests to msgspec structs.
 
-A struct contains parsed values: bytes and seconds as numbers. :func:`written` annotates each field
-with its manifest form: its name, quantities such as ``512Mi`` or ``24h``, its description and its
-CEL rules. Both the CRD's schema (:mod:`plimsoll_api.structural`) and the parser
-(:func:`from_manifest`) use these annotations, so they cannot diverge.
+A struct contains parsed values: bytes and seconds as numbers. :func:`describe_field` annotates each
+field with its form in a manifest: its name, quantities such as ``512Mi`` or ``24h``, its
+description and its CEL rules. The CRD's schema (:mod:`plimsoll_api.structural`) and the parser
+(:func:`from_manifest`) both use these annotations, so they cannot diverge.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 
 import msgspec
 
-from plimsoll_api.cel import Rule, rule, validations
+from plimsoll_api.cel import Rule, make_rule, make_validations
 from plimsoll_api.units import (
     format_duration,
     parse_bytes,
     parse_duration,
-    quantity,
+    parse_quantity,
 )
 
 QUANTITY_PATTERN = (
@@ -33,7 +33,7 @@ QUANTITY_SCHEMA: dict[str, Any] = {
     "x-kubernetes-int-or-string": True,
 }
 DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": DURATION_PATTERN, "maxLength": 32}
-POSITIVE_DURATION_RULE = rule("self.matches('[1-9]')", "the duration must be greater than 0")
+POSITIVE_DURATION_RULE = make_rule("self.matches('[1-9]')", "the duration must be greater than 0")
 
 PositiveBytes = Annotated[int, msgspec.Meta(gt=0)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -41,10 +41,11 @@ Path = tuple[int | str, ...]
 
 
 class FieldForm(NamedTuple):
-    """Form of a value in a manifest.
+    """Form of a field's value in a manifest.
 
     ``read`` converts the manifest's value to the struct's value, or raises ValueError. ``write``
-    converts default values back. ``schema`` is the structural schema of the manifest's value.
+    converts a struct's default value to the manifest's value. ``schema`` is the structural schema
+    of the manifest's value.
     """
 
     read: Callable[[Any], Any]
@@ -52,8 +53,8 @@ class FieldForm(NamedTuple):
     schema: dict[str, Any]
 
 
-def text_of(value: Any) -> str:
-    """Return a string, or an integer as a string. Raises ValueError for other types.
+def to_text(value: Any) -> str:
+    """Return a string unchanged, and an integer as a string. Raises ValueError for other types.
 
     YAML parses a quantity such as ``4096`` as an integer.
     """
@@ -62,50 +63,52 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def _positive_bytes(value: Any) -> int:
-    text = text_of(value)
+def _read_positive_bytes(value: Any) -> int:
+    text = to_text(value)
     size = parse_bytes(text)
-    if quantity(text) <= 0:
+    if parse_quantity(text) <= 0:
         raise ValueError(f"must be greater than 0, not {text!r}; leave the field out for no budget")
     return size
 
 
-def _limit_bytes(value: Any) -> int:
-    _positive_bytes(value)
-    size = int(quantity(text_of(value)))
+def _read_limit_bytes(value: Any) -> int:
+    _read_positive_bytes(value)
+    size = int(parse_quantity(to_text(value)))
     if size < 1:
         raise ValueError(f"{value!r} is less than a byte; the suffix m stands for thousandths")
     return size
 
 
-def _seconds(value: Any) -> float:
+def _read_seconds(value: Any) -> float:
     if not isinstance(value, str):
         raise ValueError("must be a string such as 90s, 10m or 1h30m")
     return parse_duration(value)
 
 
-def _positive_seconds(value: Any) -> float:
-    if (seconds := _seconds(value)) <= 0:
+def _read_positive_seconds(value: Any) -> float:
+    if (seconds := _read_seconds(value)) <= 0:
         raise ValueError(f"must be greater than 0, not {value!r}")
     return seconds
 
 
-POSITIVE_BYTES = FieldForm(_positive_bytes, int, QUANTITY_SCHEMA)
-LIMIT_BYTES = FieldForm(_limit_bytes, int, QUANTITY_SCHEMA)
-"""Limit, rounded down. The API server compares the quantities as written, and this form must reject
-the same ones."""
-DURATION_FORM = FieldForm(_seconds, format_duration, DURATION_SCHEMA)
-POSITIVE_DURATION = FieldForm(
-    _positive_seconds, format_duration, DURATION_SCHEMA | validations(POSITIVE_DURATION_RULE)
+POSITIVE_BYTES_FORM = FieldForm(_read_positive_bytes, int, QUANTITY_SCHEMA)
+LIMIT_BYTES_FORM = FieldForm(_read_limit_bytes, int, QUANTITY_SCHEMA)
+"""Form of a limit in bytes, rounded down. The API server compares quantities as written, and this
+form must reject the same values."""
+DURATION_FORM = FieldForm(_read_seconds, format_duration, DURATION_SCHEMA)
+POSITIVE_DURATION_FORM = FieldForm(
+    _read_positive_seconds,
+    format_duration,
+    DURATION_SCHEMA | make_validations(POSITIVE_DURATION_RULE),
 )
 
 
 class FieldValues(dict[str, Any]):
-    """Values of several struct fields that come from a single value in a manifest."""
+    """Values of several struct fields that are read from a single field of a manifest."""
 
 
 class Field(NamedTuple):
-    """Field of a struct in its manifest form. ``type`` excludes None."""
+    """Field of a struct, and its form in a manifest. ``type`` excludes None."""
 
     name: str
     python_name: str
@@ -124,19 +127,19 @@ class Field(NamedTuple):
         return self.default is msgspec.NODEFAULT
 
 
-def written(
+def describe_field(
     description: str,
     *rules: Rule,
     name: str | None = None,
     form: FieldForm | None = None,
     schema: dict[str, Any] | None = None,
 ) -> msgspec.Meta:
-    """Return the annotation of a field: its description for ``kubectl explain`` and its form.
+    """Return the annotation of a struct field: its description for ``kubectl explain`` and form.
 
-    ``name`` is the name in the manifest; by default, it is the struct's in camelCase. ``schema``
-    adds keys to the structural schema.
+    ``rules`` are CEL rules on the field. ``name`` is the field's name in a manifest; by default, it
+    is the struct's name in camelCase. ``schema`` adds keys to the structural schema.
     """
-    extra = (schema or {}) | (validations(*rules) if rules else {})
+    extra = (schema or {}) | (make_validations(*rules) if rules else {})
     return msgspec.Meta(
         description=description,
         extra_json_schema=extra or None,
@@ -144,35 +147,35 @@ def written(
     )
 
 
-def camel(name: str) -> str:
-    """Return a field's name in a manifest, for example ``growthBudget`` for growth_budget."""
+def to_camel_case(name: str) -> str:
+    """Convert a field's name to its form in a manifest: growth_budget to ``growthBudget``."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
-_SPLIT: dict[type, tuple[Field, ...]] = {}
+_FIELDS_BY_STRUCT: dict[type, tuple[Field, ...]] = {}
 
 
-def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the fields of ``struct`` that a manifest can set: those with a description."""
-    if struct not in _SPLIT:
+def list_fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
+    """Return the fields of ``struct`` that a manifest can set: the fields with a description."""
+    if struct not in _FIELDS_BY_STRUCT:
         hints = get_type_hints(struct, include_extras=True)
-        found = (_field(one, hints[one.name]) for one in msgspec.structs.fields(struct))
-        _SPLIT[struct] = tuple(one for one in found if one.description)
-    return _SPLIT[struct]
+        found = (_make_field(one, hints[one.name]) for one in msgspec.structs.fields(struct))
+        _FIELDS_BY_STRUCT[struct] = tuple(one for one in found if one.description)
+    return _FIELDS_BY_STRUCT[struct]
 
 
-def _field(one: msgspec.structs.FieldInfo, hint: Any) -> Field:
-    annotated, metas = unwrap(hint)
+def _make_field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
+    annotated, metas = unwrap_annotated(hint)
     nullable = get_origin(annotated) in (Union, UnionType) and NoneType in get_args(annotated)
     constrained = hint
     if nullable:
         (annotated,) = (part for part in get_args(annotated) if part is not NoneType)
-        annotated, more = unwrap(annotated)
+        annotated, more = unwrap_annotated(annotated)
         metas = [*more, *metas]
-    default = one.default
-    if one.default_factory is not msgspec.NODEFAULT:
-        default = one.default_factory()
+    default = info.default
+    if info.default_factory is not msgspec.NODEFAULT:
+        default = info.default_factory()
     name, form, description = None, None, ""
     schema: dict[str, Any] = {}
     constraints = msgspec.Meta()
@@ -183,15 +186,17 @@ def _field(one: msgspec.structs.FieldInfo, hint: Any) -> Field:
         schema |= meta.extra_json_schema or {}
         if meta.description is None:
             constraints = meta
-    written_name = name or (camel(one.name) if one.encode_name == one.name else one.encode_name)
+    written_name = name or (
+        to_camel_case(info.name) if info.encode_name == info.name else info.encode_name
+    )
     return Field(
-        written_name, one.name, annotated, constrained, nullable, form, default, constraints,
+        written_name, info.name, annotated, constrained, nullable, form, default, constraints,
         description, schema,
     )  # fmt: skip
 
 
-def unwrap(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
-    """Return a type without its annotations, and the annotations."""
+def unwrap_annotated(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
+    """Return a type hint without its msgspec annotations, and the annotations."""
     if get_origin(hint) is not Annotated:
         return hint, []
     inner, *metas = get_args(hint)
@@ -207,7 +212,7 @@ class ProblemKind(StrEnum):
 
 
 class Problem(NamedTuple):
-    """Problem in a manifest. ``path`` is its location, relative to the struct."""
+    """Problem in a manifest. ``path`` is the location of the field, relative to the struct."""
 
     path: Path
     fault: ProblemKind
@@ -216,14 +221,14 @@ class Problem(NamedTuple):
 
 
 class ManifestError(ValueError):
-    """Raised for an invalid manifest, with all its ``problems``."""
+    """Raised for an invalid manifest. ``problems`` lists everything that is wrong with it."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("; ".join(f"{_dotted(one.path)}: {one.message}" for one in problems))
+        super().__init__("; ".join(f"{_format_path(one.path)}: {one.message}" for one in problems))
         self.problems = problems
 
 
-def _dotted(path: Path) -> str:
+def _format_path(path: Path) -> str:
     return ".".join(map(str, path)) or "(root)"
 
 
@@ -231,21 +236,21 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def from_manifest(struct: type[_Struct], raw: Any) -> _Struct:
-    """Parse ``raw``, a part of a manifest, as a ``struct``. Raises :class:`ManifestError`."""
+    """Parse the part ``raw`` of a manifest as a ``struct``. Raises :class:`ManifestError`."""
     problems: list[Problem] = []
-    value = _read(struct, raw, (), problems)
+    value = _read_struct(struct, raw, (), problems)
     if problems or not isinstance(value, struct):
         raise ManifestError(problems)
     return value
 
 
-def _read(
+def _read_struct(
     struct: type[msgspec.Struct], raw: Any, path: Path, problems: list[Problem]
 ) -> msgspec.Struct | None:
     if not isinstance(raw, dict):
         problems.append(Problem(path, ProblemKind.VALUE, "must be an object", raw))
         return None
-    before, known = len(problems), {one.name: one for one in fields(struct)}
+    before, known = len(problems), {one.name: one for one in list_fields(struct)}
     values: dict[str, Any] = {}
     for name in raw.keys() - known.keys():
         problems.append(
@@ -253,7 +258,7 @@ def _read(
         )
     for one in known.values():
         if one.name in raw:
-            value = _value(one, raw[one.name], (*path, one.name), problems)
+            value = _read_value(one, raw[one.name], (*path, one.name), problems)
             values |= value if isinstance(value, FieldValues) else {one.python_name: value}
         elif one.required:
             problems.append(Problem((*path, one.name), ProblemKind.MISSING, "is required", raw))
@@ -266,29 +271,32 @@ def _read(
         return None
 
 
-def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
-    if raw is None and one.nullable:
+def _read_value(field: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
+    if raw is None and field.nullable:
         return None
-    if isinstance(one.type, type) and issubclass(one.type, msgspec.Struct):
-        return _read(one.type, raw, path, problems)
+    if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+        return _read_struct(field.type, raw, path, problems)
     try:
-        value = one.form.read(raw) if one.form is not None else raw
+        value = field.form.read(raw) if field.form is not None else raw
         if isinstance(value, FieldValues):
             return value
-        return msgspec.convert(value, one.constrained)
+        return msgspec.convert(value, field.constrained)
     except msgspec.ValidationError as error:
-        message = _allowed(one.type) or str(error).partition(" - at `$")[0]
+        message = _describe_allowed(field.type) or str(error).partition(" - at `$")[0]
     except ValueError as error:
         message = str(error)
     problems.append(Problem(path, ProblemKind.VALUE, message, raw))
     return None
 
 
-def _allowed(type_: Any) -> str:
-    """Return a message with the allowed values of an enumeration or a list of one, if it is one."""
+def _describe_allowed(type_: Any) -> str:
+    """Return a message with the allowed values of an enumeration, or of a list of an enumeration.
+
+    Return an empty string for other types.
+    """
     inner = next(iter(get_args(type_)), type_)
-    inner, _ = unwrap(inner)
+    inner, _ = unwrap_annotated(inner)
     if isinstance(inner, type) and issubclass(inner, Enum):
         values = ", ".join(str(member.value) for member in inner)
-        return f"must be one of {values}" if inner is type_ else f"may only name {values}"
+        return f"must be one of {values}" if inner is type_ else f"must contain only {values}"
     return ""

@@ -1,4 +1,4 @@
-"""Build the memory contract of a revision: a sentence, and the requests and limits to set."""
+"""Build the memory contract of a revision: a sentence, and the recommended requests and limits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import msgspec
 
 from plimsoll_api.admin import LedgerEntry
 from plimsoll_api.peers import MAX_GROWTH_BYTES, PeerGrowth
-from plimsoll_api.units import DAY_S, format_bytes, format_left
+from plimsoll_api.units import DAY_S, format_bytes, format_remaining_time
 
-STEP_BYTES = 256 << 20
+ROUNDING_STEP_BYTES = 256 << 20
 """Step to which requests and limits are rounded up."""
 MIN_REQUESTS, MIN_GROWTH_AGE_S = 1000, 3600
-"""Minimum number of requests, and of seconds after the warm-up, before growth rates are shown."""
+"""Minimum number of requests before a contract shows growth per request, and minimum seconds since
+the warm-up before it shows how long the limit lasts."""
 MAX_FORECAST_S = 3 * 365 * DAY_S
-"""Longest time that a sentence gives for reaching a limit."""
-SHOWN_SHARE = 0.01
-"""Minimum share of the level from which unfilled pools are mentioned."""
+"""Maximum seconds until the limit is reached for which a contract says how long the limit lasts."""
+MIN_SHOWN_SHARE = 0.01
+"""A contract mentions the unfilled part of the pools if it exceeds this share of ``level``."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
 
@@ -27,8 +28,9 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
 class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
     """Memory needs of a replica for one kind of memory, in bytes.
 
-    ``level`` is the largest healthy size. ``pools`` is the sum of the bounds in the engine's
-    ledger, and ``unfilled`` the part that the pools do not use yet. ``limit`` is None if unknown.
+    ``level`` is the most memory that a healthy replica held. ``pools`` is the sum of the bounds in
+    the engine's ledger, and ``unfilled`` the part of ``pools`` that is not in use yet. ``limit`` is
+    None if unknown.
     """
 
     level: Size
@@ -45,10 +47,10 @@ class MemoryContract(NamedTuple):
     limit: int
 
 
-def needs_of(
+def make_memory_needs(
     memory: str, level: int, limit: int | None, ledger: Iterable[LedgerEntry]
 ) -> MemoryNeeds:
-    """Return the needs for ``memory`` (host or device), with the pools from the ledger."""
+    """Return the memory needs for ``memory`` (host or device), with the pools from the ledger."""
     pools = [(one.bytes, one.bound) for one in ledger if one.kind == memory]
     bounded = [(size, bound) for size, bound in pools if bound is not None]
     return MemoryNeeds(
@@ -66,10 +68,10 @@ def make_contract(
     budget: int,
     request: int | None = None,
 ) -> MemoryContract:
-    """Return the contract for the worst replica of a revision. ``needs`` must not be empty.
+    """Return the contract that fits every replica of a revision. ``needs`` must not be empty.
 
-    ``growth`` is the growth since the warm-up, ``budget`` the leak budget and ``request`` the
-    current request, in bytes.
+    ``needs`` and ``growth`` have one item per replica; the growth is counted since the warm-up.
+    ``budget`` is the leak budget and ``request`` the current memory request, both in bytes.
     """
     worst = max(needs, key=lambda one: one.level + one.unfilled)
     level = max(one.level for one in needs)
@@ -78,29 +80,29 @@ def make_contract(
     said = [f"{memory} memory needs {format_bytes(level)} at this load"]
     if request is not None and request < level:
         said[0] += f", request {format_bytes(request)} is too small"
-    if worst.unfilled > SHOWN_SHARE * level:
+    if worst.unfilled > MIN_SHOWN_SHARE * level:
         said.append(f"fills to {format_bytes(full)} (declared pools {format_bytes(worst.pools)})")
     if limit is not None and limit < full:
         said[-1] += f", limit {format_bytes(limit)} is too small"
     each = max((g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0)
     if each >= 1:
-        said.append(f"grows by {format_bytes(_two_digits(each))} a request")
+        said.append(f"grows by {format_bytes(_round_to_two_digits(each))} a request")
     rate = max((g.bytes / g.age_s for g in growth if g.age_s >= MIN_GROWTH_AGE_S), default=0.0)
     if rate > 0 and limit is not None and (left_s := (limit - level) / rate) <= MAX_FORECAST_S:
-        lasts = format_left(max(0.0, left_s))
+        lasts = format_remaining_time(max(0.0, left_s))
         said.append(f"the limit lasts {lasts} at this traffic")
-    return MemoryContract("; ".join(said), _rounded(level), _rounded(full + budget))
+    return MemoryContract("; ".join(said), _round_up(level), _round_up(full + budget))
 
 
-def _two_digits(value: float) -> float:
+def _round_to_two_digits(value: float) -> float:
     """Round ``value`` to two significant digits, so that a status seldom changes."""
     return round(value, 1 - math.floor(math.log10(value)))
 
 
-def _rounded(size: int) -> int:
-    return -(-size // STEP_BYTES) * STEP_BYTES
+def _round_up(size: int) -> int:
+    return -(-size // ROUNDING_STEP_BYTES) * ROUNDING_STEP_BYTES
 
 
-def quantity_text(size: int) -> str:
+def format_quantity(size: int) -> str:
     """Format a multiple of 1 MiB as a quantity: ``17408Mi``, ``18Gi``."""
     return f"{size >> 30}Gi" if size % (1 << 30) == 0 else f"{size >> 20}Mi"

@@ -6,51 +6,51 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from plimsoll_api.cel import Rule, rule
+from plimsoll_api.cel import Rule, make_rule
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.manifest import (
     DURATION_FORM,
-    LIMIT_BYTES,
-    POSITIVE_BYTES,
-    POSITIVE_DURATION,
+    LIMIT_BYTES_FORM,
+    POSITIVE_BYTES_FORM,
+    POSITIVE_DURATION_FORM,
     QUANTITY_SCHEMA,
     FieldForm,
     FieldValues,
     PositiveBytes,
     PositiveSeconds,
-    written,
+    describe_field,
 )
 from plimsoll_api.units import DAY_S, format_bytes
 
 NEAR_LIMIT_RATIO = 0.95
 """Share of a memory limit, without reclaimable memory, above which a replica counts as near its
 limit."""
-AUTO = "Auto"
+AUTO_BUDGET = "Auto"
 """Value of ``growthBudget`` for a learned budget."""
-PROVISIONAL_BYTES = 2 << 30
+MAX_PROVISIONAL_BYTES = 2 << 30
 PROVISIONAL_SHARE = 0.125
-"""Budget before a level is known: an eighth of the memory limit, at most 2 GiB. This is a choice,
-not a measurement: large enough to be seldom exhausted on the first day, and small enough to report
-a leak well before the limit."""
+"""Budget before a level is known: an eighth of the memory limit, at most 2 GiB. Both are choices,
+not measurements: large enough to be seldom exhausted on the first day, and small enough to
+report a leak well before the limit."""
 
 
-def provisional(limit_bytes: int | None) -> int:
-    """Return the budget of ``Auto`` in bytes until a level is known."""
+def compute_provisional_budget(limit_bytes: int | None) -> int:
+    """Return the budget in bytes that ``Auto`` means until the level of the memory is known."""
     if limit_bytes is None:
-        return PROVISIONAL_BYTES
-    return max(1, min(PROVISIONAL_BYTES, int(PROVISIONAL_SHARE * limit_bytes)))
+        return MAX_PROVISIONAL_BYTES
+    return max(1, min(MAX_PROVISIONAL_BYTES, int(PROVISIONAL_SHARE * limit_bytes)))
 
 
 def _read_budget(value: Any) -> Any:
-    if value == AUTO:
-        return FieldValues(growth_bytes=PROVISIONAL_BYTES, auto=True)
-    return POSITIVE_BYTES.read(value)
+    if value == AUTO_BUDGET:
+        return FieldValues(growth_bytes=MAX_PROVISIONAL_BYTES, auto=True)
+    return POSITIVE_BYTES_FORM.read(value)
 
 
-GROWTH_BUDGET = FieldForm(
+GROWTH_BUDGET_FORM = FieldForm(
     _read_budget,
     int,
-    QUANTITY_SCHEMA | {"pattern": f"{QUANTITY_SCHEMA['pattern']}|^{AUTO}$"},
+    QUANTITY_SCHEMA | {"pattern": f"{QUANTITY_SCHEMA['pattern']}|^{AUTO_BUDGET}$"},
 )
 
 
@@ -63,56 +63,56 @@ class MemoryBudget(msgspec.Struct, frozen=True):
 
     growth_bytes: Annotated[
         PositiveBytes,
-        written(
+        describe_field(
             "Unexplained growth, in bytes, that each replica may show within `window`. Must be more"
             " than 0. `Auto` learns it from the service's own days; a restart then also requires "
             "that memory reaches its limit soon (`spec.memory.auto`). To set no budget, omit the "
             "enclosing `host` or `device`.",
-            rule(
+            make_rule(
                 "string(self) == 'Auto' || (isQuantity(string(self)) && "
                 "quantity(string(self)).isGreaterThan(quantity('0')))",
                 "growthBudget must be greater than 0; leave host or device out for no budget",
             ),
             name="growthBudget",
-            form=GROWTH_BUDGET,
+            form=GROWTH_BUDGET_FORM,
         ),
     ]
     window_s: Annotated[
         PositiveSeconds,
-        written(
+        describe_field(
             "Period over which growth is counted against the budget. Defaults to 24h.",
             name="window",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ] = DAY_S
     limit_bytes: Annotated[
         PositiveBytes | None,
-        written(
+        describe_field(
             "Memory, in bytes, at which the replica is killed. For host memory, defaults to the "
             "engine's memory limit. For device memory, defaults to the size of the device.",
             name="limit",
-            form=LIMIT_BYTES,
+            form=LIMIT_BYTES_FORM,
         ),
     ] = None
 
     minimum_bytes: Annotated[
         PositiveBytes | None,
-        written(
+        describe_field(
             "Smallest budget, in bytes, that `growthBudget: Auto` may learn. It applies at once. "
             "Defaults to 3 % of the memory limit.",
             name="minimum",
-            form=POSITIVE_BYTES,
+            form=POSITIVE_BYTES_FORM,
         ),
     ] = None
     auto: bool = False
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        rule(
+        make_rule(
             "!has(self.minimum) || string(self.growthBudget) == 'Auto'",
             "minimum requires growthBudget: Auto",
             fieldPath=".minimum",
         ),
-        rule(
+        make_rule(
             "!has(self.limit) || string(self.growthBudget) == 'Auto' || "
             "quantity(string(self.growthBudget)).compareTo(quantity(string(self.limit))) <= 0",
             "growthBudget must not be larger than limit",
@@ -122,7 +122,7 @@ class MemoryBudget(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.minimum_bytes is not None and not self.auto:
-            raise ValueError(f"minimum requires growthBudget: {AUTO}")
+            raise ValueError(f"minimum requires growthBudget: {AUTO_BUDGET}")
         if self.auto and self.limit_bytes is not None:
             # Older supervisors reject a budget above the limit.
             msgspec.structs.force_setattr(
@@ -140,27 +140,27 @@ class AutoBudgets(msgspec.Struct, frozen=True):
 
     learning_s: Annotated[
         PositiveSeconds,
-        written(
+        describe_field(
             "Time for which each new service is observed before the supervisor acts on its growth. "
             "Defaults to 24h.",
             name="learning",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ] = DAY_S
     limit_within_s: Annotated[
         PositiveSeconds,
-        written(
+        describe_field(
             "The supervisor restarts an engine for a leak only if memory would reach its limit "
             "within this time at its present pace. Defaults to 4h.",
             name="limitWithin",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ] = 4 * 3600.0
 
 
-def budget_of(text: str, window_s: float = DAY_S) -> MemoryBudget:
+def parse_growth_budget(text: str, window_s: float = DAY_S) -> MemoryBudget:
     """Parse a budget: a size or ``Auto``. Raises ValueError for other text."""
-    value = GROWTH_BUDGET.read(text)
+    value = GROWTH_BUDGET_FORM.read(text)
     parsed = value if isinstance(value, FieldValues) else {"growth_bytes": value}
     return MemoryBudget(window_s=window_s, **parsed)
 
@@ -173,21 +173,21 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
 
     host: Annotated[
         MemoryBudget | None,
-        written(
+        describe_field(
             "Growth budget for host memory. If unset, Plimsoll watches host memory but never acts "
             "on its growth."
         ),
     ] = None
     device: Annotated[
         MemoryBudget | None,
-        written(
+        describe_field(
             "Growth budget for device memory. If unset, Plimsoll watches device memory but never "
             "acts on its growth."
         ),
     ] = None
     shared_device: Annotated[
         bool,
-        written(
+        describe_field(
             "Whether other pods use the same devices, for example with time-slicing or MPS. If "
             "true, Plimsoll judges only the memory that the engine's own allocator holds, because "
             "growth of the whole device may come from another pod. Plimsoll also detects other "
@@ -198,7 +198,7 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
     warmup_s: Annotated[
         float,
         msgspec.Meta(ge=0),
-        written(
+        describe_field(
             "Time after each engine start during which growth is treated as warm-up and not "
             "counted against a budget. Defaults to 1m.",
             name="warmup",
@@ -207,7 +207,9 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
     ] = 60.0
     auto: Annotated[
         AutoBudgets,
-        written("How budgets with `growthBudget: Auto` are learned, and what a restart requires."),
+        describe_field(
+            "How budgets with `growthBudget: Auto` are learned, and what a restart requires."
+        ),
     ] = AutoBudgets()
 
     @property
@@ -215,7 +217,7 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
         """Whether any budget is learned."""
         return any(one is not None and one.auto for one in (self.host, self.device))
 
-    def auto_of(self, kind: IncidentKind) -> MemoryBudget | None:
+    def get_auto_budget(self, kind: IncidentKind) -> MemoryBudget | None:
         """Return the budget for incidents of ``kind`` if it is learned; None otherwise."""
         budgets = {IncidentKind.HOST_GROWTH: self.host, IncidentKind.DEVICE_GROWTH: self.device}
         budget = budgets.get(kind)

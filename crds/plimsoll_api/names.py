@@ -17,48 +17,48 @@ POLICY_LABEL = f"{API_GROUP}/policy"
 """Label on the pods that a SupervisionPolicy supervises, on its objects and on its incidents: the
 policy's name."""
 
-REFUSED = f"{API_GROUP}/not-supervised"
-"""Annotation of a selected pod without a supervisor: why the SupervisionPolicy does not supervise
-it."""
+REFUSED_ANNOTATION = f"{API_GROUP}/not-supervised"
+"""Annotation of a selected pod without a supervisor: why no policy supervises the pod."""
 
 ROLE_LABEL = f"{API_GROUP}/role"
 """Label of a supervised pod: its role in disaggregated or multi-node serving. A value in the pod
 template takes precedence."""
 
 REVISION_LABEL = f"{API_GROUP}/revision"
-"""Label of a pod: hash of the spec that its template was first rendered from."""
+"""Label of a pod: hash of the spec for which the pod's template was first rendered."""
 
-APPLIED_HASH = f"{API_GROUP}/applied-hash"
-"""Annotation: hash of the object as applied. It changes even if only a field was removed."""
+APPLIED_HASH_ANNOTATION = f"{API_GROUP}/applied-hash"
+"""Annotation of an owned object: hash of the object as applied. The hash changes even if a field is
+only removed."""
 
-POD_HASH = f"{API_GROUP}/pod-hash"
-"""Annotation: hash of the parts of the spec that affect pods, which is part of the name of the
-pinned revision."""
+POD_HASH_ANNOTATION = f"{API_GROUP}/pod-hash"
+"""Annotation of an object: hash of the parts of the spec that affect pods. The name of the
+ControllerRevision with the pod template contains this hash."""
 
-RESTART_ID = f"{API_GROUP}/restart-id"
-"""Annotation of the Deployment: the last ``restart.id`` that caused a rolling restart."""
+RESTART_ID_ANNOTATION = f"{API_GROUP}/restart-id"
+"""Annotation of the Deployment: the ``restart.id`` that caused the last rolling restart."""
 
-SERVICE_RESTARTS = f"{API_GROUP}/restarts"
+SERVICE_RESTARTS_ANNOTATION = f"{API_GROUP}/restarts"
 """Annotation of a slot Lease: the restarts of all replicas of the service."""
 
-REPLICA_RESTARTS = f"{API_GROUP}/replica-restarts"
+REPLICA_RESTARTS_ANNOTATION = f"{API_GROUP}/replica-restarts"
 """Annotation of a slot Lease: the restarts of each replica, by pod UID."""
 
-SLOT_WORKLOAD = f"{API_GROUP}/workload"
+SLOT_WORKLOAD_ANNOTATION = f"{API_GROUP}/workload"
 """Annotation of a slot Lease of a SupervisionPolicy: KIND/NAME of the workload."""
 
-SLOT_REPLICAS = f"{API_GROUP}/replicas"
+SLOT_REPLICAS_ANNOTATION = f"{API_GROUP}/replicas"
 """Annotation of a slot Lease of a SupervisionPolicy: the pods that may take the slot, grouped by
 replica. An admission policy enforces it."""
 
-SLOT_ROLES = f"{API_GROUP}/roles"
-"""Annotation of a slot Lease of a SupervisionPolicy: the pods of each role of the same graph."""
+SLOT_ROLES_ANNOTATION = f"{API_GROUP}/roles"
+"""Annotation of a slot Lease of a SupervisionPolicy: the pods of each role in the same graph."""
 
-MAKE_CHECKPOINT = f"{API_GROUP}/make-checkpoint"
+MAKE_CHECKPOINT_ANNOTATION = f"{API_GROUP}/make-checkpoint"
 """Annotation of a manifest in local mode: ``tiny`` generates the tiny checkpoint if the model's
 directory does not exist."""
 
-OPERATOR = "plimsoll-operator"
+OPERATOR_NAME = "plimsoll-operator"
 """Field manager of the operator's writes, and holder of the slot Leases that the operator
 closes."""
 
@@ -81,12 +81,12 @@ supervisor deletes it."""
 ASK_SOCKET = "ask.sock"
 """Socket in the supervisor's state directory for actions by people."""
 
-DRAIN_S = 30.0
+DEFAULT_DRAIN_S = 30.0
 """Default maximum duration of a drain in seconds, including a drain before a restart."""
 
 
-def action_limit_s(drain_s: float) -> float:
-    """Return the time limit in seconds for an action by a person, with a drain of ``drain_s``.
+def compute_action_limit_s(drain_s: float) -> float:
+    """Return the time limit in seconds for a person's action with a drain of at most ``drain_s``.
 
     After the drain, an external server may use its own shutdown timeout, and a worker may need ten
     minutes to load its weights.
@@ -102,9 +102,9 @@ ADMIN_PORT, METRICS_PORT, PROBE_PORT = 8001, 9464, 9465
 probe."""
 
 
-def policy_object_name(policy: str) -> str:
-    """Return the name of a policy's ConfigMap, Role and RoleBinding.
+def make_policy_object_name(policy: str) -> str:
+    """Return the common name of a policy's ConfigMap, Role and RoleBinding.
 
-    It contains a dot, unlike the names of an InferenceService's objects.
+    The name contains a dot, so that no object of an InferenceService has it.
     """
     return f"{policy}.policy"

@@ -14,20 +14,20 @@ from typing import Self
 
 import msgspec
 
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
+_WORD_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
 
 class OpenEnum(StrEnum):
     """Enumeration that later versions may extend.
 
-    An unknown value keeps its text, equals no member, is not in ``list(...)``, and its ``is_known``
-    is False. Text that is not a short plain word raises ValueError, or msgspec's error in a
-    decoder.
+    A value that this version does not know keeps its text, equals no member and is not in
+    ``list(...)``; its ``is_known`` is False. Text that is not a short plain word raises ValueError,
+    or msgspec's error in a decoder.
     """
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
-        if not isinstance(value, str) or not _WORD.fullmatch(value):
+        if not isinstance(value, str) or not _WORD_PATTERN.fullmatch(value):
             return None
         word = str.__new__(cls, value)
         word._name_ = word._value_ = value
@@ -39,18 +39,18 @@ class OpenEnum(StrEnum):
         return self.value in type(self)._value2member_map_
 
 
-def unknown_words(value: object) -> Iterator[OpenEnum]:
-    """Yield the unknown values in ``value``, a struct or a container of structs."""
+def iterate_unknown_values(value: object) -> Iterator[OpenEnum]:
+    """Yield the values in ``value``, a struct or a container, that this version does not know."""
     if isinstance(value, OpenEnum):
         if not value.is_known:
             yield value
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            yield from unknown_words(getattr(value, name))
+            yield from iterate_unknown_values(getattr(value, name))
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from unknown_words(key)
-            yield from unknown_words(one)
+            yield from iterate_unknown_values(key)
+            yield from iterate_unknown_values(one)
     elif isinstance(value, list | tuple | set | frozenset):
         for one in value:
-            yield from unknown_words(one)
+            yield from iterate_unknown_values(one)

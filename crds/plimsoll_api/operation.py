@@ -7,24 +7,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from plimsoll_api.cel import rule, validations
+from plimsoll_api.cel import make_rule, make_validations
 from plimsoll_api.schema import PositiveDuration, PositiveQuantity, PreservedObject, ResourceModel
 
 MAX_SERVICE_REPLICAS = 1000
 COUNT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
-_LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+_LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
-_METRIC = r"^[^/%]*[^/%.][^/%]*$"
+_METRIC_NAME_PATTERN = r"^[^/%]*[^/%.][^/%]*$"
 """Pattern for a metric's name, which the API server uses as part of a path."""
 
 
-def _as_text(value: Any) -> Any:
+def _to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 Count = Annotated[
     str,
-    BeforeValidator(_as_text),
+    BeforeValidator(_to_text),
     StringConstraints(pattern=COUNT_PATTERN),
     Field(
         json_schema_extra={
@@ -39,27 +39,27 @@ Count = Annotated[
 """Number of replicas, or a percentage of them."""
 
 Labels = Annotated[
-    dict[str, Annotated[str, StringConstraints(max_length=63, pattern=_LABEL)]],
+    dict[str, Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE_PATTERN)]],
     Field(max_length=16),
 ]
 
 
-def count(text: str) -> int | str:
-    """Return the count as Kubernetes writes it: an integer, or a string that ends with %."""
+def parse_count(text: str) -> int | str:
+    """Parse a count as Kubernetes writes it: return an integer, or the string if it ends with %."""
     return text if text.endswith("%") else int(text)
 
 
 class ScaleMetric(ResourceModel):
     """Metric of the pods in the cluster's custom metrics API."""
 
-    name: Annotated[str, StringConstraints(max_length=253, pattern=_METRIC)] = Field(
+    name: Annotated[str, StringConstraints(max_length=253, pattern=_METRIC_NAME_PATTERN)] = Field(
         description="Name of the metric in the custom metrics API, for example "
         "`plimsoll_engine_num_requests_waiting`."
     )
     average_value: PositiveQuantity = Field(
         description="Target value of the metric, averaged over the pods. Must be greater than 0.",
-        json_schema_extra=validations(
-            rule(
+        json_schema_extra=make_validations(
+            make_rule(
                 "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
                 "averageValue must be greater than 0",
             )
@@ -78,7 +78,7 @@ class ScaleTarget(ResourceModel):
     metric: ScaleMetric | None = Field(default=None, description="Target for a metric of the pods.")
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check_one_target(self) -> Self:
         if (self.cpu_percent is None) == (self.metric is None):
             raise ValueError("autoscaling.target needs exactly one of cpuPercent and metric")
         return self
@@ -111,7 +111,7 @@ class ScaleTrigger(ResourceModel):
 
 
 class Autoscaling(ResourceModel):
-    """HorizontalPodAutoscaler, or ScaledObject of KEDA, for the service."""
+    """HorizontalPodAutoscaler or KEDA's ScaledObject for the service."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_SERVICE_REPLICAS)] = Field(
         default=1,
@@ -124,8 +124,8 @@ class Autoscaling(ResourceModel):
         default=None,
         description="Target that a HorizontalPodAutoscaler maintains. Set exactly one of "
         "`cpuPercent` and `metric`. Required unless `triggers` is set.",
-        json_schema_extra=validations(
-            rule(
+        json_schema_extra=make_validations(
+            make_rule(
                 "has(self.cpuPercent) != has(self.metric)",
                 "autoscaling.target needs exactly one of cpuPercent and metric",
             )
@@ -144,7 +144,7 @@ class Autoscaling(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _one_controller(self) -> Self:
+    def _check_one_source(self) -> Self:
         if (self.target is None) == (not self.triggers):
             raise ValueError(ONE_SOURCE_MESSAGE)
         if self.min_replicas == 0 and not self.triggers:
@@ -152,7 +152,7 @@ class Autoscaling(ResourceModel):
         return self
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _check_replica_limits(self) -> Self:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"autoscaling.minReplicas {self.min_replicas} must not be more than maxReplicas "
@@ -163,14 +163,16 @@ class Autoscaling(ResourceModel):
 
 ONE_SOURCE_MESSAGE = "autoscaling needs exactly one of target and triggers"
 ZERO_REPLICAS_MESSAGE = "autoscaling.minReplicas 0 requires autoscaling.triggers"
-AUTOSCALING_RULES = validations(
-    rule("has(self.target) != (has(self.triggers) && size(self.triggers) > 0)", ONE_SOURCE_MESSAGE),
-    rule(
+AUTOSCALING_RULES = make_validations(
+    make_rule(
+        "has(self.target) != (has(self.triggers) && size(self.triggers) > 0)", ONE_SOURCE_MESSAGE
+    ),
+    make_rule(
         "self.minReplicas > 0 || (has(self.triggers) && size(self.triggers) > 0)",
         ZERO_REPLICAS_MESSAGE,
         fieldPath=".minReplicas",
     ),
-    rule(
+    make_rule(
         "self.minReplicas <= self.maxReplicas",
         "autoscaling.minReplicas must not be more than maxReplicas",
         fieldPath=".minReplicas",
@@ -179,7 +181,7 @@ AUTOSCALING_RULES = validations(
 
 
 class OnLeak(StrEnum):
-    """Reaction to a revision that leaks in most of its replicas."""
+    """Reaction to a new revision that leaks in most of its replicas."""
 
     CONTINUE = "Continue"
     HOLD = "Hold"
@@ -194,7 +196,7 @@ class RunRevision(StrEnum):
 
 
 class Rollout(ResourceModel):
-    """Settings of the replacement of old pods by new ones."""
+    """Settings for replacing old pods by new ones."""
 
     max_surge: Count | None = Field(
         default=None,
@@ -230,14 +232,14 @@ class Rollout(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _can_move(self) -> Self:
+    def _check_pod_limits(self) -> Self:
         if {self.max_surge, self.max_unavailable} <= {"0", "0%"}:
             raise ValueError("rollout.maxSurge and rollout.maxUnavailable must not both be 0")
         return self
 
 
-ROLLOUT_RULES = validations(
-    rule(
+ROLLOUT_RULES = make_validations(
+    make_rule(
         "!has(self.maxSurge) || !has(self.maxUnavailable) || "
         "!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])",
         "rollout.maxSurge and rollout.maxUnavailable must not both be 0",
@@ -332,9 +334,12 @@ class ServiceOptions(ResourceModel):
     )
 
 
-_HOST = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_HOST_PATTERN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DomainName = Annotated[
-    str, StringConstraints(max_length=253, pattern=rf"^{_HOST}(\.{_HOST})*$", min_length=1)
+    str,
+    StringConstraints(
+        max_length=253, pattern=rf"^{_HOST_PATTERN}(\.{_HOST_PATTERN})*$", min_length=1
+    ),
 ]
 
 
@@ -342,9 +347,9 @@ class GatewayParent(ResourceModel):
     """Gateway that routes requests to the service."""
 
     name: _DomainName = Field(description="Name of the Gateway.")
-    namespace: Annotated[str, StringConstraints(max_length=63, pattern=rf"^{_HOST}$")] | None = (
-        Field(default=None, description="Namespace of the Gateway. Defaults to the service's.")
-    )
+    namespace: (
+        Annotated[str, StringConstraints(max_length=63, pattern=rf"^{_HOST_PATTERN}$")] | None
+    ) = Field(default=None, description="Namespace of the Gateway. Defaults to the service's.")
     section_name: _DomainName | None = Field(
         default=None, description="Name of the Gateway's listener. If unset, all listeners."
     )
@@ -379,7 +384,9 @@ class Gateway(ResourceModel):
             Annotated[
                 str,
                 StringConstraints(
-                    min_length=1, max_length=253, pattern=rf"^(\*\.)?{_HOST}(\.{_HOST})*$"
+                    min_length=1,
+                    max_length=253,
+                    pattern=rf"^(\*\.)?{_HOST_PATTERN}(\.{_HOST_PATTERN})*$",
                 ),
             ]
         ],
@@ -393,7 +400,7 @@ class Gateway(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _each_gateway_once(self) -> Self:
+    def _check_gateways_unique(self) -> Self:
         if len({one.name for one in self.parent_refs}) < len(self.parent_refs):
             raise ValueError("gateway.parentRefs must name each Gateway once")
         return self

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import ipaddress
 
-SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy without scripts and external content."""
 
 
-def host_name(header: str) -> str:
-    """Return the normalized name or address in a Host header, without the port."""
-    return normalize_host(_without_port(header))
+def parse_host_name(header: str) -> str:
+    """Return the normalized host name or IP address in a Host header, without the port."""
+    return normalize_host(_strip_port(header))
 
 
 def normalize_host(name: str) -> str:
-    """Return ``name`` in lower case, without surrounding spaces and a trailing dot."""
+    """Return a host name in lower case, without surrounding spaces and without a trailing dot."""
     return name.strip().lower().removesuffix(".")
 
 
@@ -32,7 +32,7 @@ def is_ip_address(name: str) -> bool:
     return True
 
 
-def _without_port(host: str) -> str:
+def _strip_port(host: str) -> str:
     host = host.strip()
     if host.startswith("["):
         return host[1:].partition("]")[0]

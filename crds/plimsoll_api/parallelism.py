@@ -11,20 +11,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from plimsoll_api.cel import rule
+from plimsoll_api.cel import make_rule
 from plimsoll_api.engines import EngineType
 from plimsoll_api.schema import ResourceModel
 from plimsoll_api.serving import Engine
-from plimsoll_api.units import quantity
+from plimsoll_api.units import parse_quantity
 
 MAX_NODES = 64
-MAX_SERVICE_NAME = 44
-"""Maximum length of the name of a service with ``parallelism``.
+MAX_SERVICE_NAME_CHARS = 44
+"""Maximum length of the name of a service with ``parallelism``. Its pods have a label with the
+value ``NAME-lws-GROUP-HASH``, in which GROUP has up to 3 digits and HASH 10 characters."""
 
-The value of a pod label is ``NAME-lws-GROUP-HASH``, with up to 3 digits and 10 characters.
-"""
-
-DEVICES = (
+DEVICE_RESOURCE_PREFIXES = (
     *("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"),
     *("habana.ai/gaudi", "huawei.com/Ascend", "google.com/tpu", "aws.amazon.com/neuron"),
 )
@@ -33,17 +31,14 @@ DEVICES = (
 The names of network adapters (``rdma/hca``, ``vpc.amazonaws.com/efa``) have a domain, too.
 """
 
-_FLAGS = {
+_RESERVED_FLAG_PATTERNS = {
     EngineType.VLLM: r"^(--(tensor|pipeline|data)[-_]parallel[-_]|-([tpd]p|n|r)(=|$)|--nnodes"
     r"|--node[-_]rank|--master[-_]|--headless|--distributed[-_]exec)",
     EngineType.SGLANG: r"^--((tensor|pipeline)[-_]parallel|[tp]p([-_]size)?(=|$)|nnodes"
     r"|node[-_]rank|dist[-_]init)",
 }
-"""Flags that the operator sets.
-
-SGLang's ``--dp-size`` is not one of them: it belongs to attention data parallelism, which divides
-the tensor ranks.
-"""
+"""Patterns of the flags that the operator sets. SGLang's ``--dp-size`` is not reserved: it belongs
+to attention data parallelism, which divides the tensor ranks."""
 
 ENGINE_MESSAGE = (
     "parallelism requires engine.type vllm or sglang: the plimsoll engine serves a model on one "
@@ -63,13 +58,13 @@ FLAGS_MESSAGE = (
     "addresses: the operator sets them"
 )
 NAME_MESSAGE = (
-    f"metadata.name must have at most {MAX_SERVICE_NAME} characters with spec.parallelism: the "
-    "pods of a group have a label that contains it"
+    f"metadata.name must have at most {MAX_SERVICE_NAME_CHARS} characters with spec.parallelism: "
+    "the pods of a group have a label that contains it"
 )
 
 
 class Parallelism(ResourceModel):
-    """Numbers of ranks in one replica, by kind of parallelism."""
+    """Number of ranks in one replica, by kind of parallelism."""
 
     tensor: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="Number of ranks that share each layer. Defaults to 1."
@@ -94,69 +89,84 @@ class Parallelism(ResourceModel):
         """Number of ranks of a replica."""
         return self.tensor * self.pipeline * self.data
 
-    def devices(self, limits: Mapping[str, str]) -> int:
-        """Return the number of devices of a pod whose engine has these ``limits``."""
+    def count_devices(self, limits: Mapping[str, str]) -> int:
+        """Return the number of devices in each pod, whose engine has these resource ``limits``."""
         if self.devices_per_node is not None:
             return self.devices_per_node
-        named = (amount for name, amount in limits.items() if name.startswith(DEVICES))
-        return max(1, int(sum(quantity(amount) for amount in named)))
+        named = (
+            amount for name, amount in limits.items() if name.startswith(DEVICE_RESOURCE_PREFIXES)
+        )
+        return max(1, int(sum(parse_quantity(amount) for amount in named)))
 
 
-def count_nodes(wanted: Parallelism | None, engine: Engine) -> int:
+def count_nodes(parallelism: Parallelism | None, engine: Engine) -> int:
     """Return the number of nodes, and therefore of pods, of each replica."""
-    return 1 if wanted is None else wanted.ranks // wanted.devices(engine.resources.limits)
+    return (
+        1
+        if parallelism is None
+        else parallelism.ranks // parallelism.count_devices(engine.resources.limits)
+    )
 
 
-def refusal(wanted: Parallelism | None, engine: Engine) -> str | None:
-    """Return why ``engine`` cannot have this parallelism; None if it can."""
-    if wanted is None:
+def explain_refused_parallelism(parallelism: Parallelism | None, engine: Engine) -> str | None:
+    """Return why ``engine`` does not support this parallelism; None if it does."""
+    if parallelism is None:
         return None
     if engine.type not in (EngineType.VLLM, EngineType.SGLANG):
         return ENGINE_MESSAGE
-    if engine.type is EngineType.SGLANG and wanted.data > 1:
+    if engine.type is EngineType.SGLANG and parallelism.data > 1:
         return DATA_MESSAGE
-    devices, share = wanted.devices(engine.resources.limits), wanted.tensor * wanted.pipeline
-    nodes, left = divmod(wanted.ranks, devices)
-    uneven = wanted.data > 1 and share % devices and devices % share
+    devices, share = (
+        parallelism.count_devices(engine.resources.limits),
+        parallelism.tensor * parallelism.pipeline,
+    )
+    nodes, left = divmod(parallelism.ranks, devices)
+    uneven = parallelism.data > 1 and share % devices and devices % share
     if left or uneven or not 1 <= nodes <= MAX_NODES:
         return NODES_MESSAGE
-    pattern = re.compile(_FLAGS[engine.type].replace("$", r"\Z"))
+    pattern = re.compile(_RESERVED_FLAG_PATTERNS[engine.type].replace("$", r"\Z"))
     return FLAGS_MESSAGE if any(pattern.match(one) for one in engine.args) else None
 
 
-_LIMITS = "self.engine.resources.limits"
-_COUNTED = (
-    f"(has({_LIMITS}) ? {_LIMITS}.filter(r, {list(DEVICES)}.exists(p, r.startsWith(p)))"
-    f".map(r, quantity(string({_LIMITS}[r])).asInteger()).sum() : 0)"
+_LIMITS_CEL = "self.engine.resources.limits"
+_DEVICE_COUNT_CEL = (
+    f"(has({_LIMITS_CEL}) ? {_LIMITS_CEL}"
+    f".filter(r, {list(DEVICE_RESOURCE_PREFIXES)}.exists(p, r.startsWith(p)))"
+    f".map(r, quantity(string({_LIMITS_CEL}[r])).asInteger()).sum() : 0)"
 )
-_DEVICES = f"[self.parallelism.?devicesPerNode.orValue([1, {_COUNTED}].max())]"
-_SHARE = "self.parallelism.tensor * self.parallelism.pipeline"
-_RANKS = f"{_SHARE} * self.parallelism.data"
-_FITS = (
-    f"{_DEVICES}.all(d, {_RANKS} % d == 0 && {_RANKS} / d <= {MAX_NODES} && "
-    f"(self.parallelism.data == 1 || ({_SHARE}) % d == 0 || d % ({_SHARE}) == 0))"
+_DEVICES_CEL = f"[self.parallelism.?devicesPerNode.orValue([1, {_DEVICE_COUNT_CEL}].max())]"
+_RANKS_PER_COPY_CEL = "self.parallelism.tensor * self.parallelism.pipeline"
+_RANKS_CEL = f"{_RANKS_PER_COPY_CEL} * self.parallelism.data"
+_NODES_CEL = (
+    f"{_DEVICES_CEL}.all(d, {_RANKS_CEL} % d == 0 && {_RANKS_CEL} / d <= {MAX_NODES} && "
+    f"(self.parallelism.data == 1 || ({_RANKS_PER_COPY_CEL}) % d == 0"
+    f" || d % ({_RANKS_PER_COPY_CEL}) == 0))"
 )
 
 
-def _without_flags(type_: EngineType) -> str:
-    found = f"self.engine.args.exists(a, a.matches('{_FLAGS[type_]}'))"
+def _make_flags_expression(type_: EngineType) -> str:
+    found = f"self.engine.args.exists(a, a.matches('{_RESERVED_FLAG_PATTERNS[type_]}'))"
     return f"self.engine.type != '{type_}' || !has(self.engine.args) || !{found}"
 
 
-def _if_set(expression: str, message: str, field: str) -> dict[str, str]:
-    return rule(f"!has(self.parallelism) || ({expression})", message, fieldPath=field)
+def _make_rule_if_set(expression: str, message: str, field: str) -> dict[str, str]:
+    return make_rule(f"!has(self.parallelism) || ({expression})", message, fieldPath=field)
 
 
 PARALLELISM_RULES = (
-    _if_set("self.engine.type in ['vllm', 'sglang']", ENGINE_MESSAGE, ".parallelism"),
-    _if_set(
+    _make_rule_if_set("self.engine.type in ['vllm', 'sglang']", ENGINE_MESSAGE, ".parallelism"),
+    _make_rule_if_set(
         "self.engine.type != 'sglang' || self.parallelism.data == 1", DATA_MESSAGE, ".parallelism"
     ),
-    _if_set(_FITS, NODES_MESSAGE, ".parallelism"),
-    *(_if_set(_without_flags(one), FLAGS_MESSAGE, ".engine.args") for one in _FLAGS),
+    _make_rule_if_set(_NODES_CEL, NODES_MESSAGE, ".parallelism"),
+    *(
+        _make_rule_if_set(_make_flags_expression(one), FLAGS_MESSAGE, ".engine.args")
+        for one in _RESERVED_FLAG_PATTERNS
+    ),
 )
-"""CEL rules that match :func:`refusal`."""
+"""CEL rules that reject the same specs as :func:`explain_refused_parallelism`."""
 
-NAME_RULE = rule(
-    f"!has(self.spec.parallelism) || size(self.metadata.name) <= {MAX_SERVICE_NAME}", NAME_MESSAGE
+NAME_LENGTH_RULE = make_rule(
+    f"!has(self.spec.parallelism) || size(self.metadata.name) <= {MAX_SERVICE_NAME_CHARS}",
+    NAME_MESSAGE,
 )

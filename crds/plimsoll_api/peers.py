@@ -1,7 +1,7 @@
-"""Growth of a service's replicas, published by the operator while one of them may be leaking.
+"""Memory growth of a service's replicas, published while one of them may be leaking.
 
-The file is in the ConfigMap with the supervisor's configuration. Its values come from the pods, so
-they are limited here, and a file that exceeds a limit is ignored.
+The operator writes the file into the ConfigMap with the supervisor's configuration. The values come
+from pods, so this module limits them, and a file that exceeds a limit is ignored.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ MAX_REQUESTS = 1 << 53
 class PeerGrowth(msgspec.Struct, frozen=True):
     """Growth of one kind of memory since the warm-up, as the replica's supervisor reports it.
 
-    ``bytes`` is the growth at comparable load that no ledger explains. ``age_s`` is the time since
-    the warm-up in whole seconds, and ``requests`` the number of completed requests since then.
+    ``bytes`` is the growth that no ledger explains, measured at comparable load. ``age_s`` is the
+    time since the warm-up in whole seconds, and ``requests`` the number of completed requests since
+    the warm-up.
     """
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
@@ -37,9 +38,9 @@ class PeerGrowth(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Replica of the service. ``workload`` is the owner of a policy's pod.
+    """Replica of the service. ``workload`` is the owner of the pod if a policy supervises it.
 
-    ``host`` and ``device`` are None if unknown.
+    ``host`` and ``device`` are the growth of host and device memory; None if unknown.
     """
 
     pod: Annotated[str, msgspec.Meta(max_length=253)]

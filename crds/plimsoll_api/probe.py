@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from plimsoll_api.cel import rule
+from plimsoll_api.cel import make_rule
 from plimsoll_api.engines import EngineType
-from plimsoll_api.manifest import written
+from plimsoll_api.manifest import describe_field
 from plimsoll_api.serving import Engine
 
 PYTHONPATH = "PYTHONPATH"
@@ -19,13 +19,13 @@ Image = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 class InjectedProbe(msgspec.Struct, frozen=True):
     """Probe for the pods of a policy.
 
-    A policy cannot set its image, which would run in other people's pods; the operator's
-    administrator chooses it.
+    A policy cannot set the image of its probe, because the image would run in other people's pods.
+    The operator's administrator chooses the image.
     """
 
     enabled: Annotated[
         bool,
-        written(
+        describe_field(
             "Whether to load the probe into the engine's Python processes. The probe reports "
             "Python's, malloc's and torch's memory, the KV cache and the known caches of each "
             "process, and can trim them. Not for a `plimsoll` engine, which reports all of this "
@@ -39,46 +39,46 @@ class Probe(InjectedProbe, frozen=True):
 
     image: Annotated[
         Image | None,
-        written(
+        describe_field(
             "Container image that holds the probe's code. Defaults to the image in the operator's "
             "`--probe-image`, or else to the supervisor's image."
         ),
     ] = None
 
 
-OWN_MESSAGE = (
+ADMIN_PROTOCOL_MESSAGE = (
     "probe.enabled must be false for an engine that speaks the admin protocol (engine.type "
     "plimsoll, or engine.adminContract Plimsoll): such an engine reports its memory itself"
 )
-PATH_MESSAGE = (
+PYTHONPATH_MESSAGE = (
     f"engine.env: with probe.enabled, {PYTHONPATH} must have a value, not valueFrom: the operator "
     "appends the probe's folder to it"
 )
 
 
-def refusal(probe: Probe, engine: Engine) -> str | None:
-    """Return why ``engine`` cannot have the probe; None if it can."""
+def explain_refused_probe(probe: Probe, engine: Engine) -> str | None:
+    """Return why the probe cannot be loaded into ``engine``; None if it can."""
     if not probe.enabled:
         return None
     if engine.type is EngineType.PLIMSOLL or engine.admin_contract == "Plimsoll":
-        return OWN_MESSAGE
+        return ADMIN_PROTOCOL_MESSAGE
     if any(one.name == PYTHONPATH and one.value_from is not None for one in engine.env):
-        return PATH_MESSAGE
+        return PYTHONPATH_MESSAGE
     return None
 
 
-SPEC_RULES = (
-    rule(
+PROBE_RULES = (
+    make_rule(
         "!self.probe.enabled || "
         "(self.engine.type != 'plimsoll' && self.engine.adminContract != 'Plimsoll')",
-        OWN_MESSAGE,
+        ADMIN_PROTOCOL_MESSAGE,
         fieldPath=".probe",
     ),
-    rule(
+    make_rule(
         "!self.probe.enabled || !has(self.engine.env) || "
         f"!self.engine.env.exists(one, one.name == '{PYTHONPATH}' && has(one.valueFrom))",
-        PATH_MESSAGE,
+        PYTHONPATH_MESSAGE,
         fieldPath=".engine.env",
     ),
 )
-"""CEL rules that match :func:`refusal`."""
+"""CEL rules that reject the same specs as :func:`explain_refused_probe`."""

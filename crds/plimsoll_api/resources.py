@@ -1,4 +1,4 @@
-"""Define a container's resource requests and limits, with the API server's checks for pods."""
+"""Define a container's resource requests and limits, and check them like the API server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from plimsoll_api.cel import rule, validations
+from plimsoll_api.cel import make_rule, make_validations
 from plimsoll_api.schema import Amount, ResourceModel
-from plimsoll_api.units import quantity
+from plimsoll_api.units import parse_quantity
 
-HUGE_PAGES = "hugepages-"
+HUGE_PAGES_PREFIX = "hugepages-"
 
 
 class Resources(ResourceModel):
@@ -28,16 +28,18 @@ class Resources(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _within_limits(self) -> Self:
+    def _check_requests(self) -> Self:
         for name, wanted in self.requests.items():
             limit = self.limits.get(name)
-            if _is_indivisible(name) and (limit is None or quantity(wanted) != quantity(limit)):
-                raise ValueError(f"requests.{name} {wanted} {_SAME}, which is {limit}")
-            if limit is not None and quantity(wanted) > quantity(limit):
-                raise ValueError(f"requests.{name} {wanted} {_BELOW}, which is {limit}")
+            if _is_indivisible(name) and (
+                limit is None or parse_quantity(wanted) != parse_quantity(limit)
+            ):
+                raise ValueError(f"requests.{name} {wanted} {_EQUAL_MESSAGE}, which is {limit}")
+            if limit is not None and parse_quantity(wanted) > parse_quantity(limit):
+                raise ValueError(f"requests.{name} {wanted} {_NOT_ABOVE_MESSAGE}, which is {limit}")
         for name, amount in self.limits.items():
-            if "/" in name and quantity(amount).denominator != 1:
-                raise ValueError(f"limits.{name} {amount} {_WHOLE}")
+            if "/" in name and parse_quantity(amount).denominator != 1:
+                raise ValueError(f"limits.{name} {amount} {_WHOLE_NUMBER_MESSAGE}")
         return self
 
 
@@ -50,7 +52,9 @@ _NAME = Annotated[
         max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
     ),
 ]
-ONE_SOURCE = "a resource claim needs one of resourceClaimName and resourceClaimTemplateName"
+ONE_CLAIM_SOURCE_MESSAGE = (
+    "a resource claim needs exactly one of resourceClaimName and resourceClaimTemplateName"
+)
 
 
 class DeviceClaim(ResourceModel):
@@ -72,14 +76,17 @@ class DeviceClaim(ResourceModel):
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _check_one_source(self) -> Self:
         if (self.resource_claim_name is None) == (self.resource_claim_template_name is None):
-            raise ValueError(ONE_SOURCE)
+            raise ValueError(ONE_CLAIM_SOURCE_MESSAGE)
         return self
 
 
-CLAIM_RULES = validations(
-    rule("has(self.resourceClaimName) != has(self.resourceClaimTemplateName)", ONE_SOURCE)
+CLAIM_RULES = make_validations(
+    make_rule(
+        "has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+        ONE_CLAIM_SOURCE_MESSAGE,
+    )
 )
 
 
@@ -99,42 +106,59 @@ class EngineResources(Resources):
     )
 
     @model_validator(mode="after")
-    def _each_name_once(self) -> Self:
+    def _check_names_unique(self) -> Self:
         if len({one.name for one in self.resource_claims}) < len(self.resource_claims):
             raise ValueError("resourceClaims must have different names")
         return self
 
 
-_SAME = "must be the same as its limit"
-_BELOW = "must not be above its limit"
-_WHOLE = "must be a whole number of devices"
+_EQUAL_MESSAGE = "must be the same as its limit"
+_NOT_ABOVE_MESSAGE = "must not be above its limit"
+_WHOLE_NUMBER_MESSAGE = "must be a whole number of devices"
 
 
 def _is_indivisible(name: str) -> bool:
-    return "/" in name or name.startswith(HUGE_PAGES)
+    return "/" in name or name.startswith(HUGE_PAGES_PREFIX)
 
 
-def _amount(of: str) -> str:
-    return f"quantity(string(self.{of}[r]))"
+def _make_amount_expression(field: str) -> str:
+    return f"quantity(string(self.{field}[r]))"
 
 
-def _rule(of: str, wrong: str, message: str) -> dict[str, str]:
-    """Return the rule that rejects resources for which ``wrong`` is true. ``r`` is their name."""
-    return rule(
-        f"!has(self.{of}) || !self.{of}.exists(r, {wrong})",
-        f"resources.{of}: an amount {message}",
-        messageExpression=f"'{of}.' + self.{of}.filter(r, {wrong})[0] + ' {message}'",
-        fieldPath=f".{of}",
+def _make_amount_rule(field: str, violation: str, message: str) -> dict[str, str]:
+    """Return the CEL rule that rejects resources for which the expression ``violation`` is true.
+
+    In the expression, ``r`` is the name of a resource in ``field``.
+    """
+    return make_rule(
+        f"!has(self.{field}) || !self.{field}.exists(r, {violation})",
+        f"resources.{field}: an amount {message}",
+        messageExpression=f"'{field}.' + self.{field}.filter(r, {violation})[0] + ' {message}'",
+        fieldPath=f".{field}",
     )
 
 
-_COMPARED = f"{_amount('requests')}.compareTo({_amount('limits')})"
-_HAS_LIMIT = "(has(self.limits) && r in self.limits)"
-_UNSHARED = f"(r.contains('/') || r.startsWith('{HUGE_PAGES}'))"
-
-RESOURCE_RULES: dict[str, Any] = validations(
-    _rule("requests", f"!{_UNSHARED} && {_HAS_LIMIT} && {_COMPARED} > 0", _BELOW),
-    _rule("requests", f"{_UNSHARED} && (!{_HAS_LIMIT} || {_COMPARED} != 0)", _SAME),
-    _rule("limits", f"r.contains('/') && !{_amount('limits')}.isInteger()", _WHOLE),
+_COMPARISON_CEL = (
+    f"{_make_amount_expression('requests')}.compareTo({_make_amount_expression('limits')})"
 )
-"""CEL rules for each ``resources`` that match the checks of :class:`Resources`."""
+_HAS_LIMIT_CEL = "(has(self.limits) && r in self.limits)"
+_IS_INDIVISIBLE_CEL = f"(r.contains('/') || r.startsWith('{HUGE_PAGES_PREFIX}'))"
+
+RESOURCE_RULES: dict[str, Any] = make_validations(
+    _make_amount_rule(
+        "requests",
+        f"!{_IS_INDIVISIBLE_CEL} && {_HAS_LIMIT_CEL} && {_COMPARISON_CEL} > 0",
+        _NOT_ABOVE_MESSAGE,
+    ),
+    _make_amount_rule(
+        "requests",
+        f"{_IS_INDIVISIBLE_CEL} && (!{_HAS_LIMIT_CEL} || {_COMPARISON_CEL} != 0)",
+        _EQUAL_MESSAGE,
+    ),
+    _make_amount_rule(
+        "limits",
+        f"r.contains('/') && !{_make_amount_expression('limits')}.isInteger()",
+        _WHOLE_NUMBER_MESSAGE,
+    ),
+)
+"""CEL rules for each ``resources`` field. They match the checks of :class:`Resources`."""

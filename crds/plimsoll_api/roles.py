@@ -16,15 +16,16 @@ from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.names import ROLE_LABEL
 from plimsoll_api.open_enum import OpenEnum
 
-KV_TRANSFER_CONFIG = "--kv-transfer-config"
-DISAGGREGATION_MODE = "--disaggregation-mode"
+KV_TRANSFER_CONFIG_FLAG = "--kv-transfer-config"
+DISAGGREGATION_MODE_FLAG = "--disaggregation-mode"
 
-DISAGGREGATED_SET_ROLE = "disaggregatedset.x-k8s.io/role"
-"""Label with the name of a role. Its author may choose any; only the usual names are recognized."""
-LLM_D_ROLE = "llm-d.ai/role"
+DISAGGREGATED_SET_ROLE_LABEL = "disaggregatedset.x-k8s.io/role"
+"""Label with the name of a role. The author of a DisaggregatedSet may choose any name; only the
+usual names are recognized."""
+LLM_D_ROLE_LABEL = "llm-d.ai/role"
 """Label of llm-d, which KServe also sets on the pods of an LLMInferenceService."""
-DYNAMO_TYPE = "nvidia.com/dynamo-component-type"
-DYNAMO_SUBTYPE = "nvidia.com/dynamo-sub-component-type"
+DYNAMO_TYPE_LABEL = "nvidia.com/dynamo-component-type"
+DYNAMO_SUBTYPE_LABEL = "nvidia.com/dynamo-sub-component-type"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 
 
@@ -40,9 +41,9 @@ class PodRole(OpenEnum):
     KV_STORE = "KVStore"
 
 
-PLACES = frozenset({PodRole.LEADER, PodRole.WORKER})
+POSITION_ROLES = frozenset({PodRole.LEADER, PodRole.WORKER})
 """Roles that only describe the position of a pod in its group. Any other role takes precedence."""
-_LLM_D = {
+_LLM_D_ROLES = {
     "prefill": PodRole.PREFILL,
     "encode-prefill": PodRole.PREFILL,
     "decode": PodRole.DECODE,
@@ -50,13 +51,13 @@ _LLM_D = {
     "prefill-decode": PodRole.BOTH,
     "encode-prefill-decode": PodRole.BOTH,
 }
-_DYNAMO = {
+_DYNAMO_ROLES = {
     "prefill": PodRole.PREFILL,
     "decode": PodRole.DECODE,
     "frontend": PodRole.ROUTER,
     "epp": PodRole.ROUTER,
 }
-_KSERVE = {
+_KSERVE_ROLES = {
     "llminferenceservice-workload-prefill": PodRole.PREFILL,
     "llminferenceservice-workload-leader-prefill": PodRole.PREFILL,
     "llminferenceservice-workload-worker-prefill": PodRole.PREFILL,
@@ -65,22 +66,22 @@ _KSERVE = {
     "llminferenceservice-router": PodRole.ROUTER,
     "llminferenceservice-router-scheduler": PodRole.ROUTER,
 }
-_BY_LABEL: tuple[tuple[str, Mapping[str, PodRole]], ...] = (
+_ROLES_BY_LABEL: tuple[tuple[str, Mapping[str, PodRole]], ...] = (
     (ROLE_LABEL, {role.value.lower(): role for role in PodRole}),
-    (DISAGGREGATED_SET_ROLE, _LLM_D | {"router": PodRole.ROUTER}),
-    (LLM_D_ROLE, _LLM_D),
-    (DYNAMO_TYPE, _DYNAMO),
-    (DYNAMO_SUBTYPE, _DYNAMO),
-    (COMPONENT_LABEL, _KSERVE),
+    (DISAGGREGATED_SET_ROLE_LABEL, _LLM_D_ROLES | {"router": PodRole.ROUTER}),
+    (LLM_D_ROLE_LABEL, _LLM_D_ROLES),
+    (DYNAMO_TYPE_LABEL, _DYNAMO_ROLES),
+    (DYNAMO_SUBTYPE_LABEL, _DYNAMO_ROLES),
+    (COMPONENT_LABEL, _KSERVE_ROLES),
 )
-"""Labels with the roles of their values, most specific label first."""
+"""Pod labels, each with the role for each of its values; most specific label first."""
 _KV_ROLES = {
     "kv_producer": PodRole.PREFILL,
     "kv_consumer": PodRole.DECODE,
     "kv_both": PodRole.BOTH,
 }
-_MODES = {"prefill": PodRole.PREFILL, "decode": PodRole.DECODE}
-_PROGRAMS = {
+_DISAGGREGATION_MODE_ROLES = {"prefill": PodRole.PREFILL, "decode": PodRole.DECODE}
+_PROGRAM_ROLES = {
     "sglang_router.launch_router": PodRole.ROUTER,
     "dynamo.frontend": PodRole.ROUTER,
     "mooncake_master": PodRole.KV_STORE,
@@ -89,7 +90,7 @@ _PROGRAMS = {
 
 
 class ConnectorOptions(msgspec.Struct):
-    """Options of a connector that limit how long it holds blocks, and its nested connectors."""
+    """Options of a KV connector: how long it holds blocks, and its nested connectors."""
 
     kv_lease_duration: float | None = None
     decoder_kv_blocks_ttl: float | None = None
@@ -104,45 +105,50 @@ class TransferConfig(msgspec.Struct):
     kv_connector_extra_config: ConnectorOptions | None = None
 
 
-def role_of(
+def find_role(
     labels: Mapping[str, Any], words: Sequence[str] = (), worker: bool | None = None
 ) -> PodRole | None:
-    """Return the role of a pod with ``labels`` and the engine arguments ``words``; None if unknown.
+    """Return the pod's role according to its labels and its engine's arguments; None if unknown.
 
-    ``worker`` is whether the pod is a worker of its group; None for a pod without a group.
+    ``words`` are the engine's arguments. ``worker`` is whether the pod is a worker of its group;
+    None for a pod without a group.
     """
-    candidates = [_role_of_label(labels, label, roles) for label, roles in _BY_LABEL]
-    candidates.append(role_of_arguments(words))
+    candidates = [_find_role_in_label(labels, label, roles) for label, roles in _ROLES_BY_LABEL]
+    candidates.append(find_role_in_arguments(words))
     known = [role for role in candidates if role is not None]
-    serving_roles = [role for role in known if role not in PLACES]
+    serving_roles = [role for role in known if role not in POSITION_ROLES]
     if serving_roles or known:
         return (serving_roles or known)[0]
     return None if worker is None else PodRole.WORKER if worker else PodRole.LEADER
 
 
-def role_of_arguments(words: Sequence[str]) -> PodRole | None:
-    """Return the role that the arguments ``words`` set; None if they set none."""
-    if (mode := _MODES.get(next(option_values(words, DISAGGREGATION_MODE), ""))) is not None:
+def find_role_in_arguments(words: Sequence[str]) -> PodRole | None:
+    """Return the role that the engine's arguments set; None if they set no role."""
+    if (
+        mode := _DISAGGREGATION_MODE_ROLES.get(
+            next(iterate_option_values(words, DISAGGREGATION_MODE_FLAG), "")
+        )
+    ) is not None:
         return mode
-    config = transfer_config(words)
+    config = parse_transfer_config(words)
     if config is not None and (role := _KV_ROLES.get(config.kv_role or "")) is not None:
         return role
     programs = (word.rsplit("/", 1)[-1] for word in words)
-    return next((_PROGRAMS[name] for name in programs if name in _PROGRAMS), None)
+    return next((_PROGRAM_ROLES[name] for name in programs if name in _PROGRAM_ROLES), None)
 
 
-def transfer_config(words: Sequence[str]) -> TransferConfig | None:
+def parse_transfer_config(words: Sequence[str]) -> TransferConfig | None:
     """Return vLLM's KV-transfer configuration from the arguments; None if it is malformed."""
-    text = next(option_values(words, KV_TRANSFER_CONFIG), None)
+    text = next(iterate_option_values(words, KV_TRANSFER_CONFIG_FLAG), None)
     if text is None:
-        return _from_keys(words)
+        return _parse_dotted_flags(words)
     try:
         return decode(text.encode(), TransferConfig)
     except MalformedError:
         return None
 
 
-def option_values(words: Sequence[str], flag: str) -> Iterator[str]:
+def iterate_option_values(words: Sequence[str], flag: str) -> Iterator[str]:
     """Yield the values of a flag from last to first, because the last one takes precedence."""
     for number in range(len(words) - 1, -1, -1):
         name, equals, value = words[number].partition("=")
@@ -154,17 +160,17 @@ def option_values(words: Sequence[str], flag: str) -> Iterator[str]:
             yield words[number + 1]
 
 
-def _from_keys(words: Sequence[str]) -> TransferConfig:
-    """Return the configuration from arguments such as ``--kv-transfer-config.kv_role``."""
+def _parse_dotted_flags(words: Sequence[str]) -> TransferConfig:
+    """Return the configuration from flags such as ``--kv-transfer-config.kv_role``."""
 
     def value(key: str) -> str | None:
-        flag = f"{KV_TRANSFER_CONFIG}.{key.replace('_', '-')}"
-        return next(option_values(words, flag), None)
+        flag = f"{KV_TRANSFER_CONFIG_FLAG}.{key.replace('_', '-')}"
+        return next(iterate_option_values(words, flag), None)
 
     return TransferConfig(value("kv_connector") or "", value("kv_role"))
 
 
-def _role_of_label(
+def _find_role_in_label(
     labels: Mapping[str, Any], label: str, roles: Mapping[str, PodRole]
 ) -> PodRole | None:
     return roles.get(str(labels.get(label, "")).lower())

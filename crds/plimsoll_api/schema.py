@@ -1,4 +1,4 @@
-"""Field types of manifests. Their pydantic checks are also part of the CRD's schema."""
+"""Types of manifest fields, whose pydantic checks are also part of the CRD's schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from plimsoll_api.cel import validations
+from plimsoll_api.cel import make_validations
 from plimsoll_api.manifest import (
     DURATION_SCHEMA,
     POSITIVE_DURATION_RULE,
@@ -30,8 +30,8 @@ from plimsoll_api.manifest import (
     ProblemKind,
     from_manifest,
 )
-from plimsoll_api.structural import structural
-from plimsoll_api.units import parse_bytes, parse_duration, quantity
+from plimsoll_api.structural import make_structural_schema
+from plimsoll_api.units import parse_bytes, parse_duration, parse_quantity
 
 
 class ResourceModel(BaseModel):
@@ -42,43 +42,43 @@ class ResourceModel(BaseModel):
     )
 
 
-def _is_quantity(text: str) -> str:
-    quantity(text)
+def _check_quantity(text: str) -> str:
+    parse_quantity(text)
     return text
 
 
-def _is_duration(text: str) -> str:
+def _check_duration(text: str) -> str:
     parse_duration(text)
     return text
 
 
-def _validate_not_negative(text: str) -> str:
-    if quantity(text) < 0:
+def _check_not_negative(text: str) -> str:
+    if parse_quantity(text) < 0:
         raise ValueError(f"must be at least 0, not {text!r}")
     return text
 
 
-def _validate_more_than_zero_bytes(text: str) -> str:
+def _check_positive_bytes(text: str) -> str:
     if parse_bytes(text) <= 0:
         raise ValueError(f"must be greater than 0, not {text!r}; leave the field out for no budget")
     return text
 
 
-def _more_than_zero_seconds(text: str) -> str:
+def _check_positive_seconds(text: str) -> str:
     if parse_duration(text) <= 0:
         raise ValueError(f"must be greater than 0, not {text!r}")
     return text
 
 
-def _as_text(value: Any) -> Any:
-    """Return an integer as text, for quantities such as ``4096``, which YAML parses as a number."""
+def _to_text(value: Any) -> Any:
+    """Convert an integer to text: YAML parses a quantity such as ``4096`` as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 Quantity = Annotated[
     str,
-    BeforeValidator(_as_text),
-    AfterValidator(_is_quantity),
+    BeforeValidator(_to_text),
+    AfterValidator(_check_quantity),
     Field(json_schema_extra=QUANTITY_SCHEMA),
 ]
 _AMOUNT_SCHEMA = QUANTITY_SCHEMA | {
@@ -87,19 +87,19 @@ _AMOUNT_SCHEMA = QUANTITY_SCHEMA | {
 }
 Amount = Annotated[
     str,
-    BeforeValidator(_as_text),
+    BeforeValidator(_to_text),
     StringConstraints(max_length=32),
-    AfterValidator(_is_quantity),
-    AfterValidator(_validate_not_negative),
+    AfterValidator(_check_quantity),
+    AfterValidator(_check_not_negative),
     Field(json_schema_extra=_AMOUNT_SCHEMA),
 ]
 """Amount of a resource; at least zero."""
-PositiveQuantity = Annotated[Quantity, AfterValidator(_validate_more_than_zero_bytes)]
-Duration = Annotated[str, AfterValidator(_is_duration), Field(json_schema_extra=DURATION_SCHEMA)]
+PositiveQuantity = Annotated[Quantity, AfterValidator(_check_positive_bytes)]
+Duration = Annotated[str, AfterValidator(_check_duration), Field(json_schema_extra=DURATION_SCHEMA)]
 PositiveDuration = Annotated[
     Duration,
-    AfterValidator(_more_than_zero_seconds),
-    Field(json_schema_extra=DURATION_SCHEMA | validations(POSITIVE_DURATION_RULE)),
+    AfterValidator(_check_positive_seconds),
+    Field(json_schema_extra=DURATION_SCHEMA | make_validations(POSITIVE_DURATION_RULE)),
 ]
 PreservedObject = Annotated[
     dict[str, Any],
@@ -107,12 +107,14 @@ PreservedObject = Annotated[
 ]
 
 
-STRUCTURAL = "x-structural"
-"""Key that marks a schema from :func:`plimsoll_api.structural.structural`, which is already
-structural."""
+STRUCTURAL_KEY = "x-structural"
+"""Key that marks a schema as already structural. Only schemas from
+:func:`plimsoll_api.structural.make_structural_schema` have it."""
 
 
-ATOMIC = ResourceModel.model_config | {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
+ATOMIC_CONFIG = ResourceModel.model_config | {
+    "json_schema_extra": {"x-kubernetes-map-type": "atomic"}
+}
 """Configuration of a model that one field manager must own as a whole, because a mixture of two
 values would be wrong."""
 
@@ -120,7 +122,7 @@ values would be wrong."""
 class FromStruct:
     """Annotation of a pydantic field whose type is a msgspec struct.
 
-    The struct defines the field's form, checks and description.
+    The struct defines the form, the checks and the description of the field.
     """
 
     def __init__(self, struct: type[msgspec.Struct]) -> None:
@@ -130,7 +132,7 @@ class FromStruct:
         return core_schema.no_info_plain_validator_function(self._read)
 
     def __get_pydantic_json_schema__(self, _: CoreSchema, __: GetJsonSchemaHandler) -> Any:
-        return structural(self._struct) | {STRUCTURAL: True}
+        return make_structural_schema(self._struct) | {STRUCTURAL_KEY: True}
 
     def _read(self, raw: Any) -> msgspec.Struct:
         if isinstance(raw, self._struct):
@@ -139,15 +141,15 @@ class FromStruct:
             return from_manifest(self._struct, raw)
         except ManifestError as error:
             raise ValidationError.from_exception_data(
-                self._struct.__name__, [_details(one) for one in error.problems]
+                self._struct.__name__, [_make_error_details(one) for one in error.problems]
             ) from None
 
 
-def _details(one: Problem) -> InitErrorDetails:
+def _make_error_details(problem: Problem) -> InitErrorDetails:
     known = {ProblemKind.UNKNOWN: "extra_forbidden", ProblemKind.MISSING: "missing"}
     return InitErrorDetails(
-        type=known.get(one.fault)
-        or PydanticCustomError("value_error", "{reason}", {"reason": one.message}),
-        loc=one.path,
-        input=one.value,
+        type=known.get(problem.fault)
+        or PydanticCustomError("value_error", "{reason}", {"reason": problem.message}),
+        loc=problem.path,
+        input=problem.value,
     )

@@ -9,11 +9,11 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from plimsoll_api import engines
-from plimsoll_api.cel import rule, validations
+from plimsoll_api.cel import make_rule, make_validations
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.resources import RESOURCE_RULES, EngineResources, Resources
-from plimsoll_api.schema import ATOMIC, PositiveDuration, PreservedObject, ResourceModel
+from plimsoll_api.schema import ATOMIC_CONFIG, PositiveDuration, PreservedObject, ResourceModel
 
 _CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -34,7 +34,7 @@ PORT_MESSAGE = (
     "supervisor use them"
 )
 
-KEYS_MESSAGE = (
+API_KEYS_MESSAGE = (
     "engine.apiKeySecretRef is for engine.type plimsoll only: for another engine, set the key in "
     "engine.args or in engine.env (VLLM_API_KEY for vllm)"
 )
@@ -47,7 +47,7 @@ ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=rf"^{_CLAI
 class SecretKey(ResourceModel):
     """Key of a Secret in the same namespace."""
 
-    model_config = ATOMIC
+    model_config = ATOMIC_CONFIG
 
     name: ObjectName = Field(description="Name of the Secret.")
     key: Annotated[str, StringConstraints(max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = Field(
@@ -58,7 +58,7 @@ class SecretKey(ResourceModel):
 class SecretName(ResourceModel):
     """Secret in the same namespace."""
 
-    model_config = ATOMIC
+    model_config = ATOMIC_CONFIG
 
     name: ObjectName = Field(description="Name of the Secret.")
 
@@ -103,8 +103,8 @@ class ModelSource(ResourceModel):
             "`hf://ORGANISATION/NAME`, a repository on the Hugging Face Hub, and "
             "`s3://BUCKET/PREFIX`, a prefix in S3 or a compatible store, an init container "
             "downloads the checkpoint.",
-            json_schema_extra=validations(
-                rule(f"self.matches('{URI_PATTERN}') && !self.contains('..')", URI_MESSAGE)
+            json_schema_extra=make_validations(
+                make_rule(f"self.matches('{URI_PATTERN}') && !self.contains('..')", URI_MESSAGE)
             ),
         ),
     ]
@@ -159,20 +159,20 @@ class ModelSource(ResourceModel):
 
     @field_validator("uri")
     @classmethod
-    def _supported(cls, uri: str) -> str:
+    def _check_uri(cls, uri: str) -> str:
         if not re.match(URI_PATTERN, uri) or ".." in uri:
             raise ValueError(f"{URI_MESSAGE}, not {uri!r}")
         return uri
 
     @model_validator(mode="after")
-    def _fits_its_source(self) -> Self:
-        for name, schemes in _ONLY_FOR.items():
+    def _check_fields_of_source(self) -> Self:
+        for name, schemes in _SCHEMES_BY_FIELD.items():
             if getattr(self, name) is not None and not self.uri.startswith(schemes):
-                raise ValueError(_only_for(name))
+                raise ValueError(_format_schemes_message(name))
         return self
 
 
-_ONLY_FOR = {
+_SCHEMES_BY_FIELD = {
     "revision": ("hf://",),
     "token_secret_ref": ("hf://",),
     "credentials_secret_ref": ("s3://",),
@@ -180,22 +180,23 @@ _ONLY_FOR = {
     "env": ("hf://", "s3://"),
     "resources": ("hf://", "s3://"),
 }
-"""Fields of a model, with the URI schemes that support them."""
+"""Optional fields of a model, each with the URI schemes that support it."""
 
 
-def _only_for(name: str) -> str:
-    return f"model.{to_camel(name)} only goes with a model.uri of {' or '.join(_ONLY_FOR[name])}"
+def _format_schemes_message(name: str) -> str:
+    schemes = " or ".join(_SCHEMES_BY_FIELD[name])
+    return f"model.{to_camel(name)} requires a model.uri that begins with {schemes}"
 
 
-MODEL_RULES = validations(
+MODEL_RULES = make_validations(
     *(
-        rule(
+        make_rule(
             f"!has(self.{to_camel(name)}) || "
             + " || ".join(f"self.uri.startsWith('{scheme}')" for scheme in schemes),
-            _only_for(name),
+            _format_schemes_message(name),
             fieldPath=f".{to_camel(name)}",
         )
-        for name, schemes in _ONLY_FOR.items()
+        for name, schemes in _SCHEMES_BY_FIELD.items()
     )
 )
 
@@ -265,8 +266,8 @@ class Engine(ResourceModel):
         default=8000,
         description="Port of the OpenAI API in the pod. Must not be 8001, 9464 or "
         "9465, which the admin API and the supervisor use. Defaults to 8000.",
-        json_schema_extra=validations(
-            rule(
+        json_schema_extra=make_validations(
+            make_rule(
                 f"!(self in {list(RESERVED_PORTS)})",
                 PORT_MESSAGE,
             )
@@ -291,47 +292,47 @@ class Engine(ResourceModel):
     @field_validator("admin_contract", mode="before")
     @classmethod
     def _convert_stored_contract(cls, contract: object) -> object:
-        """Convert the values of an earlier release, whose default the API server stored."""
+        """Convert the values of an earlier release, whose default the API server has stored."""
         return {"none": "None", "plimsoll": "Plimsoll"}.get(str(contract), contract)
 
     @field_validator("port")
     @classmethod
-    def _free_port(cls, port: int) -> int:
+    def _check_port(cls, port: int) -> int:
         if port in RESERVED_PORTS:
             raise ValueError(PORT_MESSAGE)
         return port
 
     @model_validator(mode="after")
-    def _fits_its_type(self) -> Self:
+    def _check_fields_of_type(self) -> Self:
         if self.type is not EngineType.PLIMSOLL and self.image is None:
             raise ValueError(f"engine.image is needed for engine.type {self.type}")
         if self.admin_contract != "None" and self.type is not EngineType.CUSTOM:
             raise ValueError("engine.adminContract is for engine.type custom only")
         if self.api_key_secret_ref is not None and self.type is not EngineType.PLIMSOLL:
-            raise ValueError(KEYS_MESSAGE)
+            raise ValueError(API_KEYS_MESSAGE)
         keys = self.api_key_secret_ref is not None
-        if (refused := engines.refusal(self.type, self.args, keys)) is not None:
+        if (refused := engines.explain_refused_args(self.type, self.args, keys)) is not None:
             raise ValueError(refused)
         return self
 
 
-ENGINE_RULES = validations(
-    rule(
+ENGINE_RULES = make_validations(
+    make_rule(
         # CEL checks an object's default before the defaults of its fields are set.
         "!has(self.type) || self.type == 'plimsoll' || has(self.image)",
         "engine.image is needed for every engine.type but plimsoll",
         fieldPath=".type",
     ),
-    rule(
+    make_rule(
         # An earlier release wrote 'none' into each object, but new ones must not have it.
         "!has(self.adminContract) || self.adminContract in ['None', 'none'] || "
         "self.type == 'custom'",
-        "engine.adminContract is for engine.type custom only: the others are known",
+        "engine.adminContract is for engine.type custom only",
         fieldPath=".adminContract",
     ),
-    rule(
+    make_rule(
         "!has(self.apiKeySecretRef) || !has(self.type) || self.type == 'plimsoll'",
-        KEYS_MESSAGE,
+        API_KEYS_MESSAGE,
         fieldPath=".apiKeySecretRef",
     ),
     *engines.FLAG_RULES,
@@ -341,7 +342,7 @@ ENGINE_RULES = validations(
 SUPERVISOR_RESOURCES = Resources(
     limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
 )
-"""Default resources of a supervisor, which was measured at 34 MiB and 2 % of a CPU."""
+"""Default resources of a supervisor. In a measurement, it used 34 MiB and 2 % of a CPU."""
 
 
 DOWNLOAD_RESOURCES = Resources(
@@ -381,8 +382,8 @@ class SupervisorSettings(ResourceModel):
 
     @field_validator("resources")
     @classmethod
-    def _set(cls, resources: Resources | None) -> Resources | None:
-        """Replace the default by None: an earlier release stored the default in each service."""
+    def _drop_stored_default(cls, resources: Resources | None) -> Resources | None:
+        """Replace the default by None: an earlier release stored the default in each object."""
         return None if resources == SUPERVISOR_RESOURCES else resources
 
 

@@ -1,7 +1,8 @@
 """Start gate: a starting engine waits until its supervisor reports that its devices are free.
 
 At each start, the engine writes a new question to a file in the run directory. If a gate is
-configured, the supervisor answers in another file. Both files are small and replaced atomically.
+configured, the supervisor writes its answer to another file. Both files are small and replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * QUESTION_BYTES}
 class GateAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of the supervisor, written at ``at`` in Unix seconds.
 
-    ``answered`` is the last question whose engine may start. ``reason`` says why a later one waits.
+    ``answered`` is the last question whose engine may start. ``reason`` says why the engine with a
+    newer question must wait.
     """
 
     at: float
@@ -32,8 +34,8 @@ class GateAnswer(msgspec.Struct, omit_defaults=True):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_GATE_REASON)] = ""
 
 
-def read_file(path: Path) -> bytes | None:
-    """Return a regular file of at most :data:`MAX_GATE_FILE_BYTES`; None if there is none."""
+def read_gate_file(path: Path) -> bytes | None:
+    """Return the content of a gate file; None if the file is missing, irregular or too large."""
     try:
         if (file := open_regular(path)) is None:
             return None

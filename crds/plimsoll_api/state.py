@@ -47,8 +47,9 @@ class View(msgspec.Struct, kw_only=True):
 
     Attributes:
         budgets: The current MemoryPolicy.
-        set_aside: Names of damaged files of the journal, in ``set-aside`` in the state directory.
-        out_of_service: The end of each reason that keeps the pod unready
+        set_aside: Names of damaged journal files, which are kept in ``set-aside`` in the state
+            directory.
+        out_of_service: When each reason that keeps the pod unready ends
             (``names.UNREADY_REASONS``).
         signals: The signals of the newest sample: ``engine``, ``metrics``, ``host``, ``device``,
             ``shared_memory``.

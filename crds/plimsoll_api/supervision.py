@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from plimsoll_api.admin import DrainMode
-from plimsoll_api.cel import Rule, rule, validations
+from plimsoll_api.cel import Rule, make_rule, make_validations
 from plimsoll_api.maintenance_window import MaintenanceWindow
-from plimsoll_api.manifest import POSITIVE_DURATION, FieldForm, PositiveSeconds, written
+from plimsoll_api.manifest import POSITIVE_DURATION_FORM, FieldForm, PositiveSeconds, describe_field
 from plimsoll_api.open_enum import OpenEnum
 
 MAX_SLOTS = 16
@@ -28,7 +28,7 @@ class Mode(StrEnum):
 
 
 class SlotScope(StrEnum):
-    """The pods that share restart slots: those of one role of a workload, or a whole graph."""
+    """The pods that share restart slots: those of one role of a workload, or of a whole graph."""
 
     WORKLOAD = "Workload"
     GRAPH = "Graph"
@@ -53,22 +53,22 @@ class Action(OpenEnum):
 
 
 class RestartBudget(msgspec.Struct, frozen=True):
-    """Maximum number of disruptive actions within a window; after that, a person must reset it."""
+    """Maximum number of restarts within a window. Once it is exhausted, a person must reset it."""
 
     count: Annotated[
         int,
         msgspec.Meta(ge=0, le=1000),
-        written(
+        describe_field(
             "Maximum number of restarts within `window`. After that, the supervisor restarts "
             "nothing until you run `plimsoll resume`. 0 forbids restarts. Defaults to 3."
         ),
     ] = 3
     window_s: Annotated[
         PositiveSeconds,
-        written(
+        describe_field(
             "Period over which restarts are counted. Defaults to 1h.",
             name="window",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ] = 3600.0
 
@@ -77,8 +77,8 @@ _DRAIN_MODES = {mode.value.capitalize(): mode for mode in DrainMode}
 
 
 _STORED_DRAIN_MODES = _DRAIN_MODES | {mode.value: mode for mode in DrainMode}
-"""Accepted values. They include those of an earlier release, whose default the API server stored in
-each object."""
+"""Accepted values. They include the values of an earlier release, because the API server has stored
+its default in each object."""
 
 
 def _read_drain_mode(value: Any) -> DrainMode:
@@ -87,13 +87,13 @@ def _read_drain_mode(value: Any) -> DrainMode:
     return _STORED_DRAIN_MODES[value]
 
 
-DRAIN_MODE = FieldForm(
+DRAIN_MODE_FORM = FieldForm(
     _read_drain_mode,
     lambda mode: mode.value.capitalize(),
     {"type": "string", "enum": list(_DRAIN_MODES)},
 )
-"""Form of a drain mode: CamelCase in a manifest. It is in lower case in the admin protocol and in a
-supervisor's configuration, which an older supervisor may read."""
+"""Form of a drain mode, which is in CamelCase in a manifest. The admin protocol and a supervisor's
+configuration use lower case, because an older supervisor may read them."""
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -101,19 +101,19 @@ class Drain(msgspec.Struct, frozen=True):
 
     mode: Annotated[
         DrainMode,
-        written(
+        describe_field(
             "What happens to running requests. `Finish` waits until they complete. `Carry` resumes "
             "them after the worker restart. `Abort` ends them with an error. Defaults to `Carry`.",
-            form=DRAIN_MODE,
+            form=DRAIN_MODE_FORM,
         ),
     ] = DrainMode.CARRY
     deadline_s: Annotated[
         PositiveSeconds,
-        written(
+        describe_field(
             "Maximum duration of a drain. Requests that are still running then are aborted. "
             "Defaults to 30s.",
             name="deadline",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ] = 30.0
 
@@ -123,11 +123,11 @@ class Stall(msgspec.Struct, frozen=True):
 
     timeout_s: Annotated[
         PositiveSeconds,
-        written(
+        describe_field(
             "Time without a completed engine step, while requests are waiting or running, after "
             "which the engine counts as stalled. Defaults to 2m.",
             name="timeout",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ] = 120.0
 
@@ -135,7 +135,7 @@ class Stall(msgspec.Struct, frozen=True):
 def _read_ladder(value: Any) -> tuple[str, ...]:
     order = [action.value for action in Action]
     if not isinstance(value, list) or any(one not in order for one in value):
-        raise ValueError(f"may only name {', '.join(order)}")
+        raise ValueError(f"must contain only {', '.join(order)}")
     if value != [one for one in order if one in value]:
         raise ValueError(f"must name each action once, in the order {', '.join(order)}")
     return tuple(value)
@@ -148,12 +148,12 @@ LADDER_FORM = FieldForm(
         "type": "array",
         "items": {"type": "string", "enum": [action.value for action in Action]},
         "maxItems": len(Action),
-        **validations(
-            rule(
+        **make_validations(
+            make_rule(
                 "self.all(a, self.exists_one(b, b == a))",
                 "supervision.ladder must not name an action twice",
             ),
-            rule(
+            make_rule(
                 f"{[action.value for action in Action]}.filter(a, a in self) == self",
                 f"supervision.ladder must be in the order {', '.join(Action)}",
             ),
@@ -163,33 +163,33 @@ LADDER_FORM = FieldForm(
 
 
 class Recycle(msgspec.Struct, frozen=True):
-    """Planned restarts of healthy engines that have reached an age."""
+    """Planned restarts of healthy engines that have reached a maximum age."""
 
     max_age_s: Annotated[
         PositiveSeconds,
-        written(
+        describe_field(
             "Time since the engine's last start after which the supervisor restarts it, even if "
             "nothing is wrong. At least `restartBudget.window`.",
             name="maxAge",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ]
     when_idle_for_s: Annotated[
         PositiveSeconds | None,
-        written(
+        describe_field(
             "Time without any request after which an engine of this age may be restarted. If "
             "unset, the restart drains the running requests.",
             name="whenIdleFor",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ] = None
     window: Annotated[
         MaintenanceWindow | None,
-        written("When such restarts are made. Defaults to `maintenanceWindow`."),
+        describe_field("When such restarts are made. Defaults to `maintenanceWindow`."),
     ] = None
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        rule(
+        make_rule(
             "!has(self.whenIdleFor) || duration(self.whenIdleFor) < duration(self.maxAge)",
             "recycle.whenIdleFor must be shorter than recycle.maxAge",
         ),
@@ -205,15 +205,15 @@ class StartGate(msgspec.Struct, frozen=True):
 
     within_s: Annotated[
         PositiveSeconds,
-        written(
+        describe_field(
             "Longest time for which a start waits until the devices are free. Defaults to 1m.",
             name="within",
-            form=POSITIVE_DURATION,
+            form=POSITIVE_DURATION_FORM,
         ),
     ] = 60.0
     then: Annotated[
         Action | None,
-        written(
+        describe_field(
             "What follows if the devices are not free in time. `PodReplace` asks the operator for "
             "another pod, and needs `PodReplace` in `ladder`. If unset, the engine starts anyway.",
             schema={"type": "string", "enum": [Action.POD_REPLACE.value]},
@@ -225,11 +225,11 @@ class StartGate(msgspec.Struct, frozen=True):
             raise ValueError(f"startGate.then may only be {Action.POD_REPLACE}")
 
 
-_TOO_OFTEN = (
+_TOO_OFTEN_MESSAGE = (
     "recycle.maxAge must be at least restartBudget.window (1h if unset), so that restarts are left "
     "for leaks"
 )
-_NO_RESTARTS = "recycle needs restarts: set restartBudget.count above 0, or remove recycle"
+_NO_RESTARTS_MESSAGE = "recycle needs restarts: set restartBudget.count above 0, or remove recycle"
 GATE_MESSAGE = (
     "supervision.startGate is for engine.type plimsoll only: no other engine asks before it starts"
 )
@@ -237,27 +237,27 @@ SCOPE_MESSAGE = (
     "supervision.scope: Graph is for a SupervisionPolicy only: the pods of an InferenceService "
     "have one role"
 )
-_NO_REPLACEMENT = (
+_NO_REPLACEMENT_MESSAGE = (
     "startGate.then: PodReplace needs PodReplace in ladder: add it, or remove startGate.then"
 )
-_NO_RUNG = (
+_NO_RUNG_MESSAGE = (
     "recycle needs WorkerRestart, EngineRestart or PodReplace in ladder: add one, or remove recycle"
 )
 
 
 class Supervision(msgspec.Struct, frozen=True):
-    """Permitted actions of the supervisor on a leak or a stall."""
+    """Actions that the supervisor may take on a leak or a stall, and their limits."""
 
     mode: Annotated[
         Mode,
-        written(
+        describe_field(
             "Whether the supervisor acts. `Observe` records what it would do; `Recover` does it. "
             "Defaults to `Observe`."
         ),
     ] = Mode.OBSERVE
     ladder: Annotated[
         tuple[Action, ...],
-        written(
+        describe_field(
             "Actions that the supervisor may take, in order from lightest to heaviest. "
             "`PodReplace` asks the operator to evict the pod after all other actions have failed; "
             "it is off unless you list it. Defaults to `Trim`, `WorkerRestart`, `EngineRestart`.",
@@ -265,32 +265,32 @@ class Supervision(msgspec.Struct, frozen=True):
         ),
     ] = (Action.TRIM, Action.WORKER_RESTART, Action.ENGINE_RESTART)
     drain: Annotated[
-        Drain, written("What happens to running requests before a disruptive action.")
+        Drain, describe_field("What happens to running requests before a disruptive action.")
     ] = Drain()
     restart_budget: Annotated[
-        RestartBudget, written("Upper bound on the restarts that supervisors perform.")
+        RestartBudget, describe_field("Upper bound on the restarts that supervisors perform.")
     ] = RestartBudget()
     max_unavailable: Annotated[
         int,
         msgspec.Meta(ge=1, le=MAX_SLOTS),
-        written(
+        describe_field(
             "Maximum number of replicas that may be unavailable at the same time because of a "
             "restart or an eviction. Defaults to 1."
         ),
     ] = 1
     scope: Annotated[
         SlotScope,
-        written(
+        describe_field(
             "Pods of a SupervisionPolicy for which `maxUnavailable` counts together. `Workload` "
             "counts each workload, and each role of disaggregated serving, by itself. `Graph` "
             "counts all roles together, so that no prefill engine restarts while a decode engine "
             "does. Defaults to `Workload`."
         ),
     ] = SlotScope.WORKLOAD
-    stall: Annotated[Stall, written("When an engine counts as stalled.")] = Stall()
+    stall: Annotated[Stall, describe_field("When an engine counts as stalled.")] = Stall()
     maintenance_window: Annotated[
         MaintenanceWindow | None,
-        written(
+        describe_field(
             "When the supervisor performs restarts that can wait. Stalled engines, and leaks that "
             "would exhaust memory before the window opens, are restarted at once. If unset, no "
             "restart waits."
@@ -298,7 +298,7 @@ class Supervision(msgspec.Struct, frozen=True):
     ] = None
     recycle: Annotated[
         Recycle | None,
-        written(
+        describe_field(
             "Restarts of healthy engines that have reached an age, one after the other, within "
             "`restartBudget` and `maxUnavailable`. A replica is not taken out of service unless "
             "another one is ready. If unset, no healthy engine is restarted."
@@ -306,14 +306,14 @@ class Supervision(msgspec.Struct, frozen=True):
     ] = None
     start_gate: Annotated[
         StartGate | None,
-        written(
+        describe_field(
             "Holds the start of a restarted engine until NVML shows its devices free, for engines "
             "of the type `plimsoll`. If unset, engines start at once."
         ),
     ] = None
     sweep_shared_memory: Annotated[
         bool,
-        written(
+        describe_field(
             "Whether the supervisor, in mode `Recover`, deletes files in `/dev/shm` that a "
             "terminated engine wrote and that no process of the pod maps or has open. If false, "
             "only `PodReplace` returns such memory. Leave it false if the engine reuses files of "
@@ -322,35 +322,35 @@ class Supervision(msgspec.Struct, frozen=True):
     ] = False
     log_level: Annotated[
         LogLevel,
-        written(
+        describe_field(
             "Lowest severity that the supervisor logs. A change takes effect without a restart. "
             "Defaults to `Info`."
         ),
     ] = LogLevel.INFO
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        rule(
+        make_rule(
             "!has(self.recycle) || duration(self.recycle.maxAge) >= "
             "(has(self.restartBudget) && has(self.restartBudget.window) ? "
             "duration(self.restartBudget.window) : duration('1h'))",
-            _TOO_OFTEN,
+            _TOO_OFTEN_MESSAGE,
             fieldPath=".recycle",
         ),
-        rule(
+        make_rule(
             "!has(self.recycle) || !has(self.restartBudget) || !has(self.restartBudget.count) || "
             "self.restartBudget.count > 0",
-            _NO_RESTARTS,
+            _NO_RESTARTS_MESSAGE,
             fieldPath=".recycle",
         ),
-        rule(
+        make_rule(
             "!has(self.recycle) || !has(self.ladder) || self.ladder.exists(a, a != 'Trim')",
-            _NO_RUNG,
+            _NO_RUNG_MESSAGE,
             fieldPath=".recycle",
         ),
-        rule(
+        make_rule(
             "!has(self.startGate) || !has(self.startGate.then) || "
             "(has(self.ladder) && 'PodReplace' in self.ladder)",
-            _NO_REPLACEMENT,
+            _NO_REPLACEMENT_MESSAGE,
             fieldPath=".startGate",
         ),
     )
@@ -358,12 +358,12 @@ class Supervision(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         replaces = self.start_gate is not None and self.start_gate.then is not None
         if replaces and Action.POD_REPLACE not in self.ladder:
-            raise ValueError(_NO_REPLACEMENT)
+            raise ValueError(_NO_REPLACEMENT_MESSAGE)
         if self.recycle is None:
             return
         if self.recycle.max_age_s < self.restart_budget.window_s:
-            raise ValueError(_TOO_OFTEN)
+            raise ValueError(_TOO_OFTEN_MESSAGE)
         if not self.restart_budget.count:
-            raise ValueError(_NO_RESTARTS)
+            raise ValueError(_NO_RESTARTS_MESSAGE)
         if not set(self.ladder) - {Action.TRIM}:
-            raise ValueError(_NO_RUNG)
+            raise ValueError(_NO_RUNG_MESSAGE)

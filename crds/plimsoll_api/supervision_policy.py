@@ -1,4 +1,4 @@
-"""Spec of SupervisionPolicy, which selects pods of other workloads for supervision.
+"""Spec of SupervisionPolicy, which supervises selected pods that belong to no InferenceService.
 
 ``memory``, ``supervision`` and ``supervisor`` have the same types and meaning as in an
 InferenceService.
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from plimsoll_api.cel import rule, validations
+from plimsoll_api.cel import make_rule, make_validations
 from plimsoll_api.inferenceservice import ObjectMeta
 from plimsoll_api.label_selector import SELECTOR_RULES, LabelSelector
 from plimsoll_api.memory_policy import MemoryPolicy
@@ -69,14 +69,14 @@ class SelectedEngine(ResourceModel):
         description="Port of the engine's HTTP server in the pod. Must not be 9464 or 9465, which "
         "the supervisor uses. If unset, it is the port in the container's arguments, or the first "
         "port that the container declares, or the default port of the engine.",
-        json_schema_extra=validations(
-            rule(f"!(self in {list(SUPERVISOR_PORTS)})", ENGINE_PORT_MESSAGE)
+        json_schema_extra=make_validations(
+            make_rule(f"!(self in {list(SUPERVISOR_PORTS)})", ENGINE_PORT_MESSAGE)
         ),
     )
 
     @field_validator("port")
     @classmethod
-    def _free_port(cls, port: int | None) -> int | None:
+    def _check_port(cls, port: int | None) -> int | None:
         if port in SUPERVISOR_PORTS:
             raise ValueError(ENGINE_PORT_MESSAGE)
         return port
@@ -98,14 +98,15 @@ class SupervisionPolicySpec(ResourceModel):
     supervision: Annotated[Supervision, FromStruct(Supervision)] = Field(
         default_factory=Supervision,
         description="How the supervisor responds to memory leaks and stalls.",
-        json_schema_extra=validations(
-            *Supervision.RULES, rule("!has(self.startGate)", GATE_MESSAGE, fieldPath=".startGate")
+        json_schema_extra=make_validations(
+            *Supervision.RULES,
+            make_rule("!has(self.startGate)", GATE_MESSAGE, fieldPath=".startGate"),
         ),
     )
 
     @field_validator("supervision")
     @classmethod
-    def _without_gate(cls, supervision: Supervision) -> Supervision:
+    def _check_no_start_gate(cls, supervision: Supervision) -> Supervision:
         if supervision.start_gate is not None:
             raise ValueError(GATE_MESSAGE)
         return supervision

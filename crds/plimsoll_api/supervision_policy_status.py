@@ -19,9 +19,9 @@ from plimsoll_api.roles import PodRole
 from plimsoll_api.schema import ResourceModel
 
 MAX_REFUSED_PODS = 16
-MAX_REASON = 512
+MAX_STATUS_REASON_CHARS = 512
 MAX_SHOWN_WORKLOADS = 16
-MAX_ANYWAY = 8
+MAX_UNRELATED_REFUSALS = 8
 
 
 class PolicyCondition(StrEnum):
@@ -43,7 +43,7 @@ class RefusedPod(ResourceModel):
     """Selected pod that cannot be supervised."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="Name of the pod.")
-    reason: Annotated[str, StringConstraints(max_length=MAX_REASON)] = Field(
+    reason: Annotated[str, StringConstraints(max_length=MAX_STATUS_REASON_CHARS)] = Field(
         description="Why the pod has no supervisor, and what to do about it."
     )
 
@@ -77,11 +77,11 @@ class PolicyWorkload(Verdicts):
         description="Largest share of a growth budget that one of its pods has used, in percent, "
         "rounded down to a multiple of 5. Absent if unknown.",
     )
-    message: Annotated[str, StringConstraints(max_length=MAX_REASON)] | None = Field(
+    message: Annotated[str, StringConstraints(max_length=MAX_STATUS_REASON_CHARS)] | None = Field(
         default=None,
         description="With `rollout: Restart`, what the waiting pods wait for.",
     )
-    engine: Annotated[str, StringConstraints(max_length=MAX_REASON)] | None = Field(
+    engine: Annotated[str, StringConstraints(max_length=MAX_STATUS_REASON_CHARS)] | None = Field(
         default=None,
         description="What was taken for the engine of its pods, and by what evidence.",
     )
@@ -109,7 +109,7 @@ class InjectionStop(ResourceModel):
         description="One of the pods that do not start, or the owner of those that the API server "
         "refuses."
     )
-    reason: Annotated[str, StringConstraints(max_length=MAX_REASON)] = Field(
+    reason: Annotated[str, StringConstraints(max_length=MAX_STATUS_REASON_CHARS)] = Field(
         description="Container and image that do not start, and what the kubelet says of them; or "
         "why the API server refuses the pods."
     )
@@ -159,7 +159,8 @@ class Injection(ResourceModel):
         "its annotation `plimsoll.dev/retry-injection`, or the operator's images change.",
     )
     refused_anyway: Annotated[
-        list[Annotated[str, StringConstraints(max_length=64)]], Field(max_length=MAX_ANYWAY)
+        list[Annotated[str, StringConstraints(max_length=64)]],
+        Field(max_length=MAX_UNRELATED_REFUSALS),
     ] = Field(
         default_factory=list,
         description="Refusals that pods without a supervisor got as well. They do not stop the "

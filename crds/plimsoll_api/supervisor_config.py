@@ -18,13 +18,13 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import Action, Mode, Supervision
-from plimsoll_api.workloads import WorkloadRef, slot_names, slot_owner
+from plimsoll_api.workloads import WorkloadRef, find_slot_owner, make_slot_names
 
 CONFIG_FILE = "supervisor.json"
-NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
-AMD_EXPORTER_PORT = "AMD_EXPORTER_PORT"
-"""Environment variables of the supervisor's container, set if a manifest sets an exporter's
-port."""
+NODE_IP_ENV, DCGM_EXPORTER_PORT_ENV = "NODE_IP", "DCGM_EXPORTER_PORT"
+AMD_EXPORTER_PORT_ENV = "AMD_EXPORTER_PORT"
+"""Environment variables of the supervisor's container. They are set if a manifest sets the port of
+an exporter."""
 
 CONTAINER_ENV = "PLIMSOLL_CONTAINER"
 """Environment variable of the engine's container: the container's name, which identifies the
@@ -32,15 +32,16 @@ engine's processes."""
 
 POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
 """Environment variable of the supervisor's container in a pod of a SupervisionPolicy: a
-:class:`PodEngine` as JSON. It contains what differs between the pods of the policy, which share one
-configuration."""
+:class:`PodEngine` as JSON. All pods of the policy share one configuration, so this variable
+contains the values that differ between them."""
 
 GROUP_ENV = "PLIMSOLL_GROUP"
 """Environment variable of the supervisor's container in a pod of an InferenceService whose replicas
 are groups: a :class:`GroupMember` as JSON."""
 
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
-"""Environment variable of both containers: directory of the probes' sockets."""
+"""Environment variable of the engine's and the supervisor's container: directory of the probes'
+sockets."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,8 +59,8 @@ class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
 class ServiceRef(msgspec.Struct, frozen=True):
     """InferenceService or SupervisionPolicy that a replica belongs to, by ``kind``.
 
-    ``uid`` is empty in local mode. ``workload`` is the owner of a policy's pod, and ``group`` the
-    pod's membership in a multi-node group of that workload. ``role`` is the pod's role in
+    ``uid`` is empty in local mode. ``workload`` is the owner of a policy's pod. ``group`` is the
+    pod's membership in a multi-node group of its workload. ``role`` is the pod's role in
     disaggregated or multi-node serving; None if it has none.
     """
 
@@ -89,7 +90,7 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
 
     ``container`` is the container's name in its environment (:data:`CONTAINER_ENV`); empty outside
     a pod. ``serves`` is False for a worker of a multi-node engine. ``process`` is the main process
-    if a person specified it; in a pod, the supervisor finds it.
+    that a person specified; in a pod, the supervisor finds the main process itself.
     """
 
     type: EngineType
@@ -129,8 +130,8 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 class SupervisorConfig(msgspec.Struct, frozen=True):
     """Complete configuration of a supervisor.
 
-    ``slots`` are the names of the service's slot Leases; empty in local mode. For a
-    SupervisionPolicy, they are those for pods without a workload.
+    ``slots`` are the names of the service's slot Leases; empty in local mode. In the shared
+    configuration of a SupervisionPolicy, they are the slots for pods without a workload.
     """
 
     service: ServiceRef
@@ -141,11 +142,12 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     sample_interval_s: PositiveSeconds = 1.0
 
 
-def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
+def make_pod_config(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     """Combine a policy's configuration with the engine that admission detected in one of its pods.
 
-    The result has the pod's engine and memory limit, the slots of its workload, and only actions
-    that help it. The supervisor of a worker only observes, because the group's leader acts.
+    The result has the pod's engine and memory limit, and the slots of the pod's workload. Actions
+    that would not help the pod are removed. The supervisor of a worker only observes, because the
+    group's leader acts.
     """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
@@ -162,7 +164,7 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     recycle = config.supervision.recycle if set(ladder) - {Action.TRIM} else None
     supervision = replace(config.supervision, ladder=ladder, recycle=recycle, start_gate=None)
     service = replace(config.service, workload=pod.workload, group=pod.group, role=pod.role)
-    owner = slot_owner(supervision.scope, pod.workload, pod.graph, pod.role)
+    owner = find_slot_owner(supervision.scope, pod.workload, pod.graph, pod.role)
     return _restrict_worker(
         replace(
             config,
@@ -170,12 +172,12 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
             engine=pod.engine,
             memory=replace(memory, host=host, shared_device=shared),
             supervision=supervision,
-            slots=slot_names(config.service.name, owner, len(config.slots)),
+            slots=make_slot_names(config.service.name, owner, len(config.slots)),
         )
     )
 
 
-def of_member(config: SupervisorConfig, member: GroupMember) -> SupervisorConfig:
+def make_member_config(config: SupervisorConfig, member: GroupMember) -> SupervisorConfig:
     """Combine a service's configuration with the group membership of one of its pods."""
     role = PodRole.WORKER if member.worker else PodRole.LEADER
     return _restrict_worker(
@@ -188,7 +190,7 @@ def of_member(config: SupervisorConfig, member: GroupMember) -> SupervisorConfig
 
 
 def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
-    """Return ``config``, restricted to observing if the pod is a worker: its leader acts."""
+    """Return ``config``. If the pod is a worker, only observing is permitted: the leader acts."""
     if not config.service.is_worker:
         return config
     supervision = replace(config.supervision, mode=Mode.OBSERVE, recycle=None)
@@ -207,6 +209,7 @@ def decode(data: bytes) -> SupervisorConfig:
 def encode(config: SupervisorConfig) -> bytes:
     """Return the content of a configuration file.
 
-    Equal configurations give equal bytes, so that the ConfigMap does not change without a reason.
+    Equal configurations give equal bytes, so that the ConfigMap changes only if the configuration
+    does.
     """
     return msgspec.json.format(msgspec.json.encode(config, order="sorted"), indent=2) + b"\n"

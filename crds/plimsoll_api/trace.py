@@ -27,7 +27,7 @@ TRACE_SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_TRACE_LINE_BYTES = 4 << 20
 """Maximum length of a line, equal to that of an engine's longest accepted response. It limits the
 memory that a gzip bomb can take."""
-_UNREADABLE = (OSError, EOFError, zlib.error)
+_READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
 class TraceError(ValueError):
@@ -64,10 +64,10 @@ class Budgets(msgspec.Struct, omit_defaults=True):
 
 
 class Header(msgspec.Struct, kw_only=True):
-    """First line of a trace. It does not say what is wrong with the recorded run.
+    """First line of a trace. It does not say what was wrong during the recording.
 
-    ``shared_device`` means that others also used the engine's devices, so ``used`` includes their
-    memory.
+    ``shared_device`` means that other programs also used the engine's devices, so ``used`` includes
+    their memory.
     """
 
     trace: int
@@ -82,10 +82,10 @@ class Header(msgspec.Struct, kw_only=True):
 
 
 class RoleRss(msgspec.Struct, omit_defaults=True):
-    """Memory of one process. ``role`` is an external engine's name for it, or its role.
+    """Memory of one process in bytes. ``role`` is its name in an external engine, or its role.
 
-    ``in_use`` is the memory of malloc and of Python's objects, ``retained`` the unused memory in
-    malloc; null if the process does not report them.
+    ``in_use`` is the memory of malloc and of Python's objects, and ``retained`` the unused memory
+    in malloc; null if the process does not report these values.
     """
 
     role: str
@@ -104,7 +104,8 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 class OpenFiles(msgspec.Struct):
     """Open file descriptors of the process that is closest to its limit.
 
-    ``process`` is as in :class:`RoleRss`; ``limit`` is the soft limit, at least 1.
+    ``process`` is the name or role of the process, like ``role`` in :class:`RoleRss`. ``limit`` is
+    the soft limit, at least 1.
     """
 
     process: str
@@ -124,18 +125,21 @@ class Host(msgspec.Struct, omit_defaults=True):
         rss_anon, rss_file, rss_shmem: Sums over ``processes`` processes; zero if all known
             processes have exited.
         cgroup_kernel: Kernel memory, without reclaimable memory.
-        cgroup_other: Memory that is charged to the cgroup, but to no category of the kernel.
+        cgroup_other: Memory that is charged to the cgroup, but belongs to none of the kernel's
+            categories.
         cgroup_reclaimable: Memory that the kernel reclaims before an OOM kill.
         cgroup_throttled: How often the cgroup exceeded ``memory.high``, which throttles its
             processes.
         hugetlb: Huge pages from the node's pool.
-        swap, cgroup_swap: Memory in swap, of the processes and of their cgroup. No other value
-            includes it.
+        swap, cgroup_swap: Memory in swap, of the processes and of their cgroup. No other field
+            includes memory in swap.
         ``shm_orphan``: Shared memory that no running process holds.
-        ``shm_orphan_earlier``: The part of it that an earlier container of the engine left.
+        ``shm_orphan_earlier``: The part of ``shm_orphan`` that an earlier container of the engine
+            left.
         oom_kills: The kernel's OOM kills in the cgroup.
-        frontend_lives: False if the main process, on which the others depend, has exited.
-        cpu_s: The CPU time of all processes but the main one, in seconds since an arbitrary start.
+        frontend_lives: False if the main process, on which the other processes depend, has exited.
+        cpu_s: The CPU time of all processes except the main process, in seconds since an arbitrary
+            start.
 
     """
 
@@ -168,9 +172,9 @@ class Host(msgspec.Struct, omit_defaults=True):
 class Malloc(msgspec.Struct, omit_defaults=True):
     """State of the worker's allocators.
 
-    ``in_use`` and ``retained`` come from ``mallinfo2``. They and ``python_objects`` are in bytes.
+    ``in_use`` and ``retained`` come from ``mallinfo2``. Like ``python_objects``, they are in bytes.
     ``py_blocks`` is the number of pymalloc blocks. ``full_collections`` is the number of garbage
-    collections of the oldest generation: the lowest of all processes of the worker.
+    collections of the oldest generation, in the worker's process with the fewest.
     """
 
     in_use: int | None = None
@@ -188,9 +192,9 @@ class Torch(msgspec.Struct, omit_defaults=True):
 
 
 class Device(msgspec.Struct, omit_defaults=True):
-    """Memory of one device; ``used`` and ``total`` cover the whole device.
+    """Memory of one device in bytes; ``used`` and ``total`` cover the whole device.
 
-    ``shared`` is the evidence that others use the device; null if there is none.
+    ``shared`` is the evidence that other programs use the device; null if there is none.
     """
 
     index: int
@@ -205,7 +209,7 @@ SampleLoad = Load
 
 
 class LedgerLine(msgspec.Struct, omit_defaults=True):
-    """Owner in the engine's ledger: bytes in use, and their upper bound."""
+    """Owner in the engine's ledger: the bytes in use, and the most that it can ever use."""
 
     owner: str
     kind: str
@@ -216,10 +220,10 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 class Sample(msgspec.Struct, omit_defaults=True):
     """One observation, ``t`` seconds after the start. ``epoch`` increases at each engine restart.
 
-    ``serving`` is whether the serving port responded; null if it was not queried, as usual while
-    the status is available. ``ready`` is false while the engine reports that it starts, warms up or
-    replaces its worker; null in an unknown state. ``load_age_s`` is the age of ``load`` if it is
-    polled. ``parts`` are an external engine's names for its processes.
+    ``serving`` is whether the serving port responded; null if it was not queried, which is usual
+    while the status is available. ``ready`` is false while the engine reports that it starts, warms
+    up or replaces its worker; null in an unknown state. ``load_age_s`` is the age of ``load`` if
+    the load is polled. ``parts`` are an external engine's names for its processes.
     """
 
     t: float
@@ -261,12 +265,13 @@ def write_line(out: IO[bytes], line: Header | Sample) -> None:
 def read(path: Path) -> tuple[Header, Iterator[Sample]]:
     """Return the header of a trace and an iterator over its samples.
 
-    Raises :class:`TraceError`, also while iterating, which names the file and the unreadable line.
+    The function and the iterator raise :class:`TraceError`, which names the file and the unreadable
+    line.
     """
     try:
         raw = _open_for_reading(path)
         first = raw.readline(MAX_TRACE_LINE_BYTES)
-    except _UNREADABLE as error:
+    except _READ_ERRORS as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
     try:
         header = decode(first, Header)
@@ -275,17 +280,19 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
         raise TraceError(f"{path}:1: not a trace header: {error}") from error
     if header.trace != 1:
         raw.close()
-        raise TraceError(f"{path}:1: trace format {header.trace} is not supported, only 1 is")
-    return header, _samples(path, raw)
+        raise TraceError(
+            f"{path}:1: trace format {header.trace} is not supported: the supported format is 1"
+        )
+    return header, _iterate_samples(path, raw)
 
 
-def _samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
+def _iterate_samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
     last = float("-inf")
     with raw:
         for number in itertools.count(2):
             try:
                 line = raw.readline(MAX_TRACE_LINE_BYTES)
-            except _UNREADABLE as error:
+            except _READ_ERRORS as error:
                 raise TraceError(f"{path}: truncated: {error}") from error
             if not line:
                 return

@@ -5,8 +5,8 @@ from __future__ import annotations
 UNKNOWN_VERSION = "unknown"
 
 
-def version() -> str:
-    """Return the installed version; ``unknown`` if the packages have no metadata."""
+def get_version() -> str:
+    """Return the installed version; ``unknown`` if the distribution has no metadata."""
     # Import it only here: it loads half of the email package, which most programs do not need.
     from importlib import metadata
 

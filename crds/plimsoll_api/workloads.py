@@ -1,7 +1,8 @@
 """Find a pod's workload, its replica of that workload, and its revision.
 
-Only the pod's labels and owner references are read, so other people's pods cost no additional
-request. Anyone who may create pods can set both, so they grant no permissions.
+Only the labels and owner references of the pod are read, so pods of other people cause no further
+requests. Anyone who may create pods can set labels and owner references, so they grant no
+permissions.
 """
 
 from __future__ import annotations
@@ -14,38 +15,38 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from plimsoll_api.names import policy_object_name
+from plimsoll_api.names import make_policy_object_name
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import SlotScope
 
 APPS_API_GROUP = "apps"
-TEMPLATE_HASH = "pod-template-hash"
-CONTROLLER_HASH = "controller-revision-hash"
-ROLLOUT_HASH = "rollouts-pod-template-hash"
+TEMPLATE_HASH_LABEL = "pod-template-hash"
+CONTROLLER_HASH_LABEL = "controller-revision-hash"
+ROLLOUT_HASH_LABEL = "rollouts-pod-template-hash"
 LWS_API, LWS_KIND = "leaderworkerset.x-k8s.io", "LeaderWorkerSet"
-LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
-LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-key"
-LWS_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
-LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
-LWS_HASH = "leaderworkerset.sigs.k8s.io/template-revision-hash"
+LWS_NAME_LABEL = "leaderworkerset.sigs.k8s.io/name"
+LWS_GROUP_LABEL = "leaderworkerset.sigs.k8s.io/group-key"
+LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/group-index"
+LWS_WORKER_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
+LWS_HASH_LABEL = "leaderworkerset.sigs.k8s.io/template-revision-hash"
 DISAGGREGATED_API, DISAGGREGATED_KIND = "disaggregatedset.x-k8s.io", "DisaggregatedSet"
-DISAGGREGATED_NAME = f"{DISAGGREGATED_API}/name"
-DISAGGREGATED_REVISION = f"{DISAGGREGATED_API}/revision"
+DISAGGREGATED_NAME_LABEL = f"{DISAGGREGATED_API}/name"
+DISAGGREGATED_REVISION_LABEL = f"{DISAGGREGATED_API}/revision"
 DYNAMO_API, DYNAMO_KIND = "nvidia.com", "DynamoGraphDeployment"
-DYNAMO_NAME = f"{DYNAMO_API}/dynamo-graph-deployment-name"
-DYNAMO_REVISION = f"{DYNAMO_API}/dynamo-worker-hash"
+DYNAMO_NAME_LABEL = f"{DYNAMO_API}/dynamo-graph-deployment-name"
+DYNAMO_REVISION_LABEL = f"{DYNAMO_API}/dynamo-worker-hash"
 KSERVE_API, KSERVE_LLM_KIND = "serving.kserve.io", "LLMInferenceService"
 PART_OF_LABEL, PART_OF_KSERVE_LLM = "app.kubernetes.io/part-of", "llminferenceservice"
 """Label of the pods of KServe's LLMInferenceServices."""
-KSERVE_LLM_NAME = "app.kubernetes.io/name"
+KSERVE_LLM_NAME_LABEL = "app.kubernetes.io/name"
 RAY_API, RAY_KIND = "ray.io", "RayCluster"
-RAY_CLUSTER = "ray.io/cluster"
-RAY_NODE = "ray.io/node-type"
+RAY_CLUSTER_LABEL = "ray.io/cluster"
+RAY_NODE_TYPE_LABEL = "ray.io/node-type"
 RAY_HEAD, RAY_WORKER = "head", "worker"
 """Values of the label ``ray.io/node-type``."""
 
-_MAX_KIND, _MAX_NAME = 63, 253
-_USUAL_GROUPS = {
+_MAX_KIND_CHARS, _MAX_NAME_CHARS = 63, 253
+_DEFAULT_API_GROUPS = {
     "Deployment": APPS_API_GROUP,
     "StatefulSet": APPS_API_GROUP,
     "DaemonSet": APPS_API_GROUP,
@@ -59,47 +60,49 @@ _USUAL_GROUPS = {
     KSERVE_LLM_KIND: KSERVE_API,
 }
 """Default API groups by kind."""
-_BEHIND_REPLICA_SETS = (
-    (TEMPLATE_HASH, APPS_API_GROUP, "Deployment"),
-    (ROLLOUT_HASH, "argoproj.io", "Rollout"),
+_REPLICA_SET_CONTROLLERS = (
+    (TEMPLATE_HASH_LABEL, APPS_API_GROUP, "Deployment"),
+    (ROLLOUT_HASH_LABEL, "argoproj.io", "Rollout"),
 )
-"""Pod label, API group and kind of controllers whose ReplicaSets are named NAME-LABEL."""
+"""Controllers whose ReplicaSets are named NAME-HASH: the pod label with the hash, the controller's
+API group and its kind."""
 _GRAPHS = (
-    (DISAGGREGATED_NAME, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION),
-    (DYNAMO_NAME, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION),
+    (DISAGGREGATED_NAME_LABEL, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION_LABEL),
+    (DYNAMO_NAME_LABEL, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION_LABEL),
 )
 """Controllers that rename the objects of a role with each revision: the label with the controller's
-name, its API group and kind, and the label with the revision."""
+name, its API group, its kind, and the label with the revision."""
 KV_ROLES = frozenset({PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH})
-"""Roles whose pods can only be replaced by pods of the same role."""
-_ROLES = {role.value: role for role in PodRole}
-PARTNERS = {PodRole.PREFILL: PodRole.DECODE, PodRole.DECODE: PodRole.PREFILL}
-"""Role of the pods with which a pod of each role exchanges KV blocks."""
+"""Roles that exchange KV blocks. A pod with one of them can only be replaced by pods of the same
+role."""
+_ROLES_BY_NAME = {role.value: role for role in PodRole}
+PARTNER_ROLES = {PodRole.PREFILL: PodRole.DECODE, PodRole.DECODE: PodRole.PREFILL}
+"""For each role that exchanges KV blocks, the role of its partners."""
 
 
 class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """Workload that owns a pod, such as a Deployment.
 
-    The text form is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the kind's
-    default. An empty ``api_group`` is replaced by the default.
+    As text, it is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the default of the
+    kind. An empty ``api_group`` is replaced by the default.
     """
 
-    kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND)]
-    name: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
-    api_group: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)] = ""
+    kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND_CHARS)]
+    name: Annotated[str, msgspec.Meta(max_length=_MAX_NAME_CHARS)]
+    api_group: Annotated[str, msgspec.Meta(max_length=_MAX_NAME_CHARS)] = ""
 
     def __post_init__(self) -> None:
         if not self.api_group:
-            usual = _USUAL_GROUPS.get(self.kind, "")
+            usual = _DEFAULT_API_GROUPS.get(self.kind, "")
             msgspec.structs.force_setattr(self, "api_group", usual)
 
     def __str__(self) -> str:
-        usual = self.api_group in ("", _USUAL_GROUPS.get(self.kind))
+        usual = self.api_group in ("", _DEFAULT_API_GROUPS.get(self.kind))
         return f"{self.kind}/{self.name}" if usual else f"{self.kind}.{self.api_group}/{self.name}"
 
     @classmethod
     def parse(cls, text: str) -> WorkloadRef | None:
-        """Parse the text form. Return None for an empty text."""
+        """Parse a text such as ``KIND/NAME``. Return None for an empty text."""
         kind, _, name = text.partition("/")
         kind, _, api_group = kind.partition(".")
         return cls(kind, name, api_group) if kind else None
@@ -110,8 +113,8 @@ class Membership:
     """The workload, group and revision of a pod.
 
     Attributes:
-        workload: The object that owns the pod; None for a pod without a controller. A controller
-            that renames its children with each revision is the workload instead of a child.
+        workload: The object that owns the pod; None for a pod without a controller. If a controller
+            renames its children with each revision, the controller itself is the workload.
         api_group: The API group of the workload.
         group: The multi-node group that forms one replica: the key of a LeaderWorkerSet's group, or
             a RayCluster. Empty for a single-pod replica.
@@ -128,8 +131,8 @@ class Membership:
     worker: bool = False
     graph: WorkloadRef | None = None
 
-    def replica(self, pod: str) -> str:
-        """Return the name of the replica that the pod is or belongs to."""
+    def get_replica_name(self, pod: str) -> str:
+        """Return the name of the pod's replica; ``pod`` is the name of the pod."""
         return f"group {self.group}" if self.group else pod
 
     @property
@@ -139,77 +142,78 @@ class Membership:
         return self.group if ray and self.api_group == RAY_API else ""
 
 
-def membership(metadata: Mapping[str, Any]) -> Membership:
-    """Return the membership of the pod with this ``metadata``."""
+def find_membership(metadata: Mapping[str, Any]) -> Membership:
+    """Return the workload, group and revision of the pod with this ``metadata``."""
     labels = metadata.get("labels") or {}
     owner = next(
         (one for one in metadata.get("ownerReferences") or () if one.get("controller")), None
     )
     if owner is None:
         return Membership()
-    base = _owned_membership(labels, owner)
+    base = _find_membership_by_owner(labels, owner)
     for label, api_group, kind, revision in _GRAPHS:
         if name := str(labels.get(label, "")):
-            graph = _ref(api_group, kind, name)
+            graph = _make_ref(api_group, kind, name)
             hash_ = str(labels.get(revision) or base.revision)
             return replace(base, workload=graph, api_group=api_group, revision=hash_, graph=graph)
-    kserve = str(labels.get(KSERVE_LLM_NAME, ""))
+    kserve = str(labels.get(KSERVE_LLM_NAME_LABEL, ""))
     if kserve and labels.get(PART_OF_LABEL) == PART_OF_KSERVE_LLM:
-        return replace(base, graph=_ref(KSERVE_API, KSERVE_LLM_KIND, kserve))
+        return replace(base, graph=_make_ref(KSERVE_API, KSERVE_LLM_KIND, kserve))
     return base
 
 
-def _owned_membership(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Membership:
-    """Return the membership that the labels and the controller's owner reference show."""
+def _find_membership_by_owner(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Membership:
+    """Return the membership according to the labels and the owner reference of the controller."""
     api_group = str(owner.get("apiVersion", "")).rpartition("/")[0]
     kind, name = str(owner.get("kind", "")), str(owner.get("name", ""))
-    revision = str(labels.get(CONTROLLER_HASH, ""))
-    if labels.get(LWS_NAME) and kind == "StatefulSet":
+    revision = str(labels.get(CONTROLLER_HASH_LABEL, ""))
+    if labels.get(LWS_NAME_LABEL) and kind == "StatefulSet":
         return Membership(
-            _ref(LWS_API, LWS_KIND, str(labels[LWS_NAME])),
+            _make_ref(LWS_API, LWS_KIND, str(labels[LWS_NAME_LABEL])),
             LWS_API,
-            lws_group(labels),
-            str(labels.get(LWS_HASH, "")),
-            labels.get(LWS_WORKER, "0") != "0",
+            find_lws_group(labels),
+            str(labels.get(LWS_HASH_LABEL, "")),
+            labels.get(LWS_WORKER_LABEL, "0") != "0",
         )
-    if labels.get(RAY_CLUSTER) and kind == RAY_KIND:
-        cluster = str(labels[RAY_CLUSTER])
-        return Membership(_ref(RAY_API, RAY_KIND, cluster), RAY_API, cluster)
+    if labels.get(RAY_CLUSTER_LABEL) and kind == RAY_KIND:
+        cluster = str(labels[RAY_CLUSTER_LABEL])
+        return Membership(_make_ref(RAY_API, RAY_KIND, cluster), RAY_API, cluster)
     if kind == "ReplicaSet":
-        for label, owner_group, owner_kind in _BEHIND_REPLICA_SETS:
+        for label, owner_group, owner_kind in _REPLICA_SET_CONTROLLERS:
             template_hash = str(labels.get(label, ""))
             if template_hash and name.endswith(f"-{template_hash}"):
-                made_by = _ref(owner_group, owner_kind, name.removesuffix(f"-{template_hash}"))
+                made_by = _make_ref(owner_group, owner_kind, name.removesuffix(f"-{template_hash}"))
                 return Membership(made_by, owner_group, revision=template_hash)
-    return Membership(_ref(api_group, kind, name), api_group, revision=revision)
+    return Membership(_make_ref(api_group, kind, name), api_group, revision=revision)
 
 
-def lws_group(labels: Mapping[str, Any]) -> str:
-    """Return the pod's group in a LeaderWorkerSet; empty if its labels name none.
+def find_lws_group(labels: Mapping[str, Any]) -> str:
+    """Return the key of the pod's group in a LeaderWorkerSet; empty if it has none.
 
-    The group key never changes, whereas an index may be missing or be reused for another group.
+    The group's index is not used: it may be missing, and may be reused for another group.
     """
-    return str(labels.get(LWS_GROUP) or labels.get(LWS_INDEX) or "")
+    return str(labels.get(LWS_GROUP_LABEL) or labels.get(LWS_INDEX_LABEL) or "")
 
 
 class SlotOwner(NamedTuple):
-    """Owner of slots: a workload, a graph, or a policy if ``ref`` is None.
+    """Owner of restart slots: a workload or a graph; the policy itself if ``ref`` is None.
 
-    With a ``role``, only the pods of that role share the slots.
+    If ``role`` is set, only the pods of this role share the slots.
     """
 
     ref: WorkloadRef | None = None
     role: PodRole | None = None
 
 
-def slot_owner(
+def find_slot_owner(
     scope: SlotScope, workload: WorkloadRef | None, graph: WorkloadRef | None, role: PodRole | None
 ) -> SlotOwner:
     """Return the owner of the slots that a pod takes.
 
-    Pods of different roles cannot replace each other, so each role of a graph has its own slots.
-    With ``Graph``, all roles share them, so that prefill and decode engines never restart at the
-    same time. Pods with such a role but without a graph then share the policy's own slots.
+    Pods of different roles cannot replace each other, so each role of a graph has its own slots. If
+    ``scope`` is ``Graph``, all roles share the slots, so that prefill and decode engines never
+    restart at the same time. A prefill or decode pod without a graph then uses the policy's own
+    slots.
     """
     has_kv_role = role in KV_ROLES
     if scope is SlotScope.GRAPH and (graph is not None or has_kv_role):
@@ -218,45 +222,48 @@ def slot_owner(
     return SlotOwner(workload, role if has_several_roles and has_kv_role else None)
 
 
-def slot_names(policy: str, owner: SlotOwner, count: int) -> tuple[str, ...]:
+def make_slot_names(policy: str, owner: SlotOwner, count: int) -> tuple[str, ...]:
     """Return the names of the ``count`` restart-slot Leases of ``owner`` for ``policy``.
 
-    The operator and the supervisor both use these names.
+    The operator and the supervisor compute the same names with this function.
     """
-    prefix, (ref, role) = policy_object_name(policy), owner
+    prefix, (ref, role) = make_policy_object_name(policy), owner
     if ref is not None:
         whole = str(ref) if role is None else f"{ref} {role}"
-        prefix = "-".join((prefix, *_name_parts(ref.name, whole)))
+        prefix = "-".join((prefix, *_make_name_parts(ref.name, whole)))
     return tuple(f"{prefix}-restart-{index}" for index in range(count))
 
 
-def ray_service_name(policy: str, cluster: str) -> str:
-    """Return the name of the headless Service for a policy's pods in a RayCluster, a DNS label.
+def make_ray_service_name(policy: str, cluster: str) -> str:
+    """Return the name of the headless Service for a policy's pods in a RayCluster.
 
-    The operator creates the Service, and the injection passes its name to the head's supervisor.
+    The name is a DNS label. The operator creates the Service, and the injection passes its name to
+    the supervisor of the head.
     """
-    return "-".join(("plimsoll", *_name_parts(cluster, f"{policy}/{cluster}")))
+    return "-".join(("plimsoll", *_make_name_parts(cluster, f"{policy}/{cluster}")))
 
 
-def members_service_name(policy: str) -> str:
-    """Return the name of the headless Service for all supervised pods of a policy, a DNS label.
+def make_members_service_name(policy: str) -> str:
+    """Return the name of the headless Service for all supervised pods of a policy.
 
-    It shows which of them are ready, also if only an InferencePool sends them requests.
+    The name is a DNS label. The Service shows which pods are ready, even if only an InferencePool
+    sends them requests.
     """
-    return "-".join(("plimsoll", *_name_parts(policy, policy)))
+    return "-".join(("plimsoll", *_make_name_parts(policy, policy)))
 
 
-def _name_parts(name: str, whole: str) -> list[str]:
-    """Return parts for an object's name: ``name`` in valid characters, and a digest of ``whole``.
+def _make_name_parts(name: str, unique_text: str) -> list[str]:
+    """Return the parts of an object's name: ``name`` in valid characters, and a hash.
 
-    At most 32 characters of ``name`` are kept.
+    At most 32 characters of ``name`` are kept. The hash of ``unique_text`` distinguishes equal
+    parts.
     """
     shown = re.sub(r"[^a-z0-9]+", "-", name.lower())[:32].strip("-")
-    return [*filter(None, (shown,)), hashlib.sha256(whole.encode()).hexdigest()[:12]]
+    return [*filter(None, (shown,)), hashlib.sha256(unique_text.encode()).hexdigest()[:12]]
 
 
 def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
-    """Format a slot's annotation that lists its replicas.
+    """Format the pods of each replica for the annotation of a slot.
 
     Commas separate the pods of a replica, and spaces separate replicas.
     """
@@ -264,12 +271,12 @@ def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
 
 
 def parse_replicas(text: str) -> list[tuple[str, ...]]:
-    """Parse the output of :func:`format_replicas` to the pods of each replica."""
+    """Parse the output of :func:`format_replicas`. Return the names of the pods of each replica."""
     return [tuple(one.split(",")) for one in text.split()]
 
 
 def format_roles(pods: Mapping[PodRole, Iterable[str]]) -> str:
-    """Format a slot's annotation that lists the pods of each role."""
+    """Format the names of the pods of each role for the annotation of a slot."""
     return " ".join(f"{role}={','.join(names)}" for role, names in sorted(pods.items()))
 
 
@@ -278,10 +285,10 @@ def parse_roles(text: str) -> dict[PodRole, tuple[str, ...]]:
     pods_by_role = {}
     for entry in text.split():
         role, _, names = entry.partition("=")
-        if role in _ROLES and names:
-            pods_by_role[_ROLES[role]] = tuple(names.split(","))
+        if role in _ROLES_BY_NAME and names:
+            pods_by_role[_ROLES_BY_NAME[role]] = tuple(names.split(","))
     return pods_by_role
 
 
-def _ref(api_group: str, kind: str, name: str) -> WorkloadRef:
-    return WorkloadRef(kind[:_MAX_KIND], name[:_MAX_NAME], api_group[:_MAX_NAME])
+def _make_ref(api_group: str, kind: str, name: str) -> WorkloadRef:
+    return WorkloadRef(kind[:_MAX_KIND_CHARS], name[:_MAX_NAME_CHARS], api_group[:_MAX_NAME_CHARS])

@@ -20,9 +20,9 @@ def page() -> str:
         " [changelog](../CHANGELOG.md#changed) lists the fields that have a new name.",
     ]
     for crd in (
-        generate.inference_service(),
-        generate.supervision_policy(),
-        generate.leak_incident(),
+        generate.make_inference_service_crd(),
+        generate.make_supervision_policy_crd(),
+        generate.make_leak_incident_crd(),
     ):
         lines += _resource(crd)
     return "\n".join(lines) + "\n"

@@ -120,7 +120,7 @@ def _field(name: str) -> bool:
     """``supervision.mode`` is in the spec, whether or not the page says so. Some fields are those
     of a SupervisionPolicy alone, and some names are values of the chart."""
     parts = name.split(".")
-    kinds = (generate.inference_service, generate.supervision_policy)
+    kinds = (generate.make_inference_service_crd, generate.make_supervision_policy_crd)
     return any(_in(kind(), parts) for kind in kinds) or _is_value(parts)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.listening import EVERY_ADDRESS
+from plimsoll_api.listening import ALL_ADDRESSES
 from plimsoll_api.names import ADMIN_PORT, TOKEN_FILE
 from plimsoll_api.units import parse_bytes
 from plimsoll_engine import injection
@@ -63,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: WorkerConfig
     served_model_name: str
-    host: str = EVERY_ADDRESS
+    host: str = ALL_ADDRESSES
     port: int = 8000
     admin_port: int = ADMIN_PORT
     max_queued: int = 1024
@@ -163,7 +163,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory for sockets, admin token and stack traces",
     )
-    add("--host", default=EVERY_ADDRESS, help="address of the serving API; default: all addresses")
+    add("--host", default=ALL_ADDRESSES, help="address of the serving API; default: all addresses")
     add(
         "--port",
         default=8000,

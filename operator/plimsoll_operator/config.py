@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 from pydantic import ValidationError
 
-from plimsoll_api.listening import EVERY_ADDRESS
+from plimsoll_api.listening import ALL_ADDRESSES
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import DOWNLOAD_RESOURCES, SUPERVISOR_RESOURCES
 from plimsoll_operator.render import Images
@@ -177,7 +177,7 @@ def parse_config(
                 parser, "--download-resources", flags.download_resources, DOWNLOAD_RESOURCES
             ),
             # Pods have the IP family of the API server's Service: the cluster's primary one.
-            EVERY_ADDRESS if ":" in env.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0",
+            ALL_ADDRESSES if ":" in env.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0",
         ),
         http_port=flags.http_port,
         fleet_page=flags.fleet_page,

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from plimsoll_api.fleet_row import FleetRow, row_of, row_of_policy, worst_first
+from plimsoll_api.fleet_row import FleetRow, make_policy_row, make_service_row, sort_worst_first
 from plimsoll_api.incidents import ENDED_PHASES
-from plimsoll_api.page_security import SECURITY_POLICY, host_name, is_ip_address
-from plimsoll_api.times import rfc3339
+from plimsoll_api.page_security import CONTENT_SECURITY_POLICY, is_ip_address, parse_host_name
+from plimsoll_api.times import format_rfc3339
 from plimsoll_operator.fleet.slots import Allocation
 from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref
 from plimsoll_operator.runtime.cache import Store
@@ -31,7 +31,7 @@ CACHE_S = 5.0
 AT_ONCE = 100
 """Number of objects to decompress before yielding to other tasks of the event loop."""
 HEADERS = {
-    "Content-Security-Policy": SECURITY_POLICY,
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -139,14 +139,14 @@ async def read(store: Store, breaker: SlotUsage) -> Fleet:
         item = store.get(key, Ref(key.kind, key.name))
         if item is None:
             continue
-        row = row_of(item) if key.kind == SERVICE.kind else row_of_policy(item)
+        row = make_service_row(item) if key.kind == SERVICE.kind else make_policy_row(item)
         fleet.services_count += key.kind == SERVICE.kind
         fleet.policies_count += key.kind == POLICY.kind
         fleet.open_count += row.incidents
         fleet.budgets[row.key] = _budgets(item)
         fleet.suspects += _suspects(row, item)
         kept.append(row)
-    fleet.rows = worst_first(kept)[:MAX_ROWS]
+    fleet.rows = sort_worst_first(kept)[:MAX_ROWS]
     fleet.budgets = {row.key: fleet.budgets[row.key] for row in fleet.rows}
     fleet.suspects = fleet.suspects[:MAX_ROWS]
     found: list[Object] = []
@@ -190,7 +190,7 @@ def _slot_owner(lease: Object) -> str:
 
 def render(body: str, scope: str, now: float) -> bytes:
     """Return the page with the HTML ``body``. ``now`` is in Unix seconds."""
-    return PAGE.format(scope=_text(scope), at=rfc3339(now), body=body).encode()
+    return PAGE.format(scope=_text(scope), at=format_rfc3339(now), body=body).encode()
 
 
 def fleet_html(fleet: Fleet) -> str:
@@ -336,7 +336,7 @@ def refusal(host: str | None) -> str | None:
     A public web site cannot have an IP address or a cluster-internal name as its host name
     (:mod:`plimsoll_api.page_security`).
     """
-    name = host_name(host or "")
+    name = parse_host_name(host or "")
     in_cluster = "." not in name or name.endswith((".svc", ".svc.cluster.local"))
     if in_cluster or is_ip_address(name):
         return None

@@ -27,12 +27,18 @@ from typing import Any
 
 from bench.control_plane import NAMESPACE, Admin, control_plane, rss_mib, service, until
 from bench.result import RESULTS, earlier, publish
-from plimsoll_api.incident_object import path_of
+from plimsoll_api.incident_object import make_path
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.leakincident import MAX_OF_POD, MAX_TEXT, MAX_TEXTS, MAX_TIMELINE, MAX_WRITES
+from plimsoll_api.leakincident import (
+    MAX_INCIDENT_TEXT_CHARS,
+    MAX_INCIDENTS_PER_POD,
+    MAX_STATUS_WRITES,
+    MAX_TIMELINE_STEPS,
+    MAX_TOTAL_TEXT_CHARS,
+)
 from plimsoll_api.names import API_GROUP, INCIDENT_KIND, SERVICE_KIND, SERVICE_LABEL
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.times import rfc3339
+from plimsoll_api.times import format_rfc3339
 from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.fleet.incidents import MAX_KEPT_OF_POD
 from plimsoll_operator.kinds import POD, SERVICE
@@ -43,8 +49,10 @@ from tests.lab.images import ROOT
 from tests.lab.operator import Operator
 
 AGE_S, SHORT_AGE_S = DEFAULT_INTERVALS.incident_age, 10.0
-NAMES_AN_HOUR = MAX_OF_POD + int(3600 / AGE_S) * (MAX_OF_POD - MAX_KEPT_OF_POD)
-HOUR = NAMES_AN_HOUR * (1 + MAX_WRITES)
+NAMES_AN_HOUR = MAX_INCIDENTS_PER_POD + int(3600 / AGE_S) * (
+    MAX_INCIDENTS_PER_POD - MAX_KEPT_OF_POD
+)
+HOUR = NAMES_AN_HOUR * (1 + MAX_STATUS_WRITES)
 """Writes that the API server accepts within an hour."""
 WRITERS = 4
 HOSTILE, OTHER = "hostile", "other"
@@ -69,7 +77,7 @@ class Writer:
     def run(self, part: int) -> None:
         """Write under every ``WRITERS``-th name until it is stopped."""
         for turn in itertools.count():
-            for number in range(part, MAX_OF_POD, WRITERS):
+            for number in range(part, MAX_INCIDENTS_PER_POD, WRITERS):
                 self._incident(f"{self._pod}-{number}")
                 if self.stop.is_set():
                     return
@@ -77,7 +85,7 @@ class Writer:
 
     def _incident(self, name: str) -> None:
         self._create(name)
-        for revision in range(1, MAX_WRITES + 2):
+        for revision in range(1, MAX_STATUS_WRITES + 2):
             if self.stop.is_set() or not self._try("status", partial(self._status, name, revision)):
                 return
 
@@ -88,24 +96,24 @@ class Writer:
             "pod": self._pod,
             "container": "c" * 253,
             "epoch": "e" * 253,
-            "openedAt": rfc3339(time.time()),
+            "openedAt": format_rfc3339(time.time()),
             "kind": "HostGrowth",
         }
         labels = {SERVICE_LABEL: HOSTILE}
         body = _object(name) | {"spec": spec}
         body["metadata"]["labels"] = labels
-        self._try("create", lambda: self._client.create(path_of(NAMESPACE, ""), body))
+        self._try("create", lambda: self._client.create(make_path(NAMESPACE, ""), body))
 
     def _status(self, name: str, revision: int) -> None:
-        now, full = rfc3339(time.time()), MAX_TEXTS // MAX_TEXT
+        now, full = format_rfc3339(time.time()), MAX_TOTAL_TEXT_CHARS // MAX_INCIDENT_TEXT_CHARS
         step = {"time": now, "step": "s" * 63, "outcome": "o" * 63, "beforeBytes": 1 << 62}
-        text = f"{random.random()}" + "x" * MAX_TEXT
-        steps = [step | ({"message": text[:MAX_TEXT]} if n < full else {})
-                 for n in range(MAX_TIMELINE)]  # fmt: skip
+        text = f"{random.random()}" + "x" * MAX_INCIDENT_TEXT_CHARS
+        steps = [step | ({"message": text[:MAX_INCIDENT_TEXT_CHARS]} if n < full else {})
+                 for n in range(MAX_TIMELINE_STEPS)]  # fmt: skip
         attribution = dict.fromkeys(("segment", "process", "pod"), "y" * 253)
         status = {"phase": "Confirmed", "revision": revision, "timeline": steps}
         body = _object(name) | {"status": status | {"attribution": attribution}}
-        self._client.apply(path_of(NAMESPACE, name, "status"), body)
+        self._client.apply(make_path(NAMESPACE, name, "status"), body)
 
     def _try(self, what: str, call: Any) -> bool:
         try:
@@ -233,7 +241,7 @@ async def measure(lab: Any, account: Path, seconds: float) -> tuple[dict[str, An
             for thread in threads:
                 await asyncio.to_thread(thread.join)
             watching.cancel()
-            kept = await admin.call("GET", path_of(NAMESPACE, ""))
+            kept = await admin.call("GET", make_path(NAMESPACE, ""))
             of_pods = Counter(one["spec"]["pod"] for one in kept["items"])
             return {
                 "observed_s": round(taken, 1),

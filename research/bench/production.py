@@ -26,7 +26,7 @@ from scipy.stats import chi2
 
 from bench.result import publish
 from leaklab.series import HOUR
-from plimsoll_api.memory_policy import AutoBudgets, MemoryPolicy, budget_of
+from plimsoll_api.memory_policy import AutoBudgets, MemoryPolicy, parse_growth_budget
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_api.trace import Host, Sample
 from plimsoll_sidecar.replay import ReplayLine, replay_samples
@@ -81,7 +81,7 @@ def read(file: Path) -> Iterator[tuple[float, int, int | None]]:
 def judged(name: str, samples: Sequence[Sample], learning_s: float) -> Row:
     """What the supervisor would have done to a container after it had observed it."""
     limits = [s.host.cgroup_limit for s in samples if s.host.cgroup_limit]
-    budget = replace(budget_of("Auto"), limit_bytes=limits[-1] if limits else None)
+    budget = replace(parse_growth_budget("Auto"), limit_bytes=limits[-1] if limits else None)
     auto = AutoBudgets(learning_s=learning_s)
     policy = MemoryPolicy(host=budget, warmup_s=WARMUP_S, auto=auto)
     interval_s = (samples[-1].t - samples[0].t) / max(1, len(samples) - 1)

@@ -20,7 +20,7 @@ from bench.control_plane import NAMESPACE, control_plane
 from leaklab import supervise_in_lab
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_VERSION, INCIDENT_PLURAL, SERVICE_KIND
-from plimsoll_api.names import SERVICE_RESTARTS as ANNOTATION
+from plimsoll_api.names import SERVICE_RESTARTS_ANNOTATION as ANNOTATION
 from plimsoll_cli.local.plan import Plan
 from plimsoll_operator.render import objects
 from tests.lab.kube import Kube

@@ -16,7 +16,7 @@ from __future__ import annotations
 import socket
 import sys
 
-from plimsoll_api.names import ASK_SOCKET, DRAIN_S, action_limit_s
+from plimsoll_api.names import ASK_SOCKET, DEFAULT_DRAIN_S, compute_action_limit_s
 
 STATE_DIR = "/var/lib/plimsoll"
 CHUNK_BYTES = 1 << 16
@@ -38,7 +38,11 @@ def send_to_supervisor(arguments: list[str]) -> tuple[int, str] | None:
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
-            line.settimeout(action_limit_s(float(_find_option(arguments, "--deadline") or DRAIN_S)))
+            line.settimeout(
+                compute_action_limit_s(
+                    float(_find_option(arguments, "--deadline") or DEFAULT_DRAIN_S)
+                )
+            )
             line.connect(f"{_find_option(arguments, '--state-dir') or STATE_DIR}/{ASK_SOCKET}")
         except ValueError:
             return None  # the parser reports the invalid deadline

@@ -29,8 +29,8 @@ from plimsoll_api.supervisor_config import (
     PodEngine,
     ServiceRef,
     SupervisorConfig,
-    of_member,
-    of_pod,
+    make_member_config,
+    make_pod_config,
 )
 
 log = logging.getLogger(__name__)
@@ -116,9 +116,9 @@ def _read(path: Path) -> SupervisorConfig:
         raise ConfigError(f"configuration {path}: {error}") from error
     if config.service.kind == POLICY_KIND:
         own = _read_variable(POD_ENGINE_ENV, PodEngine)
-        return of_pod(config, own) if own is not None else config
+        return make_pod_config(config, own) if own is not None else config
     member = _read_variable(GROUP_ENV, GroupMember)
-    return of_member(config, member) if member is not None else config
+    return make_member_config(config, member) if member is not None else config
 
 
 def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
@@ -147,7 +147,7 @@ def _make_default_config(pod: str) -> SupervisorConfig:
     if own is None:
         own = PodEngine(EngineEndpoint(EngineType.CUSTOM, DEFAULT_ENGINE_URL, DEFAULT_ENGINE_URL))
     service = ServiceRef(pod, os.environ.get("POD_NAMESPACE", "default"))
-    return _set_observe_mode(of_pod(SupervisorConfig(service, own.engine), own))
+    return _set_observe_mode(make_pod_config(SupervisorConfig(service, own.engine), own))
 
 
 def _set_observe_mode(config: SupervisorConfig) -> SupervisorConfig:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from html import escape
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
-from plimsoll_api.times import clock_time
+from plimsoll_api.times import format_clock_time
 from plimsoll_api.units import format_bytes
 
 MAX_POINTS = 240
@@ -272,7 +272,7 @@ def _draw_grid(box: _ChartScale) -> list[str]:
         made.append(label)
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         at = box.begin + share * (box.end - box.begin)
-        clock = clock_time(at)
+        clock = format_clock_time(at)
         made.append(
             f'<text x="{box.to_x(at)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{clock}</text>'
         )

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from plimsoll_api.admin_token import write_token
-from plimsoll_api.listening import EVERY_ADDRESS
+from plimsoll_api.listening import ALL_ADDRESSES
 from plimsoll_api.names import PROBE_PORT, RESET_FILE
 from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
@@ -60,7 +60,7 @@ class Launcher:
         self._arguments = arguments
         self._state_dir = read_option(arguments, "--state-dir")
         self._probes = _create_probe_server(
-            read_option(arguments, "--host", EVERY_ADDRESS),
+            read_option(arguments, "--host", ALL_ADDRESSES),
             read_option(arguments, "--probe-port", str(PROBE_PORT)),
             self._answer_probe,
         )

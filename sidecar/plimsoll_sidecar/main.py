@@ -17,7 +17,7 @@ from pathlib import Path
 
 from plimsoll_api import logs
 from plimsoll_api.learned import LEARNED_FILE
-from plimsoll_api.listening import EVERY_ADDRESS
+from plimsoll_api.listening import ALL_ADDRESSES
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
 from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.supervisor_config import SupervisorConfig
@@ -74,7 +74,7 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--probe-port", type=int, default=PROBE_PORT, help="port of the launcher's probe"
     )
-    parse.add_argument("--host", default=EVERY_ADDRESS, help="listen address of the metrics server")
+    parse.add_argument("--host", default=ALL_ADDRESSES, help="listen address of the metrics server")
     return parse
 
 

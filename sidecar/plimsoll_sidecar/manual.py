@@ -23,7 +23,7 @@ from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.decoding import decode
 from plimsoll_api.files import replace_file
 from plimsoll_api.incident_record import JOURNAL_FILE
-from plimsoll_api.names import ASK_MODULE, DRAIN_S, RESET_FILE, TOKEN_FILE
+from plimsoll_api.names import ASK_MODULE, DEFAULT_DRAIN_S, RESET_FILE, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar import tune
 from plimsoll_sidecar.act import readiness
@@ -68,7 +68,7 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--deadline",
         type=_parse_seconds,
-        default=DRAIN_S,
+        default=DEFAULT_DRAIN_S,
         help="maximum seconds to wait for running requests",
     )
     parse.add_argument(
@@ -211,7 +211,7 @@ def _add_signals(
 
     A sample is taken for this, because it shows more than a check of mounts and permissions.
     """
-    from plimsoll_api.version import version
+    from plimsoll_api.version import get_version
     from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, PodContainer
     from plimsoll_sidecar.signals.sampler import Sampler
     from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
@@ -237,7 +237,7 @@ def _add_signals(
     answer.device_reasons = sampler.device_reasons()
     if orphaned is not None:
         answer.shared_orphan, answer.shared_memory_error = host.shm_orphan, orphaned.error or ""
-    answer.nvml, answer.supervisor = Nvml().describe(), version()
+    answer.nvml, answer.supervisor = Nvml().describe(), get_version()
     return answer
 
 

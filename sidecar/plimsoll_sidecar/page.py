@@ -15,17 +15,17 @@ from plimsoll_api.assessment import (
     Assessment,
     BudgetState,
     Segment,
-    slow_leak_texts,
-    suspicion_texts,
+    format_slow_leaks,
+    format_suspicions,
 )
 from plimsoll_api.decoding import decode
 from plimsoll_api.incident_record import IncidentRecord
-from plimsoll_api.incident_story import Story, story_of_record
+from plimsoll_api.incident_story import Story, make_record_story
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_api.supervision import Action
-from plimsoll_api.times import clock_time
+from plimsoll_api.times import format_clock_time
 from plimsoll_api.units import format_bytes, format_span
 from plimsoll_sidecar.history import HistoryPoint, MemoryBand, draw_growth_chart, draw_segment_chart
 
@@ -131,8 +131,9 @@ def _render_body(known: View, points: Sequence[HistoryPoint]) -> str:
         )
     troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
     return (
-        f"<header><h1>{escape(known.service)}</h1><p>As of {clock_time(known.time, DATE_FORMAT)},"
-        f" mode {mode}{role}, epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
+        f"<header><h1>{escape(known.service)}</h1>"
+        f"<p>As of {format_clock_time(known.time, DATE_FORMAT)}, mode {mode}{role},"
+        f" epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
         f"{_render_summary(known)}{troubles}</header><main>"
         f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>"
         f"{render_budgets(rows, seen.warm)}{render_suspicions(seen)}</section>"
@@ -227,8 +228,8 @@ def render_budgets(
 
 def render_suspicions(assessment: Assessment) -> str:
     """Return a line for each suspicion and each slow leak, as HTML."""
-    texts = [f"Suspected: {text}" for text in suspicion_texts(assessment.suspicions)]
-    texts += [f"Slow leak: {text}" for text in slow_leak_texts(assessment.slow)]
+    texts = [f"Suspected: {text}" for text in format_suspicions(assessment.suspicions)]
+    texts += [f"Slow leak: {text}" for text in format_slow_leaks(assessment.slow)]
     return "".join(f"<p>{escape(text)}.</p>" for text in texts)
 
 
@@ -258,14 +259,14 @@ def render_incidents(found: Sequence[IncidentRecord]) -> str:
     """Return a line for each incident, with its steps, as HTML."""
     if not found:
         return "<p>There are no incidents.</p>"
-    return "".join(_render_incident(story_of_record(one)) for one in found)
+    return "".join(_render_incident(make_record_story(one)) for one in found)
 
 
 def _render_incident(story: Story) -> str:
-    opened = clock_time(story.opened_at, DATE_FORMAT)
+    opened = format_clock_time(story.opened_at, DATE_FORMAT)
     back = "" if story.returned_bytes is None else f", {_format_size(story.returned_bytes)} freed"
     steps = [
-        f"<tr><td>{clock_time(step.at)}</td><td>{escape(step.name)}</td><td>{step.outcome}</td>"
+        f"<tr><td>{format_clock_time(step.at)}</td><td>{escape(step.name)}</td><td>{step.outcome}</td>"
         f"<td class=n>{_format_size(step.before_bytes)}</td>"
         f"<td class=n>{_format_size(step.after_bytes)}</td>"
         f"<td>{escape(step.message)}</td></tr>"

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from plimsoll_api import trace
 from plimsoll_api.admin import Capability, EngineState, Status
 from plimsoll_api.assessment import Assessment, SlowGrowth
-from plimsoll_api.manifest import POSITIVE_DURATION
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
+from plimsoll_api.manifest import POSITIVE_DURATION_FORM
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_api.trace import (
@@ -255,7 +255,7 @@ def _find_trigger(incident: Incident) -> str | None:
 def parse_budget(text: str) -> MemoryBudget:
     """Parse ``Auto``, a size, or a size with its window, such as ``2Gi/6h``. Raises ValueError."""
     size, slash, window = text.partition("/")
-    return budget_of(size, POSITIVE_DURATION.read(window) if slash else DAY_S)
+    return parse_growth_budget(size, POSITIVE_DURATION_FORM.read(window) if slash else DAY_S)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,10 +13,10 @@ import msgspec
 from plimsoll_api import trace
 from plimsoll_api.assessment import BudgetState
 from plimsoll_api.learned import WINDOWS_H
-from plimsoll_api.memory_contract import make_contract, needs_of
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
+from plimsoll_api.memory_contract import make_contract, make_memory_needs
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.supervision import Supervision
-from plimsoll_api.times import unix_seconds
+from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.trace import TraceError
 from plimsoll_api.units import format_bytes, format_duration
 from plimsoll_sidecar.detect.detector import Detector
@@ -85,7 +85,7 @@ def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
     """Return the tuning of host and device memory, as far as they were observed."""
     pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
     return [
-        make_tuning(name, one, budget or budget_of("Auto"))
+        make_tuning(name, one, budget or parse_growth_budget("Auto"))
         for name, one, budget in pairs
         if one.hours
     ]
@@ -105,7 +105,7 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
     needed = learned.find_largest_size()
     said = None
     if needed is not None:
-        needs = needs_of(name, needed, learned.find_limit(budget), ())
+        needs = make_memory_needs(name, needed, learned.find_limit(budget), ())
         said = make_contract(name, [needs], [], wanted or budget.growth_bytes)
     return Tuning(
         memory=name,
@@ -174,7 +174,7 @@ def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
     try:
         header, samples = trace.read(path)
         memory = make_memory_policy(path, header)
-        start = unix_seconds(header.started_at) if header.started_at else 0.0
+        start = parse_rfc3339(header.started_at) if header.started_at else 0.0
         revision = f"{header.engine.model} {header.engine.version}"
         learned, first = LearnedBudgets(), None
         detector = Detector(memory, math.inf, header.interval_s)

@@ -9,7 +9,7 @@ import msgspec
 
 from plimsoll_api.admin import Status
 from plimsoll_api.assessment import Assessment
-from plimsoll_api.incident_story import story_of_record
+from plimsoll_api.incident_story import make_record_story
 from plimsoll_api.state import Signal, View
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import EngineView, Event, EventType
@@ -91,5 +91,5 @@ def log_event(event: Event) -> None:
         return
     what = event.action or event.type
     log.warning(
-        "incident %s: %s: %s", event.incident.name, what, story_of_record(event.incident).sentence
+        "incident %s: %s: %s", event.incident.name, what, make_record_story(event.incident).sentence
     )

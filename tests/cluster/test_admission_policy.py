@@ -14,7 +14,7 @@ import yaml
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.workloads import Membership, SlotOwner, WorkloadRef, slot_names
+from plimsoll_api.workloads import Membership, SlotOwner, WorkloadRef, make_slot_names
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
@@ -445,7 +445,7 @@ def test_a_hostile_pod_writes_few_and_small_events(kube: Kube, tmp_path: Path) -
 
 
 def slot_of(policy: str, workload: str) -> str:
-    return slot_names(policy, SlotOwner(WorkloadRef("StatefulSet", workload)), 1)[0]
+    return make_slot_names(policy, SlotOwner(WorkloadRef("StatefulSet", workload)), 1)[0]
 
 
 def test_a_hostile_engine_of_a_policy_forges_no_more_than_its_own_pod(

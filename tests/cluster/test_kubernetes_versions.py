@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench import result
-from plimsoll_api.times import rfc3339
+from plimsoll_api.times import format_rfc3339
 from plimsoll_cli.cluster.doctor import MAX_TESTED_MINOR, MIN_MINOR
 from plimsoll_cli.figures import find_commit
 from tests.lab import binaries
@@ -61,7 +61,12 @@ def test_the_operator_runs_on_it(version: str, tmp_path: Path) -> None:
     print(done.stdout[-6000:])
     assert done.returncode == 0, f"Kubernetes {version}: {summary}"
 
-    ran = {"version": version, "date": rfc3339(time.time())[:10], "commit": find_commit(), **counts}
+    ran = {
+        "version": version,
+        "date": format_rfc3339(time.time())[:10],
+        "commit": find_commit(),
+        **counts,
+    }
     _, known = result.earlier(result.RESULTS / "kubernetes.json")
     rows = known | {f"1.{minor(version)}": ran}
     result.publish("kubernetes", {"versions_count": len(rows)}, dict(sorted(rows.items())))

@@ -13,7 +13,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, EngineEndpoint, PodEngine
-from plimsoll_api.workloads import Membership, SlotOwner, WorkloadRef, slot_names
+from plimsoll_api.workloads import Membership, SlotOwner, WorkloadRef, make_slot_names
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
@@ -87,7 +87,7 @@ class Policy:
         return supervisor._actuator.execute(command)
 
     def _lease(self, workload: WorkloadRef | None) -> str:
-        (name,) = slot_names("engines", SlotOwner(workload), 1)
+        (name,) = make_slot_names("engines", SlotOwner(workload), 1)
         return f"/apis/coordination.k8s.io/v1/namespaces/{self._rig.namespace}/leases/{name}"
 
     def holder(self, workload: WorkloadRef | None) -> str:

@@ -14,11 +14,16 @@ import yaml
 
 from plimsoll_api.admin import Status
 from plimsoll_api.engines import EngineType
-from plimsoll_api.incident_object import names_of, object_of, path_of
+from plimsoll_api.incident_object import list_object_names, make_object, make_path
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import OPERATOR, REPLICA_RESTARTS, RESET_FILE, SERVICE_RESTARTS
+from plimsoll_api.names import (
+    OPERATOR_NAME,
+    REPLICA_RESTARTS_ANNOTATION,
+    RESET_FILE,
+    SERVICE_RESTARTS_ANNOTATION,
+)
 from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Mode, RestartBudget, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig, encode
@@ -209,7 +214,7 @@ def test_the_restarts_of_the_service_outlive_its_pods(rig: Rig) -> None:
         assert slots.acquire(f"incident-{number}", POLICY) is None
         assert slots.acquire(f"incident-{number}", POLICY) is None  # a repetition counts once
         slots.release()
-    counted = rig.lease()["metadata"]["annotations"][SERVICE_RESTARTS]
+    counted = rig.lease()["metadata"]["annotations"][SERVICE_RESTARTS_ANNOTATION]
     assert counted.count("incident-") == POLICY.count
     refusal = rig.slots("pod-9").acquire("incident-9", POLICY)
     assert refusal is not None
@@ -365,7 +370,7 @@ def test_a_resume_clears_the_service_on_purpose_only(rig: Rig) -> None:
 
 def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
     lease = rig.lease()
-    forged = {REPLICA_RESTARTS: "[1]", SERVICE_RESTARTS: "x"}
+    forged = {REPLICA_RESTARTS_ANNOTATION: "[1]", SERVICE_RESTARTS_ANNOTATION: "x"}
     lease["metadata"]["annotations"] = forged
     rig.kube.put(rig.lease_path, lease)
     with pytest.raises(lease_counts.UnreadableCountError, match="plimsoll resume POD --service"):
@@ -379,12 +384,12 @@ def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
     refusal = rig.slots("qwen-0").acquire("incident-2", POLICY)
     assert refusal == Refusal(WaitReason.SLOT_HELD, f"qwen-1 holds {rig.slot}")
     rig.slots("qwen-1").release()
-    assert rig.slots(OPERATOR).acquire("incident-3", POLICY) is None
+    assert rig.slots(OPERATOR_NAME).acquire("incident-3", POLICY) is None
     refusal = rig.slots("qwen-0").acquire("incident-2", WIDE)
     assert refusal is not None
     assert refusal.reason is WaitReason.CIRCUIT_BREAKER
     assert "circuit breaker" in refusal.message
-    assert slots.OPERATOR_HOLDER == OPERATOR
+    assert slots.OPERATOR_HOLDER == OPERATOR_NAME
 
 
 def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:
@@ -425,7 +430,7 @@ def test_each_phase_of_an_incident_has_one_event(rig: Rig) -> None:
         if phase is IncidentPhase.RESOLVED:
             incident.reason, incident.returned_bytes = Reason.TRIM, 5_000
         publisher.publish(incident)
-    found = rig.admin.get(path_of(rig.namespace, names_of(incident, "qwen-0")[0]))
+    found = rig.admin.get(make_path(rig.namespace, list_object_names(incident, "qwen-0")[0]))
     assert (found["spec"]["pod"], found["spec"]["id"]) == ("qwen-0", incident.name)
     assert found["status"]["phase"] == "Resolved"
     assert found["status"]["returnedBytes"] == 5_000
@@ -455,7 +460,7 @@ def test_an_api_server_that_is_away_loses_nothing(rig: Rig) -> None:
 
     _eventually(acknowledged)
     assert arrived == [(incident.name, 1)]
-    found = rig.admin.get(path_of(rig.namespace, names_of(incident, "qwen-0")[0]))
+    found = rig.admin.get(make_path(rig.namespace, list_object_names(incident, "qwen-0")[0]))
     assert found["status"]["phase"] == "Open"
     publisher.stop(5.0)
 
@@ -464,7 +469,7 @@ def test_a_deleted_incident_is_made_anew(rig: Rig) -> None:
     publisher = Publisher(rig.kube, rig.service, "qwen-0")
     incident = story()
     publisher.publish(incident)
-    path = path_of(rig.namespace, names_of(incident, "qwen-0")[0])
+    path = make_path(rig.namespace, list_object_names(incident, "qwen-0")[0])
     rig.admin._call("DELETE", path)
     with pytest.raises(KubeError):
         publisher.publish(incident)
@@ -476,18 +481,18 @@ def test_a_name_is_free_again_and_none_is_taken_from_another_incident(rig: Rig) 
     """The names of a pod are few. An incident of an earlier pod of this name keeps its own, and a
     supervisor that was restarted finds the object that it made."""
     incident = story()
-    names = names_of(incident, "qwen-0")
-    older = object_of(story(), names[0], rig.service, "qwen-0", "engine")
+    names = list_object_names(incident, "qwen-0")
+    older = make_object(story(), names[0], rig.service, "qwen-0", "engine")
     older["spec"]["id"] = "of-an-earlier-pod"
-    rig.admin.create(path_of(rig.namespace, ""), older)
+    rig.admin.create(make_path(rig.namespace, ""), older)
     for revision in (1, 2):
         Publisher(rig.kube, rig.service, "qwen-0").publish(incident)
-        found = rig.admin.get(path_of(rig.namespace, names[1]))
+        found = rig.admin.get(make_path(rig.namespace, names[1]))
         assert (found["spec"]["id"], found["status"]["revision"]) == (incident.name, revision)
-    assert "status" not in rig.admin.get(path_of(rig.namespace, names[0]))
+    assert "status" not in rig.admin.get(make_path(rig.namespace, names[0]))
     for name in names[2:]:
         older["metadata"]["name"] = name
-        rig.admin.create(path_of(rig.namespace, ""), older)
+        rig.admin.create(make_path(rig.namespace, ""), older)
     other = story()
     other.name = "qwen-0-another"
     with pytest.raises(KubeError, match="which is the maximum"):

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from plimsoll_api.incident_object import object_of, status_object_of
+from plimsoll_api.incident_object import make_object, make_status_object
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.trace import TraceError
@@ -135,8 +135,8 @@ def _use(path: Path) -> None:
     try:
         journal.load()
         for incident in journal.recent(20):
-            object_of(incident, "pod-0-1", SERVICE, "pod-0", "engine")
-            status_object_of(incident, "pod-0-1", SERVICE, 1)
+            make_object(incident, "pod-0-1", SERVICE, "pod-0", "engine")
+            make_status_object(incident, "pod-0-1", SERVICE, 1)
         for revision, incident in journal.read_unpublished():
             journal.mark_published(incident.name, revision)
         journal.write(GovernorState())

@@ -13,7 +13,7 @@ from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.learned import LEARNED_FILE, MAX_LEARNED_BYTES, LearnedMemory, decode
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
@@ -263,7 +263,7 @@ def _peers(folder: Path) -> Target:
 def _learned(folder: Path) -> Target:
     """A new supervisor, and the operator, that read what replicas have learned."""
     path = folder / LEARNED_FILE
-    memory = MemoryPolicy(host=budget_of("Auto"), device=budget_of("Auto"))
+    memory = MemoryPolicy(host=parse_growth_budget("Auto"), device=parse_growth_budget("Auto"))
     host = BudgetState(current=4 << 30, baseline=4 << 30, unexplained=0, limit=16 << 30)
     seen = Assessment(t=1.0, epoch=1, warm=True, host=host, device=host)
     replicas = [Peer("qwen-0", "1")]

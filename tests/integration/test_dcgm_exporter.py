@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from plimsoll_api.supervisor_config import EXPORTER_PORT, NODE_IP
+from plimsoll_api.supervisor_config import DCGM_EXPORTER_PORT_ENV, NODE_IP_ENV
 from plimsoll_sidecar.signals.device_memory import (
     NOT_CONFIGURED_MESSAGES,
     SCRAPE_S,
@@ -100,9 +100,9 @@ def test_a_page_is_read_once_in_a_while_and_a_failed_one_is_unknown() -> None:
 def test_the_environment_names_the_nodes_exporter(
     monkeypatch: pytest.MonkeyPatch, host: str, port: str, url: str | None
 ) -> None:
-    monkeypatch.setenv(NODE_IP, host)
-    monkeypatch.setenv(EXPORTER_PORT, port)
-    assert make_node_url(os.environ[EXPORTER_PORT]) == url
+    monkeypatch.setenv(NODE_IP_ENV, host)
+    monkeypatch.setenv(DCGM_EXPORTER_PORT_ENV, port)
+    assert make_node_url(os.environ[DCGM_EXPORTER_PORT_ENV]) == url
     assert (Dcgm.from_environment() is None) == (url is None)
 
 

@@ -17,7 +17,7 @@ from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, budget_of
+from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.supervision import Action, Drain, Mode, Supervision
 from plimsoll_api.supervisor_config import (
     CONTAINER_ENV,
@@ -180,7 +180,7 @@ def test_a_leak_is_found_beside_pages_of_several_registries(tmp_path: Path) -> N
 def test_a_budget_that_sets_itself_reports_first_and_acts_once_it_has_learned(
     tmp_path: Path,
 ) -> None:
-    host = replace(budget_of("Auto", 3600.0), limit_bytes=1 << 30)
+    host = replace(parse_growth_budget("Auto", 3600.0), limit_bytes=1 << 30)
     memory = MemoryPolicy(host=host, warmup_s=1.0, auto=AutoBudgets(learning_s=40.0))
     one = Pod(tmp_path, memory=memory)
     try:

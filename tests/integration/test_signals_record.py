@@ -19,8 +19,8 @@ from plimsoll_api.admin import EngineState, Load, ProcessMemory, Role, Status
 from plimsoll_api.engines import EngineType
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervisor_config import (
-    AMD_EXPORTER_PORT,
-    NODE_IP,
+    AMD_EXPORTER_PORT_ENV,
+    NODE_IP_ENV,
     EngineEndpoint,
     ServiceRef,
     SupervisorConfig,
@@ -122,8 +122,8 @@ def test_the_devices_of_the_pod_are_recorded_and_no_other_s(
 ) -> None:
     address = urlsplit(url)
     for name, value in {
-        NODE_IP: str(address.hostname),
-        AMD_EXPORTER_PORT: str(address.port),
+        NODE_IP_ENV: str(address.hostname),
+        AMD_EXPORTER_PORT_ENV: str(address.port),
         "POD_NAME": "qwen-0",
         "POD_NAMESPACE": "models",
     }.items():

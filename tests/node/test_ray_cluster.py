@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plimsoll_api.workloads import ray_service_name
+from plimsoll_api.workloads import make_ray_service_name
 from tests import ray_clusters
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
@@ -127,7 +127,7 @@ def test_a_leak_in_a_ray_worker_restarts_the_engine_of_the_head(
     kube.apply(ray_clusters.pod_of(owner, worker(engine, address), "worker", WORKER))
     eventually(lambda: ready_since(pod(kube, WORKER)), "the worker is ready", engine.start_s)
     eventually(lambda: counts(kube) == (2, 2, 0, 0), "both pods are supervised", LISTED_S)
-    service = ray_service_name(POLICY, NAME)
+    service = make_ray_service_name(POLICY, NAME)
     eventually(lambda: kube.get("service", service), "a Service for the group", LISTED_S)
     before = {name: pod(kube, name) for name in (HEAD, WORKER)}
     assert all(map(supervised, before.values()))

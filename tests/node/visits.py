@@ -10,7 +10,7 @@ from typing import Self
 
 import httpx
 
-from plimsoll_api.times import rfc3339_micro as rfc3339
+from plimsoll_api.times import format_rfc3339_micro as rfc3339
 from tests.lab.kube import eventually
 
 PAUSE_S = 0.05

@@ -15,7 +15,7 @@ PARTS = ("operator", "sidecar", "engine_image", "cli", "faults")
 CONTRACTS = sorted((ROOT / "crds" / "plimsoll_api").glob("*.py"))
 LITERALS = {
     value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)
-} - {names.CRD_VERSION, names.OPERATOR, names.ENGINE_CONTAINER, names.SUPERVISOR_CONTAINER}
+} - {names.CRD_VERSION, names.OPERATOR_NAME, names.ENGINE_CONTAINER, names.SUPERVISOR_CONTAINER}
 LITERALS -= set(names.UNREADY_REASONS)
 """Texts that only the contract writes. The operator's name is also that of its program, and two
 reasons to be unready are also names of actions."""

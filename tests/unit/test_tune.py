@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from leaklab.series import GIB, MIB, Series, steady
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.trace import Budgets, EngineInfo, Header, Limits
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.main import app
@@ -55,7 +55,9 @@ def test_a_journal_gives_level_proposal_and_what_each_day_would_have_caused(
     tmp_path: Path,
 ) -> None:
     file = journal(tmp_path / "journal.sqlite", learned(days=5, incident_on=4))
-    (host,) = tune.make_tunings(read_learned_budgets(file), MemoryPolicy(host=budget_of("Auto")))
+    (host,) = tune.make_tunings(
+        read_learned_budgets(file), MemoryPolicy(host=parse_growth_budget("Auto"))
+    )
     assert host.level == {"1h": 200 * MIB, "6h": 200 * MIB, "24h": 200 * MIB}
     assert (host.proposal, host.limit, host.starts) == (300 * MIB, 8 * GIB, [GIB])
     assert [(day.date, day.incident) for day in host.days[:5]] == [
@@ -126,13 +128,15 @@ def test_budgets_that_do_not_fit_are_told() -> None:
     )
     (large,) = told(7 * GIB + 1)
     assert "is more than the 7.0 GiB between the size after a start and the memory limit" in large
-    assert tune.explain_unsuitable_budgets(found, MemoryPolicy(host=budget_of("Auto"))) == []
+    assert (
+        tune.explain_unsuitable_budgets(found, MemoryPolicy(host=parse_growth_budget("Auto"))) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("Auto", budget_of("Auto")),
+        ("Auto", parse_growth_budget("Auto")),
         ("2Gi", MemoryBudget(2 * GIB)),
         ("64Mi/90m", MemoryBudget(64 * MIB, 5400.0)),
     ],

@@ -19,9 +19,9 @@ from cryptography import x509
 from pydantic import ValidationError
 
 from plimsoll_api.label_selector import LabelSelector, Operator
-from plimsoll_api.names import POLICY_LABEL, REFUSED
-from plimsoll_api.times import rfc3339
-from plimsoll_api.workloads import membership
+from plimsoll_api.names import POLICY_LABEL, REFUSED_ANNOTATION
+from plimsoll_api.times import format_rfc3339
+from plimsoll_api.workloads import find_membership
 from plimsoll_cli.cluster.client import Cluster, NotFoundError, Object
 from plimsoll_cli.cluster.supervised import (
     CORE_API_PATH,
@@ -130,7 +130,7 @@ def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     sidecars = [
         one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"
     ]
-    now = rfc3339(time.time())
+    now = format_rfc3339(time.time())
     found = []
     for one in [*sidecars, *spec["containers"]]:
         why = view.cause(one["name"], events, now)
@@ -191,7 +191,7 @@ def _format_by_workload(pods: Sequence[Object]) -> str:
     """Group pods by workload, and add the command that recreates them."""
     held = defaultdict(list)
     for pod in pods:
-        held[membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))
+        held[find_membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))
     parts = []
     for workload, names in held.items():
         shown = ", ".join(sorted(names)[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
@@ -207,7 +207,7 @@ def _format_by_workload(pods: Sequence[Object]) -> str:
 
 
 def _has_refusal(pod: Object) -> bool:
-    return REFUSED in (pod["metadata"].get("annotations") or {})
+    return REFUSED_ANNOTATION in (pod["metadata"].get("annotations") or {})
 
 
 def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Check]:
@@ -298,7 +298,7 @@ def check_admission(name: str, created_pod: Object, policy: str) -> Check:
     """Check what admission changed in the test pod."""
     meta = created_pod["metadata"]
     owner = (meta.get("labels") or {}).get(POLICY_LABEL)
-    refusal = (meta.get("annotations") or {}).get(REFUSED)
+    refusal = (meta.get("annotations") or {}).get(REFUSED_ANNOTATION)
     if is_supervised(created_pod) and owner == policy:
         return Check(name, True, "a new pod gets a supervisor (dry run)")
     if is_supervised(created_pod):

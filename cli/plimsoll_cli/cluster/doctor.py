@@ -21,7 +21,7 @@ from plimsoll_api.names import INCIDENT_PLURAL as INCIDENTS
 from plimsoll_api.names import POLICY_PLURAL as POLICIES
 from plimsoll_api.names import SERVICE_PLURAL as SERVICES
 from plimsoll_api.units import format_bytes
-from plimsoll_api.workloads import membership
+from plimsoll_api.workloads import find_membership
 from plimsoll_cli.cluster import checks
 from plimsoll_cli.cluster.checks import Check
 from plimsoll_cli.cluster.client import Cluster, Object
@@ -236,7 +236,7 @@ def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -
                 yield Check(f"{name} metrics", False, seen.unseen["metrics"])
             yield from check_shared_memory(name, seen)
             yield from (Check(f"{name} budget", False, text) for text in seen.budgets)
-        owner = membership(pod["metadata"]).workload or name
+        owner = find_membership(pod["metadata"]).workload or name
         named = f"service {labels[SERVICE_LABEL]}" if SERVICE_LABEL in labels else str(owner)
         drained[pod["metadata"]["namespace"], named].append(UNREADY_MANUAL in seen.out_of_service)
     for (_, named), pods in sorted(drained.items()):

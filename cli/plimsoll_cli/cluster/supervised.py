@@ -16,7 +16,7 @@ from plimsoll_api.names import (
     SERVICE_PLURAL,
     SUPERVISOR_CONTAINER,
 )
-from plimsoll_api.workloads import membership
+from plimsoll_api.workloads import find_membership
 from plimsoll_cli.cluster.client import Cluster, Object
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.targets import Target
@@ -108,7 +108,7 @@ def _get_existing(cluster: Cluster, plural: str, target: Target) -> Object:
 def _belongs_to(pod: Object, target: Target) -> bool:
     meta = pod["metadata"]
     owners = {(one.get("kind"), one.get("name")) for one in meta.get("ownerReferences") or ()}
-    workload = membership(meta).workload
+    workload = find_membership(meta).workload
     if workload is not None:
         owners.add((workload.kind, workload.name))
     return (target.kind, target.name) in owners

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from plimsoll_api.fleet_row import FleetRow, row_of, row_of_policy, worst_first
+from plimsoll_api.fleet_row import FleetRow, make_policy_row, make_service_row, sort_worst_first
 from plimsoll_api.names import POLICY_PLURAL, SERVICE_KIND, SERVICE_PLURAL
 from plimsoll_cli.cluster.client import Cluster, NotFoundError
 from plimsoll_cli.errors import RunError
@@ -153,10 +153,10 @@ def make_cells(
 
 
 def _read_rows(cluster: Cluster) -> list[FleetRow]:
-    rows = [row_of(item) for item in cluster.list_custom_objects(SERVICE_PLURAL)]
+    rows = [make_service_row(item) for item in cluster.list_custom_objects(SERVICE_PLURAL)]
     with contextlib.suppress(NotFoundError):  # older installations have no SupervisionPolicy
-        rows += [row_of_policy(item) for item in cluster.list_custom_objects(POLICY_PLURAL)]
-    return worst_first(rows)
+        rows += [make_policy_row(item) for item in cluster.list_custom_objects(POLICY_PLURAL)]
+    return sort_worst_first(rows)
 
 
 def _to_object(row: FleetRow) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from plimsoll_api.incident_record import IncidentRecord
-from plimsoll_api.incident_story import StoryStep, story_of_record
+from plimsoll_api.incident_story import StoryStep, make_record_story
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.demo.evidence import Observations, find_cured_incident, find_pauses, find_restarts
@@ -36,7 +36,7 @@ def write_story(service: str, observed: Observations, values: Values, problems: 
 
 
 def _format_incident(incident: IncidentRecord, start: float) -> list[str]:
-    story = story_of_record(incident)
+    story = make_record_story(incident)
     lines = [f"Incident {incident.name} in epoch {incident.epoch}: {story.headline}"]
     events = [(incident.opened_at, "incident opened")]
     events += [(step.at, _format_step(step)) for step in story.steps]

@@ -20,7 +20,7 @@ import msgspec
 from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint, MainProcess
-from plimsoll_api.units import whole_number
+from plimsoll_api.units import parse_whole_number
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local.plan import LOOPBACK
 from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
@@ -219,7 +219,7 @@ def _detect_command_type(line: Sequence[str]) -> EngineType:
 
 
 def _parse_command_port(line: Sequence[str], kind: EngineType) -> int | None:
-    return whole_number(find_port_option(line) or "") or find_default_port(kind)
+    return parse_whole_number(find_port_option(line) or "") or find_default_port(kind)
 
 
 def _is_local_address(host: str) -> bool:
@@ -242,7 +242,7 @@ def _read_main_pid(unit: str) -> int:
     """Return the main PID of a systemd unit of the system or the user. Raises RunError."""
     for scope in ([], ["--user"]):
         output = _read_output(["systemctl", *scope, "show", "--property=MainPID", "--value", unit])
-        pid = whole_number((output or b"").decode(errors="replace").strip())
+        pid = parse_whole_number((output or b"").decode(errors="replace").strip())
         if pid:
             return pid
     raise RunError(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import MAKE_CHECKPOINT
+from plimsoll_api.names import MAKE_CHECKPOINT_ANNOTATION
 from plimsoll_cli.errors import RunError, UsageError
 
 HUB_SCHEME = "hf://"
@@ -54,15 +54,16 @@ def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
     folder = Path(uri.removeprefix("file://"))
     if folder.is_dir():
         return folder, False
-    requested = service.metadata.annotations.get(MAKE_CHECKPOINT)
+    requested = service.metadata.annotations.get(MAKE_CHECKPOINT_ANNOTATION)
     if requested is None:
         raise UsageError(
             f"spec.model.uri: {folder} is not a directory on this machine: use a checkpoint "
-            f"directory, or annotate the manifest with {MAKE_CHECKPOINT}: tiny"
+            f"directory, or annotate the manifest with {MAKE_CHECKPOINT_ANNOTATION}: tiny"
         )
     if requested != "tiny":
         raise UsageError(
-            f"metadata.annotations[{MAKE_CHECKPOINT}]: {requested!r} is not supported: set tiny"
+            f"metadata.annotations[{MAKE_CHECKPOINT_ANNOTATION}]: {requested!r} is not supported:"
+            " set tiny"
         )
     made = root / "models" / "tiny"
     return made, not (made / "config.json").is_file()

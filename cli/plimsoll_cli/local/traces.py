@@ -17,7 +17,7 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
-from plimsoll_api.times import unix_seconds
+from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.trace import Sample, TraceError
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import run_dir as folders
@@ -85,7 +85,7 @@ def read_trace(file: Path) -> tuple[float, list[Sample]]:
     """Return the start (Unix seconds) and the samples of a trace. Raises RunError."""
     try:
         header, samples = trace.read(file)
-        return unix_seconds(header.started_at), list(samples)
+        return parse_rfc3339(header.started_at), list(samples)
     except (TraceError, ValueError) as error:
         raise RunError(str(error)) from None
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from plimsoll_api.manifest import POSITIVE_BYTES
-from plimsoll_api.memory_contract import quantity_text
+from plimsoll_api.manifest import POSITIVE_BYTES_FORM
+from plimsoll_api.memory_contract import format_quantity
 from plimsoll_api.units import format_bytes, format_duration, format_span
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import RunError, UsageError
@@ -28,7 +28,7 @@ def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Ou
     Raises UsageError and RunError.
     """
     try:
-        size = POSITIVE_BYTES.read(limit) if limit is not None else None
+        size = POSITIVE_BYTES_FORM.read(limit) if limit is not None else None
     except ValueError as error:
         raise UsageError(f"--limit {limit}: {error}") from None
     found = traces.read_tunings(source, run_dir, size)
@@ -106,8 +106,8 @@ def make_manifest(found: list[Tuning]) -> dict[str, object]:
     if host is not None and host.request is not None and host.memory_limit is not None:
         made["engine"] = {
             "resources": {
-                "requests": {"memory": quantity_text(host.request)},
-                "limits": {"memory": quantity_text(host.memory_limit)},
+                "requests": {"memory": format_quantity(host.request)},
+                "limits": {"memory": format_quantity(host.memory_limit)},
             }
         }
     return made | ({"memory": budgets} if budgets else {})

@@ -16,10 +16,10 @@ from plimsoll_api.assessment import (
     Assessment,
     BudgetState,
     Segment,
-    slow_leak_texts,
-    suspicion_texts,
+    format_slow_leaks,
+    format_suspicions,
 )
-from plimsoll_api.incident_story import story_of_record
+from plimsoll_api.incident_story import make_record_story
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_api.units import format_bytes, format_span
@@ -73,7 +73,7 @@ def render_screen(screen: Screen, width: int, plain: bool = False) -> Renderable
         parts.append(_render_segments(screen, view.assessment, width, plain))
         parts.extend(
             Text(f"suspected: {text}", style="yellow")
-            for text in suspicion_texts(view.assessment.suspicions)
+            for text in format_suspicions(view.assessment.suspicions)
         )
         parts.extend(_render_load(screen, view))
     if screen.traffic is not None:
@@ -82,7 +82,7 @@ def render_screen(screen: Screen, width: int, plain: bool = False) -> Renderable
         parts.extend(_render_messages(view.journal_error, view.config_error))
         for incident in [*view.open, *(i for i in view.recent if i.ended)][:SHOWN_INCIDENTS]:
             parts.append(Text())
-            parts.extend(format_incident(story_of_record(incident), width, plain))
+            parts.extend(format_incident(make_record_story(incident), width, plain))
         if not view.open and not view.recent:
             parts.append(Text("no incidents", style="dim"))
     return Group(*parts)
@@ -159,7 +159,9 @@ def _render_budget(
 
 def _render_slow_leaks(assessment: Assessment) -> list[Text]:
     """Return a line for each slow leak."""
-    return [Text(f"slow leak: {text}", style="yellow") for text in slow_leak_texts(assessment.slow)]
+    return [
+        Text(f"slow leak: {text}", style="yellow") for text in format_slow_leaks(assessment.slow)
+    ]
 
 
 def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -> Table:

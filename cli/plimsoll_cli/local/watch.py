@@ -15,9 +15,9 @@ from rich.console import Console
 
 from plimsoll_api import supervisor_config
 from plimsoll_api.files import replace_file
-from plimsoll_api.incident_story import story_of_record
-from plimsoll_api.manifest import POSITIVE_DURATION
-from plimsoll_api.memory_policy import MemoryPolicy, budget_of
+from plimsoll_api.incident_story import make_record_story
+from plimsoll_api.manifest import POSITIVE_DURATION_FORM
+from plimsoll_api.memory_policy import MemoryPolicy, parse_growth_budget
 from plimsoll_api.state import SignalReason, View
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
@@ -60,15 +60,15 @@ def make_memory_policy(
     """Return the memory policy for the options; None means the default. Raises UsageError."""
     sizes = {"host-budget": host or HOST_BUDGET}
     sizes["device-budget"] = device or DEVICE_BUDGET
-    window_s = _parse_option("window", POSITIVE_DURATION.read, window or Answers.window)
+    window_s = _parse_option("window", POSITIVE_DURATION_FORM.read, window or Answers.window)
     made = {
-        option: _parse_option(option, lambda given: budget_of(given, window_s), text)
+        option: _parse_option(option, lambda given: parse_growth_budget(given, window_s), text)
         for option, text in sizes.items()
     }
     return MemoryPolicy(
         host=made["host-budget"],
         device=made["device-budget"],
-        warmup_s=_parse_option("warmup", POSITIVE_DURATION.read, warmup),
+        warmup_s=_parse_option("warmup", POSITIVE_DURATION_FORM.read, warmup),
     )
 
 
@@ -208,7 +208,7 @@ class EventPrinter:
             self._print_line("warm-up has ended: growth now counts against the leak budget")
         self._warm = seen.warm
         for incident in [*view.open, *view.recent]:
-            story = story_of_record(incident)
+            story = make_record_story(incident)
             if self._phases.get(incident.name) != story.phase:
                 self._phases[incident.name] = story.phase
                 self._print_line(f"incident {incident.name} {story.state}: {story.headline}")

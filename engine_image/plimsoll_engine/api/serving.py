@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from plimsoll_api.version import version
+from plimsoll_api.version import get_version
 from plimsoll_engine.api import (
     adapter_routes,
     batch,
@@ -335,7 +335,7 @@ def _add_pooling(api: FastAPI) -> None:
 def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
     @api.api_route("/version", methods=["GET", "HEAD"])
     async def get_engine_version() -> dict[str, str]:
-        return {"version": version()}
+        return {"version": get_version()}
 
     @api.api_route("/health", methods=["GET", "HEAD"])
     async def check_health() -> JSONResponse:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from plimsoll_api.control_group import memory_group
+from plimsoll_api.control_group import parse_memory_group
 from plimsoll_engine.process.host_memory import read_byte_count
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -40,7 +40,7 @@ def _list_cgroup_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
     Each folder comes with its cgroup version.
     """
     try:
-        own = memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))
+        own = parse_memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))
     except OSError:
         own = None
     roots = {2: cgroups, 1: cgroups / "memory"}

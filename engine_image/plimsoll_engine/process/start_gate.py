@@ -15,7 +15,7 @@ from plimsoll_api.start_gate import (
     QUESTION_BYTES,
     QUESTION_FILE,
     GateAnswer,
-    read_file,
+    read_gate_file,
 )
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def wait_until_open(run_dir: Path) -> None:
 
 
 def _read_answer(run_dir: Path) -> GateAnswer | None:
-    data = read_file(run_dir / ANSWER_FILE)
+    data = read_gate_file(run_dir / ANSWER_FILE)
     if data is None:
         return None
     try:

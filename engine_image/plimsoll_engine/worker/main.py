@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from plimsoll_api.admin import STANDBY, Load, Role
+from plimsoll_api.admin import STANDBY_PROCESS_NAME, Load, Role
 from plimsoll_engine import injection
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
 from plimsoll_engine.core.grammar.grammars import Vocabulary
@@ -151,7 +151,7 @@ def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc
     reports = [] if leader is None else leader.take_standby_memory_reports()
     others = [rank.memory for rank in reports]
     for process in (memory, *others):
-        process.name, process.private = STANDBY, read_private_anon(process.pid)
+        process.name, process.private = STANDBY_PROCESS_NAME, read_private_anon(process.pid)
     return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)
 
 

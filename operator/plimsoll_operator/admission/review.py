@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from plimsoll_api.decoding import MAX_DEPTH, is_deeper
+from plimsoll_api.decoding import MAX_DEPTH, is_nested_deeper
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.fleet.selected_pods import find_matching_policies, parse_policies
@@ -107,7 +107,7 @@ class Reviewer:
 
     def answer_bytes(self, body: bytes) -> bytes:
         """Return the JSON response to a JSON review. Raises ValueError if ``body`` is not JSON."""
-        if is_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
+        if is_nested_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
             raise ValueError(f"the body is nested more than {MAX_DEPTH} levels deep")
         return json.dumps(self.answer(json.loads(body))).encode()
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from plimsoll_api.times import rfc3339_micro
+from plimsoll_api.times import format_rfc3339_micro
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.fleet.slots import (
     LEASE_DURATION_S,
@@ -178,7 +178,7 @@ class CircuitBreaker:
         Return None if the Lease was written or cannot be. A rejection does not block other Leases.
         """
         spec = dict(lease.get("spec") or {})
-        timestamp = rfc3339_micro(time.time())
+        timestamp = format_rfc3339_micro(time.time())
         if spec.get("holderIdentity") != who:
             spec["leaseTransitions"] = (
                 (spec.get("leaseTransitions") or 0) + 1

@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 from plimsoll_api.learned import LEARNED_FILE
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.peers import PEERS_FILE, Peer
-from plimsoll_api.times import rfc3339, unix_seconds
+from plimsoll_api.times import format_rfc3339, parse_rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import retain_incidents
 from plimsoll_operator.controllers.writes import (
@@ -44,7 +44,7 @@ Observation = TypeVar("Observation")
 
 def now() -> str:
     """Return the current time in RFC 3339."""
-    return rfc3339(time.time())
+    return format_rfc3339(time.time())
 
 
 def earliest_s(*due_s: float | None) -> float | None:
@@ -148,7 +148,7 @@ class Reconciler(ABC, Generic[Observation]):
         files = {PEERS_FILE: self._peers.text(key, replicas, incidents, figures)}
         if memory.learns:
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
-            now = unix_seconds(self._clock())
+            now = parse_rfc3339(self._clock())
             files[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)
         return {name: text for name, text in files.items() if text}
 

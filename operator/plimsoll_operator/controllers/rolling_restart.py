@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from plimsoll_api.supervision_policy import PolicyRollout, SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_REASON as MAX_SAID
+from plimsoll_api.supervision_policy_status import MAX_STATUS_REASON_CHARS as MAX_SAID
 from plimsoll_api.supervision_policy_status import Injection
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals

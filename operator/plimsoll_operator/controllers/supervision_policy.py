@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from plimsoll_api.names import policy_object_name
+from plimsoll_api.names import make_policy_object_name
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
@@ -148,7 +148,7 @@ class PolicyController(Reconciler[_Observation]):
     ) -> PolicyPlan:
         incidents, owned = self._list_incidents(key), self._find_live_objects(key)
         peers = list_policy_peers(sorted(pods, key=lambda one: one.created))
-        published = owned.get(Ref("ConfigMap", policy_object_name(key.name)))
+        published = owned.get(Ref("ConfigMap", make_policy_object_name(key.name)))
         files = self._files(key, peers, policy.spec.memory, published)
         now, before = self._clock(), item.get("status")
         plan = reconcile(policy, owned, pods, incidents, now, before, files)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import ENDED_PHASES
-from plimsoll_api.learned import MAX_SEEN_S, WINDOWS_H, LearnedMemory
+from plimsoll_api.learned import MAX_OBSERVED_S, WINDOWS_H, LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.names import UNREADY_MANUAL
@@ -155,7 +155,7 @@ _GROWTH_METRICS = {
 value."""
 
 _LEARNED_METRICS = {
-    b"plimsoll_memory_learned_seconds": MAX_SEEN_S,
+    b"plimsoll_memory_learned_seconds": MAX_OBSERVED_S,
     b"plimsoll_memory_learned_growth_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_learned_start_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_learned_budget_bytes": MAX_GROWTH_BYTES,

@@ -18,13 +18,17 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_api.incident_object import conditions_of, object_of
+from plimsoll_api.incident_object import make_conditions, make_object
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
-from plimsoll_api.leakincident import MAX_INCIDENT_CONDITIONS, MAX_TEXTS, MAX_WRITES
+from plimsoll_api.leakincident import (
+    MAX_INCIDENT_CONDITIONS,
+    MAX_STATUS_WRITES,
+    MAX_TOTAL_TEXT_CHARS,
+)
 from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND, POLICY_KIND
 from plimsoll_api.supervisor_config import GroupMember, ServiceRef
-from plimsoll_api.times import unix_seconds
+from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.fleet.group_loops import WINDOW_S, GroupStarts
 from plimsoll_operator.fleet.pods import Container, PodView
@@ -41,8 +45,8 @@ STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
 """Outcomes of an engine restart that recreated the group. The supervisor may be killed before it
 can report success."""
 MAX_KEPT_OF_POD = 10
-"""Maximum number of incidents kept per pod. It is half of ``plimsoll_api.leakincident.MAX_OF_POD``,
-so that a name is always free."""
+"""Maximum number of incidents kept per pod. It is half of the API's ``MAX_INCIDENTS_PER_POD``, so
+that a name is always free."""
 MAX_KEPT_OPEN = 500
 """Maximum number of open incidents per service or policy: one for each replica, with a margin."""
 MAX_KEPT_OF_NAMESPACE = 2000
@@ -88,11 +92,11 @@ def plan_incidents(
         pod_name = one["spec"]["pod"]
         if not _has_its_pod(one, present.get(pod_name)):
             _end_orphaned_incident(changes, one, now)
-        elif ((one.get("status") or {}).get("revision") or 0) >= MAX_WRITES:
+        elif ((one.get("status") or {}).get("revision") or 0) >= MAX_STATUS_WRITES:
             # A supervisor keeps its last write for the end, so another client used its token.
             text = (
-                f"the status was written {MAX_WRITES} times, so the supervisor cannot end the "
-                "incident"
+                f"the status was written {MAX_STATUS_WRITES} times, so the supervisor cannot end"
+                " the incident"
             )
             _end_incident(changes, one, "Unresolved", "WritesExhausted", text, now)
         elif _requests_replacement(one) and not present[pod_name].terminating:
@@ -212,7 +216,7 @@ def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: s
         opened_at=opened,
     )
     status = {"phase": "Confirmed", "confirmedAt": now, "message": text}
-    made = object_of(record, record.name, service, leader.name, names.ENGINE)
+    made = make_object(record, record.name, service, leader.name, names.ENGINE)
     return made | {"status": _add_conditions(status, now)}
 
 
@@ -310,7 +314,7 @@ def _end_incident(
     identity = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}
-    text = message[: max(0, MAX_TEXTS - _count_text_chars(before))]
+    text = message[: max(0, MAX_TOTAL_TEXT_CHARS - _count_text_chars(before))]
     status = {"phase": phase, "outcome": outcome, "message": text, "endedAt": now}
     ended = _add_conditions(status, incident["spec"].get("openedAt") or now)
     existing = {one.get("type") for one in before.get("conditions") or ()}
@@ -333,7 +337,9 @@ def _add_conditions(status: Object, opened_at: str) -> Object:
 
     An incident's spec never changes, so its generation is always 1.
     """
-    added = conditions_of(status["phase"], status.get("outcome"), opened_at, status.get("endedAt"))
+    added = make_conditions(
+        status["phase"], status.get("outcome"), opened_at, status.get("endedAt")
+    )
     return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(added)}
 
 
@@ -344,7 +350,7 @@ def _parse_time(at: str) -> float | None:
     be compared, for example without a time zone.
     """
     try:
-        return unix_seconds(at)
+        return parse_rfc3339(at)
     except (ValueError, OverflowError):
         return None
 

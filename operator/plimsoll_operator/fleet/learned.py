@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from plimsoll_api.decoding import MalformedError
 from plimsoll_api.learned import (
-    KEPT_H,
-    MAX_LEARNED,
-    MAX_SEEN_S,
+    MAX_LEARNED_WORKLOADS,
+    MAX_OBSERVED_H,
+    MAX_OBSERVED_S,
     WINDOWS_H,
     LearnedMemory,
     LearnedWorkload,
@@ -55,7 +55,7 @@ def make_learned_file(
     known = {
         one.workload: replace(one, at=min(one.at, hour))
         for one in _parse_learned_file(before)
-        if one.at >= hour - KEPT_H
+        if one.at >= hour - MAX_OBSERVED_H
     }
     revisions = {one.workload: one.revision for one in replicas}
     with_growth = list_pods_with_growth(incidents)
@@ -75,7 +75,7 @@ def make_learned_file(
         new = LearnedWorkload(workload, revision, hour, **memories)
         if any(memories.values()) and (old is None or _is_worth_writing(old, new)):
             known[workload] = new
-    newest = sorted(known.values(), key=lambda one: (-one.at, one.workload))[:MAX_LEARNED]
+    newest = sorted(known.values(), key=lambda one: (-one.at, one.workload))[:MAX_LEARNED_WORKLOADS]
     kept = sorted(newest, key=lambda one: one.workload)
     return encode(kept).decode() if kept else ""
 
@@ -117,7 +117,7 @@ def _merge_learned(
         statistics.median_low(one.gains[index] for one in valid) for index in range(len(WINDOWS_H))
     )
     return LearnedMemory(
-        seen_s=int(min(seen_s, MAX_SEEN_S) // HOUR_S * HOUR_S),
+        seen_s=int(min(seen_s, MAX_OBSERVED_S) // HOUR_S * HOUR_S),
         gains=(first, second, third),
         start=statistics.median_low(one.start for one in valid),
         budget=budget,

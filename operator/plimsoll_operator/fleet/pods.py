@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plimsoll_api.names import REVISION_LABEL
-from plimsoll_api.times import unix_seconds
-from plimsoll_api.workloads import lws_group
+from plimsoll_api.times import parse_rfc3339
+from plimsoll_api.workloads import find_lws_group
 from plimsoll_operator.kinds import Object
 
 BACKOFF_RESET_S = 600.0
@@ -213,7 +213,7 @@ class PodView:
             unscheduled=unscheduled,
             inits=_parse_containers(status.get("initContainerStatuses"), specs),
             mains=_parse_containers(status.get("containerStatuses"), specs),
-            group=lws_group(labels),
+            group=find_lws_group(labels),
         )
 
     @classmethod
@@ -323,7 +323,7 @@ def join_last_lines(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
 
 def subtract_times(since: str, until: str) -> float:
     """Return the seconds from ``since`` to ``until``. Raises ValueError if either is malformed."""
-    return unix_seconds(until) - unix_seconds(since)
+    return parse_rfc3339(until) - parse_rfc3339(since)
 
 
 def _parse_containers(

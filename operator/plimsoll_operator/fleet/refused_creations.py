@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_REASON
-from plimsoll_api.units import quantity
+from plimsoll_api.supervision_policy_status import MAX_STATUS_REASON_CHARS
+from plimsoll_api.units import parse_quantity
 from plimsoll_api.workloads import (
     RAY_API,
-    RAY_CLUSTER,
+    RAY_CLUSTER_LABEL,
     RAY_HEAD,
     RAY_KIND,
-    RAY_NODE,
+    RAY_NODE_TYPE_LABEL,
     RAY_WORKER,
 )
 from plimsoll_operator.fleet.pods import make_printable_line
@@ -89,7 +89,7 @@ def read_event(event: Object) -> RefusedCreation | None:
     time = event.get("lastTimestamp") or event.get("eventTime") or ""
     series = (event.get("series") or {}).get("lastObservedTime")
     prefix = _POD.search(text)
-    reason = make_printable_line(text[prefix.end() :] if prefix else text, MAX_REASON)
+    reason = make_printable_line(text[prefix.end() :] if prefix else text, MAX_STATUS_REASON_CHARS)
     uid = str(reference.get("uid") or "")
     owner = make_printable_line(f"{reference.get('kind')} {reference.get('name')}", 253)
     # A denial may contain the pod's generated name.
@@ -134,7 +134,7 @@ def _make_pod_from_template(template: Object, owner: Object, node: str) -> Objec
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
     pod_meta: Object = {"name": "", "ownerReferences": [reference | {"controller": True}]}
     if node:
-        ray_labels = {RAY_CLUSTER: owner["metadata"].get("name"), RAY_NODE: node}
+        ray_labels = {RAY_CLUSTER_LABEL: owner["metadata"].get("name"), RAY_NODE_TYPE_LABEL: node}
         pod_meta["labels"] = (meta.get("labels") or {}) | ray_labels
         spec = spec | {"containers": _add_ray_start(spec.get("containers") or [])}
     return {"metadata": meta | pod_meta, "spec": spec}
@@ -189,7 +189,7 @@ def _compute_usage(container: Object, counted: str) -> Fraction:
     kind, dot, name = counted.partition(".")
     resources = container.get("resources") or {}
     amounts: Mapping[str, str] = resources.get(kind if dot else "requests") or {}
-    return quantity(str(amounts.get(name if dot else kind, "0")))
+    return parse_quantity(str(amounts.get(name if dot else kind, "0")))
 
 
 def _parse_amounts(text: str) -> dict[str, Fraction]:
@@ -198,7 +198,7 @@ def _parse_amounts(text: str) -> dict[str, Fraction]:
     for part in text.split(","):
         name, _, amount = part.partition("=")
         try:
-            amounts[name] = Fraction(quantity(amount))
+            amounts[name] = Fraction(parse_quantity(amount))
         except ValueError:
             amounts[name] = Fraction(0)
     return amounts

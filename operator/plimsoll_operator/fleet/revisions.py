@@ -262,7 +262,11 @@ def _find_incidents_of_replica_sets(
 def _make_evidence(pod: SelectedPod) -> ReplicaPod:
     member = pod.member
     return ReplicaPod(
-        pod.name, member.revision, member.replica(pod.name), _is_named_by_revision(pod), pod.created
+        pod.name,
+        member.revision,
+        member.get_replica_name(pod.name),
+        _is_named_by_revision(pod),
+        pod.created,
     )
 
 

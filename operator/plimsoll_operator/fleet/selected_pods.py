@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
-from plimsoll_api.roles import PodRole, role_of
+from plimsoll_api.names import POLICY_LABEL, REFUSED_ANNOTATION, SERVICE_LABEL
+from plimsoll_api.roles import PodRole, find_role
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.supervision_policy_status import MAX_STATUS_REASON_CHARS
 from plimsoll_api.units import parse_bytes
-from plimsoll_api.workloads import Membership, membership
+from plimsoll_api.workloads import Membership, find_membership
 from plimsoll_operator.fleet.pods import (
     ENDED_POD_PHASES,
     Container,
@@ -138,7 +138,7 @@ def summarize(
         reason=reason,
         others=others,
         is_oldest_policy=is_oldest,
-        member=membership(meta),
+        member=find_membership(meta),
         may_hold_slot=holds and state in (SupervisionState.SUPERVISED, SupervisionState.LEAVING),
         uid=str(meta.get("uid") or ""),
         created=str(meta.get("creationTimestamp") or ""),
@@ -146,10 +146,10 @@ def summarize(
         start=_find_start_state(pod, view, now) if view is not None and holds else StartState(),
         node=str(spec.get("nodeName") or ""),
         engine=make_printable_line(
-            str((meta.get("annotations") or {}).get(ENGINE_ANNOTATION, "")), MAX_REASON
+            str((meta.get("annotations") or {}).get(ENGINE_ANNOTATION, "")), MAX_STATUS_REASON_CHARS
         ),
         memory_request=_find_memory_request(spec),
-        role=role_of(labels),
+        role=find_role(labels),
     )
 
 
@@ -187,7 +187,9 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
             "it must run as process 1, which is impossible with a supervisor, exclude it from "
             "the selector"
         )
-        return StartState(images, stuck=make_printable_line(text, MAX_REASON), engine=True)
+        return StartState(
+            images, stuck=make_printable_line(text, MAX_STATUS_REASON_CHARS), engine=True
+        )
     if has_run or (SUPERVISOR in own_containers and own_containers[SUPERVISOR].started):
         return StartState(images, ran=True)
     if not (view.created and now) or subtract_times(view.created, now) < STUCK_AFTER_S:
@@ -197,7 +199,7 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
         fails = one.state == "waiting" or one.restarts >= MAX_FAILED_STARTS
         if fails and cause.blocking and not one.is_completed:
             text = f"container {name}, image {listed[name]}: {cause.message}"
-            return StartState(images, stuck=make_printable_line(text, MAX_REASON))
+            return StartState(images, stuck=make_printable_line(text, MAX_STATUS_REASON_CHARS))
     return StartState(images)
 
 
@@ -237,9 +239,9 @@ def _find_supervision_state(pod: Object, policy: str, older: str) -> tuple[Super
             f"the pod already has a container {SUPERVISOR} that no SupervisionPolicy added: "
             "remove it from the workload"
         )
-    if REFUSED in annotations:
+    if REFUSED_ANNOTATION in annotations:
         return SupervisionState.REFUSED, make_printable_line(
-            str(annotations[REFUSED]), MAX_REASON
+            str(annotations[REFUSED_ANNOTATION]), MAX_STATUS_REASON_CHARS
         ) or "no reason given"
     return SupervisionState.WAITING, ""
 

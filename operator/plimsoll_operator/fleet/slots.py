@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plimsoll_api.incidents import ENDED_PHASES
-from plimsoll_api.names import POLICY_KIND, SLOT_REPLICAS, SLOT_WORKLOAD
+from plimsoll_api.names import POLICY_KIND, SLOT_REPLICAS_ANNOTATION, SLOT_WORKLOAD_ANNOTATION
 from plimsoll_api.supervision import MAX_SLOTS
-from plimsoll_api.workloads import KV_ROLES, SlotOwner, WorkloadRef, parse_replicas, slot_names
+from plimsoll_api.workloads import KV_ROLES, SlotOwner, WorkloadRef, make_slot_names, parse_replicas
 from plimsoll_operator.kinds import Object, key_of
 
 OPERATOR_HOLDER = "plimsoll-operator"
@@ -182,7 +182,7 @@ def _index_slot_sets_by_pod(slots: list[Object]) -> dict[tuple[str, str], SlotSe
     return {
         (one["metadata"]["namespace"], pod): _make_slot_set(one)
         for one in slots
-        for pods in parse_replicas(_get_annotation(one, SLOT_REPLICAS))
+        for pods in parse_replicas(_get_annotation(one, SLOT_REPLICAS_ANNOTATION))
         for pod in pods
     }
 
@@ -202,11 +202,11 @@ def _is_slot(lease: Object) -> bool:
         return False
     if key.kind != POLICY_KIND:
         return name in key.slots(MAX_SLOTS)
-    if not holder(lease) and not _get_annotation(lease, SLOT_REPLICAS):
+    if not holder(lease) and not _get_annotation(lease, SLOT_REPLICAS_ANNOTATION):
         return False
-    workload = WorkloadRef.parse(_get_annotation(lease, SLOT_WORKLOAD))
+    workload = WorkloadRef.parse(_get_annotation(lease, SLOT_WORKLOAD_ANNOTATION))
     owners = (SlotOwner(workload, role) for role in (None, *KV_ROLES))
-    return any(name in slot_names(key.name, owner, MAX_SLOTS) for owner in owners)
+    return any(name in make_slot_names(key.name, owner, MAX_SLOTS) for owner in owners)
 
 
 def _get_annotation(lease: Object, name: str) -> str:

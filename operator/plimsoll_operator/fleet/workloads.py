@@ -9,18 +9,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from plimsoll_api.names import SERVICE_RESTARTS
+from plimsoll_api.names import SERVICE_RESTARTS_ANNOTATION
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import SlotScope
-from plimsoll_api.times import unix_seconds
+from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.workloads import (
     KV_ROLES,
     SlotOwner,
     WorkloadRef,
+    find_slot_owner,
     format_replicas,
     format_roles,
-    slot_names,
-    slot_owner,
+    make_slot_names,
 )
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
@@ -76,7 +76,7 @@ class Workload:
 
     def slots(self, policy: str, count: int) -> tuple[str, ...]:
         """Return the names of the workload's ``count`` slot Leases for ``policy``."""
-        return slot_names(policy, SlotOwner(self.ref, self.role), count)
+        return make_slot_names(policy, SlotOwner(self.ref, self.role), count)
 
     def replicas(self) -> str:
         """Return the pods that may take a slot, by replica, formatted for an annotation.
@@ -86,7 +86,7 @@ class Workload:
         by_replica: dict[str, list[str]] = defaultdict(list)
         for pod in sorted(self.pods, key=lambda pod: pod.name):
             if pod.may_hold_slot:
-                by_replica[pod.member.replica(pod.name)].append(pod.name)
+                by_replica[pod.member.get_replica_name(pod.name)].append(pod.name)
         text = format_replicas(by_replica[name] for name in sorted(by_replica))
         if len(text) <= MAX_REPLICAS_BYTES:
             return text
@@ -115,7 +115,9 @@ def group_by_slots(pods: Iterable[SelectedPod], scope: SlotScope) -> list[Worklo
     by_owner: dict[SlotOwner, list[SelectedPod]] = defaultdict(list)
     graphs: dict[WorkloadRef | None, dict[PodRole, list[str]]] = defaultdict(dict)
     for one in sorted(pods, key=lambda one: one.name):
-        by_owner[slot_owner(scope, one.member.workload, one.member.graph, one.role)].append(one)
+        by_owner[find_slot_owner(scope, one.member.workload, one.member.graph, one.role)].append(
+            one
+        )
         if one.role in KV_ROLES and one.may_hold_slot and not one.member.worker:
             assert one.role is not None
             graphs[one.member.graph].setdefault(one.role, []).append(one.name)
@@ -166,10 +168,10 @@ def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str
     dated = []
     for one in leases:
         meta, spec = one["metadata"], one.get("spec") or {}
-        if not (meta.get("annotations") or {}).get(SERVICE_RESTARTS):
+        if not (meta.get("annotations") or {}).get(SERVICE_RESTARTS_ANNOTATION):
             continue
         try:
-            age_s = unix_seconds(now) - unix_seconds(str(spec.get("renewTime")))
+            age_s = parse_rfc3339(now) - parse_rfc3339(str(spec.get("renewTime")))
         except (ValueError, OverflowError):
             continue
         if age_s < window_s:

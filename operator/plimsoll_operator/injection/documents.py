@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from plimsoll_api.names import SERVICE_LABEL
-from plimsoll_api.roles import role_of
+from plimsoll_api.roles import find_role
 from plimsoll_api.workloads import KSERVE_API
 from plimsoll_operator.injection import kserve_llm
 from plimsoll_operator.injection.checks import (
@@ -84,7 +84,7 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
             at=find_supervisor_places(pod.spec, engine),
         )
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL_CHARS].rstrip("-.")
-        role = role_of({**pod.inherited, **pod.labels}, engine.words)
+        role = find_role({**pod.inherited, **pod.labels}, engine.words)
         injected = config_map(name, namespace, engine, options, role)
         notes += notes_of(at, pod.spec, engine, options)
     if injected is None:

@@ -19,7 +19,7 @@ from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_api.workloads import (
     KSERVE_API,
     KSERVE_LLM_KIND,
-    KSERVE_LLM_NAME,
+    KSERVE_LLM_NAME_LABEL,
     PART_OF_KSERVE_LLM,
     PART_OF_LABEL,
 )
@@ -156,7 +156,7 @@ def _add_supervisor(
 ) -> tuple[EngineContainer, Object] | str:
     """Return the engine and its part of the configuration, or why the pods are left unchanged."""
     labels = _get_object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
-    generated = {KSERVE_LLM_NAME: name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
+    generated = {KSERVE_LLM_NAME_LABEL: name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
     if (reason := selector_mismatch({**generated, **labels}, options)) is not None:
         return reason
     if workload.spec.get("worker") is not None and not options.group_restarts:

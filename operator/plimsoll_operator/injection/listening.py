@@ -9,7 +9,7 @@ from typing import Any
 
 from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
-from plimsoll_api.units import MAX_DIGITS, whole_number
+from plimsoll_api.units import MAX_DIGITS, parse_whole_number
 from plimsoll_operator.injection.command_line import VARIABLE_REFERENCE, expand_variables
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.programs import (
@@ -115,7 +115,7 @@ def find_address(
     """
     words = [expand_variables(word, variables) for word in server.words]
     port, by = _find_port(container, words, server, kind, variables, path)
-    scheme: str = engines.scheme(kind, words)
+    scheme: str = engines.find_scheme(kind, words)
     for name in PROBE_FIELDS:
         request = (container.get(name) or {}).get("httpGet") or {}
         if str(request.get("scheme", "")).upper() == "HTTPS":
@@ -135,7 +135,7 @@ def _find_port(
     unresolved = ""
     for flag in PORT_FLAGS:
         text = find_option_value(words, flag)
-        number = None if text is None else whole_number(text[:MAX_DIGITS])
+        number = None if text is None else parse_whole_number(text[:MAX_DIGITS])
         if number is not None:
             return _check_port(number, f"{path}: {flag}"), f"by {flag}"
         unresolved = unresolved or (f"{flag} {text}" if text is not None else "")
@@ -159,7 +159,7 @@ def _find_port(
 
 def _find_port_in_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
     for name in PORT_VARIABLES:
-        number = whole_number((variables.get(name) or "")[:MAX_DIGITS])
+        number = parse_whole_number((variables.get(name) or "")[:MAX_DIGITS])
         if number is not None and 0 < number <= MAX_PORT:
             return number, f"by the variable {name}"
     return None
@@ -171,7 +171,11 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
         probe = container.get(name) or {}
         http_get = probe.get("httpGet") or {}
         port = http_get.get("port")
-        port = ports.get(port, whole_number(port[:MAX_DIGITS])) if isinstance(port, str) else port
+        port = (
+            ports.get(port, parse_whole_number(port[:MAX_DIGITS]))
+            if isinstance(port, str)
+            else port
+        )
         if port is not None:
             return _check_port(port, f"{path}.{name}.httpGet.port"), f"by its {name}"
         command = " ".join(map(str, (probe.get("exec") or {}).get("command") or ()))

@@ -8,13 +8,13 @@ from typing import Any
 
 from plimsoll_api.engines import EngineType
 from plimsoll_api.label_selector import LabelSelector
-from plimsoll_api.memory_policy import AUTO, MemoryPolicy, budget_of
+from plimsoll_api.memory_policy import AUTO_BUDGET, MemoryPolicy, parse_growth_budget
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import SUPERVISOR_RESOURCES, SupervisorSettings
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
 
-DEFAULT_MEMORY_POLICY = MemoryPolicy(host=budget_of(AUTO), warmup_s=300.0)
+DEFAULT_MEMORY_POLICY = MemoryPolicy(host=parse_growth_budget(AUTO_BUDGET), warmup_s=300.0)
 """Memory policy of ``plimsoll inject`` without a SupervisionPolicy. The warm-up is long, because
 the engine is unknown."""
 

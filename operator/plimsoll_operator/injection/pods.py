@@ -8,7 +8,7 @@ from typing import Any
 
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.supervisor_config import CONTAINER_ENV
-from plimsoll_api.workloads import KSERVE_API, LWS_API, LWS_KIND, LWS_NAME, RAY_API
+from plimsoll_api.workloads import KSERVE_API, LWS_API, LWS_KIND, LWS_NAME_LABEL, RAY_API
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.listening import KSERVE_CONTAINER
 from plimsoll_operator.render.containers import native_sidecars
@@ -113,7 +113,7 @@ def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[Po
     held = document.get("metadata")
     metadata = held if isinstance(held, dict) else {}
     name, own = str(metadata.get("name", "")), metadata.get("labels")
-    labels: Object = {LWS_NAME: name}
+    labels: Object = {LWS_NAME_LABEL: name}
     annotations: Object = {}
     if document["kind"] == SERVICE_KIND:
         # KServe copies the service's own labels and annotations to the pods.

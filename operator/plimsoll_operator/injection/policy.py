@@ -15,25 +15,25 @@ from plimsoll_api.names import (
     METRICS_PORT,
     POLICY_LABEL,
     PROBE_PORT,
-    REFUSED,
+    REFUSED_ANNOTATION,
     ROLE_LABEL,
-    policy_object_name,
+    make_policy_object_name,
 )
-from plimsoll_api.roles import role_of
+from plimsoll_api.roles import find_role
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.supervision_policy_status import MAX_STATUS_REASON_CHARS
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, GroupMember, PodEngine
 from plimsoll_api.workloads import (
-    LWS_NAME,
-    LWS_WORKER,
+    LWS_NAME_LABEL,
+    LWS_WORKER_LABEL,
     PART_OF_KSERVE_LLM,
     PART_OF_LABEL,
     RAY_HEAD,
-    RAY_NODE,
+    RAY_NODE_TYPE_LABEL,
     RAY_WORKER,
-    lws_group,
-    membership,
-    ray_service_name,
+    find_lws_group,
+    find_membership,
+    make_ray_service_name,
 )
 from plimsoll_operator.injection.checks import (
     check_engine,
@@ -115,12 +115,14 @@ def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitt
         engine = _inject(changed, policy, images)
     except InjectionError as error:
         refused = copy.deepcopy(pod)
-        reason = " ".join(str(error).split())[:MAX_REASON]
+        reason = " ".join(str(error).split())[:MAX_STATUS_REASON_CHARS]
         if (
-            _count_annotation_bytes(pod["metadata"]) + len(REFUSED) + 4 * MAX_REASON
+            _count_annotation_bytes(pod["metadata"])
+            + len(REFUSED_ANNOTATION)
+            + 4 * MAX_STATUS_REASON_CHARS
             <= MAX_ANNOTATIONS_BYTES
         ):
-            _set_metadata(refused["metadata"], "annotations", REFUSED, reason)
+            _set_metadata(refused["metadata"], "annotations", REFUSED_ANNOTATION, reason)
         return AdmittedPod(refused, reason)
     _set_metadata(changed["metadata"], "labels", POLICY_LABEL, policy.metadata.name)
     # Another webhook may rewrite the images, for example to a private registry.
@@ -130,9 +132,12 @@ def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitt
         INJECTED_IMAGES_ANNOTATION,
         format_images(policy, images),
     )
-    changed["metadata"]["annotations"].pop(REFUSED, None)
+    changed["metadata"]["annotations"].pop(REFUSED_ANNOTATION, None)
     _set_metadata(
-        changed["metadata"], "annotations", ENGINE_ANNOTATION, describe_engine(engine)[:MAX_REASON]
+        changed["metadata"],
+        "annotations",
+        ENGINE_ANNOTATION,
+        describe_engine(engine)[:MAX_STATUS_REASON_CHARS],
     )
     return AdmittedPod(changed)
 
@@ -152,7 +157,7 @@ def _check_pod(pod: Object) -> None:
     check_types(spec, POD_PATH)
     check_shape(spec, POD_PATH, POLICY_OPTION_NAMES)
     annotations = meta.get("annotations") or {}
-    grouped = bool(membership(meta).ray_cluster) or _is_in_group(meta.get("labels") or {})
+    grouped = bool(find_membership(meta).ray_cluster) or _is_in_group(meta.get("labels") or {})
     if spec.get("hostNetwork") and grouped and annotations.get(ALLOW_HOST_PORTS) != "true":
         # All supervisors of a group use the same port to reach each other.
         raise InjectionError(
@@ -173,7 +178,7 @@ def _check_group(metadata: Object) -> None:
     group. A Ray worker without a RayCluster has no head with a supervisor. Raises InjectionError.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    if labels.get(RAY_NODE) == RAY_WORKER and not membership(metadata).ray_cluster:
+    if labels.get(RAY_NODE_TYPE_LABEL) == RAY_WORKER and not find_membership(metadata).ray_cluster:
         raise InjectionError(WORKERS_MESSAGE)
     if not _is_in_group(labels) or annotations.get(ALLOW_GROUP_RESTARTS) == "true":
         return
@@ -193,7 +198,7 @@ def _check_group(metadata: Object) -> None:
 
 
 def _is_in_group(labels: Object) -> bool:
-    return LWS_NAME in labels or LWS_WORKER in labels
+    return LWS_NAME_LABEL in labels or LWS_WORKER_LABEL in labels
 
 
 def find_group(metadata: Object) -> str:
@@ -202,7 +207,7 @@ def find_group(metadata: Object) -> str:
     The webhook of LeaderWorkerSet may add the group's index later, so workers name their leader.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    if cluster := membership(metadata).ray_cluster:
+    if cluster := find_membership(metadata).ray_cluster:
         return f"RayCluster {cluster}"
     if _is_in_group(labels):
         return str(annotations.get(LWS_LEADER_ANNOTATION) or metadata.get("name") or "")
@@ -213,18 +218,18 @@ def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
     """Return the pod's membership in a RayCluster or LeaderWorkerSet; None if it has none."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    cluster, node = membership(meta).ray_cluster, labels.get(RAY_NODE)
+    cluster, node = find_membership(meta).ray_cluster, labels.get(RAY_NODE_TYPE_LABEL)
     if cluster and node in (RAY_HEAD, RAY_WORKER):
         return GroupMember(
             key=cluster[:MAX_LABEL_CHARS],
             worker=node == RAY_WORKER,
-            subdomain=ray_service_name(policy, cluster),
+            subdomain=make_ray_service_name(policy, cluster),
         )
     if not _is_in_group(labels):
         return None
     return GroupMember(
-        key=lws_group(labels)[:MAX_LABEL_CHARS],
-        worker=labels.get(LWS_WORKER, "0") != "0" or LWS_LEADER_ANNOTATION in annotations,
+        key=find_lws_group(labels)[:MAX_LABEL_CHARS],
+        worker=labels.get(LWS_WORKER_LABEL, "0") != "0" or LWS_LEADER_ANNOTATION in annotations,
         subdomain=str(pod["spec"].get("subdomain") or "")[:MAX_LABEL_CHARS],
     )
 
@@ -259,7 +264,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         )
     places = find_supervisor_places(spec, engine) if group is None else SUPERVISED
     check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, places)
-    member = membership(pod["metadata"])
+    member = find_membership(pod["metadata"])
     detected = PodEngine(
         engine=make_endpoint(engine, serves=group is None or not group.worker),
         workload=member.workload,
@@ -268,11 +273,11 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         memory_limit_bytes=parse_memory_limit(engine) or None,
         shared_device=engine.shares_device,
         restarts=not engine.no_restart_reason,
-        role=role_of(labels, engine.words, None if group is None else group.worker),
+        role=find_role(labels, engine.words, None if group is None else group.worker),
     )
     if detected.role is not None:
         _set_metadata(pod["metadata"], "labels", ROLE_LABEL, detected.role.value)
-    config_map = policy_object_name(policy.metadata.name)
+    config_map = make_policy_object_name(policy.metadata.name)
     add_supervisor(spec, engine, options, config_map, (make_pod_engine_variable(detected),), places)
     return engine
 
@@ -282,7 +287,7 @@ def _find_engine(
 ) -> EngineContainer | None:
     """Return the pod's engine, or None. A Ray worker has no server command that shows its type."""
     is_worker = group is not None and group.worker
-    if is_worker and membership(pod["metadata"]).ray_cluster:
+    if is_worker and find_membership(pod["metadata"]).ray_cluster:
         named = find_worker_container(pod["spec"], POD_PATH, options)
         engine = options.engine.model_copy(update={"container": named})
         options = replace(options, engine=engine, unrecognized=True)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_ANYWAY, Injection, InjectionStop
+from plimsoll_api.supervision_policy_status import MAX_UNRELATED_REFUSALS, Injection, InjectionStop
 from plimsoll_operator.fleet.pods import subtract_times
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
@@ -62,7 +62,7 @@ def decide_injection(
     elif stopped is not None and any(
         _is_refused_without_supervisor(stopped, one) for one in refused
     ):
-        anyway = [*anyway, stopped.refusal][-MAX_ANYWAY:]
+        anyway = [*anyway, stopped.refusal][-MAX_UNRELATED_REFUSALS:]
         stopped, since = None, now
     injected = [
         one for one in pods
@@ -94,7 +94,9 @@ def decide_injection(
     found = Injection(
         images=images,
         proven=stopped is None and proven,
-        waiting=len({one.member.replica(one.name) for one in injected if not one.start.ran}),
+        waiting=len(
+            {one.member.get_replica_name(one.name) for one in injected if not one.start.ran}
+        ),
         since=since,
         stopped=stopped,
         refused_anyway=anyway,

@@ -18,10 +18,10 @@ from plimsoll_api.names import (
     POLICY_LABEL,
     POLICY_PLURAL,
     SERVICE_LABEL,
-    SLOT_REPLICAS,
-    SLOT_ROLES,
-    SLOT_WORKLOAD,
-    policy_object_name,
+    SLOT_REPLICAS_ANNOTATION,
+    SLOT_ROLES_ANNOTATION,
+    SLOT_WORKLOAD_ANNOTATION,
+    make_policy_object_name,
 )
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
 from plimsoll_api.supervisor_config import (
@@ -32,12 +32,12 @@ from plimsoll_api.supervisor_config import (
     encode,
 )
 from plimsoll_api.workloads import (
-    RAY_CLUSTER,
+    RAY_CLUSTER_LABEL,
     SlotOwner,
     WorkloadRef,
-    members_service_name,
-    ray_service_name,
-    slot_names,
+    make_members_service_name,
+    make_ray_service_name,
+    make_slot_names,
 )
 from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.fleet.revisions import find_suspects
@@ -204,7 +204,7 @@ def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
         ),
         memory=spec.memory,
         supervision=spec.supervision,
-        slots=slot_names(meta.name, SlotOwner(), spec.supervision.max_unavailable)
+        slots=make_slot_names(meta.name, SlotOwner(), spec.supervision.max_unavailable)
         if meta.uid
         else (),
     )
@@ -223,7 +223,7 @@ def render(
     slots. ``held`` are the names of surplus slots whose holders have not released them yet.
     ``beside`` contains the other files of the supervisors' ConfigMap, by name.
     """
-    name = policy_object_name(policy.metadata.name)
+    name = make_policy_object_name(policy.metadata.name)
     config: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -241,7 +241,7 @@ def render(
     services = [_ray_service(policy, ray) for one in workloads if (ray := one.ray_cluster)]
     if accounts:
         labels = {POLICY_LABEL: policy.metadata.name}
-        services.append(_service(members_service_name(policy.metadata.name), labels))
+        services.append(_service(make_members_service_name(policy.metadata.name), labels))
     return [
         owned(item, POLICY_KIND, policy.metadata, _labels(policy))
         for item in (config, *leases, *rights, *services)
@@ -252,21 +252,21 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     """Return the slot Leases of one workload.
 
     The admission policy for slots selects these Leases by their label. It lets only those pods take
-    a slot that the annotation :data:`SLOT_REPLICAS` of its Lease lists.
+    a slot that the annotation :data:`SLOT_REPLICAS_ANNOTATION` of its Lease lists.
     """
     name = policy.metadata.name
-    annotations = {SLOT_REPLICAS: workload.replicas()}
+    annotations = {SLOT_REPLICAS_ANNOTATION: workload.replicas()}
     if workload.ref is not None:
-        annotations[SLOT_WORKLOAD] = str(workload.ref)
+        annotations[SLOT_WORKLOAD_ANNOTATION] = str(workload.ref)
     if workload.roles:
-        annotations[SLOT_ROLES] = workload.roles
+        annotations[SLOT_ROLES_ANNOTATION] = workload.roles
     return [
         {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {
                 "name": slot,
-                "labels": {SERVICE_LABEL: policy_object_name(name)},
+                "labels": {SERVICE_LABEL: make_policy_object_name(name)},
                 "annotations": annotations,
             },
         }
@@ -281,7 +281,9 @@ def _ray_service(policy: SupervisionPolicy, cluster: str) -> Object:
     for the head.
     """
     name = policy.metadata.name
-    return _service(ray_service_name(name, cluster), {POLICY_LABEL: name, RAY_CLUSTER: cluster})
+    return _service(
+        make_ray_service_name(name, cluster), {POLICY_LABEL: name, RAY_CLUSTER_LABEL: cluster}
+    )
 
 
 def _service(name: str, labels: Object) -> Object:
@@ -306,7 +308,7 @@ def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
     """
     name = policy.metadata.name
     report = rule(API_GROUP, [POLICY_PLURAL], [REPORT]) | {"resourceNames": [name]}
-    return supervisor_role(policy_object_name(name), list(slots), report)
+    return supervisor_role(make_policy_object_name(name), list(slots), report)
 
 
 def _labels(policy: SupervisionPolicy) -> dict[str, str]:

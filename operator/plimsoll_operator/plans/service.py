@@ -14,7 +14,7 @@ from typing import Any
 from plimsoll_api.decoding import MAX_DEPTH
 from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import POD_HASH
+from plimsoll_api.names import POD_HASH_ANNOTATION
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import (
@@ -197,7 +197,7 @@ def _pinned_templates(service: InferenceService, owned: Mapping[Ref, Object]) ->
 
 def _running_revision(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
     live = owned.get(Ref(*workload_of(service))) or {"metadata": {}}
-    return str((live["metadata"].get("annotations") or {}).get(POD_HASH, ""))
+    return str((live["metadata"].get("annotations") or {}).get(POD_HASH_ANNOTATION, ""))
 
 
 def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from plimsoll_api.names import APPLIED_HASH
-from plimsoll_api.units import quantity
+from plimsoll_api.names import APPLIED_HASH_ANNOTATION
+from plimsoll_api.units import parse_quantity
 from plimsoll_api.workloads import LWS_KIND
 from plimsoll_operator.render.names import OWNED_FIELDS
 
@@ -179,7 +179,7 @@ def with_replicas(
 
 
 def _applied_hash(item: dict[str, Any]) -> str | None:
-    applied: str | None = (item["metadata"].get("annotations") or {}).get(APPLIED_HASH)
+    applied: str | None = (item["metadata"].get("annotations") or {}).get(APPLIED_HASH_ANNOTATION)
     return applied
 
 
@@ -215,6 +215,6 @@ def _is_same_amount(live: Any, wanted: Any) -> bool:
     if isinstance(wanted, bool) or not isinstance(live, str):
         return False  # the API server returns quantities as text
     try:
-        return quantity(live) == quantity(wanted)
+        return parse_quantity(live) == parse_quantity(wanted)
     except ValueError:
         return False

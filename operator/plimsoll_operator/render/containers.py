@@ -8,7 +8,7 @@ from typing import Any
 
 from plimsoll_api.resources import EngineResources, Resources
 from plimsoll_api.serving import DOWNLOAD_RESOURCES, SUPERVISOR_RESOURCES
-from plimsoll_api.units import quantity
+from plimsoll_api.units import parse_quantity
 from plimsoll_operator.render import names
 
 Object = dict[str, Any]
@@ -92,7 +92,9 @@ def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
     limits, requests = dict(wanted.limits), dict(wanted.requests)
     for name in QUOTA_LIMITS:
         if each and all(name in one["limits"] for one in each):
-            limits.setdefault(name, max(QUOTA_LIMITS[name], requests.get(name, "0"), key=quantity))
+            limits.setdefault(
+                name, max(QUOTA_LIMITS[name], requests.get(name, "0"), key=parse_quantity)
+            )
         if each and all(name in one["limits"] or name in one["requests"] for one in each):
             requests.setdefault(
                 name, limits[name] if name in wanted.limits else QUOTA_REQUESTS[name]
@@ -142,9 +144,9 @@ def is_guaranteed(containers: Iterable[Object]) -> bool:
 
 def _bounded(found: dict[str, Object]) -> bool:
     try:
-        limits = {name: quantity(str(found["limits"].get(name, 0))) for name in QOS_RESOURCES}
+        limits = {name: parse_quantity(str(found["limits"].get(name, 0))) for name in QOS_RESOURCES}
         requests = {
-            name: quantity(str(found["requests"].get(name, found["limits"].get(name, 0))))
+            name: parse_quantity(str(found["requests"].get(name, found["limits"].get(name, 0))))
             for name in QOS_RESOURCES
         }
     except ValueError:

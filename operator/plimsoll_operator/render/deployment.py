@@ -11,8 +11,8 @@ from collections.abc import Collection
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import POD_HASH, RESTART_ID
-from plimsoll_api.operation import count
+from plimsoll_api.names import POD_HASH_ANNOTATION, RESTART_ID_ANNOTATION
+from plimsoll_api.operation import parse_count
 from plimsoll_api.supervision import Drain
 from plimsoll_api.units import format_duration, parse_duration
 from plimsoll_operator.render import names
@@ -74,7 +74,7 @@ def deployment(
         "kind": "Deployment",
         "metadata": {
             "name": service.metadata.name,
-            "annotations": {POD_HASH: of, **restart_annotation(service)},
+            "annotations": {POD_HASH_ANNOTATION: of, **restart_annotation(service)},
         },
         "spec": {
             # An autoscaler owns the replicas: see compare.with_replicas.
@@ -98,7 +98,7 @@ def restart_annotation(service: InferenceService) -> dict[str, str]:
     Pods that the operator creates need no annotation, because the hash of their spec covers the ID.
     """
     restart_id = service.spec.restart.id
-    return {RESTART_ID: restart_id} if restart_id else {}
+    return {RESTART_ID_ANNOTATION: restart_id} if restart_id else {}
 
 
 def _deadline(service: InferenceService) -> int:
@@ -126,7 +126,7 @@ def rolling_update(
         unavailable = wanted.max_unavailable
         # If only maxUnavailable is set, to 0, maxSurge must allow progress.
         surge = "1" if unavailable in _NONE and wanted.max_surge is None else surge
-    return {"maxSurge": count(surge), "maxUnavailable": count(unavailable)}
+    return {"maxSurge": parse_count(surge), "maxUnavailable": parse_count(unavailable)}
 
 
 _NONE = ("0", "0%")

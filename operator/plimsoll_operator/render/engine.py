@@ -150,7 +150,7 @@ def _server(service: InferenceService) -> dict[str, Any]:
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
     budget_s = parse_duration(engine.startup_timeout) + STARTUP_MARGIN_S
-    scheme = engines.scheme(engine.type, engine.args).upper()
+    scheme = engines.find_scheme(engine.type, engine.args).upper()
     return {
         "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
         "startupProbe": probe(ready, engine.port, scheme)

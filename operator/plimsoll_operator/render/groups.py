@@ -14,10 +14,10 @@ from typing import Any
 
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import POD_HASH
+from plimsoll_api.names import POD_HASH_ANNOTATION
 from plimsoll_api.operation import MAX_SERVICE_REPLICAS
 from plimsoll_api.supervisor_config import GROUP_ENV
-from plimsoll_api.workloads import LWS_API, LWS_GROUP, LWS_KIND
+from plimsoll_api.workloads import LWS_API, LWS_GROUP_LABEL, LWS_KIND
 from plimsoll_operator.render import names
 from plimsoll_operator.render.deployment import restart_annotation, rolling_update
 from plimsoll_operator.render.objects import first_replicas
@@ -62,7 +62,7 @@ def member_env(service: InferenceService, worker: bool) -> list[Object]:
     The group's key is a label that the pod gets at admission.
     """
     member = {"index": f"$({_KEY_ENV})", "worker": worker, "subdomain": names.group_set(service)}
-    field = {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LWS_GROUP}']"}
+    field = {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LWS_GROUP_LABEL}']"}
     return [
         {"name": _KEY_ENV, "valueFrom": {"fieldRef": field}},
         {"name": GROUP_ENV, "value": json.dumps(member)},
@@ -93,7 +93,7 @@ def leader_worker_set(
         "kind": LWS_KIND,
         "metadata": {
             "name": names.group_set(service),
-            "annotations": {POD_HASH: of, **restart_annotation(service)},
+            "annotations": {POD_HASH_ANNOTATION: of, **restart_annotation(service)},
         },
         "spec": {
             # An autoscaler owns the replicas: see compare.with_replicas.

@@ -9,15 +9,15 @@ from typing import Any
 from plimsoll_api.inferenceservice import InferenceService, ObjectMeta
 from plimsoll_api.names import (
     API_VERSION,
-    APPLIED_HASH,
+    APPLIED_HASH_ANNOTATION,
     ENGINE_CONTAINER,
-    OPERATOR,
+    OPERATOR_NAME,
     SERVICE_LABEL,
     SUPERVISOR_CONTAINER,
 )
-from plimsoll_api.workloads import LWS_WORKER
+from plimsoll_api.workloads import LWS_WORKER_LABEL
 
-MANAGER = OPERATOR
+MANAGER = OPERATOR_NAME
 """Field manager of all writes, and value of the managed-by label."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -38,7 +38,7 @@ def selector(service: str) -> dict[str, str]:
 
 def serving(service: InferenceService) -> dict[str, str]:
     """Return the labels that select the pods that serve requests: in groups, only the leaders."""
-    leaders = {LWS_WORKER: "0"} if service.spec.nodes > 1 else {}
+    leaders = {LWS_WORKER_LABEL: "0"} if service.spec.nodes > 1 else {}
     return selector(service.metadata.name) | leaders
 
 
@@ -109,5 +109,8 @@ def owned(
             "ownerReferences": [reference],
         },
     }
-    full["metadata"]["annotations"] = {**meta.get("annotations", {}), APPLIED_HASH: digest(full)}
+    full["metadata"]["annotations"] = {
+        **meta.get("annotations", {}),
+        APPLIED_HASH_ANNOTATION: digest(full),
+    }
     return full

@@ -8,7 +8,7 @@ from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_GROUP, INCIDENT_PLURAL, METRICS_PORT, PROBE_PORT
-from plimsoll_api.operation import Autoscaling, count
+from plimsoll_api.operation import Autoscaling, parse_count
 from plimsoll_api.units import parse_duration
 from plimsoll_api.workloads import LWS_API, LWS_KIND
 from plimsoll_operator.render import names
@@ -56,7 +56,7 @@ def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     if not wanted.enabled:
         return []
     own = wanted.max_unavailable
-    missing = service.spec.supervision.max_unavailable if own is None else count(own)
+    missing = service.spec.supervision.max_unavailable if own is None else parse_count(own)
     return [
         {
             "apiVersion": "policy/v1",

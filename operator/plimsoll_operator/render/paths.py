@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.listening import EVERY_ADDRESS
+from plimsoll_api.listening import ALL_ADDRESSES
 from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.serving import ModelSource
 from plimsoll_api.supervisor_config import CONFIG_FILE
@@ -36,7 +36,7 @@ class SupervisorPlaces:
     run_dir: str
     state_dir: str
     config_file: str
-    host: str = EVERY_ADDRESS
+    host: str = ALL_ADDRESSES
     metrics_port: int = METRICS_PORT
     probe_port: int = PROBE_PORT
 

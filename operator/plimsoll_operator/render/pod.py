@@ -10,7 +10,11 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import REVISION_LABEL, SUPERVISOR_MODULE
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import SupervisorSettings
-from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
+from plimsoll_api.supervisor_config import (
+    AMD_EXPORTER_PORT_ENV,
+    DCGM_EXPORTER_PORT_ENV,
+    NODE_IP_ENV,
+)
 from plimsoll_operator.render import model, names, paths
 from plimsoll_operator.render.compare import merge_template
 from plimsoll_operator.render.containers import (
@@ -196,11 +200,11 @@ def supervisor_container(
 
 def _exporters(supervisor: SupervisorSettings) -> list[dict[str, Any]]:
     ports = {
-        EXPORTER_PORT: supervisor.dcgm_exporter_port,
-        AMD_EXPORTER_PORT: supervisor.amd_exporter_port,
+        DCGM_EXPORTER_PORT_ENV: supervisor.dcgm_exporter_port,
+        AMD_EXPORTER_PORT_ENV: supervisor.amd_exporter_port,
     }
     named = [{"name": name, "value": f"{port}"} for name, port in ports.items() if port is not None]
-    return [_from_field(NODE_IP, "status.hostIP"), *named] if named else []
+    return [_from_field(NODE_IP_ENV, "status.hostIP"), *named] if named else []
 
 
 def _volumes(service: InferenceService) -> list[dict[str, Any]]:

@@ -144,7 +144,7 @@ def _admin_url(engine: Engine, at: ReplicaPlaces) -> str:
 
 
 def _scheme(engine: Engine) -> str:
-    return engines.scheme(engine.type, engine.args)
+    return engines.find_scheme(engine.type, engine.args)
 
 
 def _memory(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:

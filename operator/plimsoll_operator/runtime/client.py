@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
-from plimsoll_api.units import MAX_DIGITS, whole_number
+from plimsoll_api.units import MAX_DIGITS, parse_whole_number
 from plimsoll_operator.kinds import EVENT, POD, Kind, Object
 from plimsoll_operator.render.names import MANAGER, OWNED_FIELDS, digest
 from plimsoll_operator.runtime.queue import RateLimit
@@ -402,7 +402,7 @@ class Api:
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {str(error) or repr(error)}") from error
         retry_after = str((response.headers or {}).get("Retry-After") or "1")
-        seconds = whole_number(retry_after[:MAX_DIGITS])
+        seconds = parse_whole_number(retry_after[:MAX_DIGITS])
         wait = 1.0 if seconds is None else float(seconds)
         return response.status, bytes(data), min(wait, MAX_WAIT_S)
 

@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable
 
-from plimsoll_api.times import rfc3339_micro
+from plimsoll_api.times import format_rfc3339_micro
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LEASE, Object
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
@@ -200,4 +200,4 @@ def _holder(lease: Object) -> str:
 
 
 def _now() -> str:
-    return rfc3339_micro(time.time())
+    return format_rfc3339_micro(time.time())

@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plimsoll_api.assessment import slow_leak_text
+from plimsoll_api.assessment import format_slow_leak
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.inferenceservice_status import Leaks
@@ -313,7 +313,7 @@ def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFig
             type_, False, "NoSlowLeak", f"judged in {len(evaluated)} of {len(figures)} pods"
         )
     text = "; ".join(
-        f"{pod}: {slow_leak_text(slow.kind, slow.segment, slow.bytes_per_s, slow.limit_s)}"
+        f"{pod}: {format_slow_leak(slow.kind, slow.segment, slow.bytes_per_s, slow.limit_s)}"
         for pod, slow in leaks[:MAX_SLOW]
     )
     more = len(leaks) - MAX_SLOW

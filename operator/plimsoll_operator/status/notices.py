@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from plimsoll_api.names import POD_HASH, RESTART_ID
+from plimsoll_api.names import POD_HASH_ANNOTATION, RESTART_ID_ANNOTATION
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.fleet.revisions import RolloutDecision
@@ -135,11 +135,11 @@ def _annotation(item: Object | None, name: str) -> str:
 
 
 def _revision(item: Object | None) -> str:
-    return _annotation(item, POD_HASH)
+    return _annotation(item, POD_HASH_ANNOTATION)
 
 
 def _restart_id(item: Object | None) -> str:
-    return _annotation(item, RESTART_ID)
+    return _annotation(item, RESTART_ID_ANNOTATION)
 
 
 def _paused(item: Object) -> bool:

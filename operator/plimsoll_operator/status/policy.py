@@ -9,9 +9,9 @@ from types import MappingProxyType
 from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision_policy_status import (
-    MAX_REASON,
     MAX_REFUSED_PODS,
     MAX_SHOWN_WORKLOADS,
+    MAX_STATUS_REASON_CHARS,
     InjectionStop,
     PolicyCondition,
 )
@@ -212,7 +212,7 @@ def _workloads(
         if one.ref is not None and (judged := judge(one, owned.get(one.ref, ()), earlier)):
             shown["verdicts"] = judged
         text = wait_reasons.get(one.ref, "")
-        shown |= {"message": make_printable_line(text, MAX_REASON)} if text else {}
+        shown |= {"message": make_printable_line(text, MAX_STATUS_REASON_CHARS)} if text else {}
         if one.ref in suspected:
             action = {"action": "Held"} if text == SUSPECT_REVISION_MESSAGE else {}
             shown["suspectRevision"] = suspected[one.ref] | action

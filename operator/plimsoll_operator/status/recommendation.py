@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plimsoll_api.memory_contract import MemoryContract, make_contract, quantity_text
+from plimsoll_api.memory_contract import MemoryContract, format_quantity, make_contract
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.pods import subtract_times
@@ -38,8 +38,8 @@ def recommendation(
     found: Object = {"message": ". ".join(said), "revision": revision}
     if host is not None:
         found["resources"] = {
-            "requests": {"memory": quantity_text(host.request)},
-            "limits": {"memory": quantity_text(host.limit)},
+            "requests": {"memory": format_quantity(host.request)},
+            "limits": {"memory": format_quantity(host.limit)},
         }
     unchanged = same is not None and {**same, **found} == same
     return same if unchanged else found | {"time": now}

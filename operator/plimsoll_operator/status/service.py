@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
-from plimsoll_api.names import POD_HASH, SERVICE_LABEL
+from plimsoll_api.names import POD_HASH_ANNOTATION, SERVICE_LABEL
 from plimsoll_api.units import parse_bytes
 from plimsoll_operator.fleet.figures import (
     SupervisorFigures,
@@ -156,7 +156,7 @@ def _revisions(
     proven = _wanted_replicas(service, workload) and any(
         one.reason == "RolloutComplete" for one in verdicts
     )
-    done = str(annotations.get(POD_HASH, "")) if proven else ""
+    done = str(annotations.get(POD_HASH_ANNOTATION, "")) if proven else ""
     bad = "" if plan.decision.action == "None" else update
     found: Object = {
         "revisions": make_revisions_status(before.get("revisions") or {}, update, done, bad)

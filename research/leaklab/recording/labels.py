@@ -14,7 +14,7 @@ import msgspec
 from leaklab.recording.run import Fault, Injection, Run
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.times import unix_seconds
+from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.trace import Header, Sample
 
 ON_DEVICE = (Segment.TORCH_ALLOCATED, Segment.TORCH_RESERVED_UNUSED, Segment.NON_TORCH)
@@ -50,7 +50,7 @@ def labels(run: Run, header: Header, samples: Sequence[Sample], counted: Iterabl
     if isinstance(run.cause, Fault):
         points = _of_status(run.cause, samples)
     else:
-        began = unix_seconds(header.started_at) - samples[0].t
+        began = parse_rfc3339(header.started_at) - samples[0].t
         rows = [json.loads(line) for line in counted if line.strip()]
         points = [(float(row["at"]) - began, int(row["bytes"])) for row in rows]
     last = samples[-1].t

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import msgspec
 
 from plimsoll_api.decoding import MalformedError, decode
-from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
+from plimsoll_api.names import REPLICA_RESTARTS_ANNOTATION, SERVICE_RESTARTS_ANNOTATION
 from plimsoll_api.supervisor_config import GroupMember, SupervisorConfig
 from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
@@ -63,7 +63,7 @@ class UnreadableCountError(ValueError):
 
 def read_service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
     """Return the service's restarts within the window. Raises UnreadableCountError."""
-    found = _read_annotation(lease, SERVICE_RESTARTS, _Restarts, b"[]")
+    found = _read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]")
     return [restart for restart in found if now - restart.at < window_s]
 
 
@@ -72,12 +72,14 @@ def add_service_restart(lease: Object, incident: str, window_s: float, now: floa
     restarts = read_service_restarts(lease, window_s, now)
     if all(restart.incident != incident for restart in restarts):
         restarts.append(ServiceRestart(now, incident))
-    _write_annotation(lease, SERVICE_RESTARTS, restarts[-MAX_RESTARTS:])
+    _write_annotation(lease, SERVICE_RESTARTS_ANNOTATION, restarts[-MAX_RESTARTS:])
 
 
 def read_replica_restarts(lease: Object, uid: str) -> ReplicaRestarts:
     """Return the stored restarts of the replica. Raises UnreadableCountError."""
-    known: dict[str, ReplicaRestarts] = _read_annotation(lease, REPLICA_RESTARTS, _Replicas, b"{}")
+    known: dict[str, ReplicaRestarts] = _read_annotation(
+        lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}"
+    )
     return known.get(uid, NO_RESTARTS)
 
 
@@ -88,7 +90,7 @@ def store_replica_restarts(
 
     Raises UnreadableCountError.
     """
-    known = _read_annotation(lease, REPLICA_RESTARTS, _Replicas, b"{}")
+    known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
     known[uid] = ReplicaRestarts(restarts.at[-MAX_RESTARTS_PER_REPLICA:], restarts.exhausted)
     living = {
         name: one
@@ -97,7 +99,7 @@ def store_replica_restarts(
     }
     newest = sorted(living, key=lambda name: (name == uid, max(living[name].at, default=0.0)))
     _write_annotation(
-        lease, REPLICA_RESTARTS, {name: living[name] for name in newest[-MAX_REPLICAS:]}
+        lease, REPLICA_RESTARTS_ANNOTATION, {name: living[name] for name in newest[-MAX_REPLICAS:]}
     )
 
 
@@ -107,27 +109,27 @@ def clear_replica_restarts(lease: Object, uid: str, pod: str) -> int:
     An unreadable annotation is removed completely, because a person requested the reset.
     """
     try:
-        known = _read_annotation(lease, REPLICA_RESTARTS, _Replicas, b"{}")
+        known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
         known.pop(uid, None)
     except UnreadableCountError:
         known = {}
-    _write_annotation(lease, REPLICA_RESTARTS, known)
+    _write_annotation(lease, REPLICA_RESTARTS_ANNOTATION, known)
     try:
-        restarts = _read_annotation(lease, SERVICE_RESTARTS, _Restarts, b"[]")
+        restarts = _read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]")
     except UnreadableCountError:
         restarts = []
     others = [one for one in restarts if one.incident.rpartition("-")[0] != pod]
-    _write_annotation(lease, SERVICE_RESTARTS, others)
+    _write_annotation(lease, SERVICE_RESTARTS_ANNOTATION, others)
     return len(restarts) - len(others)
 
 
 def clear_service_restarts(lease: Object) -> int:
     """Remove all restarts of the service, and return their number; 0 if it is unreadable."""
     try:
-        count = len(_read_annotation(lease, SERVICE_RESTARTS, _Restarts, b"[]"))
+        count = len(_read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]"))
     except UnreadableCountError:
         count = 0
-    _write_annotation(lease, SERVICE_RESTARTS, [])
+    _write_annotation(lease, SERVICE_RESTARTS_ANNOTATION, [])
     return count
 
 

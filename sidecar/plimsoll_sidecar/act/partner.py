@@ -22,7 +22,7 @@ from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervisor_config import EngineEndpoint, SupervisorConfig
-from plimsoll_api.workloads import PARTNERS
+from plimsoll_api.workloads import PARTNER_ROLES
 from plimsoll_sidecar.act.slots import LeaseSlots
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeError
@@ -88,7 +88,7 @@ class Partners:
             partners = sorted(self._find_partners().items())
         except KubeError as error:
             return PartnerTestResult(Outcome.UNKNOWN, f"cannot find the partners: {error}")
-        wanted = PARTNERS[self._role].lower()
+        wanted = PARTNER_ROLES[self._role].lower()
         if not partners:
             return PartnerTestResult(Outcome.UNKNOWN, f"no {wanted} pod is ready")
         chosen = random.sample(partners, min(MAX_PARTNERS, len(partners)))
@@ -174,7 +174,7 @@ def create_partners(
     All engines of a graph listen on the same port.
     """
     role = config.service.role
-    if config.service.kind != POLICY_KIND or role not in PARTNERS or config.service.is_worker:
+    if config.service.kind != POLICY_KIND or role not in PARTNER_ROLES or config.service.is_worker:
         return None
     assert role is not None
     known, own = role, urlsplit(config.engine.serving_url)

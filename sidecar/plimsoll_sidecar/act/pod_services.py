@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.workloads import RAY_KIND, members_service_name
+from plimsoll_api.workloads import RAY_KIND, make_members_service_name
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def create_pod_services(
     # No client uses the Service that the operator created for a RayCluster.
     of_ray = workload is not None and workload.kind == RAY_KIND
     unused = (member.subdomain,) if member is not None and of_ray else ()
-    members = members_service_name(service.name)
+    members = make_members_service_name(service.name)
     return PodServices(slices, pod, replicas=replicas, unused=unused, members=members)
 
 

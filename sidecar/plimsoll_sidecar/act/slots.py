@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable
 
 from plimsoll_api.incidents import WaitReason
-from plimsoll_api.names import OPERATOR, SLOT_REPLICAS, SLOT_ROLES
+from plimsoll_api.names import OPERATOR_NAME, SLOT_REPLICAS_ANNOTATION, SLOT_ROLES_ANNOTATION
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import RestartBudget
-from plimsoll_api.times import rfc3339_micro
-from plimsoll_api.workloads import PARTNERS, parse_replicas, parse_roles
+from plimsoll_api.times import format_rfc3339_micro
+from plimsoll_api.workloads import PARTNER_ROLES, parse_replicas, parse_roles
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.clients.kube import (
     ConflictError,
@@ -134,17 +134,17 @@ class LeaseSlots(Slots):
         or does not exist yet.
         """
         annotations = self._read_annotations()
-        replicas = parse_replicas(annotations.get(SLOT_REPLICAS, ""))
-        roles = parse_roles(annotations.get(SLOT_ROLES, ""))
+        replicas = parse_replicas(annotations.get(SLOT_REPLICAS_ANNOTATION, ""))
+        roles = parse_roles(annotations.get(SLOT_ROLES_ANNOTATION, ""))
         own = next((set(pods) for pods in roles.values() if self._holder in pods), None)
         return replicas if own is None else [one for one in replicas if not own.isdisjoint(one)]
 
     def list_partners(self, role: PodRole | None) -> tuple[str, ...]:
         """Return the pods that exchange KV blocks with pods of ``role``. Raises KubeError."""
-        partner = PARTNERS.get(role) if role is not None else None
+        partner = PARTNER_ROLES.get(role) if role is not None else None
         if partner is None:
             return ()
-        return parse_roles(self._read_annotations().get(SLOT_ROLES, "")).get(partner, ())
+        return parse_roles(self._read_annotations().get(SLOT_ROLES_ANNOTATION, "")).get(partner, ())
 
     def _read_annotations(self) -> dict[str, str]:
         try:
@@ -258,7 +258,7 @@ class LeaseSlots(Slots):
 
     def _format_server_time(self) -> str:
         """Return the API server's time as a MicroTime."""
-        return rfc3339_micro(self._kube.estimate_server_time())
+        return format_rfc3339_micro(self._kube.estimate_server_time())
 
     def _read_leases(self) -> list[Object]:
         return [self._kube.get(f"{self._path}/{name}") for name in self._names]
@@ -308,7 +308,7 @@ class LeaseSlots(Slots):
         holder = _get_holder(lease)
         if not holder or now - since > (spec.get("leaseDurationSeconds") or LEASE_DURATION_S):
             return None
-        if holder == OPERATOR:
+        if holder == OPERATOR_NAME:
             return Refusal(
                 WaitReason.CIRCUIT_BREAKER,
                 f"the circuit breaker holds {name}, because as many replicas are restarting as "

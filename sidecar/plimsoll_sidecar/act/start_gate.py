@@ -20,7 +20,7 @@ from plimsoll_api.start_gate import (
     QUESTION_FILE,
     GateAnswer,
     Question,
-    read_file,
+    read_gate_file,
 )
 from plimsoll_api.supervision import Action, StartGate
 from plimsoll_api.units import format_bytes
@@ -114,7 +114,7 @@ class EngineStartGate:
         return self._late
 
     def _read_question(self) -> str:
-        data = read_file(self._question_file)
+        data = read_gate_file(self._question_file)
         try:
             return msgspec.convert((data or b"").decode("ascii"), Question)
         except (UnicodeDecodeError, msgspec.ValidationError):

@@ -24,15 +24,20 @@ from plimsoll_api.admin import LedgerEntry
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.learned import (
-    KEPT_H,
-    MAX_SEEN_S,
+    MAX_OBSERVED_H,
+    MAX_OBSERVED_S,
     WINDOWS_H,
     LearnedMemory,
     LearnedWorkload,
     step_budget,
 )
-from plimsoll_api.memory_contract import MemoryNeeds, needs_of
-from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, provisional
+from plimsoll_api.memory_contract import MemoryNeeds, make_memory_needs
+from plimsoll_api.memory_policy import (
+    AutoBudgets,
+    MemoryBudget,
+    MemoryPolicy,
+    compute_provisional_budget,
+)
 
 HOUR_S = 3600.0
 DAY_H = 24
@@ -109,7 +114,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             self.epoch, self.lows = epoch[:MAX_REVISION_CHARS], []
         if not self.hours or self.hours[-1].at != at:
             self.lows = [low for low in self.lows if at - DAY_H <= low[0] <= at]
-            self.hours = [one for one in self.hours if at - KEPT_H < one.at <= at]
+            self.hours = [one for one in self.hours if at - MAX_OBSERVED_H < one.at <= at]
         grown = state.unexplained if state is not None else None
         if grown is None and not incident:
             return
@@ -174,7 +179,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             start = max(self.starts, default=self.inherited.start)
             return limit_budget(self.inherited.budget, limit, start)
         wanted = propose_budget(self, budget)
-        return provisional(limit) if wanted is None else wanted
+        return compute_provisional_budget(limit) if wanted is None else wanted
 
     def inherit(self, known: LearnedMemory | None) -> None:
         """Adopt what other replicas have learned, until this replica has learned a budget."""
@@ -207,7 +212,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             compute_quantile(one.gains[i] for one in hours) or 0 for i in range(3)
         )
         return LearnedMemory(
-            seen_s=min(int(seen_s), MAX_SEEN_S),
+            seen_s=min(int(seen_s), MAX_OBSERVED_S),
             gains=(first, second, third),
             start=max(self.starts, default=0),
             budget=self.budget if seen_s >= auto.learning_s else None,
@@ -305,7 +310,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
     def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
         """Return the needs of ``host`` and ``device``, if their healthy levels are known."""
         return {
-            name: needs_of(name, found, one.limit, ledger)
+            name: make_memory_needs(name, found, one.limit, ledger)
             for name, one in (("host", self.host), ("device", self.device))
             if (found := one.find_largest_size()) is not None
         }
@@ -358,7 +363,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
             limit = one.find_limit(budget)
             if not one.is_known(memory.auto):
                 learning.add(GROWTH_KINDS[name])
-            size = provisional(limit) if one.budget is None else one.budget
+            size = compute_provisional_budget(limit) if one.budget is None else one.budget
             size = max(size, budget.minimum_bytes or 1)
             return msgspec.structs.replace(budget, growth_bytes=size)
 

@@ -155,7 +155,7 @@ class TurnContext:
         it is therefore not urgent before memory comes near its limit. An unknown limit counts as
         not near.
         """
-        budget = self.memory.auto_of(incident.kind)
+        budget = self.memory.get_auto_budget(incident.kind)
         if budget is None or self.is_at_limit(incident):
             return False
         left = self.estimate_time_to_limit_s(incident)

@@ -179,7 +179,7 @@ def waits_for_window(context: TurnContext, incident: Incident) -> bool:
     window, left = context.policy.maintenance_window, context.estimate_time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:
         return False
-    opens_s = window.opens_in(context.now)
+    opens_s = window.compute_opens_in_s(context.now)
     if not opens_s or left <= opens_s + context.policy.drain.deadline_s:
         return False
     message = f"waiting for the maintenance window at {window.opens_at}"

@@ -23,7 +23,7 @@ from prometheus_client import (
 
 from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState
 from plimsoll_api.incident_record import StepOutcome
-from plimsoll_api.incidents import OPERATOR_ONLY, IncidentKind, IncidentPhase
+from plimsoll_api.incidents import OPERATOR_ONLY_KINDS, IncidentKind, IncidentPhase
 from plimsoll_api.learned import WINDOWS_H, LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy
@@ -249,7 +249,7 @@ class Metrics:
         """Create counters at zero, because the first value of a new series is no increase."""
         for end in GateOutcome:
             self._counters["engine_starts"].labels(end.value)
-        for kind in sorted(set(IncidentKind) - OPERATOR_ONLY):
+        for kind in sorted(set(IncidentKind) - OPERATOR_ONLY_KINDS):
             self._counters["incidents"].labels(kind.value)
         for action in sorted(REMEDIATION_STEPS):
             asked = action == Action.POD_REPLACE

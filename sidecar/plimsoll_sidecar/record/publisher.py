@@ -17,13 +17,18 @@ import threading
 import time
 from typing import NamedTuple
 
-from plimsoll_api.incident_object import names_of, object_of, path_of, status_object_of
-from plimsoll_api.incident_story import story_of_record
+from plimsoll_api.incident_object import (
+    list_object_names,
+    make_object,
+    make_path,
+    make_status_object,
+)
+from plimsoll_api.incident_story import make_record_story
 from plimsoll_api.incidents import IncidentPhase
-from plimsoll_api.leakincident import MAX_OF_POD, MAX_WRITES
+from plimsoll_api.leakincident import MAX_INCIDENTS_PER_POD, MAX_STATUS_WRITES
 from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.times import rfc3339
+from plimsoll_api.times import format_rfc3339
 from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, KubeError, NotFoundError
 from plimsoll_sidecar.govern.incident import Incident
@@ -60,7 +65,7 @@ def compute_publish_delay_s(
     """
     if written is None or incident.ended:
         return 0.0
-    if written.revision >= MAX_WRITES - 1:
+    if written.revision >= MAX_STATUS_WRITES - 1:
         return NEVER_S
     if incident.phase.value != written.phase and written.revision < MAX_PROMPT_WRITES:
         return 0.0
@@ -134,15 +139,17 @@ class Publisher:
         """
         namespace = self._service.namespace
         known = self._written.get(incident.name) or self._find_or_create(incident)
-        if known.revision >= MAX_WRITES:  # another client with this pod's token also wrote it
+        if (
+            known.revision >= MAX_STATUS_WRITES
+        ):  # another client with this pod's token also wrote it
             log.error("incident %s has used all of its %d writes; the operator will end it",
-                      known.name, MAX_WRITES)  # fmt: skip
+                      known.name, MAX_STATUS_WRITES)  # fmt: skip
             return
         self._written[incident.name] = known
         revision = known.revision + 1
-        status = status_object_of(incident, known.name, self._service, revision, known.generation)
+        status = make_status_object(incident, known.name, self._service, revision, known.generation)
         try:
-            self._kube.apply(path_of(namespace, known.name, "status"), status)
+            self._kube.apply(make_path(namespace, known.name, "status"), status)
         except KubeError:
             # The object was deleted, or a request without an answer wrote it: read it again.
             del self._written[incident.name]
@@ -156,12 +163,12 @@ class Publisher:
     def _find_or_create(self, incident: Incident) -> PublishedObject:
         """Return the object of the incident. Create it under a free name if it does not exist."""
         namespace = self._service.namespace
-        for name in names_of(incident, self._pod):
+        for name in list_object_names(incident, self._pod):
             try:
-                found = self._kube.get(path_of(namespace, name))
+                found = self._kube.get(make_path(namespace, name))
             except NotFoundError:
-                body = object_of(incident, name, self._service, self._pod, self._container)
-                found = self._kube.create(path_of(namespace, ""), body)
+                body = make_object(incident, name, self._service, self._pod, self._container)
+                found = self._kube.create(make_path(namespace, ""), body)
             if found["spec"].get("id") == incident.name:
                 status, meta = found.get("status") or {}, found["metadata"]
                 return PublishedObject(
@@ -170,8 +177,8 @@ class Publisher:
                 )  # fmt: skip
         raise KubeError(
             409,
-            f"pod {self._pod} has {MAX_OF_POD} LeakIncidents, which is the maximum; the operator "
-            "deletes the oldest ones: check that it is running",
+            f"pod {self._pod} has {MAX_INCIDENTS_PER_POD} LeakIncidents, which is the maximum; the"
+            " operator deletes the oldest ones: check that it is running",
         )
 
     def _create_event(self, incident: Incident, written: PublishedObject) -> None:
@@ -182,7 +189,7 @@ class Publisher:
         """
         number = written.name.rpartition("-")[2]
         name = f"{self._pod[:MAX_POD_NAME_CHARS]}-{number}.{incident.phase.value.lower()}"
-        at = rfc3339(incident.phase_since)
+        at = format_rfc3339(incident.phase_since)
         namespace = self._service.namespace
         body = {
             "apiVersion": "v1",
@@ -196,7 +203,7 @@ class Publisher:
                 "uid": written.uid,
             },
             "reason": incident.phase.value,
-            "message": story_of_record(incident).sentence[:1024],
+            "message": make_record_story(incident).sentence[:1024],
             "type": "Warning" if incident.phase in WARNING_PHASES else "Normal",
             "source": {"component": "plimsoll-supervisor", "host": self._pod},
             "firstTimestamp": at,
@@ -225,7 +232,7 @@ class Publisher:
                 if wait == NEVER_S:
                     log.warning(
                         "incident %s has changed %d times; only its end will still be published",
-                                name, MAX_WRITES - 1)  # fmt: skip
+                                name, MAX_STATUS_WRITES - 1)  # fmt: skip
                     del self._latest[name]
                     self._arrived.put((name, revision))
                 due_s = min(due_s, wait)

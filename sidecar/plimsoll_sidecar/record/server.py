@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from plimsoll_api.page_security import (
-    SECURITY_POLICY,
-    host_name,
+    CONTENT_SECURITY_POLICY,
     is_ip_address,
     normalize_host,
+    parse_host_name,
 )
 from plimsoll_sidecar import web
 from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 
 SECURITY_HEADERS = (
-    f"Content-Security-Policy: {SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
+    f"Content-Security-Policy: {CONTENT_SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
 )
 CACHE_S = 0.5
 """Seconds for which a page is cached, so that many clients cost no more than one."""
@@ -154,7 +154,7 @@ class AllowedHosts:
         """
         if host is None:
             return None
-        name = host_name(host)
+        name = parse_host_name(host)
         if name in self._names or name.endswith(f".{LOCALHOST}") or is_ip_address(name):
             return None
         return (

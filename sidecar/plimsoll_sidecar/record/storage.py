@@ -18,8 +18,8 @@ from typing import TypeVar
 import msgspec
 
 from plimsoll_api import decoding
-from plimsoll_api.open_enum import unknown_words
-from plimsoll_api.times import LAST_TIME
+from plimsoll_api.open_enum import iterate_unknown_values
+from plimsoll_api.times import LAST_TIME_S
 from plimsoll_sidecar.clock import ClockReading
 from plimsoll_sidecar.detect.detector import Checkpoint
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
@@ -80,13 +80,13 @@ def decode_row(body: object, checksum: object, kind: type[_T]) -> _T:
         value = decoding.decode(body, kind)
     except decoding.MalformedError as error:
         raise DamagedRowError(str(error)) from error
-    word = next(unknown_words(value), None)
+    word = next(iterate_unknown_values(value), None)
     if word is not None:
         raise DamagedRowError(f"{type(word).__name__} {word.value} comes from a later version")
     if not _has_valid_numbers(msgspec.to_builtins(value)):
         raise DamagedRowError("a number is out of range")
     times = _collect_times(value)
-    if any(time is not None and not 0 <= time <= LAST_TIME for time in times):
+    if any(time is not None and not 0 <= time <= LAST_TIME_S for time in times):
         raise DamagedRowError("a time is out of range")
     return value
 

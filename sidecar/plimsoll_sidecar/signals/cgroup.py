@@ -16,7 +16,7 @@ from stat import S_ISREG
 
 import msgspec
 
-from plimsoll_api.units import whole_number
+from plimsoll_api.units import parse_whole_number
 from plimsoll_sidecar.signals.engine_processes import WRAPPER_PROGRAMS
 from plimsoll_sidecar.signals.process_table import (
     find_descendants,
@@ -226,7 +226,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_number(path: Path) -> int | None:
-    return whole_number(_read_text(path).strip())
+    return parse_whole_number(_read_text(path).strip())
 
 
 def _sum_known(parts: Iterable[int | None]) -> int | None:
@@ -248,7 +248,7 @@ def _read_table(path: Path) -> dict[str, int]:
     table: dict[str, int] = {}
     for line in _read_text(path).splitlines():
         key, _, value = line.partition(" ")
-        if (number := whole_number(value)) is not None:
+        if (number := parse_whole_number(value)) is not None:
             table[key] = number
     return table
 
@@ -258,7 +258,7 @@ def _read_pressure(path: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     for line in _read_text(path).splitlines():
         share, _, values = line.partition(" ")
-        total = whole_number(values.rpartition("total=")[2])
+        total = parse_whole_number(values.rpartition("total=")[2])
         if total is not None:
             found[share] = total / 1e6
     return found

@@ -22,7 +22,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 import msgspec
 
 from plimsoll_api.admin import DeviceMemory
-from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
+from plimsoll_api.supervisor_config import (
+    AMD_EXPORTER_PORT_ENV,
+    DCGM_EXPORTER_PORT_ENV,
+    NODE_IP_ENV,
+)
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import MAX_VALUE, make_sample_reader
 
@@ -277,7 +281,7 @@ class ExporterSample(NamedTuple):
 
 def make_node_url(port: str | None) -> str | None:
     """Return the URL of ``port`` on the pod's node; None if the node or the port is unknown."""
-    host = os.environ.get(NODE_IP)
+    host = os.environ.get(NODE_IP_ENV)
     if not host or not port:
         return None
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -384,7 +388,7 @@ class Dcgm(Exporter):
     With the exporter's Kubernetes mapping, the labels also name the pod of each device.
     """
 
-    PORT = EXPORTER_PORT
+    PORT = DCGM_EXPORTER_PORT_ENV
     METRICS = USED, FREE, RESERVED = tuple(
         f"DCGM_FI_DEV_FB_{name}" for name in ("USED", "FREE", "RESERVED")
     )
@@ -413,7 +417,7 @@ class AmdExporter(Exporter):
     ``container`` are always present, so they always show which devices are assigned to the pod.
     """
 
-    PORT = AMD_EXPORTER_PORT
+    PORT = AMD_EXPORTER_PORT_ENV
     METRIC_PREFIX = "amd_"
     USED, TOTAL = "gpu_used_vram", "gpu_total_vram"
     METRICS = USED, TOTAL, METRIC_PREFIX + USED, METRIC_PREFIX + TOTAL

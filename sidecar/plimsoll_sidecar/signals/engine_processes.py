@@ -29,7 +29,7 @@ import msgspec
 from plimsoll_api.admin import ProcessMemory, ProcessNames, Role
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import CONTAINER_ENV
-from plimsoll_api.units import whole_number
+from plimsoll_api.units import parse_whole_number
 from plimsoll_sidecar.signals.process_table import (
     Container,
     ProcessId,
@@ -207,7 +207,7 @@ def may_listen_on(line: Sequence[str], port: int, default_port: int | None) -> b
     value = find_port_option(line)
     if value is None:
         return default_port == port
-    number = whole_number(value)
+    number = parse_whole_number(value)
     return number is None or number == port
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from plimsoll_api.control_group import MemoryGroup, memory_group
+from plimsoll_api.control_group import MemoryGroup, parse_memory_group
 from plimsoll_api.trace import OpenFiles
 
 MAX_ANCESTORS = 64
@@ -156,7 +156,7 @@ class Container(NamedTuple):
 def find_memory_group(pid: int) -> MemoryGroup | None:
     """Return the memory cgroup of the process; None if it is not readable."""
     try:
-        return memory_group(os.fsdecode(read(pid, "cgroup")))
+        return parse_memory_group(os.fsdecode(read(pid, "cgroup")))
     except OSError:
         return None
 

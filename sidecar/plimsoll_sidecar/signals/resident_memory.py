@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 import psutil
 
-from plimsoll_api.admin import STANDBY, ProcessMemory, Role
+from plimsoll_api.admin import STANDBY_PROCESS_NAME, ProcessMemory, Role
 from plimsoll_api.trace import Host, RoleRss
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
@@ -118,7 +118,7 @@ class EngineProcessTable:
                     living[pid].malloc_retained,
                 )
                 for pid, size in known.items()
-                if living[pid].name != STANDBY
+                if living[pid].name != STANDBY_PROCESS_NAME
             ],
         )
 
@@ -154,11 +154,11 @@ class EngineProcessTable:
                 # A zombie has no memory, and stays until its parent reads its exit status.
                 if child not in found and identify(child) is not None:
                     # A child of a standby is idle, too, and shares the standby's pages.
-                    waits = found[parent].name == STANDBY
+                    waits = found[parent].name == STANDBY_PROCESS_NAME
                     found[child] = ProcessMemory(
                         Role.OTHER,
                         child,
-                        name=STANDBY if waits else None,
+                        name=STANDBY_PROCESS_NAME if waits else None,
                         private=0 if waits else None,
                     )
                     waiting.append(child)

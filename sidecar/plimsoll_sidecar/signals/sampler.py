@@ -12,7 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from plimsoll_api.admin import STANDBY, EngineState, ProcessMemory, ProcessNames, Role, Status
+from plimsoll_api.admin import (
+    STANDBY_PROCESS_NAME,
+    EngineState,
+    ProcessMemory,
+    ProcessNames,
+    Role,
+    Status,
+)
 from plimsoll_api.admin import DeviceMemory as EngineDevice
 from plimsoll_api.state import Signal, SignalReason
 from plimsoll_api.trace import (
@@ -371,7 +378,7 @@ def _sum_malloc(status: Status) -> Malloc | None:
     """
     processes = status.processes
     # A standby is idle: all of its memory is in the ledger.
-    workers = [p for p in processes if p.role is Role.WORKER and p.name != STANDBY]
+    workers = [p for p in processes if p.role is Role.WORKER and p.name != STANDBY_PROCESS_NAME]
     if status.probed:
         workers = [p for p in processes if p.python_objects is not None]
     found = Malloc(

@@ -29,7 +29,7 @@ from tests.lab.definitions import Definitions
 from tests.lab.objects import Refused
 
 IMAGES = Images("engine:1", "supervisor:1")
-SCHEMA = generate.inference_service()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = generate.make_inference_service_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC = SCHEMA["properties"]["spec"]
 TEXTS = (
     "", "a", "main", "0", "-1", "1", "2", "50%", "0%", "1Gi", "64Mi", "1e3", "10m", "30s", "0s",

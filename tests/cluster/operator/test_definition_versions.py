@@ -30,7 +30,7 @@ def definition(group: str) -> dict[str, Any]:
 
     By the rule for new fields (docs/operations.md) the next version's are in both schemas.
     """
-    made = copy.deepcopy(generate.inference_service())
+    made = copy.deepcopy(generate.make_inference_service_crd())
     made["metadata"]["name"] = f"inferenceservices.{group}"
     spec = made["spec"]
     spec["group"] = group

@@ -11,8 +11,8 @@ import pytest
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.learned import LEARNED_FILE, LearnedMemory, LearnedWorkload, decode
 from plimsoll_api.memory_contract import MemoryNeeds
-from plimsoll_api.memory_policy import MemoryPolicy, budget_of
-from plimsoll_api.names import policy_object_name
+from plimsoll_api.memory_policy import MemoryPolicy, parse_growth_budget
+from plimsoll_api.names import make_policy_object_name
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
@@ -79,7 +79,7 @@ def test_a_service_keeps_what_its_pods_have_learned(
     fresh.inherit(LearnedFile(tmp_path / LEARNED_FILE).read(None))
     host = BudgetState(current=4 * GIB, baseline=4 * GIB, unexplained=0, limit=16 * GIB)
     fresh.observe(0.0, "1", "r2", Assessment(t=0.0, epoch=1, warm=True, host=host), ())
-    memory = MemoryPolicy(host=budget_of("Auto"))
+    memory = MemoryPolicy(host=parse_growth_budget("Auto"))
     fresh.update_budgets(0.0, memory)
     found = fresh.resolve_budgets(memory)
     assert (found.memory.host and found.memory.host.growth_bytes, found.learning) == (
@@ -106,7 +106,7 @@ def test_each_workload_of_a_policy_has_its_own(
         kubectl.patch("pod", name, {"status": running}, "status")
 
     def published() -> Any:
-        made = kubectl.get("configmap", policy_object_name("engines"))
+        made = kubectl.get("configmap", make_policy_object_name("engines"))
         return made and made["data"].get(LEARNED_FILE)
 
     (tmp_path / LEARNED_FILE).write_text(

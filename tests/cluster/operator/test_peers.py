@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.names import METRICS_PORT, policy_object_name
+from plimsoll_api.names import METRICS_PORT, make_policy_object_name
 from plimsoll_api.peers import PEERS_FILE, decode
 from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_sidecar.detect.fleet import weigh_peers
@@ -120,7 +120,7 @@ def test_a_policy_compares_the_pods_of_one_workload(
     leaking_in_policy(kubectl, pods(kubectl, "vllm")[0], "vllm", "Open")
 
     def published() -> set[tuple[str, str]]:
-        made = kubectl.get("configmap", policy_object_name("engines"))
+        made = kubectl.get("configmap", make_policy_object_name("engines"))
         text = "[]" if made is None else made["data"].get(PEERS_FILE, "[]")
         return {(one.pod, one.workload) for one in decode(text.encode()) if one.host}
 

@@ -14,9 +14,9 @@ from plimsoll_api.roles import PodRole
 from plimsoll_api.workloads import (
     SlotOwner,
     WorkloadRef,
-    members_service_name,
+    make_members_service_name,
+    make_slot_names,
     parse_roles,
-    slot_names,
 )
 from tests.cluster.operator.test_adopt import DEPLOYMENT, LISTED_S
 from tests.cluster.operator.test_fleet_safety import OPENED, ROOT, incident
@@ -51,7 +51,7 @@ def policy(**supervision: Any) -> dict[str, Any]:
 
 
 def slot(name: str, kind: str = "Deployment") -> str:
-    return slot_names("engines", SlotOwner(WorkloadRef(kind, name)), 1)[0]
+    return make_slot_names("engines", SlotOwner(WorkloadRef(kind, name)), 1)[0]
 
 
 def pods(kubectl: Any, name: str) -> list[str]:
@@ -151,7 +151,7 @@ def test_a_rollout_of_a_graph_keeps_the_slots_and_budgets_of_its_roles(
 ) -> None:
     graph, counted = WorkloadRef("DisaggregatedSet", "llama"), "plimsoll.dev/restarts"
     (prefill,), (decode,), (both,) = (
-        slot_names("engines", SlotOwner(graph, role), 1)
+        make_slot_names("engines", SlotOwner(graph, role), 1)
         for role in (PodRole.PREFILL, PodRole.DECODE, None)
     )
     start()
@@ -175,7 +175,7 @@ def test_a_rollout_of_a_graph_keeps_the_slots_and_budgets_of_its_roles(
     kubectl.apply(policy(scope="Graph"))
     shared = ["llama-r1-decode-0", "llama-r2-prefill-0"]
     eventually(lambda: replicas(kubectl, both) == shared, LISTED_S)
-    service = kubectl.get("service", members_service_name("engines"))
+    service = kubectl.get("service", make_members_service_name("engines"))
     assert service["spec"]["selector"] == {"plimsoll.dev/policy": "engines"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.workloads import ray_service_name
+from plimsoll_api.workloads import make_ray_service_name
 from tests import ray_clusters
 from tests.cluster.operator.test_supervision_policy import (
     LISTED_S,
@@ -18,7 +18,7 @@ from tests.cluster.operator.test_supervision_policy import (
 )
 
 NAME = "llm"
-SERVICE = ray_service_name("engines", NAME)
+SERVICE = make_ray_service_name("engines", NAME)
 HEAD, WORKER, STRANGER = "llm-head-x7k2p", "llm-gpu-worker-b2f9q", "stranger"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leaklab.series import GIB, HOUR, MIB, Series, steady
-from plimsoll_api.fleet_row import row_of
+from plimsoll_api.fleet_row import make_service_row
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.config import DEFAULT_INTERVALS
@@ -92,7 +92,7 @@ def test_a_slow_leak_is_a_condition_until_the_engine_is_new(
         rf"{where} grows by (3\.9|4\.0|4\.1) MiB an hour and reaches its limit in about 4\d days"
     )
     assert re.fullmatch(wanted, condition["message"])
-    assert row_of(kubectl.get("plinf", "tiny")).state == "SlowLeak"
+    assert make_service_row(kubectl.get("plinf", "tiny")).state == "SlowLeak"
     assert kubectl.holds("tiny", Ready="True", MemoryWithinBudget="WithinBudget")
     assert kubectl.get("plinf", "tiny")["status"]["openIncidents"] == 0
     (same,) = kubectl.list("pods", "plimsoll.dev/service=tiny")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plimsoll_api import supervisor_config
-from plimsoll_api.times import unix_seconds
+from plimsoll_api.times import parse_rfc3339
 
 SELECTOR = {"matchLabels": {"app": "vllm"}}
 REST_S = 30.0
@@ -277,4 +277,4 @@ def test_policies_at_rest_read_no_pods(
 
 def age(kubectl: Any, name: str) -> float:
     created = kubectl.get("plsp", name)["metadata"]["creationTimestamp"]
-    return time.time() - unix_seconds(created)
+    return time.time() - parse_rfc3339(created)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.version import version
+from plimsoll_api.version import get_version
 
 CHAT: dict[str, Any] = {
     "model": "tiny",
@@ -58,7 +58,7 @@ def test_the_flags_hold_for_requests_that_say_nothing(start_engine: Any, tmp_pat
 
 def test_without_the_flags_there_is_the_version_alone(engine: Any) -> None:
     assert engine.get("/tokenizer_info")[0] == 404
-    assert json.loads(engine.get("/version")[1]) == {"version": version()}
+    assert json.loads(engine.get("/version")[1]) == {"version": get_version()}
 
 
 def ask(

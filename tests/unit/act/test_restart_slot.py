@@ -13,7 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll_api.names import SERVICE_RESTARTS, SLOT_REPLICAS, SLOT_ROLES
+from plimsoll_api.names import (
+    SERVICE_RESTARTS_ANNOTATION,
+    SLOT_REPLICAS_ANNOTATION,
+    SLOT_ROLES_ANNOTATION,
+)
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import lease_counts
@@ -185,7 +189,7 @@ def test_a_node_whose_clock_is_wrong_drops_no_count(
     wrong = slots(kube, "pod-2")
     assert wrong.acquire("pod-2-1", POLICY, kube.time + ahead_s) is None
     wrong.release()
-    assert kube.lease["metadata"]["annotations"][SERVICE_RESTARTS].count("incident") == 3
+    assert kube.lease["metadata"]["annotations"][SERVICE_RESTARTS_ANNOTATION].count("incident") == 3
     assert slots(kube, "pod-0").read_stored_restarts().at == (kube.time,), (
         "its own count is kept as well"
     )
@@ -196,13 +200,14 @@ def test_a_node_whose_clock_is_wrong_drops_no_count(
 def test_only_pods_of_the_same_role_replace_each_other_whatever_shares_the_slot() -> None:
     kube = Kube()
     kube.lease["metadata"]["annotations"] = {
-        SLOT_REPLICAS: "d-0 p-0,p-0-1 p-1", SLOT_ROLES: "Decode=d-0 Prefill=p-0,p-1",
+        SLOT_REPLICAS_ANNOTATION: "d-0 p-0,p-0-1 p-1",
+        SLOT_ROLES_ANNOTATION: "Decode=d-0 Prefill=p-0,p-1",
     }  # fmt: skip
     found = LeaseSlots(cast(KubeClient, kube), "n", ("slot-0",), "p-0")
     assert found.list_replicas() == [("p-0", "p-0-1"), ("p-1",)]
     assert found.list_partners(PodRole.PREFILL) == ("d-0",)
     assert found.list_partners(PodRole.DECODE) == ("p-0", "p-1")
     assert found.list_partners(PodRole.BOTH) == found.list_partners(None) == ()
-    del kube.lease["metadata"]["annotations"][SLOT_ROLES]
+    del kube.lease["metadata"]["annotations"][SLOT_ROLES_ANNOTATION]
     assert len(found.list_replicas()) == 3
     assert found.list_partners(PodRole.PREFILL) == ()

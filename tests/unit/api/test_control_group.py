@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.control_group import memory_group
+from plimsoll_api.control_group import parse_memory_group
 
 V1 = "12:cpu,cpuacct:/a\n9:memory:/kubepods/pod:1/x\n1:name=systemd:/s\n"
 
@@ -29,10 +29,10 @@ V1 = "12:cpu,cpuacct:/a\n9:memory:/kubepods/pod:1/x\n1:name=systemd:/s\n"
 def test_the_memory_controller_s_group_is_found(
     listing: str, group: tuple[int, str] | None
 ) -> None:
-    assert memory_group(listing) == group
+    assert parse_memory_group(listing) == group
 
 
 @given(listing=st.text())
 def test_any_text_is_read(listing: str) -> None:
-    found = memory_group(listing)
+    found = parse_memory_group(listing)
     assert found is None or (found.version in (1, 2) and found.path in listing)

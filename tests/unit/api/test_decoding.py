@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.decoding import MAX_DEPTH, MalformedError, decode, is_deeper
+from plimsoll_api.decoding import MAX_DEPTH, MalformedError, decode, is_nested_deeper
 
 
 class Page(msgspec.Struct):
@@ -89,10 +89,10 @@ def depth(value: Any) -> int:
 def test_brackets_in_strings_are_no_depth(value: object) -> None:
     data = json.dumps(value).encode()
     for limit in range(depth(value) + 2):
-        assert is_deeper(data, limit) == (depth(value) > limit)
+        assert is_nested_deeper(data, limit) == (depth(value) > limit)
 
 
 def test_a_page_of_brackets_is_judged_piece_by_piece() -> None:
     text = b'["' + b"[" * 200_000 + b'", ' + b"[{}]," * 50_000 + b"0]"
-    assert not is_deeper(text, 3)
-    assert is_deeper(text, 2)
+    assert not is_nested_deeper(text, 3)
+    assert is_nested_deeper(text, 2)

@@ -195,7 +195,7 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ({"model": {"uri": "hf://one"}}, "model.uri must be"),
     (
         {"model": {"uri": "file:///m", "revision": "main"}},
-        "model.revision only goes with a model.uri of hf://",
+        "model.revision requires a model.uri that begins with hf://",
     ),
     ({"disruption": {"maxUnavailable": "some"}}, "spec.disruption.maxUnavailable"),
     ({"disruption": {"maxUnavailable": -1}}, "spec.disruption.maxUnavailable"),
@@ -209,7 +209,7 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
     ({"selector": {"matchLabels": {"a b": "c"}}}, "valid label keys"),
     (
         {"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
-        "values must name at least one value for In and NotIn",
+        "values must not be empty for In and NotIn",
     ),
     ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator"),
     ({"engine": {"type": "plimsoll"}}, "spec.engine.type"),

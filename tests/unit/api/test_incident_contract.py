@@ -28,8 +28,8 @@ def test_the_last_phases_are_ends() -> None:
 
 def test_what_is_written_can_be_read() -> None:
     incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
-    status = written.status_of(incident)
-    spec = written.spec_of(incident, ServiceRef("a"), "a-pod", "engine")
+    status = written.make_status(incident)
+    spec = written.make_spec(incident, ServiceRef("a"), "a-pod", "engine")
 
     assert msgspec.convert(msgspec.to_builtins(status), leakincident.LeakIncidentStatus) == status
     assert msgspec.convert(msgspec.to_builtins(spec), leakincident.LeakIncidentSpec) == spec
@@ -38,7 +38,7 @@ def test_what_is_written_can_be_read() -> None:
 def test_an_incident_of_a_policy_names_its_workload() -> None:
     incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
     service = ServiceRef("engines", "ml", "u", POLICY_KIND, WorkloadRef("Deployment", "vllm"))
-    made = written.object_of(incident, "vllm-0-1", service, "vllm-0", "server")
+    made = written.make_object(incident, "vllm-0-1", service, "vllm-0", "server")
     assert made["spec"]["policyRef"] == {"name": "engines"}
     ref = {"apiGroup": "apps", "kind": "Deployment", "name": "vllm"}
     assert made["spec"]["workloadRef"] == ref
@@ -49,15 +49,15 @@ def test_an_incident_of_a_policy_names_its_workload() -> None:
 def test_an_incident_names_the_role_of_its_pod() -> None:
     incident = Incident(name="a-1", kind=IncidentKind.STALL, epoch="b:1", opened_at=1e9)
     service = ServiceRef("engines", "ml", "u", POLICY_KIND, role=PodRole.PREFILL)
-    made = written.object_of(incident, "vllm-0-1", service, "vllm-0", "server")
+    made = written.make_object(incident, "vllm-0-1", service, "vllm-0", "server")
     assert made["spec"]["target"] == {"role": "Prefill"}
-    without = written.object_of(incident, "vllm-0-1", ServiceRef("a"), "vllm-0", "server")
+    without = written.make_object(incident, "vllm-0-1", ServiceRef("a"), "vllm-0", "server")
     assert "target" not in without["spec"]
 
 
 def test_an_incident_of_a_service_names_it_with_its_group() -> None:
     incident = Incident(name="a-1", kind=IncidentKind.HOST_GROWTH, epoch="b:1", opened_at=1e9)
-    made = written.object_of(
+    made = written.make_object(
         incident, "qwen-0-1", ServiceRef("qwen", "ml", "u"), "qwen-0", "engine"
     )
     ref = {"apiGroup": "plimsoll.dev", "kind": "InferenceService", "name": "qwen"}

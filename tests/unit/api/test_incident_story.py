@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from plimsoll_api.incident_object import spec_of, status_of
+from plimsoll_api.incident_object import make_spec, make_status
 from plimsoll_api.incident_record import (
     Attribution,
     IncidentRecord,
@@ -13,7 +13,7 @@ from plimsoll_api.incident_record import (
     StepOutcome,
     StepRecord,
 )
-from plimsoll_api.incident_story import story_of_object, story_of_record
+from plimsoll_api.incident_story import make_object_story, make_record_story
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.leakincident import LeakIncidentStatus
 from plimsoll_api.supervisor_config import ServiceRef
@@ -44,12 +44,12 @@ LEAK = IncidentRecord(
 
 
 def test_both_forms_tell_the_same() -> None:
-    spec = spec_of(LEAK, ServiceRef("qwen"), "qwen-0", "engine")
-    assert story_of_object(LEAK.name, spec, status_of(LEAK)) == story_of_record(LEAK)
+    spec = make_spec(LEAK, ServiceRef("qwen"), "qwen-0", "engine")
+    assert make_object_story(LEAK.name, spec, make_status(LEAK)) == make_record_story(LEAK)
 
 
 def test_the_story_in_a_line() -> None:
-    assert story_of_record(LEAK).sentence == (
+    assert make_record_story(LEAK).sentence == (
         "HostGrowth in python_objects of the worker, 200 MiB, 60.0 MiB an hour, 90 B a request,"
         " 104 % of the budget, 200 MiB came back (WorkerRestart)."
     )
@@ -60,34 +60,38 @@ def test_what_shrinks_did_not_grow() -> None:
     seen = msgspec.structs.replace(
         LEAK.attribution, bytes=-MIB, bytes_per_s=-MIB, bytes_per_request=-9
     )
-    story = story_of_record(msgspec.structs.replace(LEAK, attribution=seen))
+    story = make_record_story(msgspec.structs.replace(LEAK, attribution=seen))
     assert story.headline == "HostGrowth in python_objects of the worker"
 
 
 def test_each_step_with_what_it_changed() -> None:
-    trim, restart = story_of_record(LEAK).steps
+    trim, restart = make_record_story(LEAK).steps
     assert trim.text == "1 B -> ?"
     assert restart.text == "910 MiB -> 710 MiB (200 MiB back)  8 requests carried over"
-    assert story_of_record(LEAK).memory == [(30.0, 910 * MIB), (30.0, 710 * MIB), (90.0, 710 * MIB)]
+    assert make_record_story(LEAK).memory == [
+        (30.0, 910 * MIB),
+        (30.0, 710 * MIB),
+        (90.0, 710 * MIB),
+    ]
 
 
 @pytest.mark.parametrize("kind", IncidentKind)
 def test_what_is_not_known_is_not_told(kind: IncidentKind) -> None:
-    story = story_of_record(IncidentRecord(name="a", kind=kind, epoch="ab:1", opened_at=0.0))
+    story = make_record_story(IncidentRecord(name="a", kind=kind, epoch="ab:1", opened_at=0.0))
     assert story.headline == kind.value
     assert (story.returned_bytes, story.ended_at, story.memory) == (None, None, [])
     assert ("budget" in story.sentence) is (story.spent_percent is not None)
 
 
 def test_an_object_without_a_status_is_open() -> None:
-    spec = spec_of(LEAK, ServiceRef("qwen"), "qwen-0", "engine")
-    story = story_of_object(LEAK.name, spec, LeakIncidentStatus())
+    spec = make_spec(LEAK, ServiceRef("qwen"), "qwen-0", "engine")
+    story = make_object_story(LEAK.name, spec, LeakIncidentStatus())
     assert (story.phase, story.ended, story.headline) == ("Open", False, "HostGrowth")
 
 
 def test_a_time_that_is_none_ends_nothing() -> None:
-    spec = spec_of(LEAK, ServiceRef("qwen"), "qwen-0", "engine")
-    status = msgspec.structs.replace(status_of(LEAK), ended_at="soon")
+    spec = make_spec(LEAK, ServiceRef("qwen"), "qwen-0", "engine")
+    status = msgspec.structs.replace(make_status(LEAK), ended_at="soon")
     status.timeline[0].time = "yesterday"
-    story = story_of_object(LEAK.name, spec, status)
+    story = make_object_story(LEAK.name, spec, status)
     assert (story.ended_at, story.steps[0].at) == (None, story.opened_at)

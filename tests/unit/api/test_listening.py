@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from plimsoll_api.listening import EVERY_ADDRESS, bind_socket
+from plimsoll_api.listening import ALL_ADDRESSES, bind_socket
 
 
 def test_without_ipv6_in_the_kernel_every_address_is_ipv4s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_without_ipv6_in_the_kernel_every_address_is_ipv4s(monkeypatch: pytest.M
         return real(family, *rest)
 
     monkeypatch.setattr(socket, "socket", without)
-    with bind_socket(EVERY_ADDRESS, 0) as listener:
+    with bind_socket(ALL_ADDRESSES, 0) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"
 
 
@@ -28,7 +28,7 @@ def test_a_port_that_ipv4_has_already_is_taken() -> None:
     with bind_socket("0.0.0.0", 0) as first:
         first.listen()
         with pytest.raises(OSError, match="in use"):
-            bind_socket(EVERY_ADDRESS, first.getsockname()[1])
+            bind_socket(ALL_ADDRESSES, first.getsockname()[1])
 
 
 def test_an_address_that_was_named_is_the_only_one() -> None:
@@ -42,4 +42,4 @@ def test_an_address_that_was_named_is_the_only_one() -> None:
 @pytest.mark.parametrize("port", [-1, 1 << 16])
 def test_a_number_that_is_no_port_is_an_error(port: int) -> None:
     with pytest.raises(OverflowError):
-        bind_socket(EVERY_ADDRESS, port)
+        bind_socket(ALL_ADDRESSES, port)

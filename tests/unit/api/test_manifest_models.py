@@ -118,7 +118,7 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
             "spec.engine.resources.limits.memory",
         ),
         ({"model": {"uri": "hf://no-organisation"}}, "spec.model.uri"),
-        ({"model": {"uri": "file:///m", "revision": "main"}}, "revision only goes with"),
+        ({"model": {"uri": "file:///m", "revision": "main"}}, "revision requires a model.uri"),
         ({"engine": {"type": "vllm"}}, "engine.image is needed for engine.type vllm"),
         ({"engine": {"adminContract": "Plimsoll"}}, "engine.type custom only"),
         (

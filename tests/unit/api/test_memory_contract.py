@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from plimsoll_api.admin import LedgerEntry, MemoryKind
 from plimsoll_api.memory_contract import (
-    STEP_BYTES,
+    ROUNDING_STEP_BYTES,
     MemoryNeeds,
+    format_quantity,
     make_contract,
-    needs_of,
-    quantity_text,
+    make_memory_needs,
 )
 from plimsoll_api.peers import MAX_GROWTH_BYTES, PeerGrowth
 from plimsoll_api.units import parse_bytes
@@ -29,7 +29,7 @@ def test_it_says_what_a_revision_needs_and_how_long_the_limit_lasts() -> None:
         " (declared pools 14.0 GiB); grows by 1.4 KiB a request; the limit lasts 9 days at this"
         " traffic"
     )
-    assert (quantity_text(found.request), quantity_text(found.limit)) == ("17664Mi", "33Gi")
+    assert (format_quantity(found.request), format_quantity(found.limit)) == ("17664Mi", "33Gi")
 
 
 def test_it_says_nothing_that_is_not_known() -> None:
@@ -71,8 +71,10 @@ def test_pools_are_those_with_a_bound_in_the_same_memory() -> None:
         LedgerEntry("tables", MemoryKind.HOST, GIB),
         LedgerEntry("over", MemoryKind.HOST, 3 * GIB, 2 * GIB),
     ]
-    assert needs_of("host", 9 * GIB, None, ledger) == MemoryNeeds(9 * GIB, 10 * GIB, 7 * GIB)
-    assert needs_of("device", GIB, None, ledger) == MemoryNeeds(GIB, 60 * GIB, 20 * GIB)
+    assert make_memory_needs("host", 9 * GIB, None, ledger) == MemoryNeeds(
+        9 * GIB, 10 * GIB, 7 * GIB
+    )
+    assert make_memory_needs("device", GIB, None, ledger) == MemoryNeeds(GIB, 60 * GIB, 20 * GIB)
 
 
 SIZES = st.integers(0, MAX_GROWTH_BYTES)
@@ -86,7 +88,7 @@ def test_whatever_replicas_say_the_amounts_hold_it_and_the_sentence_is_short(
 ) -> None:
     found = make_contract("host", needs, grown, budget, 1)
     assert len(found.text) < 400
-    assert max(one.level for one in needs) <= found.request <= found.limit + STEP_BYTES
+    assert max(one.level for one in needs) <= found.request <= found.limit + ROUNDING_STEP_BYTES
     for size in (found.request, found.limit):
-        assert size % STEP_BYTES == 0
-        assert parse_bytes(quantity_text(size)) == size
+        assert size % ROUNDING_STEP_BYTES == 0
+        assert parse_bytes(format_quantity(size)) == size

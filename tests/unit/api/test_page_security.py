@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll_api.page_security import host_name, is_ip_address
+from plimsoll_api.page_security import is_ip_address, parse_host_name
 
 
 @pytest.mark.parametrize(
@@ -21,5 +21,5 @@ from plimsoll_api.page_security import host_name, is_ip_address
     ],
 )
 def test_the_name_in_a_host_header(header: str, name: str, address: bool) -> None:
-    assert host_name(header) == name
+    assert parse_host_name(header) == name
     assert is_ip_address(name) is address

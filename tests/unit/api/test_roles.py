@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.names import ROLE_LABEL
-from plimsoll_api.roles import PodRole, role_of, role_of_arguments
+from plimsoll_api.roles import PodRole, find_role, find_role_in_arguments
 
 PREFILL, DECODE, BOTH, ROUTER = PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH, PodRole.ROUTER
 DYNAMO = "nvidia.com/dynamo-component-type"
@@ -44,7 +44,7 @@ COMPONENT = "app.kubernetes.io/component"
     ],
 )
 def test_the_labels_of_each_controller(labels: dict[str, str], role: PodRole | None) -> None:
-    assert role_of(labels) is role
+    assert find_role(labels) is role
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ def test_the_labels_of_each_controller(labels: dict[str, str], role: PodRole | N
     ],
 )  # fmt: skip
 def test_the_arguments_of_each_engine(words: list[str], role: PodRole | None) -> None:
-    assert role_of_arguments(words) is role
-    assert role_of({}, words) is role
-    assert role_of({"llm-d.ai/role": "decode"}, words) is DECODE, "labels come first"
+    assert find_role_in_arguments(words) is role
+    assert find_role({}, words) is role
+    assert find_role({"llm-d.ai/role": "decode"}, words) is DECODE, "labels come first"
 
 
 def test_a_pod_of_a_group_without_another_role_is_leader_or_worker() -> None:
-    assert role_of({}, (), worker=False) is PodRole.LEADER
-    assert role_of({}, (), worker=True) is PodRole.WORKER
-    assert role_of({}, (), worker=None) is None
-    assert role_of({}, ["--disaggregation-mode=decode"], worker=True) is DECODE
+    assert find_role({}, (), worker=False) is PodRole.LEADER
+    assert find_role({}, (), worker=True) is PodRole.WORKER
+    assert find_role({}, (), worker=None) is None
+    assert find_role({}, ["--disaggregation-mode=decode"], worker=True) is DECODE
     component = {COMPONENT: "llminferenceservice-workload-worker"}
-    assert role_of(component, ["--disaggregation-mode=decode"]) is DECODE
+    assert find_role(component, ["--disaggregation-mode=decode"]) is DECODE
 
 
 @given(
@@ -85,5 +85,5 @@ def test_a_pod_of_a_group_without_another_role_is_leader_or_worker() -> None:
     st.lists(st.sampled_from(("--kv-transfer-config", "--disaggregation-mode=x")) | st.text()),
 )
 def test_any_labels_and_arguments_are_read(labels: dict[str, str], words: list[str]) -> None:
-    found = role_of(labels, [*words, json.dumps(labels)])
+    found = find_role(labels, [*words, json.dumps(labels)])
     assert found is None or found in set(PodRole)

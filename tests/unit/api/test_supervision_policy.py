@@ -12,7 +12,7 @@ from plimsoll_api import generate
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.label_selector import LabelSelector
-from plimsoll_api.names import policy_object_name
+from plimsoll_api.names import make_policy_object_name
 from plimsoll_api.supervision import Action, Mode, Recycle, Supervision
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
 from plimsoll_api.supervisor_config import (
@@ -21,7 +21,7 @@ from plimsoll_api.supervisor_config import (
     PodEngine,
     ServiceRef,
     SupervisorConfig,
-    of_pod,
+    make_pod_config,
 )
 from plimsoll_api.workloads import WorkloadRef
 
@@ -71,7 +71,10 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
         found: dict[str, Any] = spec["properties"]
         return found
 
-    ours, theirs = spec_of(generate.supervision_policy()), spec_of(generate.inference_service())
+    ours, theirs = (
+        spec_of(generate.make_supervision_policy_crd()),
+        spec_of(generate.make_inference_service_crd()),
+    )
     for name in ("memory", "supervision", "probe", "supervisor"):
         same = {key: value for key, value in ours[name].items() if key != "description"}
         other = {key: value for key, value in theirs[name].items() if key != "description"}
@@ -111,14 +114,17 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
         ({"selector": {"matchExpressions": []}}, "selector must not be empty"),
         ({"selector": {"matchLabels": {"a b": "c"}}}, "valid label keys"),
         ({"selector": {"matchLabels": {"a": "b c"}}}, "selector.matchLabels.a"),
-        ({"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "values must name"),
+        (
+            {"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
+            "values must not be empty",
+        ),
         (
             {
                 "selector": {
                     "matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]
                 }
             },
-            "values must name",
+            "values must not be empty",
         ),
         ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator"),
         ({"engine": {"type": "plimsoll"}}, "engine.type"),
@@ -126,7 +132,7 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
         ({"engine": {"port": 0}}, "engine.port"),
         ({"engine": {"container": "A"}}, "engine.container"),
         ({"memory": {"host": {"growthBudget": "0"}}}, "must be greater than 0"),
-        ({"supervision": {"ladder": ["Reboot"]}}, "may only name"),
+        ({"supervision": {"ladder": ["Reboot"]}}, "must contain only"),
         ({"selecter": {}}, "selecter"),
     ],
 )
@@ -173,7 +179,7 @@ def test_all_labels_and_all_requirements_must_hold() -> None:
 
 def test_no_object_has_the_name_of_one_of_an_inference_service() -> None:
     """Their names hold no dot."""
-    assert policy_object_name("engines") == "engines.policy"
+    assert make_policy_object_name("engines") == "engines.policy"
 
 
 def test_the_engine_of_a_pod_survives_its_environment_variable() -> None:
@@ -195,7 +201,7 @@ def test_an_engine_that_does_not_start_again_is_not_restarted() -> None:
         supervision=Supervision(mode=Mode.RECOVER, ladder=tuple(Action)),
     )
     job = PodEngine(endpoint, WorkloadRef("Job", "j"), restarts=False)
-    assert of_pod(config, job).supervision.ladder == (Action.TRIM, Action.POD_REPLACE)
+    assert make_pod_config(config, job).supervision.ladder == (Action.TRIM, Action.POD_REPLACE)
 
 
 def test_a_pod_that_nothing_may_restart_is_not_recycled() -> None:
@@ -204,7 +210,9 @@ def test_a_pod_that_nothing_may_restart_is_not_recycled() -> None:
     wanted = Supervision(mode=Mode.RECOVER, recycle=Recycle(86_400.0))
     config = SupervisorConfig(ServiceRef("p", "n"), endpoint, supervision=wanted)
     job = PodEngine(endpoint, WorkloadRef("Job", "j"), restarts=False)
-    assert of_pod(config, job).supervision.recycle is None
+    assert make_pod_config(config, job).supervision.recycle is None
     worker = PodEngine(endpoint, WorkloadRef("X", "x"), GroupMember("0", worker=True))
-    assert of_pod(config, worker).supervision.recycle is None, "its leader restarts the group"
-    assert of_pod(config, PodEngine(endpoint)).supervision.recycle == wanted.recycle
+    assert make_pod_config(config, worker).supervision.recycle is None, (
+        "its leader restarts the group"
+    )
+    assert make_pod_config(config, PodEngine(endpoint)).supervision.recycle == wanted.recycle

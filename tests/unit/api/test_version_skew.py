@@ -22,7 +22,7 @@ from plimsoll_api.admin import Capability, EngineState, MemoryKind, Role, Status
 from plimsoll_api.assessment import Assessment, Segment
 from plimsoll_api.decoding import MalformedError
 from plimsoll_api.leakincident import LeakIncidentSpec, LeakIncidentStatus
-from plimsoll_api.open_enum import OpenEnum, unknown_words
+from plimsoll_api.open_enum import OpenEnum, iterate_unknown_values
 from plimsoll_api.state import View
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.supervisor_config import PodEngine, SupervisorConfig
@@ -127,7 +127,7 @@ def test_the_status_of_a_later_engine_is_read(status: dict[str, Any]) -> None:
     assert len(read.ledger) == len(status["ledger"])
     assert read.state.is_known == (status["state"] == "serving")
     assert str(read.state) == status["state"]
-    later = [word.value for word in unknown_words(read)]
+    later = [word.value for word in iterate_unknown_values(read)]
     assert all(word.startswith("future_") for word in later)
     assert json.loads(msgspec.json.encode(read))["capabilities"] == status["capabilities"]
 
@@ -176,7 +176,7 @@ def test_the_page_of_a_later_supervisor_is_read() -> None:
     assert not view.open[0].ended
     assert not view.open[0].timeline[0].outcome.is_known
     words = {"FileGrowth", "Cooling", "Migrated", "PowerBudget", "Migrate", "Delegated"}
-    assert {word.value for word in unknown_words(view)} == words | {"mapped_files"}
+    assert {word.value for word in iterate_unknown_values(view)} == words | {"mapped_files"}
 
 
 def test_the_object_of_a_later_supervisor_is_shown_with_its_own_words() -> None:

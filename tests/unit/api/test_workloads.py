@@ -16,12 +16,12 @@ from plimsoll_api.workloads import (
     Membership,
     SlotOwner,
     WorkloadRef,
+    find_membership,
+    find_slot_owner,
     format_roles,
-    membership,
+    make_ray_service_name,
+    make_slot_names,
     parse_roles,
-    ray_service_name,
-    slot_names,
-    slot_owner,
 )
 
 LWS = "leaderworkerset.sigs.k8s.io"
@@ -72,7 +72,7 @@ def metadata(kind: str, name: str, api: str = "apps/v1", **labels: str) -> dict[
 def test_the_workload_is_read_from_the_pod_alone(
     meta: dict[str, Any], expected: Membership
 ) -> None:
-    assert membership(meta) == expected
+    assert find_membership(meta) == expected
 
 
 def test_all_pods_of_a_group_are_one_replica_of_their_leader_worker_set() -> None:
@@ -85,24 +85,24 @@ def test_all_pods_of_a_group_are_one_replica_of_their_leader_worker_set() -> Non
         "controller-revision-hash": "big-1-99",
     }
     leader, worker = (metadata("StatefulSet", name) | {"labels": labels} for name in ("big", "b-1"))
-    found = membership(leader)
-    assert found == membership(worker)
+    found = find_membership(leader)
+    assert found == find_membership(worker)
     assert found == Membership(
         WorkloadRef("LeaderWorkerSet", "big"), "leaderworkerset.x-k8s.io", "4a", "5f"
     )
-    assert found.replica("big-1") == found.replica("big-1-3") == "group 4a"
+    assert found.get_replica_name("big-1") == found.get_replica_name("big-1-3") == "group 4a"
     worker["labels"] = labels | {f"{LWS}/worker-index": "3"}
-    assert membership(worker).worker
-    assert membership(worker).replica("big-1-3") == "group 4a"
+    assert find_membership(worker).worker
+    assert find_membership(worker).get_replica_name("big-1-3") == "group 4a"
     without_key = {key: text for key, text in labels.items() if not key.endswith("group-key")}
-    assert membership(leader | {"labels": without_key}).group == "1", "an older controller"
-    assert Membership().replica("alone") == "alone"
+    assert find_membership(leader | {"labels": without_key}).group == "1", "an older controller"
+    assert Membership().get_replica_name("alone") == "alone"
 
 
 def test_an_owner_that_is_not_the_controller_counts_for_nothing() -> None:
     meta = metadata("StatefulSet", "llama")
     meta["ownerReferences"][0]["controller"] = False
-    assert membership(meta) == Membership()
+    assert find_membership(meta) == Membership()
 
 
 def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
@@ -113,7 +113,7 @@ def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
     )
     assert usual == WorkloadRef("StatefulSet", "a", "apps") != other
     assert (str(usual), str(other)) == ("StatefulSet/a", "StatefulSet.apps.kruise.io/a")
-    assert slot_names("p", SlotOwner(usual), 1) != slot_names("p", SlotOwner(other), 1)
+    assert make_slot_names("p", SlotOwner(usual), 1) != make_slot_names("p", SlotOwner(other), 1)
     for one in (usual, other, WorkloadRef("ReplicationController", "old")):
         assert WorkloadRef.parse(str(one)) == one
     assert WorkloadRef.parse("") is None
@@ -121,7 +121,7 @@ def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
 
 @given(kind=st.text(min_size=1, max_size=63), name=st.text(min_size=1, max_size=253))
 def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: str) -> None:
-    made = slot_names("p" * 63, SlotOwner(WorkloadRef(kind, name)), 16)
+    made = make_slot_names("p" * 63, SlotOwner(WorkloadRef(kind, name)), 16)
     assert len(set(made)) == 16
     for one in made:
         assert len(one) <= 253
@@ -130,27 +130,27 @@ def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: 
 
 @given(policy=st.text(min_size=1, max_size=63), cluster=st.text(min_size=1, max_size=63))
 def test_the_service_of_a_ray_cluster_has_a_valid_name(policy: str, cluster: str) -> None:
-    name = ray_service_name(policy, cluster)
+    name = make_ray_service_name(policy, cluster)
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= 63
-    assert name == ray_service_name(policy, cluster)
+    assert name == make_ray_service_name(policy, cluster)
     assert name not in (
-        ray_service_name(policy + "x", cluster),
-        ray_service_name(policy, cluster + "x"),
+        make_ray_service_name(policy + "x", cluster),
+        make_ray_service_name(policy, cluster + "x"),
     )
 
 
 def test_only_a_pod_that_a_ray_cluster_owns_is_of_one() -> None:
     labels = {"labels": {"ray.io/cluster": "ray"}}
-    assert membership(metadata("RayCluster", "ray", "ray.io/v1") | labels).ray_cluster == "ray"
-    assert membership(metadata("StatefulSet", "ray") | labels).ray_cluster == ""
-    assert membership(metadata("RayCluster", "ray", "ray.io/v1")).ray_cluster == ""
-    assert membership(labels).ray_cluster == ""
+    assert find_membership(metadata("RayCluster", "ray", "ray.io/v1") | labels).ray_cluster == "ray"
+    assert find_membership(metadata("StatefulSet", "ray") | labels).ray_cluster == ""
+    assert find_membership(metadata("RayCluster", "ray", "ray.io/v1")).ray_cluster == ""
+    assert find_membership(labels).ray_cluster == ""
 
 
 def test_two_workloads_of_one_name_have_slots_of_their_own() -> None:
     made = {
-        slot_names("engines", SlotOwner(workload), 1)
+        make_slot_names("engines", SlotOwner(workload), 1)
         for workload in (None, WorkloadRef("Deployment", "vllm"), WorkloadRef("Job", "vllm"))
     }
     assert len(made) == 3
@@ -174,12 +174,14 @@ def disaggregated(role: str, revision: str, key: str = "4a", **more: str) -> dic
 
 
 def test_a_rollout_of_a_disaggregated_set_renames_neither_workload_nor_slots() -> None:
-    old, new = (membership(disaggregated("decode", revision)) for revision in ("r1", "r2"))
+    old, new = (find_membership(disaggregated("decode", revision)) for revision in ("r1", "r2"))
     assert old.workload == new.workload == old.graph == GRAPH
     assert (old.revision, new.revision) == ("r1", "r2"), "the controller's, not the child's"
     assert old.group == "4a"
     names = [
-        slot_names("p", slot_owner(SlotScope.WORKLOAD, one.workload, one.graph, PodRole.DECODE), 2)
+        make_slot_names(
+            "p", find_slot_owner(SlotScope.WORKLOAD, one.workload, one.graph, PodRole.DECODE), 2
+        )
         for one in (old, new)
     ]
     assert names[0] == names[1]
@@ -190,11 +192,11 @@ def test_a_dynamo_graph_is_the_workload_of_its_deployments() -> None:
         "nvidia.com/dynamo-graph-deployment-name": "disagg",
         "nvidia.com/dynamo-worker-hash": "7663d0d2", "pod-template-hash": "64d8",
     }  # fmt: skip
-    found = membership(metadata("ReplicaSet", "disagg-7663d0d2-64d8") | {"labels": labels})
+    found = find_membership(metadata("ReplicaSet", "disagg-7663d0d2-64d8") | {"labels": labels})
     assert found.workload == found.graph == WorkloadRef("DynamoGraphDeployment", "disagg")
     assert found.revision == "7663d0d2"
     del labels["nvidia.com/dynamo-worker-hash"]
-    front = membership(metadata("ReplicaSet", "disagg-64d8") | {"labels": labels})
+    front = find_membership(metadata("ReplicaSet", "disagg-64d8") | {"labels": labels})
     assert front.revision == "64d8", "a frontend has its Deployment's revision"
 
 
@@ -203,7 +205,7 @@ def test_kserve_keeps_the_names_of_its_deployments_so_only_the_graph_is_its_own(
         "app.kubernetes.io/name": "chat", "app.kubernetes.io/part-of": "llminferenceservice",
         "pod-template-hash": "64d8",
     }  # fmt: skip
-    found = membership(metadata("ReplicaSet", "chat-kserve-64d8") | {"labels": labels})
+    found = find_membership(metadata("ReplicaSet", "chat-kserve-64d8") | {"labels": labels})
     assert found.workload == WorkloadRef("Deployment", "chat-kserve")
     assert found.graph == WorkloadRef("LLMInferenceService", "chat")
 
@@ -212,9 +214,9 @@ def test_kserve_keeps_the_names_of_its_deployments_so_only_the_graph_is_its_own(
 def test_each_role_of_a_graph_has_slots_of_its_own(
     one: PodRole | None, other: PodRole | None
 ) -> None:
-    owners = [slot_owner(SlotScope.WORKLOAD, GRAPH, GRAPH, role) for role in (one, other)]
+    owners = [find_slot_owner(SlotScope.WORKLOAD, GRAPH, GRAPH, role) for role in (one, other)]
     apart = one != other and not {one, other}.isdisjoint(KV_ROLES)
-    names = [set(slot_names("p", owner, 16)) for owner in owners]
+    names = [set(make_slot_names("p", owner, 16)) for owner in owners]
     assert names[0].isdisjoint(names[1]) is apart
 
 
@@ -222,7 +224,7 @@ def test_each_role_of_a_graph_has_slots_of_its_own(
 def test_the_roles_of_a_graph_share_their_slots_where_the_scope_is_the_graph(
     one: PodRole | None, other: PodRole | None, workload: WorkloadRef | None
 ) -> None:
-    owners = {slot_owner(SlotScope.GRAPH, workload, GRAPH, role) for role in (one, other)}
+    owners = {find_slot_owner(SlotScope.GRAPH, workload, GRAPH, role) for role in (one, other)}
     assert owners == {SlotOwner(GRAPH)}
 
 
@@ -231,7 +233,7 @@ def test_a_workload_without_a_graph_keeps_the_names_of_its_slots(
     scope: SlotScope, role: PodRole | None
 ) -> None:
     workload = WorkloadRef("Deployment", "vllm")
-    found = slot_owner(scope, workload, None, role)
+    found = find_slot_owner(scope, workload, None, role)
     shared = scope is SlotScope.GRAPH and role in KV_ROLES
     assert found == (SlotOwner() if shared else SlotOwner(workload))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from plimsoll_api.names import ASK_SOCKET, action_limit_s
+from plimsoll_api.names import ASK_SOCKET, compute_action_limit_s
 from plimsoll_cli.actions import run_action
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.main import app
@@ -37,7 +37,9 @@ def test_the_limits_of_an_action_follow_its_deadline(deadline_s: float) -> None:
     run_action(reach, "drain", "vllm-0", True, deadline_s, yes)
     ((arguments, limit_s),) = reach.calls
     assert f"--deadline={deadline_s}" in arguments
-    assert deadline_s < action_limit_s(deadline_s) < limit_s, "the command line waits longest"
+    assert deadline_s < compute_action_limit_s(deadline_s) < limit_s, (
+        "the command line waits longest"
+    )
 
 
 def test_the_words_of_an_answer_decide_nothing() -> None:
@@ -56,7 +58,7 @@ def test_an_option_that_an_action_does_not_have_is_refused() -> None:
 def test_a_supervisor_that_is_late_has_not_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask, "action_limit_s", lambda drain_s: drain_s)
+    monkeypatch.setattr(ask, "compute_action_limit_s", lambda drain_s: drain_s)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / ASK_SOCKET))
         listener.listen(1)

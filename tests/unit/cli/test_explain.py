@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from plimsoll_api.fleet_row import row_of, row_of_policy, worst_first
+from plimsoll_api.fleet_row import make_policy_row, make_service_row, sort_worst_first
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
@@ -275,10 +275,13 @@ SERVICE = {
 
 
 def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
-    bad, new = row_of(SERVICE), row_of({"metadata": {"name": "a", "namespace": "ml"}})
+    bad, new = (
+        make_service_row(SERVICE),
+        make_service_row({"metadata": {"name": "a", "namespace": "ml"}}),
+    )
     assert (bad.host, bad.device, bad.state, bad.spent) == (55, None, "EngineStarting", 55)
     assert (new.host, new.state, new.mode) == (None, "Unknown", "Observe")
-    assert worst_first([new, bad]) == [bad, new]
+    assert sort_worst_first([new, bad]) == [bad, new]
     history = History()
     history.add([bad, new])
     assert "TREND" in choose_columns(False, 120)
@@ -301,7 +304,7 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
 
 
 def test_a_long_name_hides_no_figure() -> None:
-    row = row_of(SERVICE | {"metadata": {"name": "embeddings-" * 5, "namespace": "team"}})
+    row = make_service_row(SERVICE | {"metadata": {"name": "embeddings-" * 5, "namespace": "team"}})
     history = History()
     history.add([row])
     for width in (45, 60, 80, 100, 120, 140):
@@ -334,35 +337,37 @@ def test_top_names_a_slow_leak_of_what_is_ready() -> None:
         found = [{"type": k, "status": v, "reason": k} for k, v in conditions.items()]
         return str(row({**SERVICE, "status": {"conditions": found}}).state)
 
-    assert state(row_of, Ready="True", SlowLeak="True") == "SlowLeak"
-    assert state(row_of, Ready="True", SlowLeak="Unknown") == "Ready"
-    assert state(row_of, Ready="True", MemoryNearLimit="True") == "MemoryNearLimit"
-    assert state(row_of_policy, Ready="True", MemoryNearLimit="True") == "MemoryNearLimit"
-    for row in (row_of, row_of_policy):
+    assert state(make_service_row, Ready="True", SlowLeak="True") == "SlowLeak"
+    assert state(make_service_row, Ready="True", SlowLeak="Unknown") == "Ready"
+    assert state(make_service_row, Ready="True", MemoryNearLimit="True") == "MemoryNearLimit"
+    assert state(make_policy_row, Ready="True", MemoryNearLimit="True") == "MemoryNearLimit"
+    for row in (make_service_row, make_policy_row):
         unseen = [
             {"type": "Ready", "status": "True", "reason": "Supervised"},
             {"type": "EngineObserved", "status": "False", "reason": "MetricsUnauthorized"},
         ]
         item = {**SERVICE, "status": {"conditions": unseen}}
         assert row(item).state == "MetricsUnauthorized"
-    assert state(row_of, Ready="False", SlowLeak="True") == "Ready", "its reason comes first"
-    assert state(row_of_policy, Ready="True", SlowLeak="True") == "SlowLeak"
+    assert state(make_service_row, Ready="False", SlowLeak="True") == "Ready", (
+        "its reason comes first"
+    )
+    assert state(make_policy_row, Ready="True", SlowLeak="True") == "SlowLeak"
 
 
 def test_top_shows_what_a_person_drained() -> None:
     ready = {"type": "Ready", "status": "True", "reason": "ReplicasReady"}
     for drained, state in ((2, "Drained(2)"), (0, "Ready"), (None, "Ready")):
         status = {"conditions": [ready], "drained": drained}
-        row = row_of({**SERVICE, "status": status})
+        row = make_service_row({**SERVICE, "status": status})
         assert (row.state, row.drained) == (state, drained)
-    assert row_of_policy({**POLICY, "status": {**POLICY["status"], "drained": 1}}).state == (
+    assert make_policy_row({**POLICY, "status": {**POLICY["status"], "drained": 1}}).state == (
         "Drained(1)"
     )
 
 
 def test_top_shows_policies_beside_services_of_the_same_name() -> None:
-    service, policy = row_of(SERVICE), row_of_policy(POLICY)
-    assert worst_first([service, policy]) == [policy, service]
+    service, policy = make_service_row(SERVICE), make_policy_row(POLICY)
+    assert sort_worst_first([service, policy]) == [policy, service]
     shown = [str(cell) for cell in make_cells(policy, None, True, 0, True)]
     assert shown == [
         "ml/qwen", "SupervisionPolicy", "2/3", "70%", "?", "?", "2", "PartlySupervised",
@@ -372,12 +377,12 @@ def test_top_shows_policies_beside_services_of_the_same_name() -> None:
     history.add([service, policy])
     history.add([service])
     assert list(history.values) == [service.key], "the policy is gone, the service stays"
-    new = row_of_policy({"metadata": {"name": "new", "namespace": "ml"}})
+    new = make_policy_row({"metadata": {"name": "new", "namespace": "ml"}})
     assert (new.ready, new.replicas, new.restarts, new.state) == (None, None, None, "Unknown")
     assert "?/?" in [str(cell) for cell in make_cells(new, None, False, 0, True)]
     conflict = {"type": "Conflicting", "status": "True", "reason": "PodsSelectedTwice"}
     status = {**POLICY["status"], "conditions": [conflict]}
-    assert row_of_policy({**POLICY, "status": status}).state == "Conflicting"
+    assert make_policy_row({**POLICY, "status": status}).state == "Conflicting"
 
 
 @pytest.mark.parametrize(

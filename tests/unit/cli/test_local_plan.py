@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import MAKE_CHECKPOINT
+from plimsoll_api.names import MAKE_CHECKPOINT_ANNOTATION
 from plimsoll_api.supervision import Mode
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.local import model, plan, runner
@@ -128,7 +128,7 @@ def test_a_checkpoint_directory_is_used_as_it_is(tmp_path: Path) -> None:
 
 def annotated(wish: str) -> InferenceService:
     one = service(model={"uri": "file:///nowhere/at/all"})
-    meta = one.metadata.model_copy(update={"annotations": {MAKE_CHECKPOINT: wish}})
+    meta = one.metadata.model_copy(update={"annotations": {MAKE_CHECKPOINT_ANNOTATION: wish}})
     return one.model_copy(update={"metadata": meta})
 
 

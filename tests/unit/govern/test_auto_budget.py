@@ -11,13 +11,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.learned import FALL_A_DAY, KEPT_H, RISE_A_DAY, LearnedMemory, LearnedWorkload
+from plimsoll_api.learned import (
+    MAX_DAILY_FALL_FACTOR,
+    MAX_DAILY_RISE_FACTOR,
+    MAX_OBSERVED_H,
+    LearnedMemory,
+    LearnedWorkload,
+)
 from plimsoll_api.memory_policy import (
     AutoBudgets,
     MemoryBudget,
     MemoryPolicy,
-    budget_of,
-    provisional,
+    compute_provisional_budget,
+    parse_growth_budget,
 )
 from plimsoll_sidecar.govern.auto_budget import (
     FLOOR_SHARE,
@@ -36,7 +42,7 @@ from tests.unit.govern.governed import World
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT, BASE = 16 * GIB, 4 * GIB
-HOST = msgspec.structs.replace(budget_of("Auto"), limit_bytes=LIMIT)
+HOST = msgspec.structs.replace(parse_growth_budget("Auto"), limit_bytes=LIMIT)
 MEMORY = MemoryPolicy(host=HOST)
 STEP_S = 60.0
 
@@ -92,7 +98,7 @@ def test_learning_ends_by_time_though_every_hour_had_an_incident() -> None:
     now = live(learned, 0.0, [*day(GIB), 0, 0], incident=True)
     assert learned.is_known(MEMORY.auto)
     learned.update_budget(now, HOST, MEMORY.auto)
-    assert learned.budget == provisional(LIMIT) == 2 * GIB
+    assert learned.budget == compute_provisional_budget(LIMIT) == 2 * GIB
 
 
 def test_the_next_revision_begins_with_the_budget_of_the_one_before() -> None:
@@ -169,7 +175,7 @@ def test_a_budget_rises_and_falls_slowly_and_the_owner_raises_it_at_once() -> No
     learned.hours = []
     now = live(learned, now, [*day(MIB), 0, 0])
     learned.update_budget(now, HOST, MEMORY.auto)
-    assert learned.budget == pytest.approx(before * FALL_A_DAY, rel=0.01)
+    assert learned.budget == pytest.approx(before * MAX_DAILY_FALL_FACTOR, rel=0.01)
     raised = msgspec.structs.replace(HOST, minimum_bytes=3 * GIB)
     found = LearnedBudgets(host=learned).resolve_budgets(MemoryPolicy(host=raised)).memory.host
     assert found is not None
@@ -259,13 +265,13 @@ class Learning(RuleBasedStateMachine):
         if before is None or after is None:
             return
         days = max(0.0, (int(self.now // HOUR_S) - at) / 24)
-        assert after <= before * RISE_A_DAY**days + 1
-        assert after >= before * FALL_A_DAY**days - 1
+        assert after <= before * MAX_DAILY_RISE_FACTOR**days + 1
+        assert after >= before * MAX_DAILY_FALL_FACTOR**days - 1
 
     @invariant()
     def is_bounded(self) -> None:
         learned = self.learned
-        assert len(learned.hours) <= KEPT_H
+        assert len(learned.hours) <= MAX_OBSERVED_H
         assert len(learned.lows) <= 25
         assert len(learned.starts) <= 8
         assert all(gain >= 0 for one in learned.hours for gain in one.gains)

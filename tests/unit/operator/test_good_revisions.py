@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from plimsoll_api.names import POD_HASH, REVISION_LABEL
+from plimsoll_api.names import POD_HASH_ANNOTATION, REVISION_LABEL
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Object, Ref, ref
@@ -63,7 +63,7 @@ class Fleet:
         return [{"metadata": {"name": f"qwen-{self.running}-{n}", "labels": label}} for n in "012"]
 
     def _revision(self) -> str:
-        return str(self.owned[DEPLOYMENT]["metadata"]["annotations"][POD_HASH])
+        return str(self.owned[DEPLOYMENT]["metadata"]["annotations"][POD_HASH_ANNOTATION])
 
     def incidents(self) -> list[Object]:
         return [

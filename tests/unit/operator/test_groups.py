@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import POD_HASH, REVISION_LABEL
+from plimsoll_api.names import POD_HASH_ANNOTATION, REVISION_LABEL
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import Mode
-from plimsoll_api.supervisor_config import GROUP_ENV, GroupMember, of_member
+from plimsoll_api.supervisor_config import GROUP_ENV, GroupMember, make_member_config
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import find_suspect, make_replica_pods
 from plimsoll_operator.kinds import Ref, ref
@@ -79,7 +79,7 @@ def test_each_replica_is_a_group_of_as_many_pods_as_nodes() -> None:
         template = found["spec"]["leaderWorkerTemplate"][place]
         assert (
             template["metadata"]["labels"][REVISION_LABEL]
-            == found["metadata"]["annotations"][POD_HASH]
+            == found["metadata"]["annotations"][POD_HASH_ANNOTATION]
         )
         assert [one["name"] for one in template["spec"]["initContainers"]] == ["supervisor"]
 
@@ -149,8 +149,8 @@ def test_each_supervisor_knows_its_place() -> None:
 
 def test_a_worker_observes_and_its_leader_acts() -> None:
     config = supervisor_config(service(supervision={"mode": "Recover"}))
-    leader = of_member(config, GroupMember("k", False, "big-lws"))
-    worker = of_member(config, GroupMember("k", True, "big-lws"))
+    leader = make_member_config(config, GroupMember("k", False, "big-lws"))
+    worker = make_member_config(config, GroupMember("k", True, "big-lws"))
     assert (leader.supervision.mode, leader.slots) == (Mode.RECOVER, ("big-restart-0",))
     assert (worker.supervision.mode, worker.slots) == (Mode.OBSERVE, ())
     assert (leader.engine.serves, worker.engine.serves) == (True, False)

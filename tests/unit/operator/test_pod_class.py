@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import SUPERVISOR_RESOURCES
-from plimsoll_api.units import quantity
+from plimsoll_api.units import parse_quantity
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images, fit_resources
 from plimsoll_operator.render.deployment import pod_hash
@@ -40,9 +40,9 @@ def qos(spec: Object) -> str:
         each = {"limits": limits, "requests": limits | (held.get("requests") or {})}
         for kind, amounts in each.items():
             for name in COMPUTE:
-                if amount := quantity(str(amounts.get(name, 0))):
+                if amount := parse_quantity(str(amounts.get(name, 0))):
                     sums[kind][name] = sums[kind].get(name, Fraction(0)) + Fraction(amount)
-        guaranteed &= all(quantity(str(limits.get(name, 0))) > 0 for name in COMPUTE)
+        guaranteed &= all(parse_quantity(str(limits.get(name, 0))) > 0 for name in COMPUTE)
     if not sums["requests"] and not sums["limits"]:
         return "BestEffort"
     return "Guaranteed" if guaranteed and sums["requests"] == sums["limits"] else "Burstable"
@@ -165,7 +165,9 @@ def test_no_pod_falls_to_a_lower_class(
     assert before != "Guaranteed" or qos(spec) == "Guaranteed"
     made = own(spec)
     for name, amount in made["requests"].items():
-        assert name not in made["limits"] or quantity(amount) <= quantity(made["limits"][name])
+        assert name not in made["limits"] or parse_quantity(amount) <= parse_quantity(
+            made["limits"][name]
+        )
 
 
 def test_what_a_policy_sets_is_taken_as_it_is() -> None:

@@ -11,17 +11,17 @@ import pytest
 
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import POLICY_LABEL, REFUSED
+from plimsoll_api.names import POLICY_LABEL, REFUSED_ANNOTATION
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_REASON, MAX_REFUSED_PODS
+from plimsoll_api.supervision_policy_status import MAX_REFUSED_PODS, MAX_STATUS_REASON_CHARS
 from plimsoll_api.supervisor_config import (
     EngineEndpoint,
     GroupMember,
     PodEngine,
     SupervisorConfig,
-    of_pod,
+    make_pod_config,
 )
-from plimsoll_api.workloads import WorkloadRef, members_service_name
+from plimsoll_api.workloads import WorkloadRef, make_members_service_name
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.selected_pods import (
@@ -94,7 +94,7 @@ def test_the_objects_of_a_policy() -> None:
         ("Lease", "engines.policy-restart-1"),
         ("Role", "engines.policy"),
         ("RoleBinding", "engines.policy"),
-        ("Service", members_service_name("engines")),
+        ("Service", make_members_service_name("engines")),
     ]
     assert made == render(policy(supervision={"maxUnavailable": 2}), ["default", "vllm"])
     for one in made:
@@ -123,7 +123,7 @@ def test_a_pods_supervisor_reads_its_policy_and_its_own_engine() -> None:
         memory_limit_bytes=8 << 30,
         shared_device=True,
     )
-    config = of_pod(common, own)
+    config = make_pod_config(common, own)
     assert config.engine.type is EngineType.SGLANG
     assert config.service.workload == WorkloadRef("StatefulSet", "sglang")
     assert config.supervision.mode == "Recover"
@@ -131,7 +131,7 @@ def test_a_pods_supervisor_reads_its_policy_and_its_own_engine() -> None:
     host = config.memory.host
     assert host is not None
     assert (host.growth_bytes, host.limit_bytes, host.window_s) == (2 << 30, 8 << 30, 43_200)
-    small = of_pod(common, PodEngine(own.engine, memory_limit_bytes=1 << 30)).memory.host
+    small = make_pod_config(common, PodEngine(own.engine, memory_limit_bytes=1 << 30)).memory.host
     assert small is not None
     assert small.growth_bytes == small.limit_bytes == 1 << 30, "no budget beyond the limit"
 
@@ -145,7 +145,7 @@ def test_the_supervisor_of_a_worker_only_looks(worker: bool) -> None:
         WorkloadRef("LeaderWorkerSet", "llm"),
         GroupMember("0", worker, "llm"),
     )
-    config = of_pod(common, own)
+    config = make_pod_config(common, own)
     assert config.service.group == own.group
     assert config.service.is_worker is worker
     assert config.supervision.mode == ("Observe" if worker else "Recover")
@@ -202,10 +202,10 @@ def test_a_label_alone_is_no_supervisor() -> None:
 
 def test_what_a_pod_says_of_itself_is_bounded() -> None:
     forged = pod()
-    forged["metadata"]["annotations"] = {REFUSED: "\x1b[31m" + "a\n" * 100_000}
+    forged["metadata"]["annotations"] = {REFUSED_ANNOTATION: "\x1b[31m" + "a\n" * 100_000}
     found = summarize(forged, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is SupervisionState.REFUSED
-    assert len(found.reason) <= MAX_REASON
+    assert len(found.reason) <= MAX_STATUS_REASON_CHARS
     assert "\n" not in found.reason
     assert "\x1b" not in found.reason
 

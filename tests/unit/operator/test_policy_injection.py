@@ -13,11 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED, ROLE_LABEL
+from plimsoll_api.names import (
+    METRICS_PORT,
+    POLICY_LABEL,
+    PROBE_PORT,
+    REFUSED_ANNOTATION,
+    ROLE_LABEL,
+)
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.supervision_policy_status import MAX_STATUS_REASON_CHARS
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV
-from plimsoll_api.workloads import LWS_NAME, ray_service_name
+from plimsoll_api.workloads import LWS_NAME_LABEL, make_ray_service_name
 from plimsoll_operator.fleet import selected_pods
 from plimsoll_operator.injection.policy import (
     ALLOW_GROUP_RESTARTS,
@@ -134,7 +140,7 @@ def test_two_engines_on_one_nodes_network_have_supervisors_at_different_ports() 
 def test_a_group_on_the_nodes_network_is_supervised_with_consent() -> None:
     """Its pods ask each other at one port, so the scheduler finds no node for a second one."""
     given = pod(hostNetwork=True)
-    given["metadata"]["labels"] = given["metadata"]["labels"] | {LWS_NAME: "llm"}
+    given["metadata"]["labels"] = given["metadata"]["labels"] | {LWS_NAME_LABEL: "llm"}
     given["metadata"]["annotations"] = {ALLOW_HOST_PORTS: "true", ALLOW_GROUP_RESTARTS: "true"}
     ports = [
         one["containerPort"] for one in supervisor(inject_pod(given, policy(), IMAGES))["ports"]
@@ -183,7 +189,7 @@ def test_the_pod_says_what_was_taken_for_its_engine_and_the_status_shows_it() ->
     assert selected_pods.summarize(made, policy(), ["fuzz"], IMAGES).engine == said
     made["metadata"]["annotations"][ENGINE_ANNOTATION] = "x" * 4096
     found = selected_pods.summarize(made, policy(), ["fuzz"], IMAGES)
-    assert len(found.engine) <= MAX_REASON
+    assert len(found.engine) <= MAX_STATUS_REASON_CHARS
 
 
 def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
@@ -262,7 +268,7 @@ def test_what_cannot_be_supervised_safely_is_left_alone_and_says_why(
     made = inject_pod(refused, policy(**spec), IMAGES)
     assert made.refusal is not None
     assert reason in made.refusal
-    assert made.pod["metadata"]["annotations"] == {REFUSED: made.refusal}
+    assert made.pod["metadata"]["annotations"] == {REFUSED_ANNOTATION: made.refusal}
     assert made.pod["spec"] == refused["spec"]
 
 
@@ -351,7 +357,7 @@ def test_a_ray_worker_is_watched_and_its_head_speaks_for_it(
     containers: list[Object], engine: Object, expected: tuple[str, str]
 ) -> None:
     found = engine_of(inject_pod(of_ray("worker", *containers), policy(engine=engine), IMAGES))
-    service = ray_service_name("fuzz", "llm")
+    service = make_ray_service_name("fuzz", "llm")
     assert found["group"] == {"index": "llm", "subdomain": service, "worker": True}
     assert found["workload"] == {"api_group": "ray.io", "kind": "RayCluster", "name": "llm"}
     assert (found["engine"]["container"], found["engine"]["type"]) == expected
@@ -362,7 +368,7 @@ def test_a_ray_head_leads_and_runs_a_known_engine() -> None:
     script = "ray start --head --port=6379 && vllm serve m --port 8001"
     head = of_ray("head", {"name": "ray-head", "image": "x", "args": ["-c", script]})
     found = engine_of(inject_pod(head, policy(), IMAGES))
-    assert found["group"] == {"index": "llm", "subdomain": ray_service_name("fuzz", "llm")}
+    assert found["group"] == {"index": "llm", "subdomain": make_ray_service_name("fuzz", "llm")}
     assert found["engine"]["serves"] is True
     assert found["engine"]["serving_url"] == "http://127.0.0.1:8001"
     unknown = inject_pod(of_ray("head", ray_worker(name="ray-head")), policy(), IMAGES)
@@ -410,7 +416,7 @@ def examine(before: Object, wanted: SupervisionPolicy) -> None:
     if made.refusal is not None:
         assert made.pod["spec"] == before["spec"]
         added = made.pod["metadata"].get("annotations", {}).keys()
-        assert set(added) - set(before["metadata"].get("annotations", {})) <= {REFUSED}
+        assert set(added) - set(before["metadata"].get("annotations", {})) <= {REFUSED_ANNOTATION}
         return
     assert without_supervisor(made.pod) == without_supervisor(before), "nothing else is added"
     (found,) = [one for one in made.pod["spec"]["initContainers"] if one["name"] == "supervisor"]

@@ -320,7 +320,7 @@ def test_the_models_own_variables_precede_and_a_secret_holds_its_store_together(
     store = {"uri": "s3://weights/q", "credentialsSecretRef": {"name": "store"}}
     engine = {"env": env(AWS_REGION="r", AWS_ACCESS_KEY_ID="k", HTTPS_PROXY="p")}
     assert download(model=store, engine=engine)["env"].keys() == {"HOME", "HF_HOME", "HTTPS_PROXY"}
-    with pytest.raises(InvalidSpecError, match=r"model\.env only goes with"):
+    with pytest.raises(InvalidSpecError, match=r"model\.env requires a model\.uri"):
         parse(manifest(model={"uri": "pvc://weights/q", "env": env(A="b")}))
 
 
@@ -412,7 +412,9 @@ def test_a_model_in_a_bucket_is_downloaded_with_the_secrets_variables() -> None:
     ],
 )
 def test_what_does_not_go_with_a_source_is_refused(model: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSpecError, match=r"spec\.model: .*only goes with a model\.uri of"):
+    with pytest.raises(
+        InvalidSpecError, match=r"spec\.model: .*requires a model\.uri that begins with"
+    ):
         pod(model=model)
 
 

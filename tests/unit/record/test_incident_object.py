@@ -9,7 +9,7 @@ from plimsoll_api import incident_object as shape
 from plimsoll_api import leakincident
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
-from plimsoll_api.incident_story import story_of_record
+from plimsoll_api.incident_story import make_record_story
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar.govern.incident import Incident, make_incident_name
@@ -54,8 +54,8 @@ def story() -> Incident:
 
 def test_a_whole_story_is_a_valid_object() -> None:
     incident = story()
-    body = shape.object_of(incident, "qwen-5d9c-x-7", SERVICE, "qwen-5d9c-x", "engine")
-    status = shape.status_object_of(incident, "qwen-5d9c-x-7", SERVICE, 3)["status"]
+    body = shape.make_object(incident, "qwen-5d9c-x-7", SERVICE, "qwen-5d9c-x", "engine")
+    status = shape.make_status_object(incident, "qwen-5d9c-x-7", SERVICE, 3)["status"]
     parsed = msgspec.convert(body | {"status": status}, leakincident.LeakIncident)
     assert parsed.spec.opened_at == "2023-11-14T22:13:20Z"
     assert parsed.status is not None
@@ -64,7 +64,7 @@ def test_a_whole_story_is_a_valid_object() -> None:
     assert parsed.status.consumed_percent == 120
     assert parsed.status.outcome == "WorkerRestart"
     assert "ownerReferences" not in body["metadata"], "it outlives its service"
-    assert story_of_record(incident).sentence.startswith(
+    assert make_record_story(incident).sentence.startswith(
         "HostGrowth in python_objects of the worker, 512 MiB"
     )
 
@@ -79,13 +79,13 @@ def test_a_story_of_any_length_fits() -> None:
         StepRecord(time=float(n), step="Trim", outcome=StepOutcome.FAILED, message=f"{n}" * 900)
         for n in range(60)
     ]
-    status = shape.status_of(incident, 1)
+    status = shape.make_status(incident, 1)
     steps = [one.message or "" for one in status.timeline]
     assert status.attribution is not None
     texts = [status.message or "", *status.attribution.evidence, *status.diagnostics, *steps]
-    assert sum(map(len, texts)) <= leakincident.MAX_TEXTS
-    assert all(len(one) <= leakincident.MAX_TEXT for one in texts)
-    assert len(status.timeline) == leakincident.MAX_TIMELINE
+    assert sum(map(len, texts)) <= leakincident.MAX_TOTAL_TEXT_CHARS
+    assert all(len(one) <= leakincident.MAX_INCIDENT_TEXT_CHARS for one in texts)
+    assert len(status.timeline) == leakincident.MAX_TIMELINE_STEPS
     assert status.timeline[-1].time == "1970-01-01T00:00:59Z", "the newest steps are kept"
     assert texts[0].endswith("m…"), "a text that was cut shows it"
 
@@ -98,7 +98,7 @@ def test_tools_that_know_no_phases_read_conditions() -> None:
         (IncidentPhase.UNRESOLVED, "False", "False"),
     ):
         incident.phase = phase
-        status = shape.status_of(incident)
+        status = shape.make_status(incident)
         found = {one.type: one.status for one in status.conditions}
         assert found == {"Reconciling": going_on, "Resolved": well}
         assert status.observed_generation == 1
@@ -106,7 +106,7 @@ def test_tools_that_know_no_phases_read_conditions() -> None:
 
 def test_unknown_values_are_absent() -> None:
     incident = Incident(name="a-1", kind=IncidentKind.STALL, epoch="ab:1", opened_at=0.0)
-    status = msgspec.to_builtins(shape.status_of(incident))
+    status = msgspec.to_builtins(shape.make_status(incident))
     assert "returnedBytes" not in status
     assert "segment" not in status["attribution"]
 

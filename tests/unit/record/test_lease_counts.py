@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
+from plimsoll_api.names import REPLICA_RESTARTS_ANNOTATION, SERVICE_RESTARTS_ANNOTATION
 from plimsoll_api.supervisor_config import GroupMember
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.lease_counts import (
@@ -24,7 +24,7 @@ NOW, WINDOW_S = 1_700_000_000.0, 3600.0
 
 
 def lease(**annotations: str) -> dict[str, Any]:
-    names = {"service": SERVICE_RESTARTS, "replicas": REPLICA_RESTARTS}
+    names = {"service": SERVICE_RESTARTS_ANNOTATION, "replicas": REPLICA_RESTARTS_ANNOTATION}
     return {
         "metadata": {
             "name": "leaky-slot-0",
@@ -52,7 +52,7 @@ def test_counts_are_bounded() -> None:
     restarts = ReplicaRestarts(tuple(NOW - 3000 + index / 7 for index in range(500)))
     for number in range(3 * MAX_REPLICAS):
         lease_counts.store_replica_restarts(one, f"{number:036d}", restarts, WINDOW_S, NOW)
-    assert len(one["metadata"]["annotations"][REPLICA_RESTARTS]) < 96 << 10
+    assert len(one["metadata"]["annotations"][REPLICA_RESTARTS_ANNOTATION]) < 96 << 10
     newest = lease_counts.read_replica_restarts(one, f"{3 * MAX_REPLICAS - 1:036d}")
     assert newest.at == restarts.at[-MAX_RESTARTS_PER_REPLICA:]
     for number in range(lease_counts.MAX_RESTARTS + 10):

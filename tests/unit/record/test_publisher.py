@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.leakincident import MAX_WRITES
+from plimsoll_api.leakincident import MAX_STATUS_WRITES
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar import background
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
@@ -100,7 +100,7 @@ def test_an_incident_that_waits_for_days_keeps_its_last_write_for_the_end() -> N
     now, writes = 1000.0, 0
     while (wait := compute_publish_delay_s(waiting(), written(writes, at=now), now)) != NEVER_S:
         now, writes = now + wait, writes + 1
-    assert writes == MAX_WRITES - 1
+    assert writes == MAX_STATUS_WRITES - 1
     assert now - 1000 > 12 * 3600
     assert compute_publish_delay_s(waiting(IncidentPhase.RESOLVED), written(writes), 1000.0) == 0.0
 
@@ -162,7 +162,7 @@ def test_events_have_few_names_which_the_cluster_knows() -> None:
 
 def test_nothing_is_written_of_an_incident_whose_writes_are_used_up() -> None:
     kube = Kube()
-    kube.status = {"revision": MAX_WRITES, "phase": "Open"}
+    kube.status = {"revision": MAX_STATUS_WRITES, "phase": "Open"}
     publishing = Publisher(cast(KubeClient, kube), ServiceRef(name="s", uid="1"), "a")
     publishing.publish(waiting(IncidentPhase.RESOLVED))
     assert (kube.revisions, kube.named) == ([], [])

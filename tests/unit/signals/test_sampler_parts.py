@@ -15,7 +15,7 @@ import time
 import pytest
 
 from plimsoll_api.admin import (
-    STANDBY,
+    STANDBY_PROCESS_NAME,
     DeviceMemory,
     EngineState,
     LedgerEntry,
@@ -93,7 +93,7 @@ def test_a_standby_is_no_part_of_the_workers_account() -> None:
             Sampler(Engine(status(processes=[serving, one]))).sample()
             for one in (
                 ProcessMemory(Role.OTHER, process.pid),
-                ProcessMemory(Role.WORKER, process.pid, name=STANDBY, private=4096),
+                ProcessMemory(Role.WORKER, process.pid, name=STANDBY_PROCESS_NAME, private=4096),
             )
         )
         os.killpg(process.pid, signal.SIGKILL)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from plimsoll_api.admin import Capability, LedgerEntry, MemoryKind, ProcessMemory, Role, Status
-from plimsoll_api.version import version
+from plimsoll_api.version import get_version
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory
 from plimsoll_engine.settings import StandbyPolicy
 
-VERSION = version()
+VERSION = get_version()
 
 
 class StatusReader:

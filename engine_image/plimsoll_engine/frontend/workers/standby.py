@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from plimsoll_api.admin import (
-    STANDBY,
+    STANDBY_PROCESS_NAME,
     DeviceMemory,
     LedgerEntry,
     ProcessMemory,
@@ -118,7 +118,9 @@ class Standby:
         if (prepared := self.prepared) is not None and prepared.memory is not None:
             return [prepared.memory, *prepared.others]  # unchanged while they wait
         return [
-            ProcessMemory(Role.WORKER, pid, name=STANDBY, private=read_private_anon(pid))
+            ProcessMemory(
+                Role.WORKER, pid, name=STANDBY_PROCESS_NAME, private=read_private_anon(pid)
+            )
             for pid in handle.live_pids
         ]
 

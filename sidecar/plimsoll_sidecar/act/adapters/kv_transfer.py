@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from plimsoll_api.engines import EngineType
 from plimsoll_api.roles import (
-    DISAGGREGATION_MODE,
+    DISAGGREGATION_MODE_FLAG,
     ConnectorOptions,
     TransferConfig,
-    option_values,
-    transfer_config,
+    iterate_option_values,
+    parse_transfer_config,
 )
 
 Environment = Callable[[str], str | None]
@@ -63,12 +63,12 @@ def read_lease_s(
     cannot be read.
     """
     if kind is EngineType.SGLANG:
-        if next(option_values(arguments, DISAGGREGATION_MODE), "null") == "null":
+        if next(iterate_option_values(arguments, DISAGGREGATION_MODE_FLAG), "null") == "null":
             return None
         return _parse_seconds(environment("SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), SGLANG_LEASE_S)
     if kind is not EngineType.VLLM:
         return None
-    config = transfer_config(arguments)
+    config = parse_transfer_config(arguments)
     if config is None:
         return None
     leases = [_connector_lease_s(one, environment) for one in _iterate_connectors(config)]
@@ -80,7 +80,7 @@ def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
 
     If there are several, prefer one that uses NIXL, because it decides how engines connect.
     """
-    config = transfer_config(arguments) if kind is EngineType.VLLM else None
+    config = parse_transfer_config(arguments) if kind is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
     return next((name for name in names if name.startswith(NIXL_PREFIX)), names[0] if names else "")
 

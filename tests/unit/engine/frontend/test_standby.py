@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from plimsoll_api.admin import (
-    STANDBY,
+    STANDBY_PROCESS_NAME,
     DeviceMemory,
     Epoch,
     MemoryKind,
@@ -60,7 +60,9 @@ class Processes:
         self.made.append(handle)
         await self.may_go_on.wait()
         memory, *others = (
-            ProcessMemory(Role.WORKER, os.getpid(), name=STANDBY, private=(300 - rank) << 20)
+            ProcessMemory(
+                Role.WORKER, os.getpid(), name=STANDBY_PROCESS_NAME, private=(300 - rank) << 20
+            )
             for rank in range(self.ranks)
         )
         handle.prepared.set_result(Prepared(handle.epoch.number, {}, memory, others))
@@ -172,7 +174,7 @@ def test_memory_of_one_that_prepares_itself_is_in_the_ledger_already() -> None:
         assert one.prepared is None
         assert one.status == StandbyStatus(StandbyState.PREPARING)
         (process,) = one.processes
-        assert (process.name, process.pid) == (STANDBY, os.getpid())
+        assert (process.name, process.pid) == (STANDBY_PROCESS_NAME, os.getpid())
         host, device = one.list_ledger_entries()
         assert host.kind is MemoryKind.HOST
         assert host.bytes > 1 << 20

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from plimsoll_api.times import rfc3339
+from plimsoll_api.times import format_rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.inference_service import InferenceServiceController
 from plimsoll_operator.controllers.writes import NameConflictError
@@ -63,7 +63,7 @@ class Cluster:
 
     def now(self) -> str:
         self.seconds += 1
-        return rfc3339(1_767_225_600 + self.seconds)
+        return format_rfc3339(1_767_225_600 + self.seconds)
 
     def apply(self) -> None:
         """What a person does with the manifest."""

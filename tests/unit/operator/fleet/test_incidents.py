@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.incidents import IncidentPhase
-from plimsoll_api.leakincident import MAX_OF_POD
+from plimsoll_api.leakincident import MAX_INCIDENTS_PER_POD
 from plimsoll_operator.fleet import incidents
 from plimsoll_operator.fleet.incidents import MAX_KEPT_OF_NAMESPACE, MAX_KEPT_OF_POD, MAX_KEPT_OPEN
 
@@ -38,10 +38,10 @@ def test_the_oldest_ended_incidents_go() -> None:
 
 
 def test_open_incidents_of_one_pod_go_as_well_but_the_newest_confirmed_stays() -> None:
-    some = [incident(n, "pod", "Open") for n in range(MAX_OF_POD)]
+    some = [incident(n, "pod", "Open") for n in range(MAX_INCIDENTS_PER_POD)]
     some[0]["status"] = {"phase": "Confirmed"}
     gone = names(surplus(some, 50, NOW))
-    assert len(gone) == MAX_OF_POD - MAX_KEPT_OF_POD
+    assert len(gone) == MAX_INCIDENTS_PER_POD - MAX_KEPT_OF_POD
     assert gone == [f"i{n}" for n in range(1, 11)], "the oldest, but not the confirmed one"
     some[5]["status"] = {"phase": "Resolved"}
     assert "i5" in names(surplus(some, 50, NOW)), "ended ones go first"
@@ -49,7 +49,7 @@ def test_open_incidents_of_one_pod_go_as_well_but_the_newest_confirmed_stays() -
 
 def test_one_pod_displaces_no_incident_of_another() -> None:
     others = [incident(n, phase="Confirmed") for n in range(20)]
-    flood = [incident(100 + n, "hostile", "Open") for n in range(MAX_OF_POD)]
+    flood = [incident(100 + n, "hostile", "Open") for n in range(MAX_INCIDENTS_PER_POD)]
     gone = surplus([*others, *flood], 50, NOW)
     assert {one["spec"]["pod"] for one in gone} == {"hostile"}
 
@@ -64,9 +64,11 @@ def test_a_service_and_a_namespace_keep_so_many() -> None:
 
 def test_names_come_back_slowly() -> None:
     """Otherwise a pod writes as fast as the operator deletes, and etcd keeps both histories."""
-    young = [incident(n, "pod", day=2) for n in range(MAX_OF_POD)]
+    young = [incident(n, "pod", day=2) for n in range(MAX_INCIDENTS_PER_POD)]
     assert surplus(young, 1, "2026-01-02T00:09:00Z") == []
-    assert len(surplus(young, 50, "2026-01-02T00:11:00Z")) == MAX_OF_POD - MAX_KEPT_OF_POD
+    assert (
+        len(surplus(young, 50, "2026-01-02T00:11:00Z")) == MAX_INCIDENTS_PER_POD - MAX_KEPT_OF_POD
+    )
 
 
 @given(

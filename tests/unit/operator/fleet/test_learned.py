@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from plimsoll_api.decoding import MalformedError
 from plimsoll_api.learned import (
-    FALL_A_DAY,
-    KEPT_H,
-    MAX_LEARNED,
+    MAX_DAILY_FALL_FACTOR,
     MAX_LEARNED_BYTES,
-    MAX_SEEN_S,
+    MAX_LEARNED_WORKLOADS,
+    MAX_OBSERVED_H,
+    MAX_OBSERVED_S,
     LearnedMemory,
     LearnedWorkload,
     decode,
@@ -64,7 +64,7 @@ def test_a_service_keeps_what_its_replica_has_learned() -> None:
     assert of(text) == LearnedWorkload("", "r1", 500_000, host=lesson().host_learned)
     assert told(text, 24, SupervisorFigures()) == text, "its pods know nothing"
     assert make_learned_file(text, [], [], {}, NOW + HOUR_S) == text, "it has no pods"
-    assert make_learned_file(text, [], [], {}, NOW + (KEPT_H + 1) * HOUR_S) == ""
+    assert make_learned_file(text, [], [], {}, NOW + (MAX_OBSERVED_H + 1) * HOUR_S) == ""
 
 
 def test_nothing_is_published_before_anything_is_known() -> None:
@@ -102,7 +102,9 @@ def test_a_budget_rises_by_a_quarter_a_day_and_falls_by_a_tenth() -> None:
     assert host(told(text, 24, lesson(8 * GIB))).budget == 1250 * MIB
     assert host(told(text, 24, lesson(MIB))).budget == 900 * MIB
     long_after = host(told(text, 10 * 24, lesson(MIB))).budget
-    assert long_after == int(1000 * MIB * FALL_A_DAY), "a month without the operator is one step"
+    assert long_after == int(1000 * MIB * MAX_DAILY_FALL_FACTOR), (
+        "a month without the operator is one step"
+    )
 
 
 def test_the_next_revision_begins_with_the_budget_and_learns_its_own_growth() -> None:
@@ -131,11 +133,13 @@ def test_each_workload_of_a_policy_learns_for_itself() -> None:
 
 
 def test_a_policy_keeps_so_many_workloads_within_the_size() -> None:
-    most = LearnedMemory(MAX_SEEN_S, (MAX_GROWTH_BYTES,) * 3, MAX_GROWTH_BYTES, MAX_GROWTH_BYTES)
+    most = LearnedMemory(
+        MAX_OBSERVED_S, (MAX_GROWTH_BYTES,) * 3, MAX_GROWTH_BYTES, MAX_GROWTH_BYTES
+    )
     figure = SupervisorFigures(host_learned=most, device_learned=most)
     replicas = [Peer(f"pod-{n}", "r" * 63, f"{n:04}".rjust(317, "w")) for n in range(200)]
     text = make_learned_file("", replicas, [], {one.pod: figure for one in replicas}, NOW)
-    assert len(decode(text.encode())) == MAX_LEARNED
+    assert len(decode(text.encode())) == MAX_LEARNED_WORKLOADS
     assert len(text) < MAX_LEARNED_BYTES
 
 
@@ -169,7 +173,7 @@ def test_the_operator_reads_what_a_supervisor_exports() -> None:
 SIZES = st.integers(0, MAX_GROWTH_BYTES)
 LESSONS = st.builds(
     LearnedMemory,
-    st.integers(0, MAX_SEEN_S),
+    st.integers(0, MAX_OBSERVED_S),
     st.tuples(SIZES, SIZES, SIZES),
     SIZES,
     st.none() | st.integers(1, MAX_GROWTH_BYTES),

@@ -12,7 +12,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision import Action
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_SHOWN_WORKLOADS
-from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
+from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, make_pod_config
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.fleet.figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.revisions import find_suspects
@@ -196,7 +196,7 @@ def test_a_pod_that_nothing_would_create_anew_is_not_replaced(workload: Workload
     common = supervisor_config(read(SupervisionPolicy, manifest))
     url = "http://127.0.0.1:8000"
     own = PodEngine(EngineEndpoint(EngineType.VLLM, url, url), workload)
-    ladder = of_pod(common, own).supervision.ladder
+    ladder = make_pod_config(common, own).supervision.ladder
     assert (Action.POD_REPLACE in ladder) is (workload is not None)
     assert Action.TRIM in ladder
 

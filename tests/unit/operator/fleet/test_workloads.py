@@ -10,21 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import SERVICE_RESTARTS, SLOT_REPLICAS, SLOT_ROLES, SLOT_WORKLOAD
+from plimsoll_api.names import (
+    SERVICE_RESTARTS_ANNOTATION,
+    SLOT_REPLICAS_ANNOTATION,
+    SLOT_ROLES_ANNOTATION,
+    SLOT_WORKLOAD_ANNOTATION,
+)
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import SlotScope
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
+from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, make_pod_config
 from plimsoll_api.workloads import (
     Membership,
     SlotOwner,
     WorkloadRef,
     format_replicas,
-    members_service_name,
+    make_members_service_name,
+    make_ray_service_name,
+    make_slot_names,
     parse_replicas,
     parse_roles,
-    ray_service_name,
-    slot_names,
 )
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
@@ -73,7 +78,7 @@ def services(*found: Workload) -> list[dict[str, Any]]:
     """The Services of RayClusters, without the one that lists all pods of the policy."""
     made = [one for one in render(policy(), ["default"], found) if one["kind"] == "Service"]
     (members,) = [one for one in made if len(one["spec"]["selector"]) == 1]
-    assert members["metadata"]["name"] == members_service_name("engines")
+    assert members["metadata"]["name"] == make_members_service_name("engines")
     assert members["spec"]["clusterIP"] == "None"
     return [one for one in made if one is not members]
 
@@ -90,7 +95,7 @@ def test_a_service_lists_the_supervised_pods_of_each_ray_cluster() -> None:
     group = pods(WorkloadRef("LeaderWorkerSet", "lws"), "lws-0", group="0")
     made = services(*group_pods([*ray("llm-head", "llm-worker"), *pods(VLLM, "vllm"), *group]))
     (service,) = made
-    assert service["metadata"]["name"] == ray_service_name("engines", "llm")
+    assert service["metadata"]["name"] == make_ray_service_name("engines", "llm")
     (owner,) = service["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["controller"]) == (
         "SupervisionPolicy", "engines", True,
@@ -123,13 +128,15 @@ def test_each_workload_has_slots_and_its_supervisors_ask_for_them() -> None:
     url = "http://127.0.0.1:8000"
     seen: set[str] = set()
     for ref, replicas in ((None, "bare"), (VLLM, "vllm-a vllm-b"), (LLAMA, "llama-0")):
-        asked = of_pod(common, PodEngine(EngineEndpoint(EngineType.VLLM, url, url), ref)).slots
+        asked = make_pod_config(
+            common, PodEngine(EngineEndpoint(EngineType.VLLM, url, url), ref)
+        ).slots
         assert len(asked) == 2
         seen.update(asked)
         for name in asked:
             annotations = made[name]["metadata"]["annotations"]
-            assert annotations[SLOT_REPLICAS] == replicas
-            assert annotations.get(SLOT_WORKLOAD) == (str(ref) if ref else None)
+            assert annotations[SLOT_REPLICAS_ANNOTATION] == replicas
+            assert annotations.get(SLOT_WORKLOAD_ANNOTATION) == (str(ref) if ref else None)
     assert seen == made.keys()
     (role,) = [one for one in render(policy(maxUnavailable=2), [], found) if one["kind"] == "Role"]
     assert set(role["rules"][-1]["resourceNames"]) == seen
@@ -162,10 +169,12 @@ def test_slots_count_for_each_role_or_for_the_graph(
     for one in found:
         engine = EngineEndpoint(EngineType.VLLM, url, url)
         pod = PodEngine(engine, one.member.workload, role=one.role, graph=one.member.graph)
-        (slot,) = of_pod(common, pod).slots
+        (slot,) = make_pod_config(common, pod).slots
         annotations = made[slot]["metadata"]["annotations"]
-        assert one.name in annotations[SLOT_REPLICAS].split(), "it may take the slot it asks for"
-        assert parse_roles(annotations[SLOT_ROLES]) == {
+        assert one.name in annotations[SLOT_REPLICAS_ANNOTATION].split(), (
+            "it may take the slot it asks for"
+        )
+        assert parse_roles(annotations[SLOT_ROLES_ANNOTATION]) == {
             PodRole.PREFILL: ("p-0", "p-1"), PodRole.DECODE: ("d-0",),
         }  # fmt: skip
         takes[slot].add(one.name)
@@ -174,8 +183,8 @@ def test_slots_count_for_each_role_or_for_the_graph(
     expected = shared if scope is SlotScope.GRAPH else apart
     assert sorted(takes.values(), key=len) == expected
     assert {str(one) for one in (workload, LLAMA, GRAPH)} >= {
-        one["metadata"]["annotations"][SLOT_WORKLOAD] for one in made.values()
-        if SLOT_WORKLOAD in one["metadata"]["annotations"]
+        one["metadata"]["annotations"][SLOT_WORKLOAD_ANNOTATION] for one in made.values()
+        if SLOT_WORKLOAD_ANNOTATION in one["metadata"]["annotations"]
     }  # fmt: skip
     for name, lease in made.items():
         lease["metadata"] |= {"namespace": "ml", "uid": name}
@@ -197,7 +206,7 @@ def test_the_pods_of_very_large_roles_are_cut_between_names() -> None:
 def test_the_policys_own_slots_are_there_from_the_beginning() -> None:
     (only,) = leases().values()
     assert only["metadata"]["name"] == "engines.policy-restart-0"
-    assert only["metadata"]["annotations"][SLOT_REPLICAS] == "", "nobody may take it"
+    assert only["metadata"]["annotations"][SLOT_REPLICAS_ANNOTATION] == "", "nobody may take it"
 
 
 def test_pods_that_wait_have_slots_but_may_not_take_them() -> None:
@@ -236,7 +245,9 @@ def test_replicas_survive_their_annotation(replicas: list[tuple[str, ...]]) -> N
 def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> None:
     jobs = [WorkloadRef("Job", f"j{at:03}") for at in range(MAX_WORKLOADS + 2)]
     many = group_pods(pod for job in jobs for pod in pods(job, f"{job.name}-0"))
-    late = slot_names("engines", SlotOwner(WorkloadRef("Job", f"j{MAX_WORKLOADS + 1:03}")), 1)[0]
+    late = make_slot_names("engines", SlotOwner(WorkloadRef("Job", f"j{MAX_WORKLOADS + 1:03}")), 1)[
+        0
+    ]
     chosen = choose_workloads("engines", many, [late])
     assert len(chosen) == MAX_WORKLOADS
     assert late in leases(*chosen), "who has slots keeps them"
@@ -276,7 +287,7 @@ def test_the_names_on_a_slot_are_bounded() -> None:
 def test_a_workload_that_comes_back_does_not_get_its_budget_back(
     renewed: str, restarts: str, kept: bool
 ) -> None:
-    meta = {"name": "a", "annotations": {SERVICE_RESTARTS: restarts} if restarts else {}}
+    meta = {"name": "a", "annotations": {SERVICE_RESTARTS_ANNOTATION: restarts} if restarts else {}}
     lease = {"metadata": meta, "spec": {"renewTime": renewed}}
     assert find_slots_with_restarts([lease], 3600.0, NOW) == (["a"] if kept else [])
 
@@ -326,7 +337,9 @@ def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
         one["metadata"]["uid"] = str(number)
     assert len(slots) == 8
     assert allocate_slots(slots, [asking("vllm-a")], 4).close == []
-    shut = next(one for one in slots if one["metadata"]["annotations"][SLOT_REPLICAS] == "")
+    shut = next(
+        one for one in slots if one["metadata"]["annotations"][SLOT_REPLICAS_ANNOTATION] == ""
+    )
     shut["spec"] = {"holderIdentity": "plimsoll-operator"}
     assert allocate_slots(slots, [asking("vllm-a")], 4).reopen == [shut], (
         "what was shut is given back"
@@ -336,5 +349,5 @@ def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
 def test_a_lease_that_only_looks_like_a_workloads_slot_counts_for_nobody() -> None:
     (vllm,) = group_pods(pods(VLLM, "vllm-a"))
     forged = breaker_lease(vllm, "anybody")
-    forged["metadata"]["annotations"][SLOT_WORKLOAD] = "Deployment/other"
+    forged["metadata"]["annotations"][SLOT_WORKLOAD_ANNOTATION] = "Deployment/other"
     assert allocate_slots([forged], [asking("vllm-a")], 1).held == 0

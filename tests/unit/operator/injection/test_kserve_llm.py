@@ -89,7 +89,7 @@ def test_decode_and_prefill_have_the_ports_of_the_presets() -> None:
     assert (decode.memory_limit_bytes, prefill.memory_limit_bytes) == (64 << 30, 48 << 30)
     assert made.config_map is not None
     read = supervisor_config.decode(made.config_map["data"]["supervisor.json"].encode())
-    whole = supervisor_config.of_pod(read, decode)
+    whole = supervisor_config.make_pod_config(read, decode)
     assert whole.engine.container == "main"
     assert whole.memory.host is not None
     assert whole.memory.host.limit_bytes == 64 << 30

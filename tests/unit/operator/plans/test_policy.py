@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.names import POLICY_LABEL, SERVICE_RESTARTS
+from plimsoll_api.names import POLICY_LABEL, SERVICE_RESTARTS_ANNOTATION
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
@@ -49,7 +49,7 @@ def lease(name: str, holder: str = "", restarts: str = "", at: str = NOW, uid: s
         "metadata": {
             "name": name,
             "ownerReferences": [{"controller": True, "uid": uid}],
-            "annotations": {SERVICE_RESTARTS: restarts} if restarts else {},
+            "annotations": {SERVICE_RESTARTS_ANNOTATION: restarts} if restarts else {},
         },
         "spec": {"holderIdentity": holder, "renewTime": at},
     }

@@ -6,14 +6,14 @@ from typing import Any
 
 from plimsoll_api.learned import LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
-from plimsoll_api.memory_policy import MemoryPolicy, budget_of
+from plimsoll_api.memory_policy import MemoryPolicy, parse_growth_budget
 from plimsoll_api.peers import PeerGrowth
 from plimsoll_operator.fleet.figures import SupervisorFigures, parse_figures
 from plimsoll_operator.status.recommendation import recommendation
 from plimsoll_sidecar.record.metrics import Metrics
 
 GIB = 1 << 30
-AUTO = MemoryPolicy(host=budget_of("Auto"))
+AUTO = MemoryPolicy(host=parse_growth_budget("Auto"))
 NOON, LATER, EVENING = (f"2026-11-26T{hour}:00Z" for hour in ("12:00", "12:59", "18:00"))
 NEEDS = MemoryNeeds(9 * GIB, 4 * GIB, 2 * GIB, 16 * GIB)
 SEEN = SupervisorFigures(
@@ -58,7 +58,7 @@ def test_it_changes_at_most_once_an_hour_and_only_if_there_is_something_new() ->
 
 
 def test_a_fixed_budget_counts_before_a_learned_one() -> None:
-    fixed = MemoryPolicy(host=budget_of("3Gi"))
+    fixed = MemoryPolicy(host=parse_growth_budget("3Gi"))
     found = recommendation(None, "r1", [SEEN], fixed, None, NOON)
     assert found is not None
     assert found["resources"]["limits"]["memory"] == "14Gi"
