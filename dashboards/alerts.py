@@ -18,9 +18,9 @@ from plimsoll_operator.render.monitoring import (
     SLOW_BURN,
     WINDOWS_S,
     BurnAlert,
-    burn_rule,
+    make_burn_rule,
 )
-from plimsoll_operator.render.monitoring import alert as _alert
+from plimsoll_operator.render.monitoring import make_alert as _alert
 
 
 def _of_class(rule: BurnAlert, index: int) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def _of_class(rule: BurnAlert, index: int) -> dict[str, Any]:
     window = WINDOWS_S[index]
     least = "> 0" if index == 0 else f">= {window}"
     most = f" < {WINDOWS_S[index + 1]}" if index + 1 < len(WINDOWS_S) else ""
-    return burn_rule(rule, window, window=f" {least}{most}")
+    return make_burn_rule(rule, window, window=f" {least}{most}")
 
 
 def rules() -> list[dict[str, Any]]:

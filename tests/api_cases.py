@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.kinds import BY_KIND, EVENT, POD, SERVICE, Object
-from plimsoll_operator.render.names import MANAGED_BY, MANAGER
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY
 from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 MAP, ACCOUNT, WORKLOAD = (
@@ -28,7 +28,7 @@ def made(kind: str, namespace: str, name: str = "one", **fields: Any) -> Object:
     return {
         "apiVersion": f"{found.group}/{found.version}".lstrip("/"),
         "kind": kind,
-        "metadata": {"name": name, "namespace": namespace, "labels": {MANAGED_BY: MANAGER}},
+        "metadata": {"name": name, "namespace": namespace, "labels": {MANAGED_BY: FIELD_MANAGER}},
         **fields,
     }
 

@@ -20,7 +20,7 @@ from plimsoll_api.names import (
     SERVICE_PLURAL,
 )
 from plimsoll_api.workloads import LWS_API, LWS_KIND
-from plimsoll_operator.render.names import OWNED_SELECTOR, slots
+from plimsoll_operator.render.names import OWNED_SELECTOR, make_slot_names
 
 Object = dict[str, Any]
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
     def slots(self, count: int) -> tuple[str, ...]:
         """Return the names of the service's restart-slot Leases."""
-        return slots(self.name, count)
+        return make_slot_names(self.name, count)
 
 
 class Ref(NamedTuple):

@@ -22,8 +22,8 @@ from kopf._core.engines.indexing import Index
 from bench.result import publish
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_operator.kinds import Key, Object
-from plimsoll_operator.plans.service import parse
-from plimsoll_operator.render import Images, render
+from plimsoll_operator.plans.service import parse_service
+from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.runtime.cache import Store
 
 SIZES = (1000, 5000)
@@ -44,7 +44,9 @@ def service() -> Object:
 def measure(kept_by: str, services: int) -> dict[str, float]:
     """Fill one cache and return its cost."""
     item = service()
-    templates = [json.dumps(one) for one in (item, *render(parse(item), Images("e", "s")))]
+    templates = [
+        json.dumps(one) for one in (item, *render_objects(parse_service(item), Images("e", "s")))
+    ]
     store: Store = Store()
     index: Index[Any, Any] = Index()
     gc.collect()

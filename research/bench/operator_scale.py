@@ -42,8 +42,8 @@ from bench.result import RESULTS, publish
 from plimsoll_api.names import API_VERSION
 from plimsoll_operator.config import Config
 from plimsoll_operator.kinds import BY_KIND, SERVICE
-from plimsoll_operator.plans.service import parse
-from plimsoll_operator.render import Images, render
+from plimsoll_operator.plans.service import parse_service
+from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.queue import RateLimit
 from tests.lab.operator import Operator
@@ -126,7 +126,7 @@ async def bare(admin: Admin, account: Path, services: int) -> float:
     async def one(wanted: str) -> None:
         async with limit:
             item = await admin.call("GET", SERVICE.path(NAMESPACE, wanted))
-            for child in render(parse(item), IMAGES):
+            for child in render_objects(parse_service(item), IMAGES):
                 await api.apply_new(BY_KIND[child["kind"]], child)
             about = {"name": wanted, "namespace": NAMESPACE}
             made = {"apiVersion": API_VERSION, "kind": SERVICE.kind, "metadata": about}

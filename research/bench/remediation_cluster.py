@@ -78,9 +78,9 @@ def cluster(name: str, folder: Path) -> Iterator[Service]:
             "spec": {"replicas": 2, "model": {"uri": "file:///models/tiny"}},
         }
         service = InferenceService.model_validate(manifest)
-        slots = objects.slot_leases(service)
-        account = objects.service_account(service)
-        made = [*slots, account, objects.role(service), objects.role_binding(service)]
+        slots = objects.make_slot_leases(service)
+        account = objects.make_service_account(service)
+        made = [*slots, account, objects.make_role(service), objects.make_role_binding(service)]
         kube.apply(manifest, *made)
         found = kube.get("inferenceservice", name)
         assert found is not None

@@ -19,8 +19,8 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans import policy as policies
-from plimsoll_operator.plans.service import parse
-from plimsoll_operator.render import Images, objects, render
+from plimsoll_operator.plans.service import parse_service
+from plimsoll_operator.render import Images, objects, render_objects
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
 
@@ -46,11 +46,15 @@ def kube(cluster: Lab) -> Iterator[Kube]:
 
 def account(kube: Kube, name: str) -> list[dict[str, Any]]:
     service = service_of(kube, name)
-    return [objects.service_account(service), objects.role(service), objects.role_binding(service)]
+    return [
+        objects.make_service_account(service),
+        objects.make_role(service),
+        objects.make_role_binding(service),
+    ]
 
 
 def service_of(kube: Kube, name: str) -> InferenceService:
-    return parse(
+    return parse_service(
         {
             "apiVersion": "plimsoll.dev/v1alpha1",
             "kind": "InferenceService",
@@ -239,7 +243,7 @@ def test_no_account_of_a_namespace_deletes_a_slot(kube: Kube, tmp_path: Path) ->
 
 def slots(kube: Kube, name: str) -> dict[str, Any]:
     """The service's only slot Lease, as the operator applies it."""
-    made = render(service_of(kube, name), Images("engine:1", "supervisor:1"))
+    made = render_objects(service_of(kube, name), Images("engine:1", "supervisor:1"))
     (found,) = [one for one in made if one["kind"] == "Lease"]
     del found["metadata"]["ownerReferences"]
     return found
@@ -379,7 +383,9 @@ def of_policy(kube: Kube, name: str, *accounts: str, **workloads: str) -> list[d
         for workload, pods in workloads.items()
         for pod in pods.split()
     ]
-    made = policies.render(read(SupervisionPolicy, manifest), accounts, group_pods(supervised))
+    made = policies.render_objects(
+        read(SupervisionPolicy, manifest), accounts, group_pods(supervised)
+    )
     for one in made:
         del one["metadata"]["ownerReferences"]
     return made

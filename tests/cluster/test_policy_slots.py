@@ -17,7 +17,7 @@ from plimsoll_api.workloads import Membership, SlotOwner, WorkloadRef, make_slot
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
-from plimsoll_operator.plans.policy import render
+from plimsoll_operator.plans.policy import render_objects
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.main import build_supervisor, create_parser
 from tests.cluster.test_supervisor_kube import SERVICE, Rig, _eventually, rig
@@ -55,7 +55,7 @@ class Policy:
             "RoleBinding": "/apis/rbac.authorization.k8s.io/v1",
             "Service": "/api/v1",
         }
-        for one in render(read(SupervisionPolicy, made), [account], group_pods(pods)):
+        for one in render_objects(read(SupervisionPolicy, made), [account], group_pods(pods)):
             kind, name = one["kind"], one["metadata"]["name"]
             where = f"{groups[kind]}/namespaces/{rig.namespace}/{kind.lower()}s/{name}"
             rig.admin.apply(where, one)

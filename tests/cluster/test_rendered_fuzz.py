@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.kinds import BY_KIND, OPTIONAL_KINDS, InvalidSpecError
-from plimsoll_operator.plans.service import parse, reconcile
-from plimsoll_operator.render.names import digest
+from plimsoll_operator.plans.service import make_plan, parse_service
+from plimsoll_operator.render.names import compute_digest
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.queue import RateLimit
 from tests.cluster.operator.test_crd_fuzz import IMAGES, SPEC, value
@@ -121,7 +121,7 @@ def test_the_api_server_takes_what_is_rendered_from_an_admitted_spec(
             continue
         item["metadata"]["uid"] = "00000000-0000-4000-8000-000000000000"
         try:
-            plan = reconcile(parse(item), {}, [], [], IMAGES)
+            plan = make_plan(parse_service(item), {}, [], [], IMAGES)
         except InvalidSpecError:
             found["invalid"] += 1
             continue
@@ -143,7 +143,7 @@ def anonymous(made: dict[str, Any], name: str) -> str:
     plain = copy.deepcopy(made)
     plain["metadata"].pop("annotations", None)
     plain.pop("data", None)
-    return digest(str(plain).replace(name, "NAME"))
+    return compute_digest(str(plain).replace(name, "NAME"))
 
 
 async def dry_run(

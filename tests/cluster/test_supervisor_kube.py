@@ -95,15 +95,16 @@ class Rig:
         created = _eventually(lambda: self.admin.create(services, manifest))
         service = InferenceService.model_validate(manifest)
         coordination = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
-        for lease in objects.slot_leases(service):
+        for lease in objects.make_slot_leases(service):
             self.admin.apply(f"{coordination}/{lease['metadata']['name']}", lease)
         rules = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
         self.admin.create(
-            f"/api/v1/namespaces/{self.namespace}/serviceaccounts", objects.service_account(service)
+            f"/api/v1/namespaces/{self.namespace}/serviceaccounts",
+            objects.make_service_account(service),
         )
-        self.admin.create(f"{rules}/roles", objects.role(service))
-        self.admin.create(f"{rules}/rolebindings", objects.role_binding(service))
-        self.slot = objects.slot_leases(service)[0]["metadata"]["name"]
+        self.admin.create(f"{rules}/roles", objects.make_role(service))
+        self.admin.create(f"{rules}/rolebindings", objects.make_role_binding(service))
+        self.slot = objects.make_slot_leases(service)[0]["metadata"]["name"]
         return str(created["metadata"]["uid"])
 
     def _token(self) -> str:

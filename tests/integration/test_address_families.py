@@ -24,8 +24,8 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
-from plimsoll_operator.render.paths import SUPERVISED
-from plimsoll_operator.render.supervisor import supervisor_args
+from plimsoll_operator.render.paths import POD_PLACES
+from plimsoll_operator.render.supervisor import make_supervisor_args
 
 V4, V6 = "10.9.0.1", "fd00::1"
 ADDRESSES = {"ipv4": (V4,), "ipv6": (V6,), "both": (V4, V6)}
@@ -156,7 +156,7 @@ def network(family: str) -> Iterator[Network]:
 def start_supervisor(network: Network, folder: Path) -> None:
     """Start it with the arguments that the operator writes."""
     at = replace(
-        SUPERVISED,
+        POD_PLACES,
         run_dir=f"{folder}/run", state_dir=f"{folder}/state", config_file=f"{folder}/config.json",
     )  # fmt: skip
     url = "http://127.0.0.1:8000"
@@ -167,7 +167,7 @@ def start_supervisor(network: Network, folder: Path) -> None:
         supervision=Supervision(mode=Mode.OBSERVE),
     )
     Path(at.config_file).write_bytes(supervisor_config.encode(config))
-    network.start("-m", "plimsoll_sidecar.launcher", *supervisor_args(at))
+    network.start("-m", "plimsoll_sidecar.launcher", *make_supervisor_args(at))
 
 
 def test_the_supervisor_answers_probes_and_scrapes(

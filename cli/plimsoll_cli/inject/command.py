@@ -31,7 +31,7 @@ from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.pods import RUNTIME_KINDS, SUPPORTED_KINDS
-from plimsoll_operator.render.names import supervisor
+from plimsoll_operator.render.names import make_supervisor_name
 
 Object = dict[str, Any]
 
@@ -349,7 +349,7 @@ class _ConfigMaps:
         ``made`` is that ConfigMap, or None if another problem prevented its creation.
         """
         namespace, name = self.key(document)
-        key = (namespace, supervisor(name)) if made is None else self.key(made)
+        key = (namespace, make_supervisor_name(name)) if made is None else self.key(made)
         if key not in self.taken:
             return None
         return (

@@ -16,7 +16,7 @@ from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.kinds import InvalidSpecError
-from plimsoll_operator.plans.service import parse, reconcile
+from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render.containers import Images
 
 IMAGES = Images("engine", "supervisor")
@@ -83,8 +83,8 @@ def check_object(at: str, document: Object) -> None:
     elif kind == SERVICE_KIND:
         service = parse_document(at, document, InferenceService)
         try:
-            parse(document)
-            reconcile(service, {}, (), [], IMAGES)
+            parse_service(document)
+            make_plan(service, {}, (), [], IMAGES)
         except InvalidSpecError as error:
             raise UsageError(f"{at}: {error}") from None
     else:

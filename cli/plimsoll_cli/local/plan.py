@@ -19,10 +19,10 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_operator.render import (
     ReplicaPlaces,
     SupervisorPlaces,
-    engine_args,
-    process_env,
-    supervisor_args,
-    supervisor_config,
+    make_engine_args,
+    make_process_env,
+    make_supervisor_args,
+    make_supervisor_config,
 )
 
 LOOPBACK = "127.0.0.1"
@@ -135,7 +135,7 @@ def plan_replica(
         probe_port=probe_port,
     )
     try:
-        variables = process_env(service)
+        variables = make_process_env(service)
     except ValueError as error:
         raise UsageError(str(error)) from None
     inherited = _select_environment(environ)
@@ -145,10 +145,10 @@ def plan_replica(
         service=service,
         places=places,
         root=root,
-        config=supervisor_config(service, places),
+        config=make_supervisor_config(service, places),
         engine=Command(
             "engine",
-            (*python, "plimsoll_engine", *engine_args(service, places)),
+            (*python, "plimsoll_engine", *make_engine_args(service, places)),
             inherited | variables,
             root / "engine.log",
         ),
@@ -198,7 +198,7 @@ def _select_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _make_supervisor_command(
     places: SupervisorPlaces, root: Path, environ: dict[str, str]
 ) -> Command:
-    argv = (sys.executable, "-m", SUPERVISOR_MODULE, *supervisor_args(places))
+    argv = (sys.executable, "-m", SUPERVISOR_MODULE, *make_supervisor_args(places))
     return Command("supervisor", argv, environ, root / "supervisor.log")
 
 

@@ -20,9 +20,9 @@ from plimsoll_operator.fleet.selected_pods import find_matching_policies, parse_
 from plimsoll_operator.injection.checks import find_supervisor
 from plimsoll_operator.injection.policy import find_group, format_images, inject_pod
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.plans.injection import parse_injection, reason_to_skip
+from plimsoll_operator.plans.injection import find_skip_reason, parse_injection
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.names import MANAGED_BY, MANAGER
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY
 
 
 class _CachedPolicy(NamedTuple):
@@ -136,7 +136,9 @@ class Reviewer:
             return "unselected"
         labels = pod["metadata"].get("labels") or {}
         policy = self._policies.find(request["namespace"], labels)
-        if policy is None or (labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == MANAGER):
+        if policy is None or (
+            labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == FIELD_MANAGER
+        ):
             return "unselected"
         admitted = inject_pod(pod, policy, self._images)
         name = f"SupervisionPolicy {policy.metadata.name}"
@@ -177,7 +179,7 @@ class Reviewer:
         if replica in tried:
             return ""
         state = parse_injection(self._policies.status(policy))
-        why = reason_to_skip(policy, state, images, len(tried), self._limit)
+        why = find_skip_reason(policy, state, images, len(tried), self._limit)
         if not why and not (state is not None and state.proven) and not request.get("dryRun"):
             self._tries[key] = tried | {replica: now}
         return why

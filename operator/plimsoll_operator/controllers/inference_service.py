@@ -26,11 +26,11 @@ from plimsoll_operator.kinds import (
     Ref,
     ref,
 )
-from plimsoll_operator.plans.service import Failure, Plan, claims_of, parse, reconcile
-from plimsoll_operator.render.compare import WORKLOAD_KINDS, missing_fields
-from plimsoll_operator.render.groups import workload_of
-from plimsoll_operator.render.names import supervisor as supervisor_object
-from plimsoll_operator.render.objects import first_replicas
+from plimsoll_operator.plans.service import Failure, Plan, list_claims, make_plan, parse_service
+from plimsoll_operator.render.compare import WORKLOAD_KINDS, list_missing_fields
+from plimsoll_operator.render.groups import get_workload_name
+from plimsoll_operator.render.names import make_supervisor_name as supervisor_object
+from plimsoll_operator.render.objects import compute_first_replicas
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
@@ -93,7 +93,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         """Apply and delete the service's objects, then reconcile its pods."""
         all_pods = [PodView.parse(pod) for pod in self._store.children(key, {"Pod"})]
         observed.pods = [pod for pod in all_pods if not (pod.terminating or pod.over)]
-        observed.service = parse(item)
+        observed.service = parse_service(item)
         observed.plan = await self._apply(key, item, observed.service, observed.pods)
         incidents, now, config = self._list_incidents(key), self._clock(), self._config
         next_check_s = reconcile_pods(
@@ -107,7 +107,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         incidents, owned = self._list_incidents(key), self._find_live_objects(key)
         peers = list_service_peers(sorted(pods, key=lambda one: one.created))
         published = owned.get(Ref("ConfigMap", supervisor_object(key.name)))
-        plan = reconcile(
+        plan = make_plan(
             service,
             owned,
             pods,
@@ -116,12 +116,16 @@ class InferenceServiceController(Reconciler[_Observation]):
             (self._find_item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
             self._files(key, peers, service.spec.memory, published),
-            [one for one in claims_of(service) if await self._claims.is_shared(key.namespace, one)],
+            [
+                one
+                for one in list_claims(service)
+                if await self._claims.is_shared(key.namespace, one)
+            ],
         )
-        kind, _ = workload = workload_of(service)
+        kind, _ = workload = get_workload_name(service)
         if not self._available(kind):
             raise MissingApiError(NO_GROUPS.format(service.spec.nodes))
-        uid, replicas = service.metadata.uid, first_replicas(service)
+        uid, replicas = service.metadata.uid, compute_first_replicas(service)
         for desired in plan.desired:
             if not self._available(desired["kind"]):
                 continue
@@ -133,14 +137,14 @@ class InferenceServiceController(Reconciler[_Observation]):
         lacking = []
         for desired in plan.desired:
             live = self._store.get(key, ref(desired))
-            fields = missing_fields(live, desired) if live is not None else []
+            fields = list_missing_fields(live, desired) if live is not None else []
             lacking += [f"{' '.join(ref(desired))}: {', '.join(fields)}"] if fields else []
-        return replace(plan, absent=tuple(lacking))
+        return replace(plan, dropped_fields=tuple(lacking))
 
     def _find_workload(self, key: Key, service: InferenceService | None) -> Object | None:
         """Return the object that creates the service's pods; for an invalid spec, any workload."""
         if service is not None:
-            return self._store.get(key, Ref(*workload_of(service)))
+            return self._store.get(key, Ref(*get_workload_name(service)))
         workloads = self._store.children(key, set(WORKLOAD_KINDS))
         return workloads[0] if workloads else None
 

@@ -20,7 +20,7 @@ from plimsoll_operator.fleet.pods import (
     subtract_times,
 )
 from plimsoll_operator.kinds import INCIDENT, Key, Object
-from plimsoll_operator.render.names import MANAGER
+from plimsoll_operator.render.names import FIELD_MANAGER
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 
@@ -104,7 +104,7 @@ async def _delete_surplus(
 
 
 async def _apply_incident(
-    api: Api, store: Store, item: Object, subresource: str = "", manager: str = MANAGER
+    api: Api, store: Store, item: Object, subresource: str = "", manager: str = FIELD_MANAGER
 ) -> None:
     """Apply a patch to an existing incident. Log a permanent rejection and continue.
 

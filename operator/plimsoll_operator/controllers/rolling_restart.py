@@ -23,12 +23,12 @@ from plimsoll_operator.plans.rolling_restart import (
     UNPROVEN_MESSAGE,
     WEBHOOK_NOT_READY_MESSAGE,
     WEBHOOK_OFF_MESSAGE,
+    explain_manual_restart,
+    find_restart_obstacle,
+    find_restartable_kind,
     is_requested,
-    kind_of,
-    manual_restart_hint,
-    restart_obstacle,
-    restart_patch,
-    waiting_workloads,
+    list_waiting_workloads,
+    make_restart_patch,
 )
 from plimsoll_operator.runtime.client import Api, ApiError
 
@@ -99,7 +99,7 @@ class RollingRestarts:
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
             return {}, []
-        waiting, at = waiting_workloads(workloads), self._clock()
+        waiting, at = list_waiting_workloads(workloads), self._clock()
         many = sum(one.count(SupervisionState.WAITING) for one in waiting) > limit
         trial = injection is not None and not injection.proven and many
         generation = policy.metadata.uid, policy.metadata.generation, trial
@@ -117,9 +117,9 @@ class RollingRestarts:
             one.is_requested and one.generation == generation for one in checks.values()
         )
         for one in waiting:
-            ref, kind = one.ref, kind_of(one)
+            ref, kind = one.ref, find_restartable_kind(one)
             if ref is None or kind is None:
-                texts[ref] = manual_restart_hint(ref)
+                texts[ref] = explain_manual_restart(ref)
                 continue
             if injection is not None and injection.stopped is not None:
                 texts[ref] = STOPPED_MESSAGE
@@ -170,7 +170,7 @@ class RollingRestarts:
             live |= {"apiVersion": kind.api_version, "kind": kind.kind}
             if is_requested(live, policy, trial):
                 return REQUESTED_MESSAGE, False
-            if obstacle := restart_obstacle(live, policy):
+            if obstacle := find_restart_obstacle(live, policy):
                 return obstacle, False
             log.info(
                 "%s/%s: requesting a rolling restart of %s %s",
@@ -180,7 +180,7 @@ class RollingRestarts:
                 name,
             )
             await self._api.apply(
-                kind, restart_patch(live, policy, now, trial), manager=ROLLOUT_FIELD_MANAGER
+                kind, make_restart_patch(live, policy, now, trial), manager=ROLLOUT_FIELD_MANAGER
             )
         except ApiError as error:
             if not error.is_lasting:

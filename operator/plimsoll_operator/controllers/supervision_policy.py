@@ -31,7 +31,7 @@ from plimsoll_operator.fleet.workloads import index_workload_statuses
 from plimsoll_operator.injection.policy import format_images
 from plimsoll_operator.kinds import POLICY, Key, Object, Ref, read
 from plimsoll_operator.plans.injection import decide_injection, parse_injection
-from plimsoll_operator.plans.policy import PolicyPlan, reconcile
+from plimsoll_operator.plans.policy import PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
@@ -151,7 +151,7 @@ class PolicyController(Reconciler[_Observation]):
         published = owned.get(Ref("ConfigMap", make_policy_object_name(key.name)))
         files = self._files(key, peers, policy.spec.memory, published)
         now, before = self._clock(), item.get("status")
-        plan = reconcile(policy, owned, pods, incidents, now, before, files)
+        plan = make_plan(policy, owned, pods, incidents, now, before, files)
         for one in plan.desired:
             await self._owned.apply(key, policy.metadata.uid, one, 0)
         await self._owned.remove(key, plan.surplus)

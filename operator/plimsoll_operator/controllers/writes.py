@@ -25,8 +25,12 @@ from plimsoll_operator.kinds import (
     ref,
 )
 from plimsoll_operator.plans.service import Failure
-from plimsoll_operator.render.compare import needs_apply, owned_fields, with_replicas
-from plimsoll_operator.render.names import MANAGER, digest
+from plimsoll_operator.render.compare import (
+    add_current_replicas,
+    get_owned_fields_hash,
+    needs_apply,
+)
+from plimsoll_operator.render.names import FIELD_MANAGER, compute_digest
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 from plimsoll_operator.status.notices import Notice
@@ -85,15 +89,15 @@ class OwnedObjectWriter:
             raise NameConflictError(desired)
         known, where = self._fields.setdefault(key, {}), ref(desired)
         if live is not None and not needs_apply(desired, live, known.get(where)):
-            _store_fields(known, where, owned_fields(live, desired))
+            _store_fields(known, where, get_owned_fields_hash(live, desired))
             return False
         log.info("%s: applying %s", key, " ".join(ref(desired)))
-        full = with_replicas(desired, live, first_replicas)
+        full = add_current_replicas(desired, live, first_replicas)
         try:
             send = self._api.apply if live is not None else self._api.apply_new
             created = await send(kind, full)
             self._store.put(created)
-            _store_fields(known, where, owned_fields(created, desired))
+            _store_fields(known, where, get_owned_fields_hash(created, desired))
         except ConflictError:
             existing = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
             if existing is not None and owner_uid(existing) != uid:
@@ -232,7 +236,7 @@ class EventRecorder:
         """Build the Event; None if it was written less than :data:`EVENT_REPEAT_S` ago."""
         meta, now = service["metadata"], self._clock()
         message = make_printable_line(notice.message, MAX_MESSAGE_CHARS)
-        key = digest([meta["uid"], notice.type, notice.reason, message])
+        key = compute_digest([meta["uid"], notice.type, notice.reason, message])
         event = self._known.setdefault(key, _RecordedEvent(0, now, ""))
         self._known.move_to_end(key)
         if len(self._known) > MAX_CACHED_EVENTS:
@@ -258,6 +262,6 @@ class EventRecorder:
             "count": event.count,
             "firstTimestamp": event.first,
             "lastTimestamp": now,
-            "source": {"component": MANAGER},
-            "reportingComponent": f"plimsoll.dev/{MANAGER}",
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": f"plimsoll.dev/{FIELD_MANAGER}",
         }

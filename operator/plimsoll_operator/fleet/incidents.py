@@ -289,7 +289,7 @@ def _make_incident(
     status: dict[str, Any],
 ) -> Object:  # fmt: skip
     meta = service["metadata"]
-    namespace, labels = meta["namespace"], names.selector(meta["name"])
+    namespace, labels = meta["namespace"], names.make_selector(meta["name"])
     return {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,

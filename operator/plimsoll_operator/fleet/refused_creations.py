@@ -29,8 +29,8 @@ from plimsoll_api.workloads import (
 from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.kinds import Kind, Object
-from plimsoll_operator.render.containers import Images, all_containers
-from plimsoll_operator.render.names import digest
+from plimsoll_operator.render.containers import Images, list_all_containers
+from plimsoll_operator.render.names import compute_digest
 
 REASON = "FailedCreate"
 """Reason of the Events of Kubernetes' own controllers."""
@@ -94,7 +94,9 @@ def read_event(event: Object) -> RefusedCreation | None:
     owner = make_printable_line(f"{reference.get('kind')} {reference.get('name')}", 253)
     # A denial may contain the pod's generated name.
     plain = re.sub(r'"[^"]*-[^"]*"', '""', reason)
-    return RefusedCreation(owner, reason, str(series or time), f"{uid[:36]}/{digest(plain)}", node)
+    return RefusedCreation(
+        owner, reason, str(series or time), f"{uid[:36]}/{compute_digest(plain)}", node
+    )
 
 
 def find_owner_kind(event: Object) -> Kind | None:
@@ -159,8 +161,10 @@ def _may_be_caused_by_supervisor(
     admitted = inject_pod(pod, policy, images)
     if admitted.refusal is not None:
         return False
-    before = {one.get("name") for one in all_containers(pod["spec"])}
-    added = [one for one in all_containers(admitted.pod["spec"]) if one.get("name") not in before]
+    before = {one.get("name") for one in list_all_containers(pod["spec"])}
+    added = [
+        one for one in list_all_containers(admitted.pod["spec"]) if one.get("name") not in before
+    ]
     names = {str(one["name"]) for one in added}
     reason = refused.reason
     if quota := _QUOTA.search(reason):

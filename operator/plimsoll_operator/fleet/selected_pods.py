@@ -31,8 +31,8 @@ from plimsoll_operator.injection.policy import (
     inject_pod,
 )
 from plimsoll_operator.kinds import InvalidSpecError, Object, read
-from plimsoll_operator.render.containers import Images, all_containers, native_sidecars
-from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
+from plimsoll_operator.render.containers import Images, list_all_containers, list_native_sidecars
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY, PROBE, SUPERVISOR
 
 STUCK_AFTER_S = 30.0
 """Age in seconds from which a pod counts as stuck. A shorter failure may be the registry's."""
@@ -179,7 +179,7 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
     own_containers = {one.name: one for one in view.inits if one.name in own}
     # If the engine has run, its supervisor had started, whatever its state is now.
     has_run = any(one.last_termination or one.state == "running" for one in view.mains)
-    natives = {one.get("name") for one in native_sidecars(pod["spec"])}
+    natives = {one.get("name") for one in list_native_sidecars(pod["spec"])}
     engines = (*view.mains, *(one for one in view.inits if one.name in natives))
     if loop := next((one for one in engines if _has_failed_at_once(one)), None):
         text = (
@@ -217,7 +217,7 @@ def _find_supervision_state(pod: Object, policy: str, older: str) -> tuple[Super
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ENDED_POD_PHASES:
         return SupervisionState.LEAVING, ""
-    if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == MANAGER:
+    if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == FIELD_MANAGER:
         return SupervisionState.REFUSED, (
             f"InferenceService {labels[SERVICE_LABEL]} supervises this pod: narrow the selector"
         )
@@ -248,7 +248,7 @@ def _find_supervision_state(pod: Object, policy: str, older: str) -> tuple[Super
 
 def _has_supervisor(pod: Object) -> bool:
     spec = pod.get("spec") or {}
-    return any(one.get("name") == SUPERVISOR for one in all_containers(spec))
+    return any(one.get("name") == SUPERVISOR for one in list_all_containers(spec))
 
 
 def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:

@@ -14,8 +14,8 @@ from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.first_process import check_first_process
 from plimsoll_operator.injection.options import InjectionOptions, OptionNames
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import native_sidecars
-from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces, on_node
+from plimsoll_operator.render.containers import list_native_sidecars
+from plimsoll_operator.render.paths import POD_PLACES, SupervisorPlaces, make_host_network_places
 from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKET_VOLUME
 from plimsoll_operator.render.probe import PROBE_NAME as PROBE
 
@@ -89,7 +89,7 @@ def check_names(pod: Object, at: str) -> None:
 
 def find_supervisor_places(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
     """Return the supervisor's paths and ports in the pod of a single-pod replica."""
-    return on_node(engine.port) if pod.get("hostNetwork") else SUPERVISED
+    return make_host_network_places(engine.port) if pod.get("hostNetwork") else POD_PLACES
 
 
 def check_ports(
@@ -185,7 +185,7 @@ def check_engine(
 ) -> None:
     """Run the checks that depend on the engine, which is one of ``containers`` or a sidecar."""
     check_first_process(pod | {"containers": containers}, at, options.fields)
-    running = [*containers, *native_sidecars(pod)]
+    running = [*containers, *list_native_sidecars(pod)]
     check_ports(running, engine, at, places)
     container = next(one for one in running if one.get("name") == engine.container)
     check_user(pod, container, engine, options)

@@ -55,7 +55,7 @@ def config_map(
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": make_metadata(names.supervisor(name), namespace),
+        "metadata": make_metadata(names.make_supervisor_name(name), namespace),
         # Indented JSON is easier to review in a file.
         "data": {CONFIG_FILE: msgspec.json.format(encode(config), indent=2).decode() + "\n"},
     }

@@ -41,7 +41,7 @@ from plimsoll_operator.injection.unchanged import (
     unchanged_note,
 )
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import all_containers
+from plimsoll_operator.render.containers import list_all_containers
 
 Object = dict[str, Any]
 MAX_LABEL_CHARS = 63
@@ -80,7 +80,7 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
             pod.spec,
             engine,
             options,
-            names.supervisor(name),
+            names.make_supervisor_name(name),
             at=find_supervisor_places(pod.spec, engine),
         )
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL_CHARS].rstrip("-.")
@@ -148,7 +148,7 @@ def _is_engine(pod: Object) -> bool:
 
 def _find_placeholder(pod: PodSpec) -> str | None:
     """Return an image that is still a template placeholder; None if there is none."""
-    images = [str(one.get("image") or "") for one in all_containers(pod.spec)]
+    images = [str(one.get("image") or "") for one in list_all_containers(pod.spec)]
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 

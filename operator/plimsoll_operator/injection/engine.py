@@ -29,8 +29,8 @@ from plimsoll_operator.injection.programs import (
     classify_image,
     find_option_value,
 )
-from plimsoll_operator.render.containers import native_sidecars
-from plimsoll_operator.render.supervisor import claims_of, shares_device
+from plimsoll_operator.render.containers import list_native_sidecars
+from plimsoll_operator.render.supervisor import list_resource_claims, shares_device
 
 Object = dict[str, Any]
 
@@ -206,7 +206,7 @@ def find_engine(
     if ray and chosen.rank < COMMAND_RANK:
         chosen = replace(chosen, ray=True)
     container = chosen.container
-    native = any(one is container for one in native_sidecars(pod))
+    native = any(one is container for one in list_native_sidecars(pod))
     path = f"{where}.{'initContainers' if native else 'containers'}[{container.get('name')}]"
     if command_line.count_command_chars(container) > MAX_COMMAND_CHARS:
         raise InjectionError(
@@ -250,7 +250,7 @@ def find_engine(
         uid=_find_uid(pod, container, where, path),
         is_hidden=_is_hidden(pod, container),
         shm=_find_shm_mount(container),
-        shares_device=shares_device(asked, claims_of(container), pod, annotations),
+        shares_device=shares_device(asked, list_resource_claims(container), pod, annotations),
         no_restart_reason="" if native else _find_no_restart_reason(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
         notes=address.notes,
@@ -269,7 +269,7 @@ def describe_containers(pod: Object, options: InjectionOptions) -> str:
             str(one.get("name")),
             classify_container(one, find_scripts(pod, one, options.config_maps)).reason,
         )
-        for one in [*(pod.get("containers") or ()), *native_sidecars(pod)]
+        for one in [*(pod.get("containers") or ()), *list_native_sidecars(pod)]
     ]
     return ", ".join(f"{name} {why}".rstrip() for name, why in listed) or "none"
 
@@ -288,7 +288,7 @@ def _choose_container(
     pod: Object, where: str, options: InjectionOptions
 ) -> ContainerClassification | None:
     containers: list[Object] = pod.get("containers") or []
-    sidecars = native_sidecars(pod)
+    sidecars = list_native_sidecars(pod)
     listed = [str(one.get("name")) for one in (*containers, *sidecars)]
     known = [
         classify_container(one, find_scripts(pod, one, options.config_maps))

@@ -118,7 +118,7 @@ def inject_llm_service(
             notes.append(f"{workload.at}.worker: {unchanged_note(WORKERS_MESSAGE)}")
     if not engines:
         return InjectedDocument(document, None, tuple(notes))
-    config_name = names.supervisor(name)
+    config_name = names.make_supervisor_name(name)
     config = {
         "apiVersion": changed["apiVersion"],
         "kind": CONFIG_KIND,
@@ -193,7 +193,12 @@ def _add_supervisor(
     kept = {key: container[key] for key in ("ports", "resources") if key in container}
     added: Object = {"containers": [{"name": engine.container, **kept}]}
     add_supervisor(
-        added, engine, options, names.supervisor(name), (make_pod_engine_variable(info),), places
+        added,
+        engine,
+        options,
+        names.make_supervisor_name(name),
+        (make_pod_engine_variable(info),),
+        places,
     )
     for key in kept:
         del added["containers"][0][key]

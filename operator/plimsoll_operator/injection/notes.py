@@ -8,8 +8,8 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision import Action
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.options import InjectionOptions
-from plimsoll_operator.render.containers import is_guaranteed, other_containers
-from plimsoll_operator.render.paths import on_node
+from plimsoll_operator.render.containers import is_guaranteed, list_other_containers
+from plimsoll_operator.render.paths import make_host_network_places
 
 Object = dict[str, Any]
 
@@ -23,7 +23,7 @@ def make_notes(
     found += engine.notes
     found += _make_user_notes(engine, options, known)
     if pod.get("hostNetwork"):
-        at = on_node(engine.port)
+        at = make_host_network_places(engine.port)
         found.append(
             f"with hostNetwork: true, ports {at.metrics_port} and {at.probe_port} must be free "
             "on the node; they depend on the engine's port, so engines with other ports can run "
@@ -44,7 +44,7 @@ def make_notes(
     resources = options.supervisor.resources
     if (
         resources is not None
-        and is_guaranteed(other_containers(pod))
+        and is_guaranteed(list_other_containers(pod))
         and not is_guaranteed([{"resources": vars(resources)}])
     ):
         found.append(

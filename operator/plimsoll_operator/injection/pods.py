@@ -11,7 +11,7 @@ from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_api.workloads import KSERVE_API, LWS_API, LWS_KIND, LWS_NAME_LABEL, RAY_API
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.listening import KSERVE_CONTAINER
-from plimsoll_operator.render.containers import native_sidecars
+from plimsoll_operator.render.containers import list_native_sidecars
 
 Object = dict[str, Any]
 
@@ -178,7 +178,7 @@ def list_engine_objects(pod: Object) -> list[Object]:
     """
     model = pod.get("model")
     models = [model] if isinstance(model, dict) else []
-    return [*(pod.get("containers") or []), *native_sidecars(pod), *models]
+    return [*(pod.get("containers") or []), *list_native_sidecars(pod), *models]
 
 
 def find_engine_object(pod: Object, container: str) -> Object | None:

@@ -53,7 +53,7 @@ from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.paths import SUPERVISED
+from plimsoll_operator.render.paths import POD_PLACES
 
 Object = dict[str, Any]
 
@@ -262,7 +262,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
             f"no container runs vLLM or SGLang (containers: {describe_containers(spec, options)}):"
             f" set {POLICY_OPTION_NAMES.unrecognized}"
         )
-    places = find_supervisor_places(spec, engine) if group is None else SUPERVISED
+    places = find_supervisor_places(spec, engine) if group is None else POD_PLACES
     check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, places)
     member = find_membership(pod["metadata"])
     detected = PodEngine(

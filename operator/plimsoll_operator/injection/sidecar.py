@@ -20,9 +20,13 @@ from plimsoll_operator.injection.pods import (
     set_container_name_variable,
 )
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import native_sidecars, other_containers
-from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces
-from plimsoll_operator.render.pod import add_pull_secrets, supervisor_container, token_sources
+from plimsoll_operator.render.containers import list_native_sidecars, list_other_containers
+from plimsoll_operator.render.paths import POD_PLACES, SupervisorPlaces
+from plimsoll_operator.render.pod import (
+    add_pull_secrets,
+    make_supervisor_container,
+    make_token_sources,
+)
 from plimsoll_operator.render.probe import add_probe, remove_probe
 
 Object = dict[str, Any]
@@ -34,7 +38,7 @@ def add_supervisor(
     options: InjectionOptions,
     config_map: str,
     env: tuple[Object, ...] = (),
-    at: SupervisorPlaces = SUPERVISED,
+    at: SupervisorPlaces = POD_PLACES,
 ) -> None:
     """Add the supervisor of ``engine`` to the pod spec ``pod``, in place. Raises InjectionError.
 
@@ -63,8 +67,10 @@ def _make_container(
     pod: Object, engine: EngineContainer, options: InjectionOptions, at: SupervisorPlaces
 ) -> Object:
     containers = list_containers(pod, options.runtimes)
-    others = other_containers(pod | {"containers": containers})
-    base = supervisor_container(options.supervisor, options.image, options.resources, others, at)
+    others = list_other_containers(pod | {"containers": containers})
+    base = make_supervisor_container(
+        options.supervisor, options.image, options.resources, others, at
+    )
     # Without a policy, the supervisor writes no objects and needs no service account token.
     unwanted = ("shm",) if options.token else ("token", "shm")
     mounts = [mount for mount in base["volumeMounts"] if mount["name"] not in unwanted]
@@ -76,7 +82,7 @@ def _make_container(
         security |= {"runAsUser": uid or 0, "runAsNonRoot": bool(uid)}
     used = {
         port.get("name")
-        for container in (*containers, *native_sidecars(pod))
+        for container in (*containers, *list_native_sidecars(pod))
         for port in container.get("ports") or []
         if isinstance(port, dict)
     }
@@ -110,6 +116,6 @@ def _add_to_pod(
     # must start without it: the supervisor then only observes.
     volumes[CONFIG_VOLUME] = {"configMap": {"name": config_map, "optional": True}}
     if options.token:
-        volumes[TOKEN_VOLUME] = {"projected": {"sources": token_sources()}}
+        volumes[TOKEN_VOLUME] = {"projected": {"sources": make_token_sources()}}
     kept = [v for v in pod.get("volumes") or [] if v.get("name") not in volumes]
     pod["volumes"] = [*kept, *({"name": name, **source} for name, source in volumes.items())]

@@ -4,7 +4,7 @@ An engine starts after its supervisor, so a pod fails if its supervisor cannot s
 of a policy has run with the current images, only a few pods at a time get a supervisor. Injection
 stops if several pods with these images are stuck, or if the API server rejects pods that got a
 supervisor. Injection resumes when a person requests it. It also resumes if the API server rejects
-further pods of the same owner that have no supervisor: then the supervisor was not the cause.
+pods of the same owner that have no supervisor, because the supervisor was not the cause then.
 
 The operator decides and writes ``status.injection``, which every replica's webhook reads. Anyone
 who may create pods or Events in a namespace can forge the evidence. This can only stop or resume
@@ -24,11 +24,11 @@ from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
 
-RETRY = "plimsoll.dev/retry-injection"
+RETRY_ANNOTATION = "plimsoll.dev/retry-injection"
 """Annotation of a policy. Changing its value after a stop requests another attempt."""
-MAX_RETRY = 256
+MAX_RETRY_CHARS = 256
 PROPAGATION_S = 15.0
-"""Seconds after a stop until every webhook knows it; webhooks read the policies every 2 s."""
+"""Seconds after a stop until every webhook knows about it; webhooks read the policies every 2 s."""
 
 
 def parse_injection(status: Object | None) -> Injection | None:
@@ -52,12 +52,13 @@ def decide_injection(
 
     ``now`` is RFC 3339. Injection stops if ``limit`` pods are stuck, or if ``refused`` contains a
     recent rejection of a pod of the policy. It resumes once ``images``, the policy's generation or
-    its annotation :data:`RETRY` changes; earlier pods and rejections then no longer count.
+    the annotation :data:`RETRY_ANNOTATION` changes. Earlier pods and rejections then no longer
+    count.
     """
     last = before if before is not None and before.images == images else Injection(images=images)
     stopped, since, proven = last.stopped, last.since, last.proven
     anyway = last.refused_anyway
-    if stopped is not None and not _is_in_force(stopped, policy):
+    if stopped is not None and not _still_applies(stopped, policy):
         stopped, since, proven = None, now, False
     elif stopped is not None and any(
         _is_refused_without_supervisor(stopped, one) for one in refused
@@ -88,7 +89,7 @@ def decide_injection(
             reason=reason,
             time=now,
             generation=policy.metadata.generation,
-            retry=_retry_value(policy),
+            retry=_get_retry_value(policy),
             refusal=refusal,
         )
     found = Injection(
@@ -105,17 +106,17 @@ def decide_injection(
     return written
 
 
-def reason_to_skip(
+def find_skip_reason(
     policy: SupervisionPolicy, before: Injection | None, images: str, tried: int, limit: int
 ) -> str:
     """Return why a new pod of ``policy`` gets no supervisor; empty if it gets one.
 
-    ``tried`` is the number of replicas that recently got a supervisor from this webhook, and that
-    the status does not count yet.
+    ``tried`` is the number of replicas that recently got a supervisor from this webhook, and are
+    not counted in the status yet.
     """
     last = before if before is not None and before.images == images else Injection(images=images)
-    if last.stopped is not None and _is_in_force(last.stopped, policy):
-        return f"injection is stopped, because {stop_cause(last.stopped)}"
+    if last.stopped is not None and _still_applies(last.stopped, policy):
+        return f"injection is stopped, because {describe_stop(last.stopped)}"
     if last.proven:
         return ""
     waiting = max(tried, last.waiting if last.stopped is None else 0)
@@ -124,21 +125,21 @@ def reason_to_skip(
     return f"{waiting} replicas wait for {images}, with which no pod has run yet"
 
 
-def stop_cause(stopped: InjectionStop) -> str:
-    """Return which pod or owner stopped the injection, as a clause for a message."""
+def describe_stop(stopped: InjectionStop) -> str:
+    """Return a clause for a message: which pod or owner stopped the injection."""
     if stopped.refusal:
         return f"the API server refuses pods of {stopped.pod} with a supervisor"
     return f"pod {stopped.pod} does not start"
 
 
 def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreation) -> bool:
-    """Report whether the API server also rejects the same owner's pods without a supervisor."""
+    """Report whether the rejection shows that the owner's pods also fail without a supervisor."""
     same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
     return same and bool(refused.at) and subtract_times(stopped.time, refused.at) > PROPAGATION_S
 
 
 def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
-    """Return the number of stuck pods, or of their nodes if others of ``ours`` run on another node.
+    """Return the number of stuck pods, or of their nodes if one of ``ours`` runs on another node.
 
     A single broken node is no evidence against the images.
     """
@@ -147,10 +148,13 @@ def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> i
     return len(nodes) if elsewhere and "" not in nodes else len(stuck)
 
 
-def _retry_value(policy: SupervisionPolicy) -> str:
-    return policy.metadata.annotations.get(RETRY, "")[:MAX_RETRY]
+def _get_retry_value(policy: SupervisionPolicy) -> str:
+    return policy.metadata.annotations.get(RETRY_ANNOTATION, "")[:MAX_RETRY_CHARS]
 
 
-def _is_in_force(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
-    """Report whether a stop still applies: same policy generation, and no retry was requested."""
-    return (stopped.generation, stopped.retry) == (policy.metadata.generation, _retry_value(policy))
+def _still_applies(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
+    """Report whether a stop still applies: the policy is unchanged, and no retry was requested."""
+    return (stopped.generation, stopped.retry) == (
+        policy.metadata.generation,
+        _get_retry_value(policy),
+    )

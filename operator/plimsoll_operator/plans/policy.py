@@ -1,7 +1,7 @@
 """Plan a policy: which objects to apply and to delete, given its spec and the observed objects.
 
 The functions are pure, like the plan for a service. A policy owns the configuration and the
-permissions of its supervisors, their slots, and headless Services for its pods.
+permissions of its supervisors, their restart slots, and headless Services for its pods.
 """
 
 from __future__ import annotations
@@ -52,13 +52,17 @@ from plimsoll_operator.fleet.workloads import (
     index_workload_statuses,
 )
 from plimsoll_operator.kinds import LEASE, Key, Object, Ref, owner_uid, ref
-from plimsoll_operator.plans.service import Failure, held_slots
-from plimsoll_operator.render.names import MANAGED_BY, MANAGER, owned
-from plimsoll_operator.render.objects import rule, supervisor_binding, supervisor_role
+from plimsoll_operator.plans.service import Failure, list_held_slots
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY, add_owner
+from plimsoll_operator.render.objects import (
+    make_role_rule,
+    make_supervisor_binding,
+    make_supervisor_role,
+)
 
 MAX_ACCOUNTS = 100
 """Maximum number of ServiceAccounts in a RoleBinding."""
-MAX_SHOWN = 320
+MAX_SHOWN_CHARS = 320
 MAX_LISTED_NAMES = 4
 """Maximum number of pods, workloads or policies that a message names."""
 
@@ -67,8 +71,9 @@ MAX_LISTED_NAMES = 4
 class PolicyPlan:
     """Changes to make for a policy.
 
-    ``desired`` is in the order of application; ``surplus`` is deleted afterwards. ``failure`` is
-    the limit that is exceeded, and ``suspects`` are the workloads with a leaking revision.
+    ``desired`` is in the order of application; ``surplus`` is deleted afterwards. ``failure`` says
+    which limit is exceeded; None if none is. ``suspects`` are the workloads with a leaking
+    revision.
     """
 
     desired: list[Object]
@@ -78,24 +83,24 @@ class PolicyPlan:
     failure: Failure | None = None
 
 
-def reconcile(
+def make_plan(
     policy: SupervisionPolicy,
     owned: Mapping[Ref, Object],
     pods: Sequence[SelectedPod],
     incidents: Sequence[Object],
     now: str,
     status: Object | None = None,
-    beside: Mapping[str, str] = MappingProxyType({}),
+    extra_files: Mapping[str, str] = MappingProxyType({}),
 ) -> PolicyPlan:
     """Plan which objects to apply, and which of the policy's objects to delete.
 
-    ``status`` is the previous status, and ``now`` is RFC 3339. ``beside`` contains the other files
-    of the supervisors' ConfigMap, by name.
+    ``status`` is the previous status, and ``now`` is RFC 3339. ``extra_files`` are the other files
+    of the supervisors' ConfigMap (content by name).
     """
     uid, name = policy.metadata.uid, policy.metadata.name
     own = {where: item for where, item in owned.items() if owner_uid(item) == uid}
     leases = {where.name: item for where, item in own.items() if where.kind == LEASE.kind}
-    held = held_slots(leases.values(), {one.name for one in pods})
+    held = list_held_slots(leases.values(), {one.name for one in pods})
     workloads = group_pods(pods)
     sharing = group_by_slots(pods, policy.spec.supervision.scope)
     chosen = choose_workloads(name, sharing, leases)
@@ -107,7 +112,7 @@ def reconcile(
             if one.may_hold_slot or one.state is SupervisionState.SUPERVISED
         }
     )
-    desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, beside)
+    desired = render_objects(policy, accounts[:MAX_ACCOUNTS], chosen, held, extra_files)
     wanted = {ref(one) for one in desired}
     idle = [item for slot, item in leases.items() if Ref(LEASE.kind, slot) not in wanted]
     kept = {
@@ -124,68 +129,71 @@ def reconcile(
         surplus,
         workloads,
         find_suspects(workloads, incidents, index_workload_statuses(status or {})),
-        too_many_accounts(accounts) or too_many_workloads(sharing, chosen),
+        find_account_failure(accounts) or find_slot_failure(sharing, chosen),
     )
 
 
-def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
-    """Return why some supervisors have no permissions; None if all ``accounts`` get them."""
+def find_account_failure(accounts: Sequence[str]) -> Failure | None:
+    """Return the failure that some ``accounts`` get no permissions; None if all get them."""
     if len(accounts) <= MAX_ACCOUNTS:
         return None
     text = (
-        f"the supervised pods have {len(accounts)} ServiceAccounts, and {MAX_ACCOUNTS} can have"
-        f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
-        " accounts, or more policies"
+        f"the supervised pods have {len(accounts)} ServiceAccounts, but only {MAX_ACCOUNTS} get"
+        f" permissions: with {accounts[MAX_ACCOUNTS]} and later names, a supervisor cannot write"
+        " incidents; use fewer accounts, or more policies"
     )
     return Failure("TooManyServiceAccounts", text, is_lasting=True)
 
 
-def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Return the failure if workloads that are not ``chosen``, or some pods, get no slot."""
+def find_slot_failure(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
+    """Return the failure that some workloads or pods get no restart slot; None if all get one.
+
+    ``chosen`` are the workloads that get slots.
+    """
     known = {(one.ref, one.role) for one in chosen}
     without = [one for one in workloads if one.needs_slots and (one.ref, one.role) not in known]
     if without:
-        who = list_names([display_name(one.ref) for one in without])
+        who = join_names([format_workload_name(one.ref) for one in without])
         text = (
-            f"the pods belong to {len(without) + len(chosen)} workloads, and {MAX_WORKLOADS} can"
-            f" have restart slots: {who} restart nothing; use more policies"
+            f"the pods belong to {len(without) + len(chosen)} workloads, but only {MAX_WORKLOADS}"
+            f" get restart slots: the supervisors of {who} restart nothing; use more policies"
         )
         return Failure("TooManyWorkloads", text, is_lasting=True)
-    large = [display_name(one.ref) for one in chosen if one.is_truncated]
+    large = [format_workload_name(one.ref) for one in chosen if one.is_truncated]
     if large:
-        names = list_names(large)
-        text = f"{names}: so many pods that some can take no restart slot: use more policies"
+        names = join_names(large)
+        text = f"{names}: too many pods, so some cannot take a restart slot: use more policies"
         return Failure("TooManyPods", text, is_lasting=True)
     return None
 
 
-def display_name(ref: WorkloadRef | None) -> str:
-    """Return the name of a workload for a message, truncated and with printable characters only.
+def format_workload_name(ref: WorkloadRef | None) -> str:
+    """Return the name of a workload for a message, with printable characters only, and truncated.
 
     The creator of a pod may set any text as its owner's name.
     """
-    return make_printable_line(str(ref), MAX_SHOWN) if ref else "pods without an owner"
+    return make_printable_line(str(ref), MAX_SHOWN_CHARS) if ref else "pods without an owner"
 
 
-def list_names(names: Sequence[str]) -> str:
-    """Join the first names for a message, with the number of omitted ones."""
+def join_names(names: Sequence[str]) -> str:
+    """Join the first names for a message, and add the number of the others."""
     more = len(names) - MAX_LISTED_NAMES
     return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-REPORT = "report"
+REPORT_VERB = "report"
 """Verb on a SupervisionPolicy that permits writing incidents and taking slots in its name. Only the
 admission policies check it; the API server itself does not use it."""
 
 DEFAULT_PORT = 8000
 
 
-def key_of(policy: SupervisionPolicy) -> Key:
+def make_key(policy: SupervisionPolicy) -> Key:
     """Return the policy's key."""
     return Key(policy.metadata.namespace, policy.metadata.name, POLICY_KIND)
 
 
-def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
+def make_supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
     """Return the configuration that all of the policy's pods share.
 
     Each supervisor replaces ``engine`` with the engine of its pod
@@ -210,49 +218,51 @@ def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
     )
 
 
-def render(
+def render_objects(
     policy: SupervisionPolicy,
     accounts: Collection[str],
     workloads: Sequence[Workload] = (),
-    held: Collection[str] = (),
-    beside: Mapping[str, str] = MappingProxyType({}),
+    held_slots: Collection[str] = (),
+    extra_files: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Object]:
     """Return all objects of ``policy``, in the order of application.
 
-    ``accounts`` are the ServiceAccounts of the supervised pods, and ``workloads`` those that have
-    slots. ``held`` are the names of surplus slots whose holders have not released them yet.
-    ``beside`` contains the other files of the supervisors' ConfigMap, by name.
+    ``accounts`` are the ServiceAccounts of the supervised pods, and ``workloads`` are the workloads
+    with slots. ``held_slots`` are the names of surplus slots whose holders have not released them
+    yet. ``extra_files`` are the other files of the supervisors' ConfigMap (content by name).
     """
     name = make_policy_object_name(policy.metadata.name)
     config: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name},
-        "data": {CONFIG_FILE: encode(supervisor_config(policy)).decode()} | dict(beside),
+        "data": {CONFIG_FILE: encode(make_supervisor_config(policy)).decode()} | dict(extra_files),
     }
     owners = list(workloads)
     if all(one.ref is not None for one in owners):
         owners.insert(0, Workload(None, "", ()))
-    leases = [lease for one in owners for lease in _leases(policy, one)]
+    leases = [lease for one in owners for lease in _make_leases(policy, one)]
     slots = [one["metadata"]["name"] for one in leases]
-    rights = [role(policy, (*slots, *sorted(set(held) - set(slots))))]
+    rights = [make_role(policy, (*slots, *sorted(set(held_slots) - set(slots))))]
     if accounts:
-        rights.append(supervisor_binding(name, sorted(accounts), policy.metadata.namespace))
-    services = [_ray_service(policy, ray) for one in workloads if (ray := one.ray_cluster)]
+        rights.append(make_supervisor_binding(name, sorted(accounts), policy.metadata.namespace))
+    services = [_make_ray_service(policy, ray) for one in workloads if (ray := one.ray_cluster)]
     if accounts:
         labels = {POLICY_LABEL: policy.metadata.name}
-        services.append(_service(make_members_service_name(policy.metadata.name), labels))
+        services.append(
+            _make_headless_service(make_members_service_name(policy.metadata.name), labels)
+        )
     return [
-        owned(item, POLICY_KIND, policy.metadata, _labels(policy))
+        add_owner(item, POLICY_KIND, policy.metadata, _make_labels(policy))
         for item in (config, *leases, *rights, *services)
     ]
 
 
-def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
+def _make_leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     """Return the slot Leases of one workload.
 
-    The admission policy for slots selects these Leases by their label. It lets only those pods take
-    a slot that the annotation :data:`SLOT_REPLICAS_ANNOTATION` of its Lease lists.
+    The admission policy for slots selects these Leases by their label. Only pods in the Lease's
+    annotation :data:`SLOT_REPLICAS_ANNOTATION` may take the slot.
     """
     name = policy.metadata.name
     annotations = {SLOT_REPLICAS_ANNOTATION: workload.replicas()}
@@ -274,19 +284,19 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     ]
 
 
-def _ray_service(policy: SupervisionPolicy, cluster: str) -> Object:
-    """Build a Service that lists the supervised pods of a RayCluster.
+def _make_ray_service(policy: SupervisionPolicy, cluster: str) -> Object:
+    """Build a headless Service that lists the supervised pods of a RayCluster.
 
-    The head's supervisor reads the addresses of its workers from it. KubeRay creates a Service only
-    for the head.
+    The head's supervisor reads the addresses of its workers from the Service. KubeRay creates a
+    Service only for the head.
     """
     name = policy.metadata.name
-    return _service(
+    return _make_headless_service(
         make_ray_service_name(name, cluster), {POLICY_LABEL: name, RAY_CLUSTER_LABEL: cluster}
     )
 
 
-def _service(name: str, labels: Object) -> Object:
+def _make_headless_service(name: str, labels: Object) -> Object:
     """Build a headless Service that lists the pods with ``labels``, ready or not."""
     return {
         "apiVersion": "v1",
@@ -301,20 +311,20 @@ def _service(name: str, labels: Object) -> Object:
     }
 
 
-def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
-    """Return the Role of the supervisors.
+def make_role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
+    """Return the Role of the policy's supervisors.
 
     The admission policies restrict each supervisor to its own pod's objects.
     """
     name = policy.metadata.name
-    report = rule(API_GROUP, [POLICY_PLURAL], [REPORT]) | {"resourceNames": [name]}
-    return supervisor_role(make_policy_object_name(name), list(slots), report)
+    report = make_role_rule(API_GROUP, [POLICY_PLURAL], [REPORT_VERB]) | {"resourceNames": [name]}
+    return make_supervisor_role(make_policy_object_name(name), list(slots), report)
 
 
-def _labels(policy: SupervisionPolicy) -> dict[str, str]:
+def _make_labels(policy: SupervisionPolicy) -> dict[str, str]:
     return {
         POLICY_LABEL: policy.metadata.name,
-        MANAGED_BY: MANAGER,
+        MANAGED_BY: FIELD_MANAGER,
         "app.kubernetes.io/name": "supervision-policy",
         "app.kubernetes.io/instance": policy.metadata.name,
     }

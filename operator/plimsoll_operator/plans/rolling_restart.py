@@ -15,19 +15,21 @@ from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
 
 ROLLOUT_FIELD_MANAGER = "plimsoll-operator-rollout"
-"""Field manager of the restarts. It owns no other field of a workload."""
-RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-RESTARTED_FOR = "plimsoll.dev/restarted-for"
+"""Field manager of the restarts. It owns no other fields of a workload."""
+RESTARTED_AT_ANNOTATION = "kubectl.kubernetes.io/restartedAt"
+RESTARTED_FOR_ANNOTATION = "plimsoll.dev/restarted-for"
 """Annotation of a workload: UID and generation of the policy that last requested a restart."""
 
 REQUESTED_MESSAGE = (
-    "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
+    "the operator requested a rolling restart; if pods still wait afterwards, restart the workload"
 )
 WEBHOOK_OFF_MESSAGE = "the operator runs without its webhook, so a restart would add no supervisor"
 WEBHOOK_NOT_READY_MESSAGE = "waiting for the operator's webhook, which is not ready"
 UNPROVEN_MESSAGE = "waiting until a pod of another workload has started with its supervisor"
 STOPPED_MESSAGE = "injection is stopped: see the condition InjectionStopped"
-SUSPECT_REVISION_MESSAGE = "held: most replicas of one of its revisions have the same leak"
+SUSPECT_REVISION_MESSAGE = (
+    "not restarted, because most replicas of one of its revisions have the same leak"
+)
 
 OBJECT_NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 DEPLOYMENT, STATEFUL_SET, DAEMON_SET = (
@@ -37,13 +39,13 @@ DEPLOYMENT, STATEFUL_SET, DAEMON_SET = (
 RESTARTABLE_KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
 
 
-def waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
-    """Return the workloads with pods that would get a supervisor if recreated."""
+def list_waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
+    """Return the workloads with pods that get a supervisor when they are recreated."""
     return [one for one in workloads if one.count(SupervisionState.WAITING)]
 
 
-def kind_of(workload: Workload) -> Kind | None:
-    """Return the kind of the object to restart; None if a person must restart the workload.
+def find_restartable_kind(workload: Workload) -> Kind | None:
+    """Return the kind of a workload that the operator can restart; None for any other workload.
 
     The name becomes part of a URL, and the creator of a pod may set any text as its owner's name.
     """
@@ -56,33 +58,35 @@ def kind_of(workload: Workload) -> Kind | None:
     return RESTARTABLE_KINDS.get(workload.ref.kind)
 
 
-def manual_restart_hint(ref: WorkloadRef | None) -> str:
+def explain_manual_restart(ref: WorkloadRef | None) -> str:
     """Return why the operator cannot restart a workload, and what to do instead."""
     if ref is None:
         return "no workload owns these pods: recreate them yourself"
-    return f"a {ref.kind} has no rolling restart that the operator can ask for: restart it yourself"
+    return f"the operator cannot request a rolling restart of a {ref.kind}: restart it yourself"
 
 
 def is_requested(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
     """Report whether a restart for this generation of the policy has already been requested.
 
-    In a ``trial``, only a few pods get a supervisor. Once it is over, a restart requested during
-    the trial does not count.
+    In a ``trial``, only a few pods get a supervisor. After the trial, a restart that was requested
+    during the trial does not count.
     """
     annotations = live["metadata"].get("annotations") or {}
-    marks = {_mark(policy), _mark(policy, trial)}
-    return annotations.get(RESTARTED_FOR) in marks
+    marks = {_make_restart_mark(policy), _make_restart_mark(policy, trial)}
+    return annotations.get(RESTARTED_FOR_ANNOTATION) in marks
 
 
-def restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
-    """Return why a restart must wait or would replace no pod; empty if it can start."""
+def find_restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
+    """Return why a restart must wait or would replace no pod; empty if nothing prevents it."""
     meta, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     template = (spec.get("template") or {}).get("metadata") or {}
     strategy = (spec.get("updateStrategy") or {}).get("type")
     if meta.get("deletionTimestamp"):
         return "the workload is being deleted"
     if not policy.spec.selector.matches(template.get("labels") or {}):
-        return "the policy's selector does not match its pod template: restart it yourself"
+        return (
+            "the policy's selector does not match the workload's pod template: restart it yourself"
+        )
     if spec.get("paused"):
         return "the workload's rollout is paused: resume it"
     if strategy == "OnDelete":
@@ -92,10 +96,13 @@ def restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
     return ""
 
 
-def restart_patch(live: Object, policy: SupervisionPolicy, now: str, trial: bool = False) -> Object:
+def make_restart_patch(
+    live: Object, policy: SupervisionPolicy, now: str, trial: bool = False
+) -> Object:
     """Return the patch that restarts the workload, to apply with :data:`ROLLOUT_FIELD_MANAGER`.
 
-    It contains the UID, so that the API server rejects it for another object with the same name.
+    It contains the UID, so that the API server rejects the patch for a later object of the same
+    name.
     """
     meta = live["metadata"]
     return {
@@ -105,9 +112,9 @@ def restart_patch(live: Object, policy: SupervisionPolicy, now: str, trial: bool
             "name": meta["name"],
             "namespace": meta["namespace"],
             "uid": meta["uid"],
-            "annotations": {RESTARTED_FOR: _mark(policy, trial)},
+            "annotations": {RESTARTED_FOR_ANNOTATION: _make_restart_mark(policy, trial)},
         },
-        "spec": {"template": {"metadata": {"annotations": {RESTARTED_AT: now}}}},
+        "spec": {"template": {"metadata": {"annotations": {RESTARTED_AT_ANNOTATION: now}}}},
     }
 
 
@@ -122,5 +129,5 @@ def _is_rolling_out(kind: str, meta: Object, status: Object) -> bool:
     return bool(status.get("updatedReplicas", 0) < status.get("replicas", 0))
 
 
-def _mark(policy: SupervisionPolicy, trial: bool = False) -> str:
+def _make_restart_mark(policy: SupervisionPolicy, trial: bool = False) -> str:
     return f"{policy.metadata.uid}/{policy.metadata.generation}" + ("/trial" if trial else "")

@@ -26,13 +26,13 @@ from plimsoll_operator.fleet.revisions import (
 )
 from plimsoll_operator.injection.first_process import find_dependency
 from plimsoll_operator.kinds import InvalidSpecError, Object, Ref, owner_uid, read, ref
-from plimsoll_operator.render import Images, model, names, render
-from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.render.groups import workload_of
-from plimsoll_operator.render.pod import pod_template, rendered_template
-from plimsoll_operator.render.standard import NotAllowedError, check
+from plimsoll_operator.render import Images, model, names, render_objects
+from plimsoll_operator.render.deployment import compute_pod_hash
+from plimsoll_operator.render.groups import get_workload_name
+from plimsoll_operator.render.pod import make_base_template, make_pod_template
+from plimsoll_operator.render.standard import NotAllowedError, check_pod_template
 
-CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+CLAIM_NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Plan:
     """Changes to make for a service.
 
     ``desired`` is in the order of application; ``surplus`` is deleted afterwards. ``changed`` lists
-    how a suspect revision differs from the last good one. ``absent`` is set after everything has
-    been applied: the fields that the cluster dropped.
+    how a suspect revision differs from the last good one. ``dropped_fields`` is set after
+    everything has been applied: fields that the cluster did not keep.
     """
 
     desired: list[Object]
@@ -58,21 +58,21 @@ class Plan:
     decision: RolloutDecision
     suspect: Suspect | None
     changed: list[str]
-    absent: tuple[str, ...] = ()
+    dropped_fields: tuple[str, ...] = ()
 
 
-def parse(item: Object) -> InferenceService:
-    """Parse the service. Raises :class:`InvalidSpecError`.
+def parse_service(item: Object) -> InferenceService:
+    """Parse an InferenceService. Raises :class:`InvalidSpecError`.
 
-    The schema and its CEL rules reject invalid specs, except those stored before an upgrade and a
-    deeply nested ``podTemplate``, whose schema is open.
+    The schema and its CEL rules reject most invalid specs. They do not reject specs stored before
+    an upgrade, or a deeply nested ``podTemplate``, whose schema is open.
     """
-    if _is_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
+    if _is_nested_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
         raise InvalidSpecError(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
     return read(InferenceService, item)
 
 
-def _is_deeper(value: Any, limit: int) -> bool:
+def _is_nested_deeper(value: Any, limit: int) -> bool:
     level = [value]
     for _ in range(limit + 1):
         inner = [one for one in level if isinstance(one, dict | list) and one]
@@ -82,7 +82,7 @@ def _is_deeper(value: Any, limit: int) -> bool:
     return True
 
 
-def reconcile(
+def make_plan(
     service: InferenceService,
     owned: Mapping[Ref, Object],
     pods: Sequence[PodView],
@@ -90,34 +90,37 @@ def reconcile(
     images: Images,
     status: Object | None = None,
     restricted: bool = True,
-    beside: Mapping[str, str] = MappingProxyType({}),
-    shared: Collection[str] = (),
+    extra_files: Mapping[str, str] = MappingProxyType({}),
+    shared_claims: Collection[str] = (),
 ) -> Plan:
     """Plan which objects to apply, and which of the service's objects to delete.
 
     ``pods`` are the pods that are not terminating, and ``status`` is the previous status. If
     ``restricted``, the service's ``podTemplate`` must meet the restricted Pod Security Standard.
-    ``beside`` contains the other files of the supervisors' ConfigMap, by name. ``shared`` are
-    claims that pods on several nodes may mount. Raises :class:`InvalidSpecError`.
+    ``extra_files`` are the other files of the supervisors' ConfigMap (content by name).
+    ``shared_claims`` are claims that pods on several nodes may mount. Raises
+    :class:`InvalidSpecError`.
     """
     before = status or {}
-    update = pod_hash(service)
-    templates = _pinned_templates(service, owned)
+    update = compute_pod_hash(service)
+    templates = _find_pinned_templates(service, owned)
     suspect = find_suspect(update, make_replica_pods(pods), incidents)
-    running = _running_revision(service, owned)
+    running = _find_running_revision(service, owned)
     decision = revisions.decide_rollout(service, before, update, suspect, templates, running)
     instead = (
         None if decision.revision == update else (decision.revision, templates[decision.revision])
     )
     present = {pod.name for pod in pods}
-    held = held_slots(owned.values(), present)
+    held = list_held_slots(owned.values(), present)
     pinned = templates.get(update)
     try:
         if restricted and service.spec.pod_template is not None:
             for worker in {False, service.spec.nodes > 1}:
-                template = pod_template(service, images, worker)
-                check(service, template, rendered_template(service, images, worker))
-        if pinned is None and (found := find_dependency(pod_template(service, images)["spec"])):
+                template = make_pod_template(service, images, worker)
+                check_pod_template(service, template, make_base_template(service, images, worker))
+        if pinned is None and (
+            found := find_dependency(make_pod_template(service, images)["spec"])
+        ):
             # a revision that is already running may continue
             raise InvalidSpecError(
                 f"the pod's {found}, but the containers of a service share their process IDs, and"
@@ -127,8 +130,16 @@ def reconcile(
         is_open = any(
             (one.get("status") or {}).get("phase") not in ENDED_PHASES for one in incidents
         )
-        desired = render(
-            service, images, pinned, held, instead, decision.paused, beside, shared, is_open
+        desired = render_objects(
+            service,
+            images,
+            pinned,
+            held,
+            instead,
+            decision.paused,
+            extra_files,
+            shared_claims,
+            is_open,
         )
     except NotAllowedError as error:
         raise InvalidSpecError(str(error)) from None
@@ -145,7 +156,7 @@ def reconcile(
     known_revisions = before.get("revisions") or {}
     wanted = {ref(item) for item in desired}
     wanted |= {
-        Ref("ControllerRevision", names.revision(service.metadata.name, revision))
+        Ref("ControllerRevision", names.make_revision_name(service.metadata.name, revision))
         for revision in {update, running, *revisions.list_good_revisions(known_revisions)}
     }
     surplus = [
@@ -162,30 +173,35 @@ def reconcile(
     return Plan(desired, surplus, decision, suspect, changed)
 
 
-def claims_of(service: InferenceService) -> list[str]:
+def list_claims(service: InferenceService) -> list[str]:
     """Return the names of the claims that pods of ``service`` mount, according to its spec.
 
-    The schema of the pod template is open: values that are not valid claim names are omitted.
+    The schema of the pod template is open, so values that are not valid claim names are omitted.
     """
     template = service.spec.pod_template or {}
     spec = template.get("spec")
     listed = spec.get("volumes") if isinstance(spec, dict) else None
     sources = [
         one["persistentVolumeClaim"]
-        for one in [*model.volumes(service), *(listed if isinstance(listed, list) else ())]
+        for one in [
+            *model.make_model_volumes(service),
+            *(listed if isinstance(listed, list) else ()),
+        ]
         if isinstance(one, dict) and isinstance(one.get("persistentVolumeClaim"), dict)
     ]
     return sorted(
-        {name for one in sources if CLAIM_NAME.fullmatch(name := str(one.get("claimName")))}
+        {name for one in sources if CLAIM_NAME_PATTERN.fullmatch(name := str(one.get("claimName")))}
     )
 
 
-def _pinned_templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
+def _find_pinned_templates(
+    service: InferenceService, owned: Mapping[Ref, Object]
+) -> dict[str, Any]:
     """Return the stored templates of the service's current kind of workload, by revision.
 
-    The template of a Deployment is a pod's, and that of a LeaderWorkerSet is a group's.
+    For a Deployment, a template is a pod template; for a LeaderWorkerSet, a group template.
     """
-    prefix = names.revision(service.metadata.name, "")
+    prefix = names.make_revision_name(service.metadata.name, "")
     return {
         where.name.removeprefix(prefix): item["data"]
         for where, item in owned.items()
@@ -195,13 +211,13 @@ def _pinned_templates(service: InferenceService, owned: Mapping[Ref, Object]) ->
     }
 
 
-def _running_revision(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
-    live = owned.get(Ref(*workload_of(service))) or {"metadata": {}}
+def _find_running_revision(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
+    live = owned.get(Ref(*get_workload_name(service))) or {"metadata": {}}
     return str((live["metadata"].get("annotations") or {}).get(POD_HASH_ANNOTATION, ""))
 
 
-def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
-    """Return the names of the slot Leases whose holders still exist.
+def list_held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
+    """Return the names of the slot Leases whose holders are in ``pods``.
 
     The time of the last renewal is ignored, because clocks of different machines are not compared.
     """

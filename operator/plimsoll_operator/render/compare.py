@@ -19,7 +19,7 @@ from plimsoll_api.units import parse_quantity
 from plimsoll_api.workloads import LWS_KIND
 from plimsoll_operator.render.names import OWNED_FIELDS
 
-LIST_KEYS: dict[str, tuple[str, ...]] = {
+LIST_MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "containers": ("name",),
     "initContainers": ("name",),
     "ephemeralContainers": ("name",),
@@ -37,8 +37,8 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
 """Merge keys of the items of a pod's lists (``patchMergeKey`` of core/v1), by field."""
 
 
-def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
-    """Return the values of ``keys`` in ``item``; None if one is missing."""
+def get_item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
+    """Return the values of the fields ``keys`` in ``item``; None if a field is missing."""
     if not isinstance(item, dict):
         return None
     values = tuple(item.get(key) for key in keys)
@@ -46,7 +46,7 @@ def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """Return ``base`` with ``patch`` merged over it; neither is changed."""
+    """Return ``base`` with ``patch`` merged over it. Neither argument is changed."""
     if isinstance(patch, dict):
         merged = dict(base) if isinstance(base, dict) else {}
         for key, value in patch.items():
@@ -55,17 +55,17 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
             else:
                 merged[key] = merge(merged.get(key), value, key)
         return merged
-    keys = LIST_KEYS.get(field)
-    if isinstance(patch, list) and keys and all(item_key(one, keys) for one in patch):
+    keys = LIST_MERGE_KEYS.get(field)
+    if isinstance(patch, list) and keys and all(get_item_key(one, keys) for one in patch):
         return _merge_list(base if isinstance(base, list) else [], patch, keys)
     return patch
 
 
 def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> list[Any]:
     merged = list(base)
-    index = {item_key(item, keys): i for i, item in enumerate(base)}
+    index = {get_item_key(item, keys): i for i, item in enumerate(base)}
     for item in patch:
-        key = item_key(item, keys)
+        key = get_item_key(item, keys)
         position = index.get(key)
         if position is None:
             index[key] = len(merged)
@@ -95,31 +95,33 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
 WORKLOAD_KINDS = ("Deployment", LWS_KIND)
 """Kinds that create a service's pods. A service has one of them, depending on its number of
 nodes."""
-MAX_ABSENT = 8
-"""Maximum number of missing fields to list per object."""
-_TEXTS = frozenset({"annotations", "args", "command", "data", "labels", "matchLabels", "value"})
-"""Fields whose values are texts, even if they look like quantities."""
+MAX_MISSING_FIELDS = 8
+"""Maximum number of missing fields that are listed for an object."""
+_TEXT_FIELDS = frozenset(
+    {"annotations", "args", "command", "data", "labels", "matchLabels", "value"}
+)
+"""Fields whose values are compared as text, even if they look like quantities."""
 
 
 def needs_apply(
     desired: dict[str, Any], live: dict[str, Any] | None, fields: str | None = None
 ) -> bool:
-    """Report whether ``live`` is missing, or differs from ``desired`` or from the last application.
+    """Report whether ``desired`` must be applied, because ``live`` is missing or differs.
 
-    ``fields`` is the hash of Plimsoll's fields after the last application. If it is None, after a
-    restart of the operator, the contents are compared.
+    ``fields`` is the hash of Plimsoll's fields after the last application. It is None after a
+    restart of the operator; the contents are then compared.
     """
-    if live is None or _applied_hash(desired) != _applied_hash(live):
+    if live is None or _get_applied_hash(desired) != _get_applied_hash(live):
         return True
     if fields is None:
         return not contains(live, desired)
-    return owned_fields(live, desired) != fields
+    return get_owned_fields_hash(live, desired) != fields
 
 
-def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
-    """Return the hash of Plimsoll's fields in ``live``; None if it is unknown.
+def get_owned_fields_hash(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
+    """Return the hash of the fields in ``live`` that Plimsoll owns; None if it is unknown.
 
-    It includes the replicas of a workload if ``desired`` sets them.
+    The replicas of a workload are included only if ``desired`` sets them.
     """
     fields: str | None = live["metadata"].get(OWNED_FIELDS)
     if fields is None or "replicas" in (desired.get("spec") or {}):
@@ -127,45 +129,49 @@ def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
     return fields.removesuffix("+replicas")
 
 
-def missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Return the fields of ``desired`` that are missing in ``live``, at most :data:`MAX_ABSENT`.
+def list_missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
+    """Return the fields of ``desired`` that ``live`` lacks, at most :data:`MAX_MISSING_FIELDS`.
 
-    Default values that the API server drops (false, 0, empty) do not count as missing.
+    A default value that the API server drops (false, 0, empty) does not count as missing.
     """
-    missing = list(_missing(live, desired, "", ""))
-    more = [f"{len(missing) - MAX_ABSENT} more"] if len(missing) > MAX_ABSENT else []
-    return missing[:MAX_ABSENT] + more
+    missing = list(_iterate_missing_fields(live, desired, "", ""))
+    more = (
+        [f"{len(missing) - MAX_MISSING_FIELDS} more"] if len(missing) > MAX_MISSING_FIELDS else []
+    )
+    return missing[:MAX_MISSING_FIELDS] + more
 
 
-def _missing(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
+def _iterate_missing_fields(live: Any, wanted: Any, field: str, path: str) -> Iterator[str]:
     if wanted in (None, "", False, 0, [], {}):
         return
     if live is None:
-        yield at
+        yield path
     elif isinstance(wanted, dict) and isinstance(live, dict):
         for key, value in wanted.items():
-            yield from _missing(live.get(key), value, key, f"{at}.{key}".lstrip("."))
+            yield from _iterate_missing_fields(
+                live.get(key), value, key, f"{path}.{key}".lstrip(".")
+            )
     elif isinstance(wanted, list) and isinstance(live, list):
-        keys = LIST_KEYS.get(field)
-        if keys is not None and all(item_key(one, keys) for one in wanted):
-            live_by_key = {item_key(one, keys): one for one in live}
+        keys = LIST_MERGE_KEYS.get(field)
+        if keys is not None and all(get_item_key(one, keys) for one in wanted):
+            live_by_key = {get_item_key(one, keys): one for one in live}
             for one in wanted:
-                key = item_key(one, keys)
+                key = get_item_key(one, keys)
                 name = ",".join(map(str, key or ()))
-                yield from _missing(live_by_key.get(key), one, "", f"{at}[{name}]")
+                yield from _iterate_missing_fields(live_by_key.get(key), one, "", f"{path}[{name}]")
         elif len(live) == len(wanted):
             for index, pair in enumerate(zip(live, wanted, strict=True)):
-                yield from _missing(*pair, "", f"{at}[{index}]")
+                yield from _iterate_missing_fields(*pair, "", f"{path}[{index}]")
 
 
-def with_replicas(
+def add_current_replicas(
     desired: dict[str, Any], live: dict[str, Any] | None, first: int
 ) -> dict[str, Any]:
-    """Add the current replicas to a workload under an autoscaler, before it is applied.
+    """Add the current replicas to a workload under an autoscaler, before the workload is applied.
 
-    Server-side apply removes a field that its owner omits, and the default is one replica. With the
-    resource version, the server rejects the request (409) if the autoscaler has changed the
-    workload meanwhile.
+    Server-side apply removes a field that its owner omits, and the default is one replica. A new
+    workload gets ``first`` replicas. The result also names the resource version, so that the server
+    rejects it (409) if the autoscaler changes the workload meanwhile.
     """
     if desired["kind"] not in WORKLOAD_KINDS or "replicas" in desired["spec"]:
         return desired
@@ -178,22 +184,22 @@ def with_replicas(
     }
 
 
-def _applied_hash(item: dict[str, Any]) -> str | None:
+def _get_applied_hash(item: dict[str, Any]) -> str | None:
     applied: str | None = (item["metadata"].get("annotations") or {}).get(APPLIED_HASH_ANNOTATION)
     return applied
 
 
 def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bool:
-    """Report whether ``live`` contains everything in ``wanted``, and possibly more.
+    """Report whether ``live`` contains everything in ``wanted``; ``live`` may contain more.
 
-    Empty and missing values are equal, because the API server drops empty ones. Quantities of the
+    Empty and missing values are equal, because the API server drops empty values. Quantities of the
     same amount are equal, because the server writes ``1000m`` as ``1``.
     """
     if wanted in (None, "", [], {}) and live in (None, "", [], {}):
         return True
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(
-            contains(live.get(key), value, key, texts or key in _TEXTS)
+            contains(live.get(key), value, key, texts or key in _TEXT_FIELDS)
             for key, value in wanted.items()
         )
     if isinstance(wanted, list):
@@ -202,13 +208,13 @@ def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bo
 
 
 def _list_contains(live: list[Any], wanted: list[Any], field: str, texts: bool) -> bool:
-    keys = LIST_KEYS.get(field)
-    if keys is None or not all(item_key(item, keys) for item in wanted):
+    keys = LIST_MERGE_KEYS.get(field)
+    if keys is None or not all(get_item_key(item, keys) for item in wanted):
         return len(live) == len(wanted) and all(
             contains(one, other, "", texts) for one, other in zip(live, wanted, strict=True)
         )
-    by_key = {item_key(item, keys): item for item in live}
-    return all(contains(by_key.get(item_key(item, keys)), item, "", texts) for item in wanted)
+    by_key = {get_item_key(item, keys): item for item in live}
+    return all(contains(by_key.get(get_item_key(item, keys)), item, "", texts) for item in wanted)
 
 
 def _is_same_amount(live: Any, wanted: Any) -> bool:

@@ -16,17 +16,18 @@ Object = dict[str, Any]
 PROBE_PERIOD_S = 2
 
 LOG_ON_ERROR = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""After a failure, the pod's status contains the end of the container's log, which Plimsoll's
-status then shows."""
+"""Fields of a container. After a failure, the pod's status then contains the end of the container's
+log, and Plimsoll's status shows it."""
 
 
 @dataclass(frozen=True)
 class Images:
     """Default images of services and policies, with their pull secrets and resources.
 
-    If ``probe`` is None, the probe uses the supervisor's image. ``pull_secrets`` are Secrets in
-    each pod's namespace. ``resources`` are those of the supervisor, ``download`` those of
-    downloads. ``host`` is the listen address for engines that support only one address family.
+    If ``probe`` is None, the supervisor's image is also used for the probe. ``pull_secrets`` are
+    the names of Secrets in each pod's namespace. ``resources`` are the resources of a supervisor,
+    ``download`` the resources of a download. ``host`` is the listen address for engines that
+    support only one address family.
     """
 
     engine: str
@@ -38,8 +39,8 @@ class Images:
     host: str = "0.0.0.0"
 
 
-def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
-    """Return an HTTP or HTTPS probe without thresholds.
+def make_http_probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
+    """Return a Kubernetes HTTP or HTTPS probe without thresholds.
 
     The kubelet does not verify the certificate.
     """
@@ -50,8 +51,8 @@ def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
     }
 
 
-def restricted() -> dict[str, Any]:
-    """Return a security context that meets the restricted Pod Security Standard."""
+def make_restricted_context() -> dict[str, Any]:
+    """Return a container's security context that meets the restricted Pod Security Standard."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -59,13 +60,13 @@ def restricted() -> dict[str, Any]:
     }
 
 
-def resources(wanted: Resources) -> dict[str, Any]:
+def make_resources(wanted: Resources) -> dict[str, Any]:
     """Return a container's limits and requests."""
     return wanted.model_dump(by_alias=True, include={"limits", "requests"})
 
 
-def claimed_devices(wanted: EngineResources) -> tuple[list[Object], list[Object]]:
-    """Return the resource claims of the pod, and those of the engine's container."""
+def make_device_claims(wanted: EngineResources) -> tuple[list[Object], list[Object]]:
+    """Return the resource claims of the pod, and the claims of the engine's container."""
     listed = [one.model_dump(by_alias=True, exclude_none=True) for one in wanted.resource_claims]
     pod = [{key: one[key] for key in one if key != "request"} for one in listed]
     return pod, [{key: one[key] for key in ("name", "request") if key in one} for one in listed]
@@ -73,22 +74,23 @@ def claimed_devices(wanted: EngineResources) -> tuple[list[Object], list[Object]
 
 QOS_RESOURCES = ("cpu", "memory")
 QUOTA_LIMITS = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
-"""Limits of Plimsoll's container for resources that a ResourceQuota may count, set if all other
-containers have limits. The supervisor's volumes use at most 320 MiB; the rest is for its log."""
+"""Limits of a container that Plimsoll adds, for resources that a ResourceQuota may count. They are
+set if all other containers have limits. The supervisor's volumes use at most 320 MiB; the rest
+is for its log."""
 QUOTA_REQUESTS = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
-"""Requests of Plimsoll's container for the same resources."""
+"""Requests of a container that Plimsoll adds, for the same resources."""
 
 
 def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
-    """Return limits and requests for a container that Plimsoll adds to a pod with ``others``.
+    """Return limits and requests for a container that Plimsoll adds to the containers ``others``.
 
-    With a ResourceQuota on a resource, the API server rejects a pod if any container does not set
-    it. The container therefore sets each resource that all others set. A limit on ephemeral storage
-    applies to the whole pod. In a pod of QoS class Guaranteed, the requests equal the limits, to
-    keep the class.
+    If a ResourceQuota counts a resource, the API server rejects a pod with a container that does
+    not set the resource. The container therefore sets each resource that all others set. A limit on
+    ephemeral storage applies to the whole pod. In a pod of QoS class Guaranteed, the requests equal
+    the limits, so that the pod keeps the class.
     """
     others = list(others)
-    each = [_resources(one) for one in others]
+    each = [_get_resources(one) for one in others]
     limits, requests = dict(wanted.limits), dict(wanted.requests)
     for name in QUOTA_LIMITS:
         if each and all(name in one["limits"] for one in each):
@@ -104,26 +106,28 @@ def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
     return {"limits": limits, "requests": requests}
 
 
-def all_containers(spec: Object) -> list[Object]:
-    """Return all init containers and containers of a pod's ``spec``."""
+def list_all_containers(spec: Object) -> list[Object]:
+    """Return the init containers and containers of a pod's ``spec``."""
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def other_containers(pod: Object) -> list[Object]:
-    """Return the containers of the pod spec ``pod`` that no injection added."""
+def list_other_containers(pod: Object) -> list[Object]:
+    """Return the containers of the pod spec ``pod``, without the containers that Plimsoll adds."""
     return [
-        one for one in all_containers(pod) if one.get("name") not in (names.SUPERVISOR, names.PROBE)
+        one
+        for one in list_all_containers(pod)
+        if one.get("name") not in (names.SUPERVISOR, names.PROBE)
     ]
 
 
-def native_sidecars(pod: Object) -> list[Object]:
-    """Return the native sidecars of the pod spec ``pod``, except Plimsoll's."""
-    listed = other_containers({"initContainers": pod.get("initContainers")})
+def list_native_sidecars(pod: Object) -> list[Object]:
+    """Return the native sidecars of the pod spec ``pod``, without Plimsoll's."""
+    listed = list_other_containers({"initContainers": pod.get("initContainers")})
     return [one for one in listed if one.get("restartPolicy") == "Always"]
 
 
-def _resources(container: Object) -> dict[str, Object]:
-    """Return the container's limits and requests; in a manifest, both may have any type."""
+def _get_resources(container: Object) -> dict[str, Object]:
+    """Return the container's limits and requests as objects, whatever their type in a manifest."""
     value = container.get("resources")
     declared = value if isinstance(value, dict) else {}
     return {
@@ -138,15 +142,19 @@ def is_guaranteed(containers: Iterable[Object]) -> bool:
     Kubernetes uses the limit for a missing request and compares the sums over all containers. No
     request exceeds its limit, so equal sums mean that each container's values are equal.
     """
-    declared = [_resources(one) for one in containers]
-    return bool(declared) and all(map(_bounded, declared))
+    declared = [_get_resources(one) for one in containers]
+    return bool(declared) and all(map(_has_equal_amounts, declared))
 
 
-def _bounded(found: dict[str, Object]) -> bool:
+def _has_equal_amounts(resources: dict[str, Object]) -> bool:
     try:
-        limits = {name: parse_quantity(str(found["limits"].get(name, 0))) for name in QOS_RESOURCES}
+        limits = {
+            name: parse_quantity(str(resources["limits"].get(name, 0))) for name in QOS_RESOURCES
+        }
         requests = {
-            name: parse_quantity(str(found["requests"].get(name, found["limits"].get(name, 0))))
+            name: parse_quantity(
+                str(resources["requests"].get(name, resources["limits"].get(name, 0)))
+            )
             for name in QOS_RESOURCES
         }
     except ValueError:

@@ -20,18 +20,18 @@ from plimsoll_operator.render.containers import (
     LOG_ON_ERROR,
     PROBE_PERIOD_S,
     Images,
-    probe,
-    resources,
-    restricted,
+    make_http_probe,
+    make_resources,
+    make_restricted_context,
 )
-from plimsoll_operator.render.groups import parallel_args
-from plimsoll_operator.render.paths import KEYS_DIR, KEYS_FILE, ReplicaPlaces, in_pod
+from plimsoll_operator.render.groups import make_parallel_args
+from plimsoll_operator.render.paths import KEYS_DIR, KEYS_FILE, ReplicaPlaces, make_pod_places
 
 KEYS_VOLUME = "api-keys"
 
 
-def key_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volume with the API keys; empty if there are none."""
+def make_key_volumes(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the volume with the API keys; empty if the service has no API keys."""
     ref = service.spec.engine.api_key_secret_ref
     if ref is None:
         return []
@@ -39,16 +39,16 @@ def key_volumes(service: InferenceService) -> list[dict[str, Any]]:
     return [{"name": KEYS_VOLUME, "secret": {"secretName": ref.name, "items": [item]}}]
 
 
-def key_mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the mount of the API keys, only for the engine's container; empty without keys."""
+def make_key_mounts(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the mount of the API keys for the engine's container; empty without API keys."""
     if service.spec.engine.api_key_secret_ref is None:
         return []
     return [{"name": KEYS_VOLUME, "mountPath": KEYS_DIR, "readOnly": True}]
 
 
-def engine_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
+def make_engine_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
     """Return the arguments after ``python -m plimsoll_engine``."""
-    at = places or in_pod(service)
+    at = places or make_pod_places(service)
     engine = service.spec.engine
     return [
         "serve",
@@ -64,9 +64,9 @@ def engine_args(service: InferenceService, places: ReplicaPlaces | None = None) 
     ]
 
 
-def drain_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
-    """Return the arguments of ``python -m plimsoll_engine`` that drain it before its pod stops."""
-    at = places or in_pod(service)
+def make_drain_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
+    """Return the arguments of ``python -m plimsoll_engine`` for draining before the pod stops."""
+    at = places or make_pod_places(service)
     deadline = service.spec.supervision.drain.deadline_s
     return [
         "drain",
@@ -76,16 +76,16 @@ def drain_args(service: InferenceService, places: ReplicaPlaces | None = None) -
     ]
 
 
-def engine_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the manifest's variables in the format of a container, in the same order."""
+def make_engine_env(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the manifest's environment variables as a container lists them, in the same order."""
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
         for variable in service.spec.engine.env
     ]
 
 
-def process_env(service: InferenceService) -> dict[str, str]:
-    """Return the manifest's variables as a mapping for a process.
+def make_process_env(service: InferenceService) -> dict[str, str]:
+    """Return the manifest's environment variables for a process on this machine.
 
     Raises ValueError if a variable, or the engine's API keys, refers to another object.
     """
@@ -111,41 +111,42 @@ def format_seconds(value: float) -> str:
 
 
 STARTUP_MARGIN_S = 30
-"""Seconds before the kubelet's timeout at which the engine gives up with a message."""
+"""Seconds before the kubelet's startup timeout at which the engine gives up, so that it can say
+why."""
 
-ENDPOINTS_S = 5
-"""Seconds for which an external engine continues to serve before SIGTERM, until its pod has been
+ENDPOINT_REMOVAL_S = 5
+"""Seconds for which an external engine continues to serve before SIGTERM. Meanwhile, its pod is
 removed from the endpoints."""
 
 
-def engine_container(
+def make_engine_container(
     service: InferenceService, images: Images, worker: bool = False
 ) -> dict[str, Any]:
-    """Build the engine's container. In a ``worker`` pod, it serves no port."""
+    """Build the engine's container. The engine of a ``worker`` pod serves no port."""
     engine = service.spec.engine
     return {
         "name": names.ENGINE,
         "image": engine.image or images.engine,
-        **_command(service, images.host, worker),
-        "env": _environment(service),
-        "resources": resources(engine.resources),
-        **({} if worker else _server(service)),
-        "lifecycle": {"preStop": _pre_stop_hook(service)},
+        **_make_command(service, images.host, worker),
+        "env": _make_environment(service),
+        "resources": make_resources(engine.resources),
+        **({} if worker else _make_port_and_probes(service)),
+        "lifecycle": {"preStop": _make_pre_stop_hook(service)},
         **LOG_ON_ERROR,
-        "securityContext": restricted(),
+        "securityContext": make_restricted_context(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "cache", "mountPath": paths.CACHE_DIR},
             {"name": "tmp", "mountPath": "/tmp"},
-            *model.mounts(service),
-            *key_mounts(service),
+            *model.make_model_mounts(service),
+            *make_key_mounts(service),
         ],
     }
 
 
-def _server(service: InferenceService) -> dict[str, Any]:
-    """Return the port of the OpenAI API, and the probes that query it."""
+def _make_port_and_probes(service: InferenceService) -> dict[str, Any]:
+    """Return the port of the OpenAI API, and the kubelet's probes on this port."""
     engine = service.spec.engine
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
@@ -153,37 +154,37 @@ def _server(service: InferenceService) -> dict[str, Any]:
     scheme = engines.find_scheme(engine.type, engine.args).upper()
     return {
         "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
-        "startupProbe": probe(ready, engine.port, scheme)
+        "startupProbe": make_http_probe(ready, engine.port, scheme)
         | {"failureThreshold": math.ceil(budget_s / PROBE_PERIOD_S)},
-        "readinessProbe": probe(ready, engine.port, scheme) | {"failureThreshold": 2},
+        "readinessProbe": make_http_probe(ready, engine.port, scheme) | {"failureThreshold": 2},
         # Liveness means that the frontend responds. The supervisor handles a stalled worker: the
         # kubelet would restart it without a slot, a budget and an entry in the journal.
-        "livenessProbe": probe(engine.probes.liveness or "/health", engine.port, scheme)
+        "livenessProbe": make_http_probe(engine.probes.liveness or "/health", engine.port, scheme)
         | {"periodSeconds": 10, "failureThreshold": 6},
     }
 
 
-def _environment(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the environment without duplicates; the manifest's variables take precedence."""
+def _make_environment(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the environment without duplicates. Variables in the manifest take precedence."""
     variables = [
         {"name": "HOME", "value": paths.CACHE_DIR},
         {"name": "HF_HOME", "value": f"{paths.CACHE_DIR}/huggingface"},
         {"name": "TRITON_CACHE_DIR", "value": f"{paths.CACHE_DIR}/triton"},
         {"name": CONTAINER_ENV, "value": names.ENGINE},
-        *_custom_engine_env(service),
-        *_group_env(service),
-        *engine_env(service),
+        *_make_custom_engine_env(service),
+        *_make_group_env(service),
+        *make_engine_env(service),
     ]
     return list({one["name"]: one for one in variables}.values())
 
 
-def _command(service: InferenceService, host: str, worker: bool) -> dict[str, Any]:
-    """Return command and arguments. The manifest's arguments follow those of a known engine."""
+def _make_command(service: InferenceService, host: str, worker: bool) -> dict[str, Any]:
+    """Return the command and the arguments; the manifest's arguments come last."""
     engine = service.spec.engine
-    at = in_pod(service)
+    at = make_pod_places(service)
     match engine.type:
         case EngineType.PLIMSOLL:
-            return {"command": ["python", "-m", "plimsoll_engine", *engine_args(service)]}
+            return {"command": ["python", "-m", "plimsoll_engine", *make_engine_args(service)]}
         case EngineType.VLLM:
             command = ["vllm", "serve", at.model_dir]
         case EngineType.SGLANG:
@@ -192,23 +193,23 @@ def _command(service: InferenceService, host: str, worker: bool) -> dict[str, An
             return {"args": list(engine.args)}
     address = [f"--host={host}", f"--port={at.port}"]
     named = f"--served-model-name={service.served_name}"
-    ranks = parallel_args(service, worker)
+    ranks = make_parallel_args(service, worker)
     return {"command": [*command, named, *address, *ranks, *engine.args]}
 
 
-def _group_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the variable from which vLLM reads the pod's address in the group's network."""
+def _make_group_env(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the variable that tells vLLM the pod's address in the network of the group."""
     if service.spec.engine.type is not EngineType.VLLM or service.spec.nodes == 1:
         return []
     field = {"apiVersion": "v1", "fieldPath": "status.podIP"}
     return [{"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": field}}]
 
 
-def _custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
+def _make_custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
     """Return the variables that configure a custom engine; other engines get arguments."""
     if service.spec.engine.type is not EngineType.CUSTOM:
         return []
-    at = in_pod(service)
+    at = make_pod_places(service)
     variables = {
         "PLIMSOLL_MODEL_DIR": at.model_dir,
         "PLIMSOLL_MODEL_NAME": service.served_name,
@@ -218,7 +219,7 @@ def _custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def _pre_stop_hook(service: InferenceService) -> dict[str, Any]:
+def _make_pre_stop_hook(service: InferenceService) -> dict[str, Any]:
     """Return the preStop hook.
 
     Plimsoll's engine drains in an exec hook, because an HTTP hook cannot reach a loopback port. The
@@ -226,5 +227,5 @@ def _pre_stop_hook(service: InferenceService) -> dict[str, Any]:
     endpoints are updated; SIGTERM then drains the engine.
     """
     if service.spec.engine.type is EngineType.PLIMSOLL:
-        return {"exec": {"command": ["python", "-m", "plimsoll_engine", *drain_args(service)]}}
-    return {"sleep": {"seconds": ENDPOINTS_S}}
+        return {"exec": {"command": ["python", "-m", "plimsoll_engine", *make_drain_args(service)]}}
+    return {"sleep": {"seconds": ENDPOINT_REMOVAL_S}}

@@ -19,8 +19,8 @@ from plimsoll_api.operation import MAX_SERVICE_REPLICAS
 from plimsoll_api.supervisor_config import GROUP_ENV
 from plimsoll_api.workloads import LWS_API, LWS_GROUP_LABEL, LWS_KIND
 from plimsoll_operator.render import names
-from plimsoll_operator.render.deployment import restart_annotation, rolling_update
-from plimsoll_operator.render.objects import first_replicas
+from plimsoll_operator.render.deployment import make_restart_annotation, make_rolling_update
+from plimsoll_operator.render.objects import compute_first_replicas
 
 Object = dict[str, Any]
 
@@ -31,8 +31,8 @@ _ADDRESS, _SIZE, _RANK = "$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WO
 _KEY_ENV = "PLIMSOLL_GROUP_KEY"
 
 
-def parallel_args(service: InferenceService, worker: bool) -> list[str]:
-    """Return the engine's arguments for parallelism and, on several nodes, for its group."""
+def make_parallel_args(service: InferenceService, worker: bool) -> list[str]:
+    """Return the engine's arguments for its parallelism, and for its group of several nodes."""
     wanted, several = service.spec.parallelism, service.spec.nodes > 1
     if wanted is None:
         return []
@@ -56,12 +56,16 @@ def parallel_args(service: InferenceService, worker: bool) -> list[str]:
     return [*sizes, *nodes] if several else sizes
 
 
-def member_env(service: InferenceService, worker: bool) -> list[Object]:
-    """Return the variables that tell a supervisor its pod's membership in the group.
+def make_member_env(service: InferenceService, worker: bool) -> list[Object]:
+    """Return the variables that tell a supervisor the membership of its pod in a group.
 
-    The group's key is a label that the pod gets at admission.
+    The key of the group is a label that the pod gets at admission.
     """
-    member = {"index": f"$({_KEY_ENV})", "worker": worker, "subdomain": names.group_set(service)}
+    member = {
+        "index": f"$({_KEY_ENV})",
+        "worker": worker,
+        "subdomain": names.make_group_set_name(service),
+    }
     field = {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LWS_GROUP_LABEL}']"}
     return [
         {"name": _KEY_ENV, "valueFrom": {"fieldRef": field}},
@@ -69,39 +73,39 @@ def member_env(service: InferenceService, worker: bool) -> list[Object]:
     ]
 
 
-def workload_of(service: InferenceService) -> tuple[str, str]:
-    """Return kind and name of the object that creates the service's pods."""
+def get_workload_name(service: InferenceService) -> tuple[str, str]:
+    """Return the kind and the name of the object that creates the service's pods."""
     if service.spec.nodes > 1:
-        return LWS_KIND, names.group_set(service)
+        return LWS_KIND, names.make_group_set_name(service)
     return "Deployment", service.metadata.name
 
 
-def leader_worker_set(
+def make_leader_worker_set(
     service: InferenceService,
     template: Object,
-    of: str,
+    revision_hash: str,
     paused: bool = False,
-    shared: Collection[str] = (),
+    shared_claims: Collection[str] = (),
 ) -> Object:
-    """Build the LeaderWorkerSet with the ``template`` of revision ``of``.
+    """Build the LeaderWorkerSet with the group template of the revision ``revision_hash``.
 
-    ``paused`` pauses a rollout: groups that have not been updated keep their template. ``shared``
-    are the claims whose volumes pods on several nodes may mount.
+    ``paused`` pauses a rollout: groups that have not been updated keep their template.
+    ``shared_claims`` are the claims whose volumes pods on several nodes may mount.
     """
     return {
         "apiVersion": f"{LWS_API}/v1",
         "kind": LWS_KIND,
         "metadata": {
-            "name": names.group_set(service),
-            "annotations": {POD_HASH_ANNOTATION: of, **restart_annotation(service)},
+            "name": names.make_group_set_name(service),
+            "annotations": {POD_HASH_ANNOTATION: revision_hash, **make_restart_annotation(service)},
         },
         "spec": {
-            # An autoscaler owns the replicas: see compare.with_replicas.
+            # An autoscaler owns the replicas: see compare.add_current_replicas.
             **({} if service.spec.autoscaling else {"replicas": service.spec.replicas}),
             "rolloutStrategy": {
                 "type": "RollingUpdate",
                 "rollingUpdateConfiguration": {
-                    **_whole_groups(service, template, shared),
+                    **_make_group_rolling_update(service, template, shared_claims),
                     "partition": MAX_SERVICE_REPLICAS if paused else 0,
                 },
             },
@@ -110,16 +114,18 @@ def leader_worker_set(
     }
 
 
-def _whole_groups(service: InferenceService, template: Object, shared: Collection[str]) -> Object:
-    """Return the rolling-update limits, in which a percentage allows at least one group to move."""
+def _make_group_rolling_update(
+    service: InferenceService, template: Object, shared_claims: Collection[str]
+) -> Object:
+    """Return the rolling-update limits. A percentage is raised if it would let no group move."""
     spec = template["leaderTemplate"]["spec"]
-    limits = rolling_update(service, spec, shared)
-    surge, unavailable = (_at_most_all(limits[key]) for key in ("maxSurge", "maxUnavailable"))
+    limits = make_rolling_update(service, spec, shared_claims)
+    surge, unavailable = (_limit_percentage(limits[key]) for key in ("maxSurge", "maxUnavailable"))
     if surge in (0, "0%") and isinstance(unavailable, str):
         share = int(unavailable.removesuffix("%"))
-        unavailable = max(1, share * first_replicas(service) // 100)
+        unavailable = max(1, share * compute_first_replicas(service) // 100)
     return {"maxSurge": surge, "maxUnavailable": unavailable}
 
 
-def _at_most_all(count: int | str) -> int | str:
+def _limit_percentage(count: int | str) -> int | str:
     return "100%" if isinstance(count, str) and int(count.removesuffix("%")) > 100 else count

@@ -12,28 +12,28 @@ from plimsoll_operator.render.containers import (
     LOG_ON_ERROR,
     Images,
     fit_resources,
-    resources,
-    restricted,
+    make_resources,
+    make_restricted_context,
 )
 
 MODEL_VOLUME = "model"
 DOWNLOAD_CONTAINER = "model-download"
 
 
-def mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the engine's read-only mount of the checkpoint; empty if it is in the image."""
+def make_model_mounts(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the engine's read-only mount of the checkpoint; empty if the image contains it."""
     if service.spec.model.uri.startswith("file://"):
         return []
     return [{"name": MODEL_VOLUME, "mountPath": paths.CLAIM_DIR, "readOnly": True}]
 
 
-def volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the volume with the checkpoint; empty if it is in the engine's image."""
+def make_model_volumes(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the volume with the checkpoint; empty if the engine's image contains it."""
     model = service.spec.model
     if model.uri.startswith("file://"):
         return []
     if model.uri.startswith("pvc://"):
-        source = {"claimName": paths.claim(model.uri)[0], "readOnly": True}
+        source = {"claimName": paths.parse_claim_uri(model.uri)[0], "readOnly": True}
         return [{"name": MODEL_VOLUME, "persistentVolumeClaim": source}]
     if model.cache is not None:
         return [
@@ -42,10 +42,11 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
     return [{"name": MODEL_VOLUME, "emptyDir": {}}]
 
 
-def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
+def make_download_containers(service: InferenceService, images: Images) -> list[dict[str, Any]]:
     """Return the init container that downloads the model; empty if no download is needed.
 
-    It resumes an interrupted download, and exits immediately if the download is complete.
+    The container resumes an interrupted download, and exits immediately if the download is
+    complete.
     """
     model = service.spec.model
     if not model.uri.startswith(("hf://", "s3://")):
@@ -56,17 +57,17 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
             "image": images.supervisor,
             "command": [
                 *("python", "-m", "plimsoll_engine.download"),
-                *_source(model),
-                f"--to={paths.model_dir(model)}",
+                *_make_source_args(model),
+                f"--to={paths.get_model_dir(model)}",
             ],
-            **_environment(service),
-            "resources": resources(model.resources)
+            **_make_environment(service),
+            "resources": make_resources(model.resources)
             if model.resources is not None
             else fit_resources(
-                images.download, [{"resources": resources(service.spec.engine.resources)}]
+                images.download, [{"resources": make_resources(service.spec.engine.resources)}]
             ),
             **LOG_ON_ERROR,
-            "securityContext": restricted(),
+            "securityContext": make_restricted_context(),
             "volumeMounts": [
                 {"name": MODEL_VOLUME, "mountPath": paths.CLAIM_DIR},
                 {"name": "tmp", "mountPath": "/tmp"},
@@ -75,7 +76,7 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
     ]
 
 
-def _source(model: ModelSource) -> list[str]:
+def _make_source_args(model: ModelSource) -> list[str]:
     if model.uri.startswith("s3://"):
         return [f"--s3={model.uri}"]
     return [
@@ -92,24 +93,25 @@ PASSED_VARIABLES = frozenset(
         *("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DISABLE_XET"),
     }
 )
-"""Variables of the engine that the download also gets, in upper case and, for proxies, in lower
-case. HF_HUB_OFFLINE is not one of them: an engine with a downloaded model needs no hub."""
+"""Environment variables of the engine that the download gets as well. The names are in upper case;
+for proxies, lower case is accepted, too. HF_HUB_OFFLINE is not passed on, because a download
+needs the hub."""
 
 
-def _is_passed_on(name: str, secret: bool) -> bool:
-    """Report whether the download also gets this variable of the engine.
+def _is_passed_on(name: str, has_secret: bool) -> bool:
+    """Report whether the download also gets the engine's environment variable ``name``.
 
-    ``secret`` is whether a Secret contains the credentials for S3.
+    ``has_secret`` is whether a Secret contains the credentials for S3.
     """
-    aws = name.startswith("AWS_") and not secret
+    aws = name.startswith("AWS_") and not has_secret
     return name.upper() in PASSED_VARIABLES or name.startswith("HF_XET_") or aws
 
 
-def _variables(listed: Iterable[EnvVar]) -> list[dict[str, Any]]:
-    return [one.model_dump(by_alias=True, exclude_none=True) for one in listed]
+def _make_variables(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:
+    return [one.model_dump(by_alias=True, exclude_none=True) for one in variables]
 
 
-def _environment(service: InferenceService) -> dict[str, Any]:
+def _make_environment(service: InferenceService) -> dict[str, Any]:
     """Return the environment of the download, the only container with the model's Secrets.
 
     If a variable is set twice, the last value is used, as in the API server's merges.
@@ -119,13 +121,13 @@ def _environment(service: InferenceService) -> dict[str, Any]:
     variables: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},
         {"name": "HF_HOME", "value": "/tmp/huggingface"},
-        *_variables(
+        *_make_variables(
             one for one in service.spec.engine.env if _is_passed_on(one.name, keys is not None)
         ),
     ]
     if token := source.token_secret_ref:
         reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
         variables.append({"name": "HF_TOKEN", "valueFrom": reference})
-    variables += _variables(source.env or ())
+    variables += _make_variables(source.env or ())
     every = {"envFrom": [{"secretRef": {"name": keys.name}}]} if keys else {}
     return {"env": list({one["name"]: one for one in variables}.values()), **every}

@@ -25,7 +25,7 @@ RUNBOOKS_URL = "https://plimsoll.dev/runbooks"
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
 """Window classes: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the largest class that does not
 exceed its window."""
-SHORT_PART = 12
+SHORT_RANGE_DIVISOR = 12
 MIN_RANGE_S = 120
 MIN_LONG_RANGE_S = 360
 """Minimum of the long range in seconds, so that it contains several scrapes at intervals of 15 to
@@ -34,19 +34,22 @@ MIN_LONG_RANGE_S = 360
 
 @dataclass(frozen=True)
 class BurnAlert:
-    """Alert on a burn that spends ``share`` of the budget within ``1 / part`` of its window."""
+    """Alert on a burn rate that spends ``share`` of the budget within a part of its window.
+
+    This part is the window divided by ``window_divisor``.
+    """
 
     name: str
     share: float
-    part: int
+    window_divisor: int
     severity: str
 
 
-FAST_BURN = BurnAlert("LeakBudgetBurnFast", share=0.2, part=24, severity="critical")
-SLOW_BURN = BurnAlert("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
+FAST_BURN = BurnAlert("LeakBudgetBurnFast", share=0.2, window_divisor=24, severity="critical")
+SLOW_BURN = BurnAlert("LeakBudgetBurnSlow", share=0.3, window_divisor=4, severity="warning")
 
 
-def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
+def make_burn_rate_expression(range_s: int, matchers: str = "", window: str = "") -> str:
     """Return the PromQL expression for the burn rate of each service's worst replica.
 
     ``matchers`` are label matchers in braces. ``window`` selects budgets by their window in
@@ -55,39 +58,41 @@ def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
     growth = f"plimsoll_memory_unexplained_growth_bytes_total{matchers}"
     return (
         "max by (namespace, service, kind) (\n"
-        f"  increase({growth}[{as_range(range_s)}]) / plimsoll_memory_budget_bytes{matchers}\n"
+        f"  increase({growth}[{format_range(range_s)}]) / plimsoll_memory_budget_bytes{matchers}\n"
         f"  * (plimsoll_memory_budget_window_seconds{matchers}{window}) / {range_s}\n"
         ")"
     )
 
 
-def burn_rule(
+def make_burn_rule(
     rule: BurnAlert, window_s: int, matchers: str = "", window: str = ""
 ) -> dict[str, Any]:
-    """Return the alerting rule, with ranges for a window of ``window_s`` seconds.
+    """Return the alerting rule for budgets with a window of ``window_s`` seconds.
 
     The label ``window`` is the window class. A service's own alert and the cluster's alert
     therefore have equal labels, and Alertmanager deduplicates them.
     """
-    long_s = max(window_s // rule.part, MIN_LONG_RANGE_S)
-    short_s = max(long_s // SHORT_PART, MIN_RANGE_S)
+    long_s = max(window_s // rule.window_divisor, MIN_LONG_RANGE_S)
+    short_s = max(long_s // SHORT_RANGE_DIVISOR, MIN_RANGE_S)
     # If the range was raised to the minimum, the share stays the same and the factor is smaller.
     factor = round(rule.share * window_s / long_s, 2)
-    long, short = (burn_rate(range_s, matchers, window) for range_s in (long_s, short_s))
+    long, short = (
+        make_burn_rate_expression(range_s, matchers, window) for range_s in (long_s, short_s)
+    )
     window_class = max((one for one in WINDOWS_S if one <= window_s), default=WINDOWS_S[0])
-    return alert(
+    return make_alert(
         f"Plimsoll{rule.name}",
         f"{long} > {factor}\nand {short} > {factor}",
         rule.severity,
         "Leak budget of {{ $labels.service }} burns {{ $value | humanize }} times too fast",
         f"A replica gained unexplained {{{{ $labels.kind }}}} memory more than {factor} times"
-        f" faster than its budget allows, over {as_range(long_s)} and still over"
-        f" {as_range(short_s)}.",
-        labels={"window": as_range(window_class)},
+        f" faster than its budget allows, over {format_range(long_s)} and still over"
+        f" {format_range(short_s)}.",
+        labels={"window": format_range(window_class)},
     )
 
 
-def alert(
+def make_alert(
     name: str,
     expression: str,
     severity: str,
@@ -97,7 +102,10 @@ def alert(
     dashboard: str = "service",
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return an alerting rule. It fires once its condition has held for the range ``wait``."""
+    """Return an alerting rule, which fires once its condition has held for ``wait``.
+
+    ``wait`` is a PromQL range such as ``10m``.
+    """
     query = "?var-namespace={{ $labels.namespace }}&var-service={{ $labels.service }}"
     return {
         "alert": name,
@@ -113,7 +121,7 @@ def alert(
     }
 
 
-def as_range(seconds: int) -> str:
+def format_range(seconds: int) -> str:
     """Format seconds as a PromQL range."""
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds % size == 0:
@@ -124,8 +132,8 @@ def as_range(seconds: int) -> str:
 MONITORING_API_GROUP = "monitoring.coreos.com"
 
 
-def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PodMonitor, if enabled. It selects the engine's and supervisor's ports by name."""
+def make_pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the PodMonitor for the engine and the supervisor; empty if it is disabled."""
     wanted = service.spec.observability.pod_monitor
     if not wanted.enabled:
         return []
@@ -142,7 +150,7 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
             "kind": "PodMonitor",
             "metadata": {"name": service.metadata.name, "labels": dict(wanted.labels)},
             "spec": {
-                "selector": {"matchLabels": names.selector(service.metadata.name)},
+                "selector": {"matchLabels": names.make_selector(service.metadata.name)},
                 "podMetricsEndpoints": [
                     {"port": "http"} | endpoint,
                     {"port": "metrics"} | endpoint,
@@ -152,8 +160,8 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
-def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PrometheusRule, if enabled, with alerts on this service's budgets.
+def make_prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the PrometheusRule with alerts on this service's budgets; empty if it is disabled.
 
     All other alerts are independent of the service and belong to the cluster
     (``dashboards/alerts.yaml``).
@@ -163,7 +171,7 @@ def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
         return []
     meta, memory = service.metadata, service.spec.memory
     rules = [
-        burn_rule(rule, round(budget.window_s), _matchers(service, kind))
+        make_burn_rule(rule, round(budget.window_s), _make_matchers(service, kind))
         for kind, budget in (("host", memory.host), ("device", memory.device))
         if budget is not None
         for rule in (FAST_BURN, SLOW_BURN)
@@ -178,6 +186,6 @@ def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
-def _matchers(service: InferenceService, kind: str) -> str:
+def _make_matchers(service: InferenceService, kind: str) -> str:
     meta = service.metadata
     return f'{{namespace="{meta.namespace}",service="{meta.name}",kind="{kind}"}}'

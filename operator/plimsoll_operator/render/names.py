@@ -17,80 +17,80 @@ from plimsoll_api.names import (
 )
 from plimsoll_api.workloads import LWS_WORKER_LABEL
 
-MANAGER = OPERATOR_NAME
-"""Field manager of all writes, and value of the managed-by label."""
+FIELD_MANAGER = OPERATOR_NAME
+"""Field manager of all writes, and value of the label ``app.kubernetes.io/managed-by``."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
-OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
+OWNED_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
 
 OWNED_FIELDS = "ownedFields"
-"""Key that replaces ``managedFields`` in the metadata of objects that were read: a hash of the
-fields that Plimsoll owns by server-side apply. It is never sent to the API server."""
+"""Key that replaces ``managedFields`` in the metadata of an object that was read. Its value is a
+hash of the fields that Plimsoll owns by server-side apply. It is never sent to the API server."""
 
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
 PROBE = "plimsoll-probe"
 
 
-def selector(service: str) -> dict[str, str]:
-    """Return the labels that select the service's pods; a Deployment's selector is immutable."""
+def make_selector(service: str) -> dict[str, str]:
+    """Return the labels that select all pods of a service. A Deployment's selector is immutable."""
     return {SERVICE_LABEL: service}
 
 
-def serving(service: InferenceService) -> dict[str, str]:
+def make_serving_selector(service: InferenceService) -> dict[str, str]:
     """Return the labels that select the pods that serve requests: in groups, only the leaders."""
     leaders = {LWS_WORKER_LABEL: "0"} if service.spec.nodes > 1 else {}
-    return selector(service.metadata.name) | leaders
+    return make_selector(service.metadata.name) | leaders
 
 
-def labels(service: str) -> dict[str, str]:
+def make_labels(service: str) -> dict[str, str]:
     """Return the labels of all objects that belong to ``service``."""
-    return selector(service) | {
-        MANAGED_BY: MANAGER,
+    return make_selector(service) | {
+        MANAGED_BY: FIELD_MANAGER,
         "app.kubernetes.io/name": "inference-service",
         "app.kubernetes.io/instance": service,
     }
 
 
-def supervisor(service: str) -> str:
-    """Return the name of the supervisors' ConfigMap, ServiceAccount, Role and RoleBinding."""
+def make_supervisor_name(service: str) -> str:
+    """Return the common name of supervisors' ConfigMap, ServiceAccount, Role and RoleBinding."""
     return f"{service}-supervisor"
 
 
-def replicas(service: str) -> str:
-    """Return the name of the headless Service."""
+def make_headless_name(service: str) -> str:
+    """Return the name of a service's headless Service."""
     return f"{service}-replicas"
 
 
-def group_set(service: InferenceService) -> str:
+def make_group_set_name(service: InferenceService) -> str:
     """Return the name of the LeaderWorkerSet. Its own headless Service has the same name."""
     return f"{service.metadata.name}-lws"
 
 
-def slot(service: str, index: int) -> str:
+def make_slot_name(service: str, index: int) -> str:
     """Return the name of a slot Lease."""
     return f"{service}-restart-{index}"
 
 
-def slots(service: str, count: int) -> tuple[str, ...]:
+def make_slot_names(service: str, count: int) -> tuple[str, ...]:
     """Return the names of the service's slot Leases."""
-    return tuple(slot(service, index) for index in range(count))
+    return tuple(make_slot_name(service, index) for index in range(count))
 
 
-def revision(service: str, pod_hash: str) -> str:
+def make_revision_name(service: str, pod_hash: str) -> str:
     """Return the name of the ControllerRevision that stores a pod template."""
     return f"{service}-{pod_hash}"
 
 
-def digest(value: Any) -> str:
-    """Return a hash of a JSON value as 10 hexadecimal digits, the same in every process."""
+def compute_digest(value: Any) -> str:
+    """Return a hash of a JSON value: 10 hexadecimal digits, which are the same in every process."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def owned(
+def add_owner(
     item: dict[str, Any], kind: str, owner: ObjectMeta, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """Return ``item`` with ``labels``, controlled by ``owner``, an object of ``kind``."""
+    """Return ``item`` with the controller ``owner``, an object of ``kind``, and with ``labels``."""
     meta = item["metadata"]
     reference = {
         "apiVersion": API_VERSION,
@@ -111,6 +111,6 @@ def owned(
     }
     full["metadata"]["annotations"] = {
         **meta.get("annotations", {}),
-        APPLIED_HASH_ANNOTATION: digest(full),
+        APPLIED_HASH_ANNOTATION: compute_digest(full),
     }
     return full

@@ -16,7 +16,7 @@ from plimsoll_operator.render import names
 SERVICE_PORT = 80
 
 
-def service_object(service: InferenceService) -> dict[str, Any]:
+def make_service(service: InferenceService) -> dict[str, Any]:
     """Return the ClusterIP Service for the ready replicas."""
     return {
         "apiVersion": "v1",
@@ -24,7 +24,7 @@ def service_object(service: InferenceService) -> dict[str, Any]:
         "metadata": {"name": service.metadata.name},
         "spec": {
             "type": "ClusterIP",
-            "selector": names.serving(service),
+            "selector": names.make_serving_selector(service),
             "ports": [
                 {"name": "http", "port": SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}
             ],
@@ -32,24 +32,26 @@ def service_object(service: InferenceService) -> dict[str, Any]:
     }
 
 
-def headless_service(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the headless Service, if enabled. It resolves to the ready replicas' addresses."""
+def make_headless_service(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the headless Service, which resolves to ready replicas; empty if it is disabled."""
     if not service.spec.service.headless:
         return []
-    base = service_object(service)
+    base = make_service(service)
     spec: dict[str, Any] = base["spec"] | {"clusterIP": "None"}
-    return [base | {"metadata": {"name": names.replicas(service.metadata.name)}, "spec": spec}]
+    return [
+        base | {"metadata": {"name": names.make_headless_name(service.metadata.name)}, "spec": spec}
+    ]
 
 
-def url(service: InferenceService) -> str:
+def make_url(service: InferenceService) -> str:
     """Return the URL of the OpenAI API inside the cluster."""
     return f"http://{service.metadata.name}.{service.metadata.namespace}.svc"
 
 
-def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the PodDisruptionBudget, if enabled.
+def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the PodDisruptionBudget; empty if it is disabled.
 
-    By default it allows as many evictions as restarts. Replicas that are not ready can always be
+    By default, it allows as many evictions as restarts. Replicas that are not ready can always be
     evicted: pods that do not serve must not block the drain of a node.
     """
     wanted = service.spec.disruption
@@ -65,7 +67,7 @@ def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
             "spec": {
                 "maxUnavailable": _count_pods(missing, service.spec.nodes),
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": {"matchLabels": names.selector(service.metadata.name)},
+                "selector": {"matchLabels": names.make_selector(service.metadata.name)},
             },
         }
     ]
@@ -74,28 +76,30 @@ def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
 def _count_pods(replicas: int | str, nodes: int) -> int | str:
     """Convert a limit on unavailable replicas to a limit on unavailable pods.
 
-    An eviction ends all pods of its group before an eviction in another group may follow.
+    Each replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group.
+    Only then may a pod of another group be evicted. A percentage is not changed.
     """
     return (replicas - 1) * nodes + 1 if isinstance(replicas, int) and replicas else replicas
 
 
-def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
+def make_slot_leases(service: InferenceService) -> list[dict[str, Any]]:
     """Return a Lease for each restart slot.
 
-    They are applied without ``spec``, which belongs to the supervisors that acquire the Leases.
+    The Leases are applied without ``spec``, because the supervisors that acquire them own this
+    field.
     """
-    wanted = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
+    wanted = names.make_slot_names(service.metadata.name, service.spec.supervision.max_unavailable)
     return [
         {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}}
         for name in wanted
     ]
 
 
-def network_policy(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the NetworkPolicy, if enabled, which admits clients and monitoring.
+def make_network_policy(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the NetworkPolicy, which admits clients and monitoring; empty if it is disabled.
 
-    The admin port listens only on loopback. The kubelet's probes come from the pod's own node,
-    which no policy blocks; other peers can reach the probe port only if the spec lists them.
+    The admin port listens only on loopback. The kubelet's probes come from the pod's own node, and
+    no policy blocks them. Other peers can reach the probe port only if the spec lists them.
     """
     wanted = service.spec.network_policy
     if not wanted.enabled:
@@ -109,42 +113,48 @@ def network_policy(service: InferenceService) -> list[dict[str, Any]]:
             "kind": "NetworkPolicy",
             "metadata": {"name": service.metadata.name},
             "spec": {
-                "podSelector": {"matchLabels": names.selector(service.metadata.name)},
+                "podSelector": {"matchLabels": names.make_selector(service.metadata.name)},
                 "policyTypes": ["Ingress"],
                 "ingress": [
-                    _ingress_rule(wanted.clients, port),
-                    _ingress_rule(wanted.monitoring, *scraped),
-                    *([_ingress_rule(wanted.probes, PROBE_PORT)] if wanted.probes else []),
-                    *_within_groups(service),
+                    _make_ingress_rule(wanted.clients, port),
+                    _make_ingress_rule(wanted.monitoring, *scraped),
+                    *([_make_ingress_rule(wanted.probes, PROBE_PORT)] if wanted.probes else []),
+                    *_make_group_rules(service),
                 ],
             },
         }
     ]
 
 
-def _ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
-    """Return an ingress rule for TCP ``ports``; without ``peers``, it allows all sources."""
+def _make_ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
+    """Return an ingress rule for TCP ``ports``. If ``peers`` is empty, it allows all sources."""
     rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return rule | ({"from": peers} if peers else {})
 
 
-def _within_groups(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the rule for traffic between the nodes of an engine, which may use any port."""
+def _make_group_rules(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the rule for traffic between the nodes of an engine, which may use any port.
+
+    Empty if each replica has only one node.
+    """
     if service.spec.nodes == 1:
         return []
-    return [{"from": [{"podSelector": {"matchLabels": names.selector(service.metadata.name)}}]}]
+    return [
+        {"from": [{"podSelector": {"matchLabels": names.make_selector(service.metadata.name)}}]}
+    ]
 
 
-def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, Any]]:
-    """Return the autoscaler, if enabled; it then owns the workload's replicas.
+def make_autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, Any]]:
+    """Return the autoscaler, which then owns the workload's replicas; empty if there is none.
 
-    With ``hold``, it removes no replicas: one with an open incident must be kept as evidence.
+    With ``hold``, the autoscaler removes no replicas, because a replica with an open incident must
+    be kept as evidence.
     """
     wanted = service.spec.autoscaling
     if wanted is None:
         return []
     if wanted.target is None:
-        return [_scaled_object(service, wanted, hold)]
+        return [_make_scaled_object(service, wanted, hold)]
     target = wanted.target
     if target.metric is not None:
         metric: dict[str, Any] = {
@@ -164,7 +174,7 @@ def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, 
             "kind": "HorizontalPodAutoscaler",
             "metadata": {"name": name},
             "spec": {
-                "scaleTargetRef": _scaled(service),
+                "scaleTargetRef": _make_scale_target(service),
                 "minReplicas": wanted.min_replicas,
                 "maxReplicas": wanted.max_replicas,
                 "metrics": [metric],
@@ -174,18 +184,20 @@ def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, 
     ]
 
 
-def _scaled(service: InferenceService) -> dict[str, Any]:
+def _make_scale_target(service: InferenceService) -> dict[str, Any]:
     """Return the reference to the object whose replicas an autoscaler sets."""
     if service.spec.nodes > 1:
-        name = names.group_set(service)
+        name = names.make_group_set_name(service)
         return {"apiVersion": f"{LWS_API}/v1", "kind": LWS_KIND, "name": name}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.metadata.name}
 
 
-PAUSED_SCALE_IN = "autoscaling.keda.sh/paused-scale-in"
+PAUSED_SCALE_IN_ANNOTATION = "autoscaling.keda.sh/paused-scale-in"
 
 
-def _scaled_object(service: InferenceService, wanted: Autoscaling, hold: bool) -> dict[str, Any]:
+def _make_scaled_object(
+    service: InferenceService, wanted: Autoscaling, hold: bool
+) -> dict[str, Any]:
     name = service.metadata.name
     triggers = [
         one.model_dump(by_alias=True, exclude_none=True, mode="json") for one in wanted.triggers
@@ -195,10 +207,10 @@ def _scaled_object(service: InferenceService, wanted: Autoscaling, hold: bool) -
         "kind": "ScaledObject",
         "metadata": {
             "name": name,
-            "annotations": {PAUSED_SCALE_IN: "true"} if hold else {},
+            "annotations": {PAUSED_SCALE_IN_ANNOTATION: "true"} if hold else {},
         },
         "spec": {
-            "scaleTargetRef": _scaled(service),
+            "scaleTargetRef": _make_scale_target(service),
             "minReplicaCount": wanted.min_replicas,
             "maxReplicaCount": wanted.max_replicas,
             "cooldownPeriod": math.ceil(parse_duration(wanted.cooldown)),
@@ -207,11 +219,11 @@ def _scaled_object(service: InferenceService, wanted: Autoscaling, hold: bool) -
     }
 
 
-POOL_GROUP = "inference.networking.k8s.io"
+POOL_API_GROUP = "inference.networking.k8s.io"
 
 
-def gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the InferencePool of the replicas and its HTTPRoute, if enabled."""
+def make_gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the InferencePool of the replicas and its HTTPRoute; empty if they are disabled."""
     wanted = service.spec.gateway
     if wanted is None:
         return []
@@ -219,11 +231,11 @@ def gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
     parents = [one.model_dump(by_alias=True, exclude_none=True) for one in wanted.parent_refs]
     return [
         {
-            "apiVersion": f"{POOL_GROUP}/v1",
+            "apiVersion": f"{POOL_API_GROUP}/v1",
             "kind": "InferencePool",
             "metadata": {"name": name},
             "spec": {
-                "selector": {"matchLabels": names.serving(service)},
+                "selector": {"matchLabels": names.make_serving_selector(service)},
                 "targetPorts": [{"number": service.spec.engine.port}],
                 "endpointPickerRef": {
                     "name": picker.name,
@@ -240,15 +252,19 @@ def gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
                 "parentRefs": parents,
                 **({"hostnames": list(wanted.hostnames)} if wanted.hostnames else {}),
                 "rules": [
-                    {"backendRefs": [{"group": POOL_GROUP, "kind": "InferencePool", "name": name}]}
+                    {
+                        "backendRefs": [
+                            {"group": POOL_API_GROUP, "kind": "InferencePool", "name": name}
+                        ]
+                    }
                 ],
             },
         },
     ]
 
 
-def first_replicas(service: InferenceService) -> int:
-    """Return the number of replicas of a new workload."""
+def compute_first_replicas(service: InferenceService) -> int:
+    """Return the number of replicas with which the workload is created."""
     scaling = service.spec.autoscaling
     if scaling is None:
         return service.spec.replicas
@@ -258,56 +274,59 @@ def first_replicas(service: InferenceService) -> int:
 RBAC_API_GROUP = "rbac.authorization.k8s.io"
 
 
-def service_account(service: InferenceService) -> dict[str, Any]:
+def make_service_account(service: InferenceService) -> dict[str, Any]:
     """Return the ServiceAccount of the pods. Only the supervisor's container mounts its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": {"name": names.supervisor(service.metadata.name)},
+        "metadata": {"name": names.make_supervisor_name(service.metadata.name)},
         "automountServiceAccountToken": False,
     }
 
 
-def role(service: InferenceService, held: Collection[str] = ()) -> dict[str, Any]:
+def make_role(service: InferenceService, held_slots: Collection[str] = ()) -> dict[str, Any]:
     """Return the Role of the service's supervisors.
 
     ``held`` are the names of surplus slots whose holders have not released them yet.
     """
-    slots = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
-    return supervisor_role(
-        names.supervisor(service.metadata.name), (*slots, *sorted(set(held) - set(slots)))
+    slots = names.make_slot_names(service.metadata.name, service.spec.supervision.max_unavailable)
+    return make_supervisor_role(
+        names.make_supervisor_name(service.metadata.name),
+        (*slots, *sorted(set(held_slots) - set(slots))),
     )
 
 
-def role_binding(service: InferenceService) -> dict[str, Any]:
+def make_role_binding(service: InferenceService) -> dict[str, Any]:
     """Return the RoleBinding of the service's supervisors."""
-    name = names.supervisor(service.metadata.name)
-    return supervisor_binding(name, [name], service.metadata.namespace)
+    name = names.make_supervisor_name(service.metadata.name)
+    return make_supervisor_binding(name, [name], service.metadata.namespace)
 
 
-def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> dict[str, Any]:
+def make_supervisor_role(
+    name: str, slots: Sequence[str], *more_rules: dict[str, Any]
+) -> dict[str, Any]:
     """Return the Role of supervisors, for incidents, Events, EndpointSlices and slot Leases.
 
-    ``slots`` are the names of the Leases, and ``more`` are further rules.
+    ``slots`` are the names of the Leases, and ``more_rules`` are further rules.
     """
     return {
         "apiVersion": f"{RBAC_API_GROUP}/v1",
         "kind": "Role",
         "metadata": {"name": name},
         "rules": [
-            rule(API_GROUP, [INCIDENT_PLURAL], ["create", "get", "patch"]),
-            rule(API_GROUP, [f"{INCIDENT_PLURAL}/status"], ["get", "patch"]),
-            *more,
-            rule("", ["events"], ["create"]),
-            rule("discovery.k8s.io", ["endpointslices"], ["list"]),
-            rule("coordination.k8s.io", ["leases"], ["get", "update"])
+            make_role_rule(API_GROUP, [INCIDENT_PLURAL], ["create", "get", "patch"]),
+            make_role_rule(API_GROUP, [f"{INCIDENT_PLURAL}/status"], ["get", "patch"]),
+            *more_rules,
+            make_role_rule("", ["events"], ["create"]),
+            make_role_rule("discovery.k8s.io", ["endpointslices"], ["list"]),
+            make_role_rule("coordination.k8s.io", ["leases"], ["get", "update"])
             | {"resourceNames": list(slots)},
         ],
     }
 
 
-def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> dict[str, Any]:
-    """Return a RoleBinding of the Role ``name`` to ServiceAccounts in its namespace."""
+def make_supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> dict[str, Any]:
+    """Return the RoleBinding that grants the Role ``name`` to ServiceAccounts in ``namespace``."""
     return {
         "apiVersion": f"{RBAC_API_GROUP}/v1",
         "kind": "RoleBinding",
@@ -320,6 +339,6 @@ def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> di
     }
 
 
-def rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
+def make_role_rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
     """Return one rule of a Role."""
     return {"apiGroups": [group], "resources": resources, "verbs": verbs}

@@ -1,7 +1,7 @@
 """Directories, addresses and ports of one replica.
 
-In a pod, they are fixed (:func:`in_pod`). Local mode passes other :class:`ReplicaPlaces` to the
-functions that render the engine's and the supervisor's arguments.
+In a pod, they are fixed (:func:`make_pod_places`). Local mode passes other :class:`ReplicaPlaces`
+to the functions that render the engine's and the supervisor's arguments.
 """
 
 from __future__ import annotations
@@ -50,40 +50,40 @@ class ReplicaPlaces(SupervisorPlaces):
     admin_port: int = ADMIN_PORT
 
 
-SUPERVISED = SupervisorPlaces(
+POD_PLACES = SupervisorPlaces(
     run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
 )
 """Paths and ports of a supervisor in a pod, including pods that the operator did not create."""
 
 HOST_PORTS = range(21_000, 29_000)
 """Ports of supervisors in pods with host networking, below NodePorts and ephemeral ports."""
-HOST_SLOTS = 3_989
-"""Number of pairs of these ports. It is prime, so that engine ports at round distances map to
-different pairs."""
+HOST_PORT_PAIRS = 3_989
+"""Number of port pairs in :data:`HOST_PORTS` that supervisors use. It is prime, so that engine
+ports at round distances map to different pairs."""
 
 
-def on_node(engine_port: int) -> SupervisorPlaces:
+def make_host_network_places(engine_port: int) -> SupervisorPlaces:
     """Return the supervisor's paths and ports in a pod with host networking.
 
     The ports are derived from the engine's port, which no other pod on the node can use.
     """
-    first = HOST_PORTS.start + 2 * (engine_port % HOST_SLOTS)
-    return replace(SUPERVISED, metrics_port=first, probe_port=first + 1)
+    first = HOST_PORTS.start + 2 * (engine_port % HOST_PORT_PAIRS)
+    return replace(POD_PLACES, metrics_port=first, probe_port=first + 1)
 
 
-def claim(uri: str) -> tuple[str, str]:
-    """Return the claim name of a ``pvc://`` URI, and the path within the claim."""
+def parse_claim_uri(uri: str) -> tuple[str, str]:
+    """Return the name of the claim in a ``pvc://`` URI, and the path within the claim."""
     name, _, path = uri.removeprefix("pvc://").partition("/")
     return name, path
 
 
-def model_dir(model: ModelSource) -> str:
-    """Return the checkpoint's directory in the containers."""
+def get_model_dir(model: ModelSource) -> str:
+    """Return the path of the checkpoint's directory in the containers."""
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return rest
     if scheme == "pvc":
-        return str(PurePosixPath(CLAIM_DIR) / claim(model.uri)[1])
+        return str(PurePosixPath(CLAIM_DIR) / parse_claim_uri(model.uri)[1])
     if scheme == "s3":  # no organisation on the hub has a name with a leading underscore
         return str(PurePosixPath(CLAIM_DIR) / "_s3" / rest)
     # Use a directory per revision: services that share a cache may serve different revisions.
@@ -91,12 +91,12 @@ def model_dir(model: ModelSource) -> str:
     return str(PurePosixPath(CLAIM_DIR) / rest / revision)
 
 
-def in_pod(service: InferenceService) -> ReplicaPlaces:
-    """Return the paths and addresses of a replica in a pod."""
+def make_pod_places(service: InferenceService) -> ReplicaPlaces:
+    """Return the paths, addresses and ports of a replica in a pod."""
     return ReplicaPlaces(
-        model_dir=model_dir(service.spec.model),
-        run_dir=SUPERVISED.run_dir,
-        state_dir=SUPERVISED.state_dir,
-        config_file=SUPERVISED.config_file,
+        model_dir=get_model_dir(service.spec.model),
+        run_dir=POD_PLACES.run_dir,
+        state_dir=POD_PLACES.state_dir,
+        config_file=POD_PLACES.config_file,
         port=service.spec.engine.port,
     )

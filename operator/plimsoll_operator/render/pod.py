@@ -20,99 +20,101 @@ from plimsoll_operator.render.compare import merge_template
 from plimsoll_operator.render.containers import (
     LOG_ON_ERROR,
     Images,
-    claimed_devices,
     fit_resources,
-    probe,
-    resources,
-    restricted,
+    make_device_claims,
+    make_http_probe,
+    make_resources,
+    make_restricted_context,
 )
-from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.render.engine import engine_container, key_volumes
-from plimsoll_operator.render.groups import RESTART_POLICY, member_env
-from plimsoll_operator.render.paths import SUPERVISED
+from plimsoll_operator.render.deployment import compute_pod_hash
+from plimsoll_operator.render.engine import make_engine_container, make_key_volumes
+from plimsoll_operator.render.groups import RESTART_POLICY, make_member_env
+from plimsoll_operator.render.paths import POD_PLACES
 from plimsoll_operator.render.probe import add_probe
-from plimsoll_operator.render.supervisor import supervisor_args
+from plimsoll_operator.render.supervisor import make_supervisor_args
 
-UID = 10001
+USER_ID = 10001
 """User ID of both containers. The supervisor can inspect and signal only processes of its own
 user."""
 
-STOP_S = 30
+STOP_MARGIN_S = 30
 """Seconds after the drain in which the engine frees its memory and the supervisor completes its
 journal."""
 
 TOKEN_LIFETIME_S = 3600
 
 
-def revision_template(service: InferenceService, images: Images) -> dict[str, Any]:
-    """Build the template of a revision: of a pod, or of a group of pods for several nodes."""
+def make_revision_template(service: InferenceService, images: Images) -> dict[str, Any]:
+    """Build the template of a revision: a pod template, or a group template for several nodes."""
     if service.spec.nodes == 1:
-        return pod_template(service, images)
+        return make_pod_template(service, images)
     return {
         "size": service.spec.nodes,
         "restartPolicy": RESTART_POLICY,
-        "leaderTemplate": pod_template(service, images),
-        "workerTemplate": pod_template(service, images, worker=True),
+        "leaderTemplate": make_pod_template(service, images),
+        "workerTemplate": make_pod_template(service, images, worker=True),
     }
 
 
-def pod_template(service: InferenceService, images: Images, worker: bool = False) -> dict[str, Any]:
+def make_pod_template(
+    service: InferenceService, images: Images, worker: bool = False
+) -> dict[str, Any]:
     """Build the pod template of ``service``, with its ``podTemplate`` merged over it.
 
     ``worker`` is whether the pod is a worker of its group.
     """
-    template = rendered_template(service, images, worker)
+    template = make_base_template(service, images, worker)
     if service.spec.pod_template:
         template = merge_template(template, service.spec.pod_template)
     # A merge must not remove the labels that the Service, the watches and the supervisor need.
-    own = names.labels(service.metadata.name) | {REVISION_LABEL: pod_hash(service)}
+    own = names.make_labels(service.metadata.name) | {REVISION_LABEL: compute_pod_hash(service)}
     template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | own
     return template
 
 
-def rendered_template(
+def make_base_template(
     service: InferenceService, images: Images, worker: bool = False
 ) -> dict[str, Any]:
-    """Build the operator's own part of the pod template."""
+    """Build the pod template of ``service`` without its ``podTemplate``."""
     meta = service.metadata
     return {
         "metadata": {
-            "labels": names.labels(meta.name),
+            "labels": names.make_labels(meta.name),
             "annotations": {"kubectl.kubernetes.io/default-container": names.ENGINE},
         },
         "spec": {
-            "serviceAccountName": names.supervisor(meta.name),
+            "serviceAccountName": names.make_supervisor_name(meta.name),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "shareProcessNamespace": True,
-            "terminationGracePeriodSeconds": grace_period(service),
+            "terminationGracePeriodSeconds": compute_grace_period_s(service),
             "securityContext": {
                 "runAsNonRoot": True,
-                "runAsUser": UID,
-                "runAsGroup": UID,
+                "runAsUser": USER_ID,
+                "runAsGroup": USER_ID,
                 "seccompProfile": {"type": "RuntimeDefault"},
-                **_group(service),
+                **_make_group_context(service),
             },
-            **_containers(service, images, worker),
+            **_make_containers(service, images, worker),
         },
     }
 
 
-def _containers(service: InferenceService, images: Images, worker: bool) -> dict[str, Any]:
-    engine, wanted = engine_container(service, images, worker), service.spec.supervisor
-    supervisor = supervisor_container(
+def _make_containers(service: InferenceService, images: Images, worker: bool) -> dict[str, Any]:
+    engine, wanted = make_engine_container(service, images, worker), service.spec.supervisor
+    supervisor = make_supervisor_container(
         wanted, wanted.image or images.supervisor, images.resources, [engine]
     )
     if service.spec.nodes > 1:
-        supervisor["env"] += member_env(service, worker)
-    downloads = model.download(service, images)
+        supervisor["env"] += make_member_env(service, worker)
+    downloads = model.make_download_containers(service, images)
     pod = {
         # Downloads come first: the supervisor starts only when they are complete.
         "initContainers": [*downloads, supervisor],
         "containers": [engine],
-        "volumes": _volumes(service),
+        "volumes": _make_volumes(service),
     }
-    claims, of_engine = claimed_devices(service.spec.engine.resources)
+    claims, of_engine = make_device_claims(service.spec.engine.resources)
     if claims:
         pod["resourceClaims"] = claims
         engine["resources"]["claims"] = of_engine
@@ -122,24 +124,28 @@ def _containers(service: InferenceService, images: Images, worker: bool) -> dict
     return pod
 
 
-def _group(service: InferenceService) -> dict[str, Any]:
-    """Return the group with which the download can write to a new claim, which root owns."""
+def _make_group_context(service: InferenceService) -> dict[str, Any]:
+    """Return the ``fsGroup`` of the pod, with which the download can write to a new claim.
+
+    Root owns the files in a new claim.
+    """
     if service.spec.model.cache is None:
         return {}
-    return {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
-def grace_period(service: InferenceService) -> int:
-    """Return the termination grace period in seconds: drain deadline plus :data:`STOP_S`."""
-    return math.ceil(service.spec.supervision.drain.deadline_s) + STOP_S
+def compute_grace_period_s(service: InferenceService) -> int:
+    """Return the termination grace period in seconds: drain deadline plus :data:`STOP_MARGIN_S`."""
+    return math.ceil(service.spec.supervision.drain.deadline_s) + STOP_MARGIN_S
 
 
 def add_pull_secrets(
     pod: dict[str, Any], supervisor: SupervisorSettings, default: Sequence[str]
 ) -> None:
-    """Add the pull secrets of the supervisor's image, or else the ``default``, to ``pod``.
+    """Add the pull secrets for the supervisor's image to ``pod``, in place.
 
-    The kubelet ignores a Secret that does not exist.
+    ``default`` are the Secrets that are used if ``supervisor`` lists none. The kubelet ignores a
+    Secret that does not exist.
     """
     wanted = [one.name for one in supervisor.image_pull_secrets] or default
     others = [one for one in pod.get("imagePullSecrets") or () if one.get("name") not in wanted]
@@ -147,45 +153,45 @@ def add_pull_secrets(
         pod["imagePullSecrets"] = [*others, *({"name": name} for name in wanted)]
 
 
-def supervisor_container(
+def make_supervisor_container(
     supervisor: SupervisorSettings,
     image: str,
     default: Resources,
     others: Iterable[dict[str, Any]],
-    at: paths.SupervisorPlaces = SUPERVISED,
+    places: paths.SupervisorPlaces = POD_PLACES,
 ) -> dict[str, Any]:
     """Return the supervisor as a native sidecar for ``initContainers``.
 
-    If ``supervisor`` sets no resources, it gets the ``default``, adapted to ``others``, the pod's
-    other containers.
+    If ``supervisor`` sets no resources, the container gets the ``default``, adapted to the pod's
+    other containers in ``others``.
     """
     own = supervisor.resources
     return {
         "name": names.SUPERVISOR,
         "image": image,
-        "command": ["python", "-m", SUPERVISOR_MODULE, *supervisor_args(at)],
+        "command": ["python", "-m", SUPERVISOR_MODULE, *make_supervisor_args(places)],
         # A restartable init container starts before the engine and stops after it.
         "restartPolicy": "Always",
         "env": [
-            _from_field("POD_NAME", "metadata.name"),
-            _from_field("POD_NAMESPACE", "metadata.namespace"),
-            *_exporters(supervisor),
+            _make_field_variable("POD_NAME", "metadata.name"),
+            _make_field_variable("POD_NAMESPACE", "metadata.namespace"),
+            *_make_exporter_env(supervisor),
         ],
         "ports": [
-            {"name": "metrics", "containerPort": at.metrics_port, "protocol": "TCP"},
-            {"name": "probe", "containerPort": at.probe_port, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": places.metrics_port, "protocol": "TCP"},
+            {"name": "probe", "containerPort": places.probe_port, "protocol": "TCP"},
         ],
-        "resources": fit_resources(default, others) if own is None else resources(own),
+        "resources": fit_resources(default, others) if own is None else make_resources(own),
         # The engine starts once this probe succeeds, when the admin token exists.
-        "startupProbe": probe("/live", at.probe_port)
+        "startupProbe": make_http_probe("/live", places.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 60},
         # It fails while an engine drains, but not if the supervisor crashes behind the launcher.
-        "readinessProbe": probe("/ready", at.probe_port)
+        "readinessProbe": make_http_probe("/ready", places.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 1},
-        "livenessProbe": probe("/live", at.probe_port)
+        "livenessProbe": make_http_probe("/live", places.probe_port)
         | {"periodSeconds": 10, "failureThreshold": 6},
         **LOG_ON_ERROR,
-        "securityContext": restricted(),
+        "securityContext": make_restricted_context(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},
             # The supervisor deletes files here that a terminated engine left behind.
@@ -198,16 +204,16 @@ def supervisor_container(
     }
 
 
-def _exporters(supervisor: SupervisorSettings) -> list[dict[str, Any]]:
+def _make_exporter_env(supervisor: SupervisorSettings) -> list[dict[str, Any]]:
     ports = {
         DCGM_EXPORTER_PORT_ENV: supervisor.dcgm_exporter_port,
         AMD_EXPORTER_PORT_ENV: supervisor.amd_exporter_port,
     }
     named = [{"name": name, "value": f"{port}"} for name, port in ports.items() if port is not None]
-    return [_from_field(NODE_IP_ENV, "status.hostIP"), *named] if named else []
+    return [_make_field_variable(NODE_IP_ENV, "status.hostIP"), *named] if named else []
 
 
-def _volumes(service: InferenceService) -> list[dict[str, Any]]:
+def _make_volumes(service: InferenceService) -> list[dict[str, Any]]:
     name = service.metadata.name
     return [
         {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
@@ -216,15 +222,21 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "cache", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
         # It is optional, as in injected pods: the engine never waits for a ConfigMap.
-        {"name": "config", "configMap": {"name": names.supervisor(name), "optional": True}},
-        {"name": "token", "projected": {"sources": token_sources()}},
-        *model.volumes(service),
-        *key_volumes(service),
+        {
+            "name": "config",
+            "configMap": {"name": names.make_supervisor_name(name), "optional": True},
+        },
+        {"name": "token", "projected": {"sources": make_token_sources()}},
+        *model.make_model_volumes(service),
+        *make_key_volumes(service),
     ]
 
 
-def token_sources() -> list[dict[str, Any]]:
-    """Return the sources that ``automountServiceAccountToken`` would mount, for the supervisor."""
+def make_token_sources() -> list[dict[str, Any]]:
+    """Return the sources of the volume with the supervisor's ServiceAccount token.
+
+    ``automountServiceAccountToken`` would mount the same sources.
+    """
     field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
     ca = [{"key": "ca.crt", "path": "ca.crt"}]
     return [
@@ -234,5 +246,5 @@ def token_sources() -> list[dict[str, Any]]:
     ]
 
 
-def _from_field(name: str, path: str) -> dict[str, Any]:
+def _make_field_variable(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}

@@ -11,7 +11,7 @@ from typing import Any
 from plimsoll_api.resources import Resources
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import LOG_ON_ERROR, fit_resources, other_containers
+from plimsoll_operator.render.containers import LOG_ON_ERROR, fit_resources, list_other_containers
 
 Object = dict[str, Any]
 
@@ -25,7 +25,7 @@ PROBE_VOLUMES: tuple[Object, ...] = (
     {"name": PROBE_NAME, "emptyDir": {"sizeLimit": "4Mi"}},
     {"name": SOCKET_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}},
 )
-RESOURCES = Resources(
+PROBE_RESOURCES = Resources(
     requests={"cpu": "50m", "memory": "64Mi"}, limits={"cpu": "500m", "memory": "128Mi"}
 )
 
@@ -37,7 +37,7 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
     it, the supervisor's image is used. Raises ValueError if PYTHONPATH comes from a ``valueFrom``,
     to which nothing can be appended.
     """
-    engine["env"] = _environment(engine.get("env") or [])
+    engine["env"] = _append_probe_folders(engine.get("env") or [])
     engine["volumeMounts"] = [
         *(engine.get("volumeMounts") or []),
         {"name": PROBE_NAME, "mountPath": CODE_DIR, "readOnly": True},
@@ -52,7 +52,7 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
         "name": PROBE_NAME,
         "image": image or supervisor["image"],
         "command": ["python", "-m", "plimsoll_probe.install", CODE_DIR],
-        "resources": fit_resources(RESOURCES, other_containers(pod)),
+        "resources": fit_resources(PROBE_RESOURCES, list_other_containers(pod)),
         **LOG_ON_ERROR,
         "securityContext": supervisor["securityContext"],
         "volumeMounts": [{"name": PROBE_NAME, "mountPath": CODE_DIR}],
@@ -63,22 +63,22 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
 
 
 def remove_probe(pod: Object, engines: list[Object]) -> None:
-    """Remove what :func:`add_probe` added from ``pod`` and its ``engines``."""
+    """Undo :func:`add_probe` in ``pod`` and its ``engines``."""
     own = {PROBE_NAME, SOCKET_VOLUME}
-    _drop(pod, "initContainers", {PROBE_NAME})
-    _drop(pod, "volumes", own)
+    _remove_named_items(pod, "initContainers", {PROBE_NAME})
+    _remove_named_items(pod, "volumes", own)
     for engine in engines:
-        _drop(engine, "volumeMounts", own)
-        _drop(engine, "env", {PROBE_DIR_ENV})
+        _remove_named_items(engine, "volumeMounts", own)
+        _remove_named_items(engine, "env", {PROBE_DIR_ENV})
         for entry in list(engine.get("env") or []):
-            folders = _folders(str(entry.get("value") or ""))
+            folders = _split_folders(str(entry.get("value") or ""))
             if entry.get("name") == PYTHONPATH_ENV and CODE_DIR in folders:
                 entry["value"] = ":".join(folder for folder in folders if folder != CODE_DIR)
                 if not entry["value"]:
-                    _drop(engine, "env", {PYTHONPATH_ENV})
+                    _remove_named_items(engine, "env", {PYTHONPATH_ENV})
 
 
-def _drop(owner: Object, key: str, dropped: set[str]) -> None:
+def _remove_named_items(owner: Object, key: str, dropped: set[str]) -> None:
     """Remove the named items from a list; delete the list if it is then empty."""
     listed = owner.get(key) or []
     kept = [one for one in listed if one.get("name") not in dropped]
@@ -90,8 +90,8 @@ def _drop(owner: Object, key: str, dropped: set[str]) -> None:
         del owner[key]
 
 
-def _environment(env: list[Object]) -> list[Object]:
-    """Return ``env`` with the probe's folders appended to PYTHONPATH."""
+def _append_probe_folders(env: list[Object]) -> list[Object]:
+    """Return the environment ``env`` with the probe's folders at the end of PYTHONPATH."""
     path = next((one for one in env if one.get("name") == PYTHONPATH_ENV), None)
     if path is not None and "valueFrom" in path:
         raise ValueError(
@@ -101,7 +101,7 @@ def _environment(env: list[Object]) -> list[Object]:
     if path is not None and not path.get("value"):
         # Python ignores an empty value, and :func:`remove_probe` removes it.
         env, path = [one for one in env if one is not path], None
-    folders = [*_folders(str((path or {}).get("value") or "")), CODE_DIR]
+    folders = [*_split_folders(str((path or {}).get("value") or "")), CODE_DIR]
     with_probe = {"name": PYTHONPATH_ENV, "value": ":".join(folders)}
     # Keep its position, because later variables may refer to it.
     kept = [with_probe if one is path else one for one in env]
@@ -112,5 +112,5 @@ def _environment(env: list[Object]) -> list[Object]:
     ]
 
 
-def _folders(value: str) -> list[str]:
+def _split_folders(value: str) -> list[str]:
     return [folder for folder in value.split(":") if folder]

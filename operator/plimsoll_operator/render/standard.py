@@ -21,7 +21,7 @@ class NotAllowedError(ValueError):
     """Raised for a template that is not allowed in its namespace. The message names each field."""
 
 
-VOLUMES = frozenset(
+ALLOWED_VOLUME_TYPES = frozenset(
     {
         "configMap",
         "csi",
@@ -35,7 +35,7 @@ VOLUMES = frozenset(
 )
 """Volume types that the restricted standard allows."""
 
-SYSCTLS = frozenset(
+ALLOWED_SYSCTLS = frozenset(
     {
         "kernel.shm_rmid_forced",
         "net.ipv4.ip_local_port_range",
@@ -73,13 +73,15 @@ HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
 IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
 
 
-def check(service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]) -> None:
+def check_pod_template(
+    service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]
+) -> None:
     """Raise :class:`NotAllowedError` if ``template`` violates the restricted standard.
 
-    Also raise it if the template changes the ``rendered`` identity of the pod or the volumes with
-    tokens.
+    Also raise it if the template changes the pod's identity or the volumes with tokens, compared
+    with the ``rendered`` template.
     """
-    problems = list(_problems(service, template, rendered))
+    problems = list(_iterate_problems(service, template, rendered))
     if problems:
         raise NotAllowedError(
             f"{'; '.join(problems[:8])}. An administrator can exempt the namespace with the "
@@ -87,7 +89,7 @@ def check(service: InferenceService, template: dict[str, Any], rendered: dict[st
         )
 
 
-def _problems(
+def _iterate_problems(
     service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]
 ) -> Iterator[str]:
     spec, own, at = template["spec"], rendered["spec"], "spec.podTemplate.spec"
@@ -105,27 +107,31 @@ def _problems(
             where = f"spec.podTemplate.metadata.annotations[{key}]"
             yield f"{where} must not be set: use appArmorProfile in a securityContext"
     context = spec.get("securityContext") or {}
-    yield from _context(context, {}, f"{at}.securityContext")
+    yield from _iterate_context_problems(context, {}, f"{at}.securityContext")
     for one in context.get("sysctls") or ():
-        if one.get("name") not in SYSCTLS:
+        if one.get("name") not in ALLOWED_SYSCTLS:
             yield f"{at}.securityContext.sysctls: {one.get('name')} is not a safe sysctl"
     for kind in ("initContainers", "containers"):
         for one in spec.get(kind) or ():
-            yield from _container(one, context, f"{at}.{kind}[{one.get('name')}]")
-    secrets = _secrets(service)
+            yield from _iterate_container_problems(one, context, f"{at}.{kind}[{one.get('name')}]")
+    secrets = _list_secrets(service)
     kept = {one["name"]: one for one in own["volumes"]}
     for one in spec.get("volumes") or ():
-        yield from _volume(one, kept, secrets, f"{at}.volumes[{one.get('name')}]")
+        yield from _iterate_volume_problems(one, kept, secrets, f"{at}.volumes[{one.get('name')}]")
     for kind in ("initContainers", "containers"):
         ours = {one["name"]: one for one in own[kind]}
         for one in spec.get(kind) or ():
             where = f"{at}.{kind}[{one.get('name')}]"
-            yield from _credential_reads(one, ours.get(one.get("name"), {}), secrets, where)
+            yield from _iterate_credential_problems(
+                one, ours.get(one.get("name"), {}), secrets, where
+            )
 
 
-def _container(one: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[str]:
-    context, where = one.get("securityContext") or {}, f"{at}.securityContext"
-    yield from _context(context, pod, where)
+def _iterate_container_problems(
+    container: dict[str, Any], pod: dict[str, Any], path: str
+) -> Iterator[str]:
+    context, where = container.get("securityContext") or {}, f"{path}.securityContext"
+    yield from _iterate_context_problems(context, pod, where)
     if context.get("privileged"):
         yield f"{where}.privileged must not be true"
     if context.get("allowPrivilegeEscalation") is not False:
@@ -137,75 +143,81 @@ def _container(one: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[st
         yield f"{where}.capabilities.drop must contain ALL"
     if set(capabilities.get("add") or ()) - {ALLOWED_CAPABILITY}:
         yield f"{where}.capabilities.add may only contain {ALLOWED_CAPABILITY}"
-    for port in one.get("ports") or ():
+    for port in container.get("ports") or ():
         if port.get("hostPort"):
-            yield f"{at}.ports: hostPort must not be set"
-    lifecycle = one.get("lifecycle") or {}
-    hooks = [one.get(f"{name}Probe") for name in ("startup", "readiness", "liveness")]
+            yield f"{path}.ports: hostPort must not be set"
+    lifecycle = container.get("lifecycle") or {}
+    hooks = [container.get(f"{name}Probe") for name in ("startup", "readiness", "liveness")]
     for hook in (*hooks, lifecycle.get("preStop"), lifecycle.get("postStart")):
         if any((hook or {}).get(kind, {}).get("host") for kind in ("httpGet", "tcpSocket")):
-            yield f"{at}: a probe's or hook's host must not be set"
+            yield f"{path}: a probe's or hook's host must not be set"
 
 
-def _context(context: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[str]:
-    """Yield the problems with the fields that security contexts of pods and containers share.
+def _iterate_context_problems(
+    context: dict[str, Any], pod: dict[str, Any], path: str
+) -> Iterator[str]:
+    """Yield the problems with fields that the security contexts of pods and containers share.
 
-    ``pod`` is the context that a container inherits, empty for the pod itself.
+    ``pod`` is the pod's security context, from which a container inherits. It is empty if
+    ``context`` is the pod's own.
     """
     effective = pod | {key: value for key, value in context.items() if value is not None}
     if effective.get("runAsNonRoot") is not True:
-        yield f"{at}.runAsNonRoot must be true"
+        yield f"{path}.runAsNonRoot must be true"
     if effective.get("runAsUser") == 0:
-        yield f"{at}.runAsUser must not be 0"
+        yield f"{path}.runAsUser must not be 0"
     if (effective.get("seccompProfile") or {}).get("type") not in ALLOWED_PROFILE_TYPES:
-        yield f"{at}.seccompProfile.type must be RuntimeDefault or Localhost"
+        yield f"{path}.seccompProfile.type must be RuntimeDefault or Localhost"
     app_armor = (effective.get("appArmorProfile") or {}).get("type", "RuntimeDefault")
     if app_armor not in ALLOWED_PROFILE_TYPES:
-        yield f"{at}.appArmorProfile.type must be RuntimeDefault or Localhost"
+        yield f"{path}.appArmorProfile.type must be RuntimeDefault or Localhost"
     labels = effective.get("seLinuxOptions") or {}
     if labels.keys() - {"level", "type"} or labels.get("type", "") not in ALLOWED_SELINUX_TYPES:
-        yield f"{at}.seLinuxOptions must be those of a container"
+        yield f"{path}.seLinuxOptions may only set level and type, and type must be for containers"
     if (effective.get("windowsOptions") or {}).get("hostProcess"):
-        yield f"{at}.windowsOptions.hostProcess must not be true"
+        yield f"{path}.windowsOptions.hostProcess must not be true"
 
 
-def _volume(one: dict[str, Any], kept: dict[str, Any], secrets: set[str], at: str) -> Iterator[str]:
-    if one.get("name") in kept and one == kept[one["name"]]:
+def _iterate_volume_problems(
+    volume: dict[str, Any], rendered_volumes: dict[str, Any], secrets: set[str], path: str
+) -> Iterator[str]:
+    if volume.get("name") in rendered_volumes and volume == rendered_volumes[volume["name"]]:
         return
-    if one.get("name") in OWN_VOLUMES:
-        yield f"{at} is a volume that the operator manages"
-    kinds = {key for key, value in one.items() if key != "name" and value is not None}
-    if kinds - VOLUMES:
-        yield f"{at} must be one of {', '.join(sorted(VOLUMES))}"
-    sources = (one.get("projected") or {}).get("sources") or ()
+    if volume.get("name") in OWN_VOLUMES:
+        yield f"{path} is a volume that the operator manages"
+    kinds = {key for key, value in volume.items() if key != "name" and value is not None}
+    if kinds - ALLOWED_VOLUME_TYPES:
+        yield f"{path} must be one of {', '.join(sorted(ALLOWED_VOLUME_TYPES))}"
+    sources = (volume.get("projected") or {}).get("sources") or ()
     if any(source.get("serviceAccountToken") for source in sources):
-        yield f"{at}.projected: serviceAccountToken must not be set"
-    named = {(one.get("secret") or {}).get("secretName")}
+        yield f"{path}.projected: serviceAccountToken must not be set"
+    named = {(volume.get("secret") or {}).get("secretName")}
     named |= {(source.get("secret") or {}).get("name") for source in sources}
     for secret in sorted(secrets & named):
-        yield f"{at}: Secret {secret} belongs to the container that the spec assigns it to"
+        yield f"{path}: Secret {secret} is only for the container to which the spec assigns it"
 
 
-def _credential_reads(
-    one: dict[str, Any], rendered: dict[str, Any], secrets: set[str], at: str
+def _iterate_credential_problems(
+    container: dict[str, Any], rendered: dict[str, Any], secrets: set[str], path: str
 ) -> Iterator[str]:
-    """Yield the mounts and variables through which another container could read a credential."""
-    for mount in one.get("volumeMounts") or ():
+    """Yield the mounts and variables through which a container could read credentials of others."""
+    for mount in container.get("volumeMounts") or ():
         allowed = OWN_VOLUMES.get(mount.get("name", ""))
-        if allowed is not None and one.get("name") not in allowed:
-            yield f"{at}.volumeMounts: {mount['name']} is only for {' and '.join(sorted(allowed))}"
+        if allowed is not None and container.get("name") not in allowed:
+            owners = " and ".join(sorted(allowed))
+            yield f"{path}.volumeMounts: only {owners} may mount {mount['name']}"
     for key in ("env", "envFrom"):
         known = rendered.get(key) or ()
-        for variable in one.get(key) or ():
+        for variable in container.get(key) or ():
             source = (variable.get("valueFrom") or {}).get("secretKeyRef") or variable.get(
                 "secretRef"
             )
             if variable not in known and (source or {}).get("name") in secrets:
-                yield f"{at}.{key}: Secret {source['name']} belongs to another container"
+                yield f"{path}.{key}: Secret {source['name']} is only for another container"
 
 
-def _secrets(service: InferenceService) -> set[str]:
-    """Return the names of the Secrets that the spec assigns to a single container each."""
+def _list_secrets(service: InferenceService) -> set[str]:
+    """Return the names of the Secrets that the spec assigns to only one container."""
     source, engine = service.spec.model, service.spec.engine
     refs = (engine.api_key_secret_ref, source.token_secret_ref, source.credentials_secret_ref)
     return {ref.name for ref in refs if ref is not None}

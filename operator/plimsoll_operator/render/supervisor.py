@@ -23,39 +23,39 @@ from plimsoll_api.supervisor_config import (
 )
 from plimsoll_api.units import parse_bytes
 from plimsoll_operator.render import names
-from plimsoll_operator.render.names import ENGINE, slots
-from plimsoll_operator.render.paths import ReplicaPlaces, SupervisorPlaces, in_pod
+from plimsoll_operator.render.names import ENGINE, make_slot_names
+from plimsoll_operator.render.paths import ReplicaPlaces, SupervisorPlaces, make_pod_places
 
 
-def supervisor_config(
+def make_supervisor_config(
     service: InferenceService, places: ReplicaPlaces | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
     """Return the supervisor's configuration. A service without a UID has no slots.
 
-    ``container`` is the engine's container; local mode has none.
+    ``container`` is the name of the engine's container; empty in local mode.
     """
-    at = places or in_pod(service)
+    at = places or make_pod_places(service)
     meta, spec = service.metadata, service.spec
     return SupervisorConfig(
         service=ServiceRef(name=meta.name, namespace=meta.namespace, uid=meta.uid),
         engine=EngineEndpoint(
-            type=_adapter_type(spec.engine),
-            admin_url=_admin_url(spec.engine, at),
-            serving_url=f"{_scheme(spec.engine)}://127.0.0.1:{at.port}",
+            type=_get_adapter_type(spec.engine),
+            admin_url=_make_admin_url(spec.engine, at),
+            serving_url=f"{_find_scheme(spec.engine)}://127.0.0.1:{at.port}",
             model=service.served_name,
             container="" if places else container,
         ),
-        memory=_memory(spec.memory, service),
+        memory=_add_memory_limits(spec.memory, service),
         supervision=spec.supervision,
-        slots=slots(meta.name, spec.supervision.max_unavailable) if meta.uid else (),
+        slots=make_slot_names(meta.name, spec.supervision.max_unavailable) if meta.uid else (),
     )
 
 
-def _adapter_type(engine: Engine) -> EngineType:
+def _get_adapter_type(engine: Engine) -> EngineType:
     return EngineType.PLIMSOLL if engine.admin_contract == "Plimsoll" else engine.type
 
 
-PARTIAL_DEVICES = re.compile(
+PARTIAL_DEVICE_PATTERN = re.compile(
     r"\.shared$|/v(gpu|cuda|core|memory)|(gpu|dcu|[ms]lu|npu|xpu|ascend\w*)[\w.-]*(mem|core|perc|milli)"
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
@@ -66,7 +66,7 @@ and Intel."""
 SHARING_LABELS = frozenset(
     {"cloud.google.com/gke-gpu-sharing-strategy", "nvidia.com/gpu.sharing-strategy"}
 )
-"""Labels of nodes with shared devices, unless the value is ``none``: those of GKE and of NVIDIA's
+"""Labels of nodes with shared devices, unless the value is ``none``: from GKE and from NVIDIA's
 feature discovery."""
 SHARING_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory"})
 """Annotations of the KAI scheduler and Run:ai that request part of a device."""
@@ -78,91 +78,102 @@ def shares_device(
     pod: Mapping[str, Any],
     annotations: Collection[str] = (),
 ) -> bool:
-    """Report whether other containers may use the container's devices, according to the manifest.
+    """Report whether other containers may use a container's devices, according to the manifest.
 
-    ``resources`` are the names of its resources, and ``claims`` those of its resourceClaims in the
-    ``pod`` spec. A claim that exists independently of the pod may be shared with other pods. A
-    claim from a template belongs to the pod, and is shared if two of its containers use it.
+    ``resources`` are the names of the container's resources, and ``claims`` are the names of its
+    resourceClaims in the ``pod`` spec. A claim that exists independently of the pod may be shared
+    with other pods. A claim from a template belongs to the pod, and is shared if two of its
+    containers use it.
     """
     independent = {
-        one.get("name") for one in _objects(pod, "resourceClaims") if one.get("resourceClaimName")
+        one.get("name")
+        for one in _iterate_objects(pod, "resourceClaims")
+        if one.get("resourceClaimName")
     }
     native = [
-        one for one in _objects(pod, "initContainers") if one.get("restartPolicy") == "Always"
+        one
+        for one in _iterate_objects(pod, "initContainers")
+        if one.get("restartPolicy") == "Always"
     ]
-    users = (*_objects(pod, "containers"), *native)
-    used = Counter(name for one in users for name in set(claims_of(one)))
+    users = (*_iterate_objects(pod, "containers"), *native)
+    used = Counter(name for one in users for name in set(list_resource_claims(one)))
     return (
-        any(PARTIAL_DEVICES.search(str(name)) for name in resources)
+        any(PARTIAL_DEVICE_PATTERN.search(str(name)) for name in resources)
         or any(name in independent or used[name] > 1 for name in claims)
-        or any(name in SHARING_LABELS and value != "none" for name, value in _node_labels(pod))
+        or any(
+            name in SHARING_LABELS and value != "none" for name, value in _iterate_node_labels(pod)
+        )
         or not SHARING_ANNOTATIONS.isdisjoint(annotations)
     )
 
 
-def _node_labels(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _iterate_node_labels(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     found = pod.get("nodeSelector")
     yield from ((str(k), str(v)) for k, v in (found if isinstance(found, dict) else {}).items())
     for key in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
         pod = pod.get(key) or {}
         if not isinstance(pod, dict):
             return
-    for term in _objects(pod, "nodeSelectorTerms"):
-        for one in _objects(term, "matchExpressions"):
+    for term in _iterate_objects(pod, "nodeSelectorTerms"):
+        for one in _iterate_objects(term, "matchExpressions"):
             values = one.get("values")
             if one.get("operator") == "In" and isinstance(values, list):
                 yield from ((str(one.get("key")), str(value)) for value in values)
 
 
-def claims_of(container: Mapping[str, Any]) -> list[str]:
+def list_resource_claims(container: Mapping[str, Any]) -> list[str]:
     """Return the names of the resourceClaims that a container uses."""
-    return [str(one.get("name")) for one in _objects(container.get("resources") or {}, "claims")]
+    return [
+        str(one.get("name")) for one in _iterate_objects(container.get("resources") or {}, "claims")
+    ]
 
 
-def _objects(found: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects in a list of an unvalidated manifest."""
+def _iterate_objects(found: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects in the list ``field`` of an unvalidated manifest."""
     listed = found.get(field)
     yield from (
         one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)
     )
 
 
-def _shares(service: InferenceService) -> bool:
+def _shares_device(service: InferenceService) -> bool:
     resources, template = service.spec.engine.resources, service.spec.pod_template or {}
     pod = template.get("spec") or {}
     annotations = (template.get("metadata") or {}).get("annotations") or ()
-    claims = [name for one in _objects(pod, "containers") for name in claims_of(one)]
+    claims = [
+        name for one in _iterate_objects(pod, "containers") for name in list_resource_claims(one)
+    ]
     return shares_device((*resources.limits, *resources.requests), claims, pod, annotations)
 
 
-def _admin_url(engine: Engine, at: ReplicaPlaces) -> str:
+def _make_admin_url(engine: Engine, places: ReplicaPlaces) -> str:
     """Return the URL for admin calls: the admin port, or the serving port of an external engine."""
-    is_plimsoll = _adapter_type(engine) is EngineType.PLIMSOLL
+    is_plimsoll = _get_adapter_type(engine) is EngineType.PLIMSOLL
     if is_plimsoll:
-        return f"http://127.0.0.1:{at.admin_port}"
-    return f"{_scheme(engine)}://127.0.0.1:{at.port}"
+        return f"http://127.0.0.1:{places.admin_port}"
+    return f"{_find_scheme(engine)}://127.0.0.1:{places.port}"
 
 
-def _scheme(engine: Engine) -> str:
+def _find_scheme(engine: Engine) -> str:
     return engines.find_scheme(engine.type, engine.args)
 
 
-def _memory(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:
-    """Return the policy with missing limits set from the engine's resources."""
+def _add_memory_limits(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:
+    """Return the memory policy, with missing limits taken from the engine's resources."""
     return replace(
         memory,
-        host=_with_limit(memory.host, service.spec.engine.resources.limits.get("memory")),
-        shared_device=memory.shared_device or _shares(service),
+        host=_add_limit(memory.host, service.spec.engine.resources.limits.get("memory")),
+        shared_device=memory.shared_device or _shares_device(service),
     )
 
 
-def _with_limit(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | None:
+def _add_limit(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | None:
     if budget is None or limit is None or budget.limit_bytes is not None:
         return budget
     return replace(budget, limit_bytes=parse_bytes(limit))
 
 
-def supervisor_args(places: SupervisorPlaces) -> list[str]:
+def make_supervisor_args(places: SupervisorPlaces) -> list[str]:
     """Return the arguments of the supervisor's command."""
     return [
         f"--config={places.config_file}",
@@ -174,14 +185,14 @@ def supervisor_args(places: SupervisorPlaces) -> list[str]:
     ]
 
 
-def config_map(service: InferenceService, beside: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ConfigMap with ``supervisor.json`` and the files in ``beside``, by name.
+def make_config_map(service: InferenceService, extra_files: Mapping[str, str]) -> dict[str, Any]:
+    """Return the ConfigMap with ``supervisor.json`` and ``extra_files`` (content by file name).
 
     It is mounted as a directory, so that changes need no restart.
     """
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": names.supervisor(service.metadata.name)},
-        "data": {CONFIG_FILE: encode(supervisor_config(service)).decode()} | dict(beside),
+        "metadata": {"name": names.make_supervisor_name(service.metadata.name)},
+        "data": {CONFIG_FILE: encode(make_supervisor_config(service)).decode()} | dict(extra_files),
     }

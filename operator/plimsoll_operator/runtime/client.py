@@ -20,7 +20,7 @@ from kubernetes.aio import client, config
 
 from plimsoll_api.units import MAX_DIGITS, parse_whole_number
 from plimsoll_operator.kinds import EVENT, POD, Kind, Object
-from plimsoll_operator.render.names import MANAGER, OWNED_FIELDS, digest
+from plimsoll_operator.render.names import FIELD_MANAGER, OWNED_FIELDS, compute_digest
 from plimsoll_operator.runtime.queue import RateLimit
 
 log = logging.getLogger(__name__)
@@ -301,7 +301,7 @@ class Api:
         return await self.apply(kind, item | {"metadata": meta})
 
     async def apply(
-        self, kind: Kind, item: Object, subresource: str = "", manager: str = MANAGER
+        self, kind: Kind, item: Object, subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:
         """Apply server-side: the operator owns the fields in ``item``; others are not changed.
 
@@ -432,12 +432,12 @@ def with_owned_fields(metadata: Object) -> Object:
     """
     reduced = {name: value for name, value in metadata.items() if name != "managedFields"}
     for entry in metadata.get("managedFields") or ():
-        applied = entry.get("manager") == MANAGER and entry.get("operation") == "Apply"
+        applied = entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
         if applied and not entry.get("subresource"):
             fields = dict(entry.get("fieldsV1") or {})
             spec = dict(fields.get("f:spec") or {})
             replicas = "+replicas" if spec.pop("f:replicas", None) is not None else ""
-            reduced[OWNED_FIELDS] = digest(fields | {"f:spec": spec}) + replicas
+            reduced[OWNED_FIELDS] = compute_digest(fields | {"f:spec": spec}) + replicas
     return reduced
 
 

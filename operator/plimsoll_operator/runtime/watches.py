@@ -19,7 +19,7 @@ from typing import Any
 import kopf
 
 from plimsoll_operator.kinds import LWS, POLICY, WATCHED_KINDS, Key, Kind, Object, Ref, key_of
-from plimsoll_operator.render.names import MANAGER
+from plimsoll_operator.render.names import FIELD_MANAGER
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, with_owned_fields
 from plimsoll_operator.runtime.queue import WorkQueue
@@ -49,7 +49,7 @@ def settings() -> kopf.OperatorSettings:
     made.queueing.idle_timeout = IDLE_S
     # Handlers take microseconds, so kopf does not have to wait for them on exit.
     made.queueing.exit_timeout = 0.5
-    made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
+    made.persistence.finalizer = f"plimsoll.dev/{FIELD_MANAGER}"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
     made.persistence.diffbase_storage = _NoDiffs()
     for kind in WATCHED_KINDS:

@@ -33,9 +33,9 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
 from plimsoll_operator.fleet.workloads import Workload, group_pods, index_workload_statuses
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.plans.injection import RETRY, stop_cause
-from plimsoll_operator.plans.policy import display_name, list_names
-from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, manual_restart_hint
+from plimsoll_operator.plans.injection import RETRY_ANNOTATION, describe_stop
+from plimsoll_operator.plans.policy import format_workload_name, join_names
+from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, explain_manual_restart
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE,
@@ -315,16 +315,16 @@ def _ready(
     if counts["waitingForRestart"]:
         text += f"; not supervised until recreated: {counts['waitingForRestart']}"
         yours = [
-            display_name(ref)
+            format_workload_name(ref)
             for ref, why in wait_reasons.items()
-            if why == manual_restart_hint(ref)
+            if why == explain_manual_restart(ref)
         ]
-        text += f"; restart them yourself: {list_names(yours)}" if yours else ""
+        text += f"; restart them yourself: {join_names(yours)}" if yours else ""
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
-    text += f"; drained by a person: {list_names(out)}" if out else ""
+    text += f"; drained by a person: {join_names(out)}" if out else ""
     if blind:
-        pods = list_names(list(blind))
+        pods = join_names(list(blind))
         text += f"; supervisors that do not see their engine: {pods} (see plimsoll doctor)"
     if troubles:
         pod, first = troubles[0]
@@ -372,8 +372,8 @@ def _injection(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
     if stopped := found.get("stopped"):
         stop = InjectionStop.model_validate(stopped)
         text = (
-            f"new pods get no supervisor, because {stop_cause(stop)}: {stop.reason}; fix this, then"
-            f" set the annotation {RETRY} to another value"
+            f"new pods get no supervisor, because {describe_stop(stop)}: {stop.reason}; fix this,"
+            f" then set the annotation {RETRY_ANNOTATION} to another value"
         )
         reason = "PodsRefused" if stop.refusal else "PodsDoNotStart"
         return Verdict(kind, True, reason, text[:MAX_MESSAGE])
@@ -401,6 +401,6 @@ def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:
         if not some:
             continue
         policies = sorted({name for one in some for name in one.others})
-        text = f"{list_names(policies)} also selects {list_names([one.name for one in some])}: "
+        text = f"{join_names(policies)} also selects {join_names([one.name for one in some])}: "
         parts.append(text + (f"{word} them" if mine else "the oldest policy supervises them"))
     return Verdict(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE])

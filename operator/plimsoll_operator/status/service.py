@@ -26,9 +26,9 @@ from plimsoll_operator.fleet.revisions import (
 from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
-from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.render.names import serving
-from plimsoll_operator.render.objects import first_replicas, url
+from plimsoll_operator.render.deployment import compute_pod_hash
+from plimsoll_operator.render.names import make_serving_selector
+from plimsoll_operator.render.objects import compute_first_replicas, make_url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
 from plimsoll_operator.status.recommendation import recommendation
@@ -73,7 +73,7 @@ def status(
             verdicts[0],
             list_drained_pods(figures or {}),
         )
-        verdicts += conditions.completeness(service, missing, plan.absent if plan else ())
+        verdicts += conditions.completeness(service, missing, plan.dropped_fields if plan else ())
     if plan is not None:
         complete = any(one.reason == "RolloutComplete" for one in verdicts)
         verdicts += conditions.suspicion_conditions(plan.suspect, plan.decision)
@@ -107,7 +107,7 @@ def status(
     after |= {"verdicts": judged} if judged else {}
     after |= _revisions(before, workload, verdicts, plan, service)
     if service is not None:
-        after["url"] = url(service)
+        after["url"] = make_url(service)
     elif "url" in before:
         after["url"] = before["url"]
     said = before.get("recommendation")
@@ -127,7 +127,11 @@ def status(
 
 def _selector(item: Object, service: InferenceService | None) -> str:
     """Return the label selector of the scale subresource, which selects one pod per replica."""
-    labels = {SERVICE_LABEL: item["metadata"]["name"]} if service is None else serving(service)
+    labels = (
+        {SERVICE_LABEL: item["metadata"]["name"]}
+        if service is None
+        else make_serving_selector(service)
+    )
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
@@ -150,7 +154,7 @@ def _revisions(
     if plan is None or service is None:
         kept = ("revisions", "suspectRevision")
         return {key: before[key] for key in kept if key in before}
-    update = pod_hash(service)
+    update = compute_pod_hash(service)
     annotations = ((workload or {}).get("metadata") or {}).get("annotations") or {}
     # Without a replica, a rollout is complete but proves nothing.
     proven = _wanted_replicas(service, workload) and any(
@@ -170,7 +174,7 @@ def _wanted_replicas(service: InferenceService, workload: Object | None) -> int:
     if service.spec.autoscaling is None:
         return service.spec.replicas
     spec = (workload or {}).get("spec") or {}
-    return int(spec.get("replicas", first_replicas(service)))
+    return int(spec.get("replicas", compute_first_replicas(service)))
 
 
 def merge_conditions(

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.kinds import ref
-from plimsoll_operator.plans.service import parse
-from plimsoll_operator.render import Images, render
+from plimsoll_operator.plans.service import parse_service
+from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.render.compare import needs_apply
 from tests.lab.faults import proxied
 from tests.lab.operator import Operator
@@ -118,12 +118,12 @@ def wrong(kubectl: Any) -> list[str]:
         if name not in services:
             # The garbage collector has its own pace; what it will remove is not ours any more.
             continue
-        service = parse(services[name])
+        service = parse_service(services[name])
         pinned = [item for where, item in live.items() if where.kind == "ControllerRevision"]
-        wanted = render(service, IMAGES)
+        wanted = render_objects(service, IMAGES)
         revision = next(item for item in wanted if item["kind"] == "ControllerRevision")
         same = [item for item in pinned if ref(item) == ref(revision)]
-        wanted = render(service, IMAGES, same[0]["data"] if same else None)
+        wanted = render_objects(service, IMAGES, same[0]["data"] if same else None)
         found += [
             f"{name}: {ref(item)}" for item in wanted if needs_apply(item, live.get(ref(item)))
         ]

@@ -20,7 +20,7 @@ from plimsoll_api.operation import MAX_SERVICE_REPLICAS
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject.validate import check_object
 from plimsoll_operator.kinds import SERVICE, InvalidSpecError
-from plimsoll_operator.plans.service import parse, reconcile
+from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.queue import RateLimit
@@ -214,8 +214,8 @@ def decide(item: dict[str, Any]) -> str:
     """The operator's decision, without a cluster: any other exception fails the test."""
     item["metadata"].setdefault("uid", "u")
     try:
-        service = parse(item)
-        plan = reconcile(service, {}, [], [], IMAGES)
+        service = parse_service(item)
+        plan = make_plan(service, {}, [], [], IMAGES)
     except InvalidSpecError as error:
         return "invalid" if "spec" in str(error) else "invalid, and no field is named"
     json.dumps(plan.desired)

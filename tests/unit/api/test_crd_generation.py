@@ -15,7 +15,7 @@ import yaml
 from docs.tools import manifests
 from plimsoll_api import generate
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_operator.plans.service import parse
+from plimsoll_operator.plans.service import parse_service
 
 ROOT = Path(__file__).parents[3]
 CRDS = [
@@ -104,7 +104,9 @@ def test_defaults_of_schema_and_models_agree() -> None:
     }
     full = filled(schema_of(CRDS[0])["properties"]["spec"], spec)
     assert full["supervision"]["drain"] == {"mode": "Carry", "deadline": "30s"}
-    assert InferenceService.model_validate(base | {"spec": full}) == parse(base | {"spec": spec})
+    assert InferenceService.model_validate(base | {"spec": full}) == parse_service(
+        base | {"spec": spec}
+    )
 
 
 def test_examples_are_valid() -> None:

@@ -17,7 +17,7 @@ import yaml
 
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject.validate import check_object
-from plimsoll_operator.plans.service import parse
+from plimsoll_operator.plans.service import parse_service
 from tests.lab.objects import Refused
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def test_a_service_of_an_earlier_release_can_be_changed(definitions: Definitions
     after["spec"]["engine"]["image"] = "vllm:2"
     after["spec"]["supervision"]["drain"]["deadline"] = "9s"
     assert definitions.update(before, after)["spec"]["engine"]["image"] == "vllm:2"
-    assert parse(after).spec.engine.admin_contract == "None"
+    assert parse_service(after).spec.engine.admin_contract == "None"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from plimsoll_operator.kinds import InvalidSpecError
-from plimsoll_operator.plans.service import parse
+from plimsoll_operator.plans.service import parse_service
 
 
 def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
@@ -136,21 +136,23 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
 )
 def test_refused_with_the_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidSpecError) as refused:
-        parse(service(change))
+        parse_service(service(change))
     assert field in str(refused.value)
 
 
 def test_a_default_that_an_earlier_release_left_in_an_object_is_read() -> None:
     """The API server wrote these words into each object that did not name the field."""
     old = {"engine": {"adminContract": "none"}, "supervision": {"drain": {"mode": "carry"}}}
-    assert parse(service(old)) == parse(service({}))
+    assert parse_service(service(old)) == parse_service(service({}))
 
 
 def test_a_budget_may_set_itself() -> None:
     host = {"growthBudget": "Auto", "minimum": "256Mi", "limit": "1Gi"}
     auto = {"learning": "2h", "limitWithin": "90m"}
     small = {"resources": {"limits": {"memory": "1Gi"}}}
-    memory = parse(service({"memory": {"host": host, "auto": auto}, "engine": small})).spec.memory
+    memory = parse_service(
+        service({"memory": {"host": host, "auto": auto}, "engine": small})
+    ).spec.memory
     assert memory.host is not None
     assert memory.host.auto
     assert (memory.host.minimum_bytes, memory.host.limit_bytes) == (256 << 20, 1 << 30)
@@ -171,11 +173,11 @@ def test_a_budget_may_set_itself() -> None:
 )
 def test_a_budget_that_sets_itself_has_rules(memory: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSpecError, match=message):
-        parse(service({"memory": memory}))
+        parse_service(service({"memory": memory}))
 
 
 def test_a_whole_number_is_a_quantity() -> None:
-    parsed = parse(service({"memory": {"host": {"growthBudget": 1048576}}}))
+    parsed = parse_service(service({"memory": {"host": {"growthBudget": 1048576}}}))
     assert parsed.spec.memory.host is not None
     assert parsed.spec.memory.host.growth_bytes == 1048576
 
@@ -183,9 +185,9 @@ def test_a_whole_number_is_a_quantity() -> None:
 @pytest.mark.parametrize("quantity", ["1e99999999", "1e-99999999", "9" * 65, "١Gi"])
 def test_a_number_that_takes_minutes_to_compute_is_no_quantity(quantity: str) -> None:
     with pytest.raises(InvalidSpecError, match=r"memory\.host\.growthBudget"):
-        parse(service({"memory": {"host": {"growthBudget": quantity}}}))
+        parse_service(service({"memory": {"host": {"growthBudget": quantity}}}))
 
 
 def test_a_name_that_no_service_can_have() -> None:
     with pytest.raises(InvalidSpecError, match=r"metadata\.name"):
-        parse(service({}, name="Upper"))
+        parse_service(service({}, name="Upper"))

@@ -15,8 +15,8 @@ import yaml
 from dashboards import alerts
 from docs.tools import objects
 from docs.tools.blocks import ROOT
-from plimsoll_operator.plans.service import parse
-from plimsoll_operator.render import Images, render
+from plimsoll_operator.plans.service import parse_service
+from plimsoll_operator.render import Images, render_objects
 from tests.lab import binaries
 
 RUNBOOKS = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
@@ -45,7 +45,10 @@ def chart(helm: str) -> list[dict[str, Any]]:
 
 
 def containers(*installations: list[dict[str, Any]]) -> set[str]:
-    made = [*render(parse(SERVICE), Images("e", "s")), *(i for one in installations for i in one)]
+    made = [
+        *render_objects(parse_service(SERVICE), Images("e", "s")),
+        *(i for one in installations for i in one),
+    ]
     pods = [item["spec"]["template"]["spec"] for item in made if item["kind"] == "Deployment"]
     return {
         one["name"] for pod in pods for one in (*pod["containers"], *pod.get("initContainers", ()))

@@ -14,7 +14,7 @@ import pytest
 from plimsoll_operator.admission.review import PolicyCache, Reviewer
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.kinds import InvalidSpecError
-from plimsoll_operator.plans.service import parse
+from plimsoll_operator.plans.service import parse_service
 
 OPERATOR = """
 import json, sys
@@ -52,12 +52,12 @@ def test_the_service_is_invalid_by_name(depth: int, fits: bool) -> None:
         "spec": {"model": {"uri": "file:///m"}, "podTemplate": nested(depth)},
     }
     if fits:
-        assert parse(manifest).spec.pod_template == nested(depth)
+        assert parse_service(manifest).spec.pod_template == nested(depth)
         return
     with pytest.raises(
         InvalidSpecError, match=r"spec\.podTemplate: nested more than 64 levels deep"
     ):
-        parse(manifest)
+        parse_service(manifest)
 
 
 def test_a_review_is_refused_before_a_thread_recurses() -> None:

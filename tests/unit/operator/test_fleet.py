@@ -18,9 +18,9 @@ from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import diff_templates, find_suspect, make_replica_pods
 from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, allocate_slots
 from plimsoll_operator.kinds import ref
-from plimsoll_operator.plans.service import parse, reconcile
+from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images
-from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.service import status
 
@@ -108,7 +108,7 @@ def test_a_replica_that_was_replaced_counts_with_its_revision() -> None:
 
 
 def service(**rollout: Any) -> Any:
-    return parse(item(rollout=rollout))
+    return parse_service(item(rollout=rollout))
 
 
 def test_a_roll_out_under_way_is_held_and_a_finished_one_reported() -> None:
@@ -139,16 +139,16 @@ def test_a_roll_out_under_way_is_held_and_a_finished_one_reported() -> None:
 
 def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     old, new = item(), item(engine={"args": ["--x"]}, rollout={"onLeak": "Rollback"})
-    hashes = [pod_hash(parse(one)) for one in (old, new)]
+    hashes = [compute_pod_hash(parse_service(one)) for one in (old, new)]
     owned = {
         ref(one): one
         for spec in (old, new)
-        for one in reconcile(parse(spec), {}, [], [], IMAGES).desired
+        for one in make_plan(parse_service(spec), {}, [], [], IMAGES).desired
     }
     pods = [PodView.parse(pod(f"qwen-aaa-{n}", hashes[1])) for n in range(3)]
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     new["status"] = {"revisions": {"update": hashes[1], "current": hashes[0]}}
-    plan = reconcile(parse(new), owned, pods, leaks, IMAGES, new["status"])
+    plan = make_plan(parse_service(new), owned, pods, leaks, IMAGES, new["status"])
     deployment = next(one for one in plan.desired if one["kind"] == "Deployment")
     assert deployment["metadata"]["annotations"]["plimsoll.dev/pod-hash"] == hashes[0]
     assert "--x" not in str(deployment["spec"]["template"])
@@ -156,7 +156,7 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     kept = [one for one in plan.surplus if one["kind"] == "ControllerRevision"]
     assert kept == [], "what is run and what is wanted are both kept"
 
-    new["status"] = status(new, parse(new), None, pods, leaks, {}, None, NOW, plan=plan)
+    new["status"] = status(new, parse_service(new), None, pods, leaks, {}, None, NOW, plan=plan)
     said = new["status"]["suspectRevision"]
     assert (said["revision"], said["action"], said["leakingReplicas"]) == (
         hashes[1],
@@ -167,9 +167,11 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     assert conditions["SuspectRevision"]["status"] == "True"
     assert conditions["Stalled"]["reason"] == "RolledBackForLeak"
     # With the bad pods gone and their incidents aged it stays, and nothing moves in the status.
-    later = reconcile(parse(new), owned, [], [], IMAGES, new["status"])
+    later = make_plan(parse_service(new), owned, [], [], IMAGES, new["status"])
     assert later.decision.revision == hashes[0]
-    again = status(new, parse(new), None, [], [], {}, None, "2026-01-02T00:00:00Z", plan=later)
+    again = status(
+        new, parse_service(new), None, [], [], {}, None, "2026-01-02T00:00:00Z", plan=later
+    )
     times = {one["type"]: one["lastTransitionTime"] for one in again["conditions"]}
     assert times["Stalled"] == NOW
 

@@ -19,9 +19,9 @@ from plimsoll_api.names import POD_HASH_ANNOTATION, REVISION_LABEL
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Object, Ref, ref
-from plimsoll_operator.plans.service import parse, reconcile
+from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images, names
-from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.status.service import status
 
 IMAGES = Images("engine:1", "supervisor:1")
@@ -79,9 +79,9 @@ class Fleet:
 
     def turn(self, told: bool = True) -> str:
         """One reconcile; returns its action. Not ``told``: the operator ends before the status."""
-        service = parse(self.item)
+        service = parse_service(self.item)
         pods = [PodView.parse(one) for one in self.pods()] if self.owned else []
-        plan = reconcile(service, self.owned, pods, self.incidents(), IMAGES, self.status)
+        plan = make_plan(service, self.owned, pods, self.incidents(), IMAGES, self.status)
         for one in plan.desired:
             self.owned[ref(one)] = one
         for one in plan.surplus:
@@ -261,8 +261,11 @@ class Rollouts(RuleBasedStateMachine):
     def the_templates_that_may_be_needed_are_kept(self) -> None:
         kept = {where.name for where in self.fleet.owned if where.kind == "ControllerRevision"}
         revisions = self.fleet.status["revisions"]
-        assert {names.revision("qwen", one) for one in revisions["good"]} <= kept
-        assert names.revision("qwen", pod_hash(parse(self.fleet.item))) in kept
+        assert {names.make_revision_name("qwen", one) for one in revisions["good"]} <= kept
+        assert (
+            names.make_revision_name("qwen", compute_pod_hash(parse_service(self.fleet.item)))
+            in kept
+        )
 
 
 TestRollouts: Any = Rollouts.TestCase

@@ -15,11 +15,11 @@ from plimsoll_api.supervisor_config import GROUP_ENV, GroupMember, make_member_c
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import find_suspect, make_replica_pods
 from plimsoll_operator.kinds import Ref, ref
-from plimsoll_operator.plans.service import parse, reconcile
-from plimsoll_operator.render import Images, render, supervisor_config
-from plimsoll_operator.render.compare import with_replicas
-from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.render.pod import revision_template
+from plimsoll_operator.plans.service import make_plan, parse_service
+from plimsoll_operator.render import Images, make_supervisor_config, render_objects
+from plimsoll_operator.render.compare import add_current_replicas
+from plimsoll_operator.render.deployment import compute_pod_hash
+from plimsoll_operator.render.pod import make_revision_template
 from plimsoll_operator.status.service import status
 
 IMAGES = Images("engine:1", "supervisor:1")
@@ -29,7 +29,7 @@ NOW = "2026-01-01T00:00:00Z"
 
 def service(kind: str = "vllm", **spec: Any) -> InferenceService:
     engine = {"type": kind, "image": "e:1", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
-    return parse(
+    return parse_service(
         {
             "apiVersion": "plimsoll.dev/v1alpha1",
             "kind": "InferenceService",
@@ -45,7 +45,7 @@ def service(kind: str = "vllm", **spec: Any) -> InferenceService:
 
 
 def objects(wanted: InferenceService, **more: Any) -> dict[str, Any]:
-    return {one["kind"]: one for one in render(wanted, IMAGES, **more)}
+    return {one["kind"]: one for one in render_objects(wanted, IMAGES, **more)}
 
 
 def group(wanted: InferenceService) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_only_the_leader_is_asked_and_serves() -> None:
     leader, worker = (container(template[one]) for one in ("leaderTemplate", "workerTemplate"))
     assert {"ports", "startupProbe", "readinessProbe", "livenessProbe"} <= leader.keys()
     assert not {"ports", "startupProbe", "readinessProbe", "livenessProbe"} & worker.keys()
-    every = render(service(service={"headless": True}), IMAGES)
+    every = render_objects(service(service={"headless": True}), IMAGES)
     selectors = [one["spec"]["selector"] for one in every if one["kind"] == "Service"]
     assert selectors == [LEADERS, LEADERS]
     assert made["InferencePool"]["spec"]["selector"]["matchLabels"] == LEADERS
@@ -148,7 +148,7 @@ def test_each_supervisor_knows_its_place() -> None:
 
 
 def test_a_worker_observes_and_its_leader_acts() -> None:
-    config = supervisor_config(service(supervision={"mode": "Recover"}))
+    config = make_supervisor_config(service(supervision={"mode": "Recover"}))
     leader = make_member_config(config, GroupMember("k", False, "big-lws"))
     worker = make_member_config(config, GroupMember("k", True, "big-lws"))
     assert (leader.supervision.mode, leader.slots) == (Mode.RECOVER, ("big-restart-0",))
@@ -198,37 +198,41 @@ def test_an_autoscaler_sets_the_number_of_groups() -> None:
     assert (target["kind"], target["name"]) == ("LeaderWorkerSet", "big-lws")
     found = made["LeaderWorkerSet"]
     assert "replicas" not in found["spec"]
-    assert with_replicas(found, None, 2)["spec"]["replicas"] == 2
+    assert add_current_replicas(found, None, 2)["spec"]["replicas"] == 2
 
 
 def test_parallelism_changes_the_revision_and_its_absence_does_not() -> None:
     sizes = ({"tensor": 8}, {"tensor": 8, "pipeline": 2}, {"tensor": 16})
-    assert len({pod_hash(service(parallelism=one)) for one in (*sizes, None)}) == 4
+    assert len({compute_pod_hash(service(parallelism=one)) for one in (*sizes, None)}) == 4
 
 
 def revision(wanted: InferenceService) -> dict[str, Any]:
-    made = next(one for one in render(wanted, IMAGES) if one["kind"] == "ControllerRevision")
+    made = next(
+        one for one in render_objects(wanted, IMAGES) if one["kind"] == "ControllerRevision"
+    )
     made["metadata"]["uid"] = "r"
     return made
 
 
 def test_a_revision_of_a_deployment_is_none_to_roll_back_to() -> None:
     single, bad = service(parallelism={"tensor": 8}), service(rollout={"revision": "LastGood"})
-    before = {"revisions": {"good": [pod_hash(single)], "current": pod_hash(single)}}
+    before = {
+        "revisions": {"good": [compute_pod_hash(single)], "current": compute_pod_hash(single)}
+    }
     owned = {ref(one): one for one in (revision(single), revision(bad))}
-    plan = reconcile(bad, owned, [], [], IMAGES, before)
-    assert plan.decision.revision == pod_hash(bad)
+    plan = make_plan(bad, owned, [], [], IMAGES, before)
+    assert plan.decision.revision == compute_pod_hash(bad)
     workload = next(one for one in plan.desired if one["kind"] == "LeaderWorkerSet")
-    assert workload["spec"]["leaderWorkerTemplate"] == revision_template(bad, IMAGES)
+    assert workload["spec"]["leaderWorkerTemplate"] == make_revision_template(bad, IMAGES)
 
 
 def test_the_workload_of_the_other_number_of_nodes_is_removed() -> None:
     (old,) = (
         one
-        for one in render(service(parallelism={"tensor": 8}), IMAGES)
+        for one in render_objects(service(parallelism={"tensor": 8}), IMAGES)
         if one["kind"] == "Deployment"
     )
-    plan = reconcile(service(), {ref(old): old}, [], [], IMAGES)
+    plan = make_plan(service(), {ref(old): old}, [], [], IMAGES)
     assert plan.surplus == [old]
     assert Ref("LeaderWorkerSet", "big-lws") in {ref(one) for one in plan.desired}
 

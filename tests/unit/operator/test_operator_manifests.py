@@ -15,8 +15,8 @@ import yaml
 from plimsoll_operator import main
 from plimsoll_operator.config import parse_config
 from plimsoll_operator.kinds import OWNED_KINDS, WATCHED_KINDS
-from plimsoll_operator.plans.service import parse as parse_service
-from plimsoll_operator.render.objects import role
+from plimsoll_operator.plans.service import parse_service as parse_service
+from plimsoll_operator.render.objects import make_role
 from plimsoll_operator.runtime.watches import settings
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +50,7 @@ def test_the_operator_may_grant_what_it_grants() -> None:
             "spec": {"model": {"uri": "file:///m"}},
         }
     )
-    assert permissions(role(service)["rules"]) <= CLUSTER_ROLE
+    assert permissions(make_role(service)["rules"]) <= CLUSTER_ROLE
 
 
 def test_it_may_watch_and_keep_its_kinds_and_nothing_else() -> None:

@@ -25,7 +25,7 @@ from plimsoll_operator.fleet.figures import (
 from plimsoll_operator.fleet.figures import parse_figures as parse_figures
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import InvalidSpecError, Key, ref
-from plimsoll_operator.plans.service import Failure, parse, reconcile
+from plimsoll_operator.plans.service import Failure, make_plan, parse_service
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
@@ -158,7 +158,7 @@ def test_tools_wait_for_the_end_of_a_roll_out_that_serves(
     found: Any, ready: str, said: str
 ) -> None:
     service = item(replicas=3)
-    after = status(service, parse(service), found, [], [], {}, None, NOW)
+    after = status(service, parse_service(service), found, [], [], {}, None, NOW)
     conditions = {one["type"]: one for one in after["conditions"]}
     assert conditions["Ready"]["status"] == ready
     assert kstatus(service, after) == said
@@ -198,7 +198,7 @@ def table(value: Any) -> str:
 @pytest.mark.parametrize(("found", "ready", "said"), ROLLOUTS)
 def test_argo_cd_waits_as_kstatus_does(found: Any, ready: str, said: str) -> None:
     service = item(replicas=3)
-    after = status(service, parse(service), found, [], [], {}, None, NOW)
+    after = status(service, parse_service(service), found, [], [], {}, None, NOW)
     words = {"Current": "Healthy", "InProgress": "Progressing", "Failed": "Degraded"}
     assert argocd(service, after) == words[said]
     service["metadata"]["generation"] += 1
@@ -221,7 +221,9 @@ def test_argo_cd_sees_a_policy(ready: dict[str, str], word: str) -> None:
 
 
 def build(service: dict[str, Any], figures: Any, failure: Any = None, now: str = NOW) -> Any:
-    return status(service, parse(service), deployment(1, 1, 1), [], [], figures, failure, now)
+    return status(
+        service, parse_service(service), deployment(1, 1, 1), [], [], figures, failure, now
+    )
 
 
 def test_the_same_observation_gives_the_same_status() -> None:
@@ -280,20 +282,20 @@ def test_an_invalid_spec_is_stalled_and_keeps_what_was_known() -> None:
 )
 def test_a_pod_template_that_is_none_is_an_invalid_spec(template: Any) -> None:
     with pytest.raises(InvalidSpecError, match=r"spec\.podTemplate"):
-        reconcile(parse(item(podTemplate=template)), {}, [], [], IMAGES)
+        make_plan(parse_service(item(podTemplate=template)), {}, [], [], IMAGES)
 
 
 def test_what_is_not_wanted_goes_unless_it_is_somebody_elses_or_held() -> None:
-    service = parse(item(supervision={"maxUnavailable": 3}))
-    owned = {ref(one): one for one in reconcile(service, {}, [], [], IMAGES).desired}
+    service = parse_service(item(supervision={"maxUnavailable": 3}))
+    owned = {ref(one): one for one in make_plan(service, {}, [], [], IMAGES).desired}
     names = {where.name: where for where in owned}
     owned[names["qwen-restart-2"]]["spec"] = {"holderIdentity": "pod-1"}
     owned[names["qwen-restart-1"]]["spec"] = {"holderIdentity": "gone"}
     foreign = {"kind": "Lease", "metadata": {"name": "other", "ownerReferences": []}}
     owned[ref(foreign)] = foreign
     pods = [PodView.parse({"metadata": {"name": "pod-1"}})]
-    fewer = parse(item(supervision={"maxUnavailable": 1}))
-    surplus = reconcile(fewer, owned, pods, [], IMAGES).surplus
+    fewer = parse_service(item(supervision={"maxUnavailable": 1}))
+    surplus = make_plan(fewer, owned, pods, [], IMAGES).surplus
     assert [one["metadata"]["name"] for one in surplus] == ["qwen-restart-1"]
 
 

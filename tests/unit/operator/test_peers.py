@@ -26,8 +26,8 @@ from plimsoll_operator.fleet.figures import (
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key
-from plimsoll_operator.plans.policy import render as render_policy
-from plimsoll_operator.plans.service import parse, reconcile
+from plimsoll_operator.plans.policy import render_objects as render_policy
+from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
@@ -172,8 +172,8 @@ def test_supervisors_find_it_beside_their_configuration() -> None:
     text = make_peers_file([Peer(name, "64d8", host=GROWN) for name in NAMES], {"qwen-0"})
 
     def objects(beside: dict[str, str]) -> list[list[dict[str, Any]]]:
-        plan = reconcile(parse(item), {}, [], [], Images("e:1", "s:1"), beside=beside)
-        return [plan.desired, render_policy(policy, [], beside=beside)]
+        plan = make_plan(parse_service(item), {}, [], [], Images("e:1", "s:1"), extra_files=beside)
+        return [plan.desired, render_policy(policy, [], extra_files=beside)]
 
     for quiet, told in zip(objects({}), objects({PEERS_FILE: text}), strict=True):
         (before,) = [one for one in quiet if one["kind"] == "ConfigMap"]

@@ -18,8 +18,8 @@ from plimsoll_api.serving import SUPERVISOR_RESOURCES
 from plimsoll_api.units import parse_quantity
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images, fit_resources
-from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.render.pod import pod_template
+from plimsoll_operator.render.deployment import compute_pod_hash
+from plimsoll_operator.render.pod import make_pod_template
 from tests.pod_specs import SELECTED, policy
 
 IMAGES = Images("engine:1", "supervisor:1")
@@ -216,21 +216,21 @@ def test_the_pods_of_a_service_are_guaranteed_if_its_engine_is() -> None:
         engine={"type": "vllm", "image": "vllm:1", "resources": GUARANTEED},
         probe={"enabled": True},
     )
-    spec = pod_template(wanted, IMAGES)["spec"]
+    spec = make_pod_template(wanted, IMAGES)["spec"]
     names = [one["name"] for one in spec["initContainers"]]
     assert names == ["model-download", "plimsoll-probe", "supervisor"]
     assert qos(spec) == "Guaranteed"
-    assert qos(pod_template(service(), IMAGES)["spec"]) == "Burstable"
-    assert own(pod_template(service(), IMAGES)["spec"]) == DEFAULT
+    assert qos(make_pod_template(service(), IMAGES)["spec"]) == "Burstable"
+    assert own(make_pod_template(service(), IMAGES)["spec"]) == DEFAULT
     secrets = Images("e:1", "s:1", pull_secrets=("hub",))
-    assert pod_template(service(), secrets)["spec"]["imagePullSecrets"] == [{"name": "hub"}]
+    assert make_pod_template(service(), secrets)["spec"]["imagePullSecrets"] == [{"name": "hub"}]
 
 
 def test_the_former_default_of_a_service_rolls_no_pod() -> None:
     """API servers wrote it into stored services."""
     stored = service(supervisor={"resources": DEFAULT})
     assert stored.spec.supervisor.resources is None
-    assert pod_hash(stored) == pod_hash(service())
+    assert compute_pod_hash(stored) == compute_pod_hash(service())
 
 
 def test_amounts_of_a_manifest_may_be_anything() -> None:

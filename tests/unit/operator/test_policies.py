@@ -32,7 +32,7 @@ from plimsoll_operator.fleet.selected_pods import (
     summarize,
 )
 from plimsoll_operator.kinds import InvalidSpecError, Key, key_of, read
-from plimsoll_operator.plans.policy import render
+from plimsoll_operator.plans.policy import render_objects
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.policy import status
 
@@ -86,7 +86,7 @@ def config_of(objects: list[dict[str, Any]]) -> SupervisorConfig:
 
 
 def test_the_objects_of_a_policy() -> None:
-    made = render(policy(supervision={"maxUnavailable": 2}), ["vllm", "default"])
+    made = render_objects(policy(supervision={"maxUnavailable": 2}), ["vllm", "default"])
     names = [(one["kind"], one["metadata"]["name"]) for one in made]
     assert names == [
         ("ConfigMap", "engines.policy"),
@@ -96,7 +96,7 @@ def test_the_objects_of_a_policy() -> None:
         ("RoleBinding", "engines.policy"),
         ("Service", make_members_service_name("engines")),
     ]
-    assert made == render(policy(supervision={"maxUnavailable": 2}), ["default", "vllm"])
+    assert made == render_objects(policy(supervision={"maxUnavailable": 2}), ["default", "vllm"])
     for one in made:
         assert key_of(one) == Key("ml", "engines", "SupervisionPolicy")
         (owner,) = one["metadata"]["ownerReferences"]
@@ -110,12 +110,12 @@ def test_the_objects_of_a_policy() -> None:
 
 
 def test_nobody_has_rights_before_a_supervisor_runs() -> None:
-    assert "RoleBinding" not in {one["kind"] for one in render(policy(), [])}
+    assert "RoleBinding" not in {one["kind"] for one in render_objects(policy(), [])}
 
 
 def test_a_pods_supervisor_reads_its_policy_and_its_own_engine() -> None:
     memory = {"host": {"growthBudget": "2Gi", "window": "12h"}}
-    common = config_of(render(policy(memory=memory, supervision={"mode": "Recover"}), []))
+    common = config_of(render_objects(policy(memory=memory, supervision={"mode": "Recover"}), []))
     url = "http://127.0.0.1:30000"
     own = PodEngine(
         EngineEndpoint(EngineType.SGLANG, url, url, "m", container="server"),
@@ -138,7 +138,7 @@ def test_a_pods_supervisor_reads_its_policy_and_its_own_engine() -> None:
 
 @pytest.mark.parametrize("worker", [True, False])
 def test_the_supervisor_of_a_worker_only_looks(worker: bool) -> None:
-    common = config_of(render(policy(supervision={"mode": "Recover"}), []))
+    common = config_of(render_objects(policy(supervision={"mode": "Recover"}), []))
     url = "http://127.0.0.1:8000"
     own = PodEngine(
         EngineEndpoint(EngineType.VLLM, url, url, serves=not worker),

@@ -15,23 +15,23 @@ from plimsoll_api.maintenance_window import MaintenanceWindow
 from plimsoll_api.supervision import Action
 from plimsoll_api.supervisor_config import CONFIG_FILE, decode
 from plimsoll_operator.kinds import OWNED_KINDS
-from plimsoll_operator.plans.service import parse
+from plimsoll_operator.plans.service import parse_service
 from plimsoll_operator.render import (
     Images,
     ReplicaPlaces,
-    engine_args,
-    process_env,
-    render,
-    supervisor_args,
-    supervisor_config,
+    make_engine_args,
+    make_process_env,
+    make_supervisor_args,
+    make_supervisor_config,
+    render_objects,
 )
-from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.deployment import compute_pod_hash
 
 IMAGES = Images("engine:1", "supervisor:1")
 
 
 def service(**spec: Any) -> InferenceService:
-    return parse(
+    return parse_service(
         {
             "apiVersion": "plimsoll.dev/v1alpha1",
             "kind": "InferenceService",
@@ -42,7 +42,7 @@ def service(**spec: Any) -> InferenceService:
 
 
 def objects(**spec: Any) -> dict[str, dict[str, Any]]:
-    return {item["kind"]: item for item in render(service(**spec), IMAGES)}
+    return {item["kind"]: item for item in render_objects(service(**spec), IMAGES)}
 
 
 def template(**spec: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def template(**spec: Any) -> dict[str, Any]:
 
 
 def test_every_object_is_owned_labelled_and_of_a_watched_kind() -> None:
-    made = render(service(), IMAGES)
+    made = render_objects(service(), IMAGES)
     assert {item["kind"] for item in made} <= {kind.kind for kind in OWNED_KINDS}
     for item in made:
         meta = item["metadata"]
@@ -68,7 +68,9 @@ def test_every_object_is_owned_labelled_and_of_a_watched_kind() -> None:
 
 
 def test_rendering_is_a_function() -> None:
-    assert json.dumps(render(service(), IMAGES)) == json.dumps(render(service(), IMAGES))
+    assert json.dumps(render_objects(service(), IMAGES)) == json.dumps(
+        render_objects(service(), IMAGES)
+    )
 
 
 def test_the_supervisor_is_a_native_sidecar_with_the_only_token() -> None:
@@ -111,7 +113,9 @@ def test_an_engine_with_a_certificate_is_called_by_https(
     kind: str, args: list[str], scheme: str
 ) -> None:
     engine = {"type": kind, "image": "e:1", "args": args}
-    assert supervisor_config(service(engine=engine)).engine.serving_url.startswith(f"{scheme}://")
+    assert make_supervisor_config(service(engine=engine)).engine.serving_url.startswith(
+        f"{scheme}://"
+    )
     (container,) = template(engine=engine)["spec"]["containers"]
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[name]["httpGet"]["scheme"] == scheme.upper()
@@ -128,7 +132,7 @@ def test_the_grace_period_holds_the_drain() -> None:
 
 def test_engine_arguments_in_a_pod_and_elsewhere() -> None:
     one = service(engine={"args": ["--dtype=float32"], "startupTimeout": "90s"})
-    args = engine_args(one)
+    args = make_engine_args(one)
     assert args[0] == "serve"
     assert "--model=/mnt/model/qwen/4b" in args
     assert "--startup-timeout=90" in args
@@ -144,7 +148,7 @@ def test_engine_arguments_in_a_pod_and_elsewhere() -> None:
         metrics_port=0,
         probe_port=0,
     )
-    assert engine_args(one, here)[1:7] == [
+    assert make_engine_args(one, here)[1:7] == [
         "--model=/m",
         "--served-model-name=qwen",
         "--host=127.0.0.1",
@@ -152,7 +156,7 @@ def test_engine_arguments_in_a_pod_and_elsewhere() -> None:
         "--admin-port=18001",
         "--run-dir=/run/x",
     ]
-    assert "--config=/c.json" in supervisor_args(here)
+    assert "--config=/c.json" in make_supervisor_args(here)
 
 
 def test_the_supervisor_reads_what_the_config_map_holds() -> None:
@@ -229,7 +233,7 @@ def wanting(label: str, value: str) -> dict[str, Any]:
     ],
 )
 def test_a_device_that_others_use_is_named(spec: dict[str, Any], shared: bool) -> None:
-    assert supervisor_config(service(**spec)).memory.shared_device is shared
+    assert make_supervisor_config(service(**spec)).memory.shared_device is shared
 
 
 def test_the_exporter_of_the_node_is_read_where_its_port_is_named() -> None:
@@ -246,17 +250,17 @@ def test_the_exporter_of_the_node_is_read_where_its_port_is_named() -> None:
 def test_without_a_cluster_there_are_no_slots() -> None:
     one = service()
     local = one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": ""})})
-    assert supervisor_config(local).slots == ()
+    assert make_supervisor_config(local).slots == ()
 
 
 def test_a_reference_needs_a_cluster() -> None:
     secret = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
     one = service(engine={"env": [{"name": "A", "value": "1"}, secret]})
     with pytest.raises(ValueError, match=r"spec\.engine\.env\[1\]\.valueFrom: KEY"):
-        process_env(one)
+        make_process_env(one)
     keyed = service(engine={"apiKeySecretRef": {"name": "clients"}})
     with pytest.raises(ValueError, match=r"spec\.engine\.apiKeySecretRef needs a cluster"):
-        process_env(keyed)
+        make_process_env(keyed)
     assert template(engine={"env": [secret]})["spec"]["containers"][0]["env"][-1] == secret
 
 
@@ -281,11 +285,11 @@ def test_with_devices_a_roll_out_needs_no_spare_replica() -> None:
     ],
 )
 def test_only_what_concerns_pods_rolls_them(change: dict[str, Any], rolls: bool) -> None:
-    assert (pod_hash(service(**change)) != pod_hash(service())) is rolls
+    assert (compute_pod_hash(service(**change)) != compute_pod_hash(service())) is rolls
 
 
 def test_a_pinned_template_is_used_as_it_is() -> None:
     pinned = {"spec": {"containers": [{"name": "engine", "image": "old"}]}}
-    made = {item["kind"]: item for item in render(service(), IMAGES, pinned)}
+    made = {item["kind"]: item for item in render_objects(service(), IMAGES, pinned)}
     assert made["Deployment"]["spec"]["template"] == pinned
     assert made["ControllerRevision"]["data"] == pinned

@@ -15,12 +15,12 @@ import yaml
 from plimsoll_api.resources import Resources
 from plimsoll_api.supervisor_config import CONFIG_FILE, decode
 from plimsoll_operator.kinds import InvalidSpecError
-from plimsoll_operator.plans.service import claims_of, parse, reconcile
-from plimsoll_operator.render import Images, render
-from plimsoll_operator.render.compare import with_replicas
-from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.render.objects import PAUSED_SCALE_IN
-from plimsoll_operator.render.pod import pod_template
+from plimsoll_operator.plans.service import list_claims, make_plan, parse_service
+from plimsoll_operator.render import Images, render_objects
+from plimsoll_operator.render.compare import add_current_replicas
+from plimsoll_operator.render.deployment import compute_pod_hash
+from plimsoll_operator.render.objects import PAUSED_SCALE_IN_ANNOTATION
+from plimsoll_operator.render.pod import make_pod_template
 
 ROOT = Path(__file__).parents[3]
 IMAGES = Images("engine:1", "supervisor:1")
@@ -36,7 +36,7 @@ def manifest(**spec: Any) -> dict[str, Any]:
 
 
 def objects(**spec: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    made = render(parse(manifest(**spec)), IMAGES, shared=["weights"])
+    made = render_objects(parse_service(manifest(**spec)), IMAGES, shared_claims=["weights"])
     return {(item["kind"], item["metadata"]["name"]): item for item in made}
 
 
@@ -86,7 +86,9 @@ def test_requests_of_a_gateway_reach_the_pool_of_the_replicas() -> None:
     assert route["parentRefs"] == GATEWAY["parentRefs"]
     (backend,) = route["rules"][0]["backendRefs"]
     assert backend["kind"] == "InferencePool"
-    assert pod_hash(parse(manifest(gateway=GATEWAY))) == pod_hash(parse(manifest()))
+    assert compute_pod_hash(parse_service(manifest(gateway=GATEWAY))) == compute_pod_hash(
+        parse_service(manifest())
+    )
 
 
 def test_keda_scales_the_deployment_and_no_other_autoscaler_does() -> None:
@@ -102,16 +104,16 @@ def test_keda_scales_the_deployment_and_no_other_autoscaler_does() -> None:
 def test_nothing_is_scaled_in_while_a_replica_has_an_open_incident() -> None:
     for scaling, kind, held in (
         (SCALING, "HorizontalPodAutoscaler", ("spec", "behavior", "scaleDown", "selectPolicy")),
-        (KEDA, "ScaledObject", ("metadata", "annotations", PAUSED_SCALE_IN)),
+        (KEDA, "ScaledObject", ("metadata", "annotations", PAUSED_SCALE_IN_ANNOTATION)),
     ):
-        service = parse(manifest(autoscaling=scaling))
+        service = parse_service(manifest(autoscaling=scaling))
         for phase, expected in (("Verifying", True), ("Resolved", False)):
             incident = {
                 "metadata": {"name": "i"},
                 "spec": {"kind": "HostGrowth", "pod": "p", "openedAt": ""},
                 "status": {"phase": phase},
             }
-            plan = reconcile(service, {}, [], [incident], IMAGES)
+            plan = make_plan(service, {}, [], [incident], IMAGES)
             (found,) = (one for one in plan.desired if one["kind"] == kind)
             for key in held:
                 found = found.get(key) or {}
@@ -128,7 +130,7 @@ def test_nothing_is_scaled_in_while_a_replica_has_an_open_incident() -> None:
 )
 def test_scaling_to_zero_needs_a_trigger_and_one_controller(scaling: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpecError, match="autoscaling"):
-        parse(manifest(autoscaling=scaling))
+        parse_service(manifest(autoscaling=scaling))
 
 
 def test_the_engine_gets_the_devices_of_its_claims() -> None:
@@ -155,7 +157,7 @@ def test_a_claim_has_one_source_and_a_name_of_its_own() -> None:
     one = {"name": "a", "resourceClaimName": "x"}
     for claims in ([{"name": "a"}], [both], [one, one]):
         with pytest.raises(InvalidSpecError, match=r"resource claim|different names"):
-            parse(manifest(engine={"resources": {"resourceClaims": claims}}))
+            parse_service(manifest(engine={"resources": {"resourceClaims": claims}}))
 
 
 def test_a_disruption_budget_is_there_until_it_is_turned_off() -> None:
@@ -169,13 +171,13 @@ def test_replicas_are_the_autoscalers_once_there_is_one() -> None:
     made = objects(autoscaling=SCALING, replicas=9)
     deployment = made["Deployment", "qwen"]
     assert "replicas" not in deployment["spec"]
-    assert with_replicas(deployment, None, 6)["spec"]["replicas"] == 6
+    assert add_current_replicas(deployment, None, 6)["spec"]["replicas"] == 6
     live = {"metadata": {"resourceVersion": "7"}, "spec": {"replicas": 4}}
-    applied = with_replicas(deployment, live, 6)
+    applied = add_current_replicas(deployment, live, 6)
     assert applied["spec"]["replicas"] == 4, "what the autoscaler set stays"
     assert applied["metadata"]["resourceVersion"] == "7", "and a newer value makes it fail"
     plain = objects()["Deployment", "qwen"]
-    assert with_replicas(plain, live, 6) is plain
+    assert add_current_replicas(plain, live, 6) is plain
 
 
 def test_a_metric_of_the_pods_may_scale() -> None:
@@ -276,15 +278,18 @@ def test_a_pod_goes_first_where_the_next_one_would_wait_for_what_it_holds(
 
 def test_the_claims_of_a_service_are_those_of_its_model_and_of_its_template() -> None:
     model = HUB | {"cache": {"claimName": "weights"}}
-    assert claims_of(parse(manifest(model=model, podTemplate={"spec": OTHER}))) == [
+    assert list_claims(parse_service(manifest(model=model, podTemplate={"spec": OTHER}))) == [
         "one-node",
         "weights",
     ]
     odd: Any
     for odd in (3, [3], [{"persistentVolumeClaim": {"claimName": "../secrets/x"}}],
                 [{"persistentVolumeClaim": 3}], [{"persistentVolumeClaim": {}}]):  # fmt: skip
-        assert claims_of(parse(manifest(model=HUB, podTemplate={"spec": {"volumes": odd}}))) == []
-    assert claims_of(parse(manifest(model=HUB))) == []
+        assert (
+            list_claims(parse_service(manifest(model=HUB, podTemplate={"spec": {"volumes": odd}})))
+            == []
+        )
+    assert list_claims(parse_service(manifest(model=HUB))) == []
 
 
 def download(**spec: Any) -> dict[str, Any]:
@@ -321,7 +326,7 @@ def test_the_models_own_variables_precede_and_a_secret_holds_its_store_together(
     engine = {"env": env(AWS_REGION="r", AWS_ACCESS_KEY_ID="k", HTTPS_PROXY="p")}
     assert download(model=store, engine=engine)["env"].keys() == {"HOME", "HF_HOME", "HTTPS_PROXY"}
     with pytest.raises(InvalidSpecError, match=r"model\.env requires a model\.uri"):
-        parse(manifest(model={"uri": "pvc://weights/q", "env": env(A="b")}))
+        parse_service(manifest(model={"uri": "pvc://weights/q", "env": env(A="b")}))
 
 
 def test_the_resources_of_the_download_are_the_models_or_the_operators() -> None:
@@ -332,7 +337,7 @@ def test_the_resources_of_the_download_are_the_models_or_the_operators() -> None
     fitted = download(model=HUB, engine=bounded)["resources"]
     assert (fitted["limits"]["memory"], set(fitted["limits"])) == ("2Gi", {"cpu", "memory"})
     default = Resources(limits={"memory": "5Gi"})
-    made = pod_template(parse(manifest(model=HUB)), replace(IMAGES, download=default))
+    made = make_pod_template(parse_service(manifest(model=HUB)), replace(IMAGES, download=default))
     assert made["spec"]["initContainers"][0]["resources"]["limits"] == {"memory": "5Gi"}
 
 
@@ -551,8 +556,8 @@ def test_the_probe_comes_after_downloads_and_from_the_image_that_is_named_for_it
     names = [one["name"] for one in spec["initContainers"]]
     assert names == ["model-download", "plimsoll-probe", "supervisor"]
     assert spec["initContainers"][1]["image"] == "probe:2"
-    service = parse(manifest(**asked))
-    made = pod_template(service, Images("engine:1", "supervisor:1", "probe:1"))["spec"]
+    service = parse_service(manifest(**asked))
+    made = make_pod_template(service, Images("engine:1", "supervisor:1", "probe:1"))["spec"]
     assert made["initContainers"][1]["image"] == "probe:1", "the operator's own default"
 
 
@@ -583,17 +588,17 @@ def test_a_pythonpath_of_the_manifest_stays_in_front_of_the_probes() -> None:
 )
 def test_an_engine_that_cannot_have_the_probe(engine: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSpecError, match=said):
-        parse(manifest(engine=engine, probe={"enabled": True}))
-    parse(manifest(engine=engine, probe={"enabled": False}))
+        parse_service(manifest(engine=engine, probe={"enabled": True}))
+    parse_service(manifest(engine=engine, probe={"enabled": False}))
 
 
 def test_the_probe_rolls_pods_and_its_absence_rolls_none() -> None:
     without = manifest(engine=PROBED["engine"])
-    assert pod_hash(parse(without)) == "f60718ee13", (
+    assert compute_pod_hash(parse_service(without)) == "f60718ee13", (
         "that of a service of an operator without the field"
     )
     hashes = {
-        pod_hash(parse(manifest(**PROBED | {"probe": probe})))
+        compute_pod_hash(parse_service(manifest(**PROBED | {"probe": probe})))
         for probe in ({}, {"enabled": True}, {"enabled": True, "image": "probe:2"})
     }
     assert len(hashes) == 3

@@ -11,9 +11,9 @@ import pytest
 
 from plimsoll_api.engines import RESERVED_FLAGS, EngineType
 from plimsoll_engine import __main__ as engine
-from plimsoll_operator.plans.service import parse
+from plimsoll_operator.plans.service import parse_service
 from plimsoll_operator.render import Images
-from plimsoll_operator.render.engine import engine_container
+from plimsoll_operator.render.engine import make_engine_container
 
 SYNONYMS = {(EngineType.VLLM, "--model"), (EngineType.SGLANG, "--model")}
 """Flags for what the operator writes in another form."""
@@ -27,7 +27,7 @@ def command(type_: EngineType) -> list[str]:
         spec["apiKeySecretRef"] = {"name": "clients"}
     meta = {"name": "qwen", "namespace": "ml"}
     item = {"metadata": meta, "spec": {"model": {"uri": "file:///m"}, "engine": spec}}
-    made = engine_container(parse(item), Images("engine:1", "supervisor:1"))
+    made = make_engine_container(parse_service(item), Images("engine:1", "supervisor:1"))
     return [*made.get("command", ()), *made.get("args", ())]
 
 
@@ -42,7 +42,7 @@ def test_every_flag_that_is_rendered_is_reserved_and_no_other(type_: EngineType)
 def test_the_manifests_address_comes_last_and_wins() -> None:
     spec = {"type": "vllm", "image": "i", "args": ["--host=::1"]}
     item = {"metadata": {"name": "q"}, "spec": {"model": {"uri": "file:///m"}, "engine": spec}}
-    words = engine_container(parse(item), Images("e", "s", host="::"))["command"]
+    words = make_engine_container(parse_service(item), Images("e", "s", host="::"))["command"]
     assert [word for word in words if word.startswith("--host")] == ["--host=::", "--host=::1"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.kinds import InvalidSpecError
-from plimsoll_operator.plans.service import Plan, parse, reconcile
+from plimsoll_operator.plans.service import Plan, make_plan, parse_service
 from plimsoll_operator.render import Images
 from tests.pod_templates import (
     ALLOWED,
@@ -28,8 +28,8 @@ IMAGES = Images("engine:1", "supervisor:1")
 def plan(template: Any, restricted: bool = True, spec: Any = CREDENTIALS) -> Plan:
     meta = {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 1}
     about = {"apiVersion": "plimsoll.dev/v1alpha1", "kind": "InferenceService", "metadata": meta}
-    service = parse(about | {"spec": spec | {"podTemplate": template}})
-    return reconcile(service, {}, [], [], IMAGES, None, restricted)
+    service = parse_service(about | {"spec": spec | {"podTemplate": template}})
+    return make_plan(service, {}, [], [], IMAGES, None, restricted)
 
 
 @pytest.mark.parametrize(("spec", "said"), REFUSED)

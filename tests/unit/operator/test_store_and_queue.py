@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.kinds import BY_KIND, SERVICE, Key, Ref, key_of
-from plimsoll_operator.plans.service import parse
-from plimsoll_operator.render import Images, render
+from plimsoll_operator.plans.service import parse_service
+from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.runtime.cache import MAX_OWNED_BYTES, Store
 from plimsoll_operator.runtime.queue import BACKOFF_MAX_S, WorkQueue, backoff
 from plimsoll_operator.runtime.watches import Watches
@@ -79,7 +79,7 @@ def test_a_service_and_its_children_fit_in_17_kib() -> None:
         "metadata": {"name": "s00001", "namespace": "ml", "uid": "u"},
         "spec": {"model": {"uri": "file:///m"}},
     }
-    items = [manifest, *render(parse(manifest), Images("engine:1", "supervisor:1"))]
+    items = [manifest, *render_objects(parse_service(manifest), Images("engine:1", "supervisor:1"))]
     store = Store()
     for item in items:  # what Python makes once, such as interned keys, is not the store's
         Store().put(json.loads(json.dumps(item)))

@@ -19,8 +19,8 @@ from plimsoll_operator.fleet.revisions import find_suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods, index_workload_statuses
 from plimsoll_operator.kinds import read
-from plimsoll_operator.plans.policy import supervisor_config
-from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, manual_restart_hint
+from plimsoll_operator.plans.policy import make_supervisor_config
+from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, explain_manual_restart
 from plimsoll_operator.status.notices import new_suspects
 from plimsoll_operator.status.policy import status
 
@@ -153,11 +153,11 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
         None,
         None,
         at(5),
-        {None: manual_restart_hint(None)},
+        {None: explain_manual_restart(None)},
     )
     assert [one["kind"] for one in few["workloads"]] == ["Deployment", "Pod"]
     assert few["workloads"][0]["openIncidents"] == 1
-    assert few["workloads"][1]["message"] == manual_restart_hint(None)
+    assert few["workloads"][1]["message"] == explain_manual_restart(None)
     (ready,) = [one for one in few["conditions"] if one["type"] == "Ready"]
     assert ready["message"].endswith("; restart them yourself: pods without an owner")
     # Before the supervisors are asked, what is known of their memory stays.
@@ -171,7 +171,7 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
 def test_an_owners_name_is_any_text_and_shown_without_its_escapes() -> None:
     forged = WorkloadRef("Job\x1b[2J", "x\n\x1b[31m" + "y" * 250)
     made = status(
-        item(), [pod("p", forged)], [], {}, None, at(5), {forged: manual_restart_hint(forged)}
+        item(), [pod("p", forged)], [], {}, None, at(5), {forged: explain_manual_restart(forged)}
     )
     SupervisionPolicy.model_validate(item(status=made))
     assert "\\x1b" not in repr(made)
@@ -193,7 +193,7 @@ def test_the_order_of_pods_and_incidents_does_not_matter(order: list[int]) -> No
 def test_a_pod_that_nothing_would_create_anew_is_not_replaced(workload: WorkloadRef | None) -> None:
     manifest = item()
     manifest["spec"] |= {"supervision": {"ladder": ["Trim", "PodReplace"]}}
-    common = supervisor_config(read(SupervisionPolicy, manifest))
+    common = make_supervisor_config(read(SupervisionPolicy, manifest))
     url = "http://127.0.0.1:8000"
     own = PodEngine(EngineEndpoint(EngineType.VLLM, url, url), workload)
     ladder = make_pod_config(common, own).supervision.ladder

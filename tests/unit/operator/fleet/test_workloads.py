@@ -45,7 +45,7 @@ from plimsoll_operator.fleet.workloads import (
     group_pods,
 )
 from plimsoll_operator.kinds import read
-from plimsoll_operator.plans.policy import render, supervisor_config, too_many_workloads
+from plimsoll_operator.plans.policy import find_slot_failure, make_supervisor_config, render_objects
 
 NOW = "2026-01-01T00:00:00Z"
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")
@@ -70,13 +70,13 @@ def pods(ref: WorkloadRef | None, *names: str, holds: bool = True, group: str = 
 
 
 def leases(*workloads: Workload, **supervision: Any) -> dict[str, dict[str, Any]]:
-    made = render(policy(**supervision), ["default"], workloads)
+    made = render_objects(policy(**supervision), ["default"], workloads)
     return {one["metadata"]["name"]: one for one in made if one["kind"] == "Lease"}
 
 
 def services(*found: Workload) -> list[dict[str, Any]]:
     """The Services of RayClusters, without the one that lists all pods of the policy."""
-    made = [one for one in render(policy(), ["default"], found) if one["kind"] == "Service"]
+    made = [one for one in render_objects(policy(), ["default"], found) if one["kind"] == "Service"]
     (members,) = [one for one in made if len(one["spec"]["selector"]) == 1]
     assert members["metadata"]["name"] == make_members_service_name("engines")
     assert members["spec"]["clusterIP"] == "None"
@@ -124,7 +124,7 @@ def test_each_workload_has_slots_and_its_supervisors_ask_for_them() -> None:
         [*pods(LLAMA, "llama-0"), *pods(VLLM, "vllm-b", "vllm-a"), *pods(None, "bare")]
     )
     made = leases(*found, maxUnavailable=2)
-    common = supervisor_config(policy(maxUnavailable=2))
+    common = make_supervisor_config(policy(maxUnavailable=2))
     url = "http://127.0.0.1:8000"
     seen: set[str] = set()
     for ref, replicas in ((None, "bare"), (VLLM, "vllm-a vllm-b"), (LLAMA, "llama-0")):
@@ -138,7 +138,9 @@ def test_each_workload_has_slots_and_its_supervisors_ask_for_them() -> None:
             assert annotations[SLOT_REPLICAS_ANNOTATION] == replicas
             assert annotations.get(SLOT_WORKLOAD_ANNOTATION) == (str(ref) if ref else None)
     assert seen == made.keys()
-    (role,) = [one for one in render(policy(maxUnavailable=2), [], found) if one["kind"] == "Role"]
+    (role,) = [
+        one for one in render_objects(policy(maxUnavailable=2), [], found) if one["kind"] == "Role"
+    ]
     assert set(role["rules"][-1]["resourceNames"]) == seen
 
 
@@ -163,7 +165,7 @@ def test_slots_count_for_each_role_or_for_the_graph(
         of_graph("d-0", PodRole.DECODE, LLAMA if workload == VLLM else workload),
     ]  # fmt: skip
     made = leases(*group_by_slots(found, scope), scope=scope.value)
-    common = supervisor_config(policy(scope=scope.value))
+    common = make_supervisor_config(policy(scope=scope.value))
     url = "http://127.0.0.1:8000"
     takes: dict[str, set[str]] = defaultdict(set)
     for one in found:
@@ -251,12 +253,12 @@ def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> No
     chosen = choose_workloads("engines", many, [late])
     assert len(chosen) == MAX_WORKLOADS
     assert late in leases(*chosen), "who has slots keeps them"
-    failure = too_many_workloads(many, chosen)
+    failure = find_slot_failure(many, chosen)
     assert failure is not None
     assert failure.reason == "TooManyWorkloads"
     assert f"Job/j{MAX_WORKLOADS - 1:03} and Job" not in failure.message
     assert f"belong to {MAX_WORKLOADS + 2} workloads" in failure.message
-    assert too_many_workloads(many[:3], many[:3]) is None
+    assert find_slot_failure(many[:3], many[:3]) is None
 
 
 def test_the_names_on_a_slot_are_bounded() -> None:
@@ -267,9 +269,9 @@ def test_the_names_on_a_slot_are_bounded() -> None:
     assert all(len(name) == 209 for (name,) in parse_replicas(text)), (
         "none is cut off in its middle"
     )
-    failure = too_many_workloads([found], [found])
+    failure = find_slot_failure([found], [found])
     assert failure is not None
-    assert failure.message.startswith("Deployment/vllm: so many pods")
+    assert failure.message.startswith("Deployment/vllm: too many pods")
     (group,) = group_pods(ray(*(f"llm-{'x' * 200}-{at:03}" for at in range(400))))
     assert group.is_truncated
     assert group.replicas() == "", "a group is one replica, which is not cut"

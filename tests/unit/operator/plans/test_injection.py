@@ -26,10 +26,10 @@ from plimsoll_operator.fleet.selected_pods import (
 )
 from plimsoll_operator.injection.policy import INJECTED_IMAGES_ANNOTATION, format_images, inject_pod
 from plimsoll_operator.plans.injection import (
-    RETRY,
+    RETRY_ANNOTATION,
     decide_injection,
+    find_skip_reason,
     parse_injection,
-    reason_to_skip,
 )
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.status.notices import injection_stopped
@@ -45,7 +45,7 @@ SELECTED = {"app": "llm"}
 def manifest(generation: int = 1, retry: str | None = None, **spec: Any) -> Object:
     metadata: Object = {"name": "engines", "namespace": "ml", "uid": "u", "generation": generation}
     if retry is not None:
-        metadata["annotations"] = {RETRY: retry}
+        metadata["annotations"] = {RETRY_ANNOTATION: retry}
     return {
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "SupervisionPolicy",
@@ -232,7 +232,7 @@ def test_a_decision(
 def test_a_pod_is_held_back(
     before: Injection | None, now: SupervisionPolicy, tried: int, held: str
 ) -> None:
-    said = reason_to_skip(now, before, "supervisor:1", tried, 2)
+    said = find_skip_reason(now, before, "supervisor:1", tried, 2)
     assert said.startswith(held)
     assert bool(said) == bool(held)
 
@@ -247,10 +247,10 @@ def test_a_refusal_to_create_a_pod_stops_the_injection_and_the_status_names_the_
     found = decide_injection(PROVEN, policy(), "supervisor:1", [], 2, NOW, [no(EARLIER)])
     assert found["stopped"]["pod"] == "ReplicaSet theirs-5d"
     kept = parse_injection({"injection": found})
-    assert "refuses pods of ReplicaSet theirs-5d" in reason_to_skip(
+    assert "refuses pods of ReplicaSet theirs-5d" in find_skip_reason(
         policy(), kept, "supervisor:1", 0, 2
     )
-    assert not reason_to_skip(policy(retry="again"), kept, "supervisor:1", 0, 2)
+    assert not find_skip_reason(policy(retry="again"), kept, "supervisor:1", 0, 2)
     after = status(manifest(), [], [], None, None, NOW, injection=found)
     held = {one["type"]: one for one in after["conditions"]}
     assert (held["InjectionStopped"]["status"], held["Ready"]["status"]) == ("True", "False")
@@ -460,7 +460,7 @@ def test_the_status_and_an_event_say_what_a_person_can_do() -> None:
     (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
     assert (condition["status"], condition["reason"]) == ("True", "PodsDoNotStart")
     assert WHY in condition["message"]
-    assert f"set the annotation {RETRY} to another value" in condition["message"]
+    assert f"set the annotation {RETRY_ANNOTATION} to another value" in condition["message"]
     (notice,) = injection_stopped({}, after)
     assert (notice.reason, notice.type) == ("InjectionStopped", "Warning")
     assert injection_stopped(after, after) == []

@@ -13,7 +13,7 @@ from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
 from plimsoll_operator.kinds import Object, Ref, read, ref
-from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, reconcile
+from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.policy import status
 
@@ -40,7 +40,7 @@ def pod(
 
 def plan(*pods: SelectedPod, owned: list[Object] | None = None, **more: Any) -> Any:
     known = {ref(one): one for one in owned or []}
-    return reconcile(POLICY, known, pods, more.pop("incidents", []), NOW, **more)
+    return make_plan(POLICY, known, pods, more.pop("incidents", []), NOW, **more)
 
 
 def lease(name: str, holder: str = "", restarts: str = "", at: str = NOW, uid: str = "u") -> Object:

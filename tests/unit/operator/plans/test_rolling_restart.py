@@ -158,10 +158,16 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     ("workload", "said"),
     [
         (owned(None), "no workload owns these pods"),
-        (owned(WorkloadRef("Job", "j"), api="batch"), "a Job has no rolling restart"),
-        (owned(WorkloadRef("RayCluster", "r"), api="ray.io"), "a RayCluster has no rolling"),
-        (owned(WorkloadRef("StatefulSet", "s"), api="apps.kruise.io"), "has no rolling restart"),
-        (owned(WorkloadRef("ReplicaSet", "bare")), "a ReplicaSet has no rolling restart"),
+        (owned(WorkloadRef("Job", "j"), api="batch"), "request a rolling restart of a Job"),
+        (
+            owned(WorkloadRef("RayCluster", "r"), api="ray.io"),
+            "request a rolling restart of a RayCluster",
+        ),
+        (
+            owned(WorkloadRef("StatefulSet", "s"), api="apps.kruise.io"),
+            "cannot request a rolling restart",
+        ),
+        (owned(WorkloadRef("ReplicaSet", "bare")), "request a rolling restart of a ReplicaSet"),
         (owned(WorkloadRef("Deployment", "../../../secrets/x")), "restart it yourself"),
     ],
 )
@@ -179,7 +185,10 @@ def test_a_workload_without_a_rolling_restart_waits_for_somebody(
     [
         (live(paused=True), "the workload's rollout is paused"),
         (live("StatefulSet", updateStrategy={"type": "OnDelete"}), "updateStrategy is OnDelete"),
-        (live(template={"metadata": {"labels": {"app": "other"}}}), "does not match its pod temp"),
+        (
+            live(template={"metadata": {"labels": {"app": "other"}}}),
+            "does not match the workload's pod temp",
+        ),
         (live() | {"status": {"observedGeneration": 0}}, "rollout in progress"),
         (
             live() | {"status": {"observedGeneration": 1, "replicas": 3, "updatedReplicas": 1}},
@@ -292,7 +301,8 @@ class Restarts(RuleBasedStateMachine):
     @invariant()
     def once_for_each_generation(self) -> None:
         marks = [
-            body["metadata"]["annotations"][rollout.RESTARTED_FOR] for _, body in self.server.asked
+            body["metadata"]["annotations"][rollout.RESTARTED_FOR_ANNOTATION]
+            for _, body in self.server.asked
         ]
         assert len(marks) == len(set(marks)) <= self.generation
 
@@ -306,4 +316,4 @@ TestRestarts = Restarts.TestCase
 @given(st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.text(max_size=5)))
 def test_whatever_a_workload_looks_like_it_is_judged(spec: dict[str, Any]) -> None:
     found = live() | {"spec": spec}
-    assert "does not match" in rollout.restart_obstacle(found, policy())
+    assert "does not match" in rollout.find_restart_obstacle(found, policy())
