@@ -131,7 +131,7 @@ class Bench:
         self.engine = EngineCore(self.runner, scheduler)
         warm_up(self.engine)
         begun = time.perf_counter()
-        self.runner.capture_graphs(MAX_SEQS, length // BLOCK, longest=length)
+        self.runner.capture_graphs(MAX_SEQS, length // BLOCK, max_prompt_tokens=length)
         self.first_capture_s = time.perf_counter() - begun
         while self.runner.capture_more():
             pass

@@ -26,8 +26,8 @@ from plimsoll_api.admin import Role
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.process.collector import FullCollections
-from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory
+from plimsoll_engine.process.collector import FullCollectionCounter
+from plimsoll_engine.process.host_memory import PythonMemoryEstimator, measure_process_memory
 from plimsoll_engine.worker.main import REPORT_INTERVAL_S
 
 AUDIT_INTERVAL_S = 2.0
@@ -39,8 +39,8 @@ class Books:
     def __init__(self, bench: Bench) -> None:
         self.engine = bench.engine
         self.ledger = Ledger([bench.engine])
-        self.python = PythonObjects()
-        self.collections = FullCollections()
+        self.python = PythonMemoryEstimator()
+        self.collections = FullCollectionCounter()
         self.reports_s: list[float] = []
         self.audits_s: list[float] = []
         self.begin()

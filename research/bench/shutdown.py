@@ -27,7 +27,7 @@ from bench.result import publish
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process import host_memory
-from plimsoll_engine.process.host_memory import PythonObjects
+from plimsoll_engine.process.host_memory import PythonMemoryEstimator
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_engine.worker.parts import measure_baseline_bytes
 from plimsoll_faults.models.tiny import write_checkpoint
@@ -65,8 +65,8 @@ def nvml_used(device: torch.device) -> int | None:
         return int(total - free)
 
 
-def host_bytes(python: PythonObjects) -> int | None:
-    in_use, _ = host_memory.read_malloc()
+def host_bytes(python: PythonMemoryEstimator) -> int | None:
+    in_use, _ = host_memory.read_malloc_bytes()
     return None if in_use is None else in_use + python.measure()[1]
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     measure_baseline_bytes(device, torch.float32)
-    python = PythonObjects()
+    python = PythonMemoryEstimator()
     left: list[int] = []
     after: list[int] = []
     host: list[int | None] = []

@@ -40,8 +40,8 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
-from plimsoll_engine.process.collector import FullCollections
-from plimsoll_engine.process.host_memory import PythonObjects, read_malloc
+from plimsoll_engine.process.collector import FullCollectionCounter
+from plimsoll_engine.process.host_memory import PythonMemoryEstimator, read_malloc_bytes
 from plimsoll_engine.settings import WEIGHTS_SOCKET, WORKER_SOCKET, Settings, StandbyPolicy
 
 MEDIA_CACHE_BYTES = 1 << 20
@@ -74,7 +74,7 @@ class Idle:
 
     def __init__(self, engines: Sequence[AsyncEngine]) -> None:
         self._engines = engines
-        self._python = PythonObjects()
+        self._python = PythonMemoryEstimator()
         self.points: list[Point] = []
         self.findings: list[str] = []
 
@@ -94,7 +94,7 @@ class Idle:
             assert memory.malloc_in_use is not None
             assert memory.python_objects is not None
             workers += memory.malloc_in_use + memory.python_objects
-        in_use, _ = read_malloc()
+        in_use, _ = read_malloc_bytes()
         assert in_use is not None
         _, objects = self._python.measure()
         self.points.append(Point(requests, in_use + objects, workers))
@@ -228,7 +228,7 @@ async def soak(
         clients, idle, collections = (
             clients_of(kind, engines, seed),
             Idle(engines),
-            FullCollections(),
+            FullCollectionCounter(),
         )
         gc.collect()
         collections.start()

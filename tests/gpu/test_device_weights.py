@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from plimsoll_engine.device.buffer import CudaError, DeviceBuffer
-from plimsoll_engine.weights.layout import compute_checksums, lay_out, make_views
+from plimsoll_engine.weights.layout import compute_checksums, create_manifest, make_views
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: these tests need one GPU"
@@ -49,7 +49,7 @@ def borrow(buffer: DeviceBuffer, act: str) -> int:
 
 def test_two_processes_see_one_buffer_and_stray_writes_are_found() -> None:
     shapes = {"a": torch.empty(1000, 33, device="meta"), "b": torch.empty(77, device="meta")}
-    manifest = lay_out(shapes)
+    manifest = create_manifest(shapes)
     buffer = DeviceBuffer.allocate(manifest.nbytes)
     flat = buffer.as_tensor()
     tensors = make_views(flat, manifest)

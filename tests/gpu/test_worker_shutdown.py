@@ -17,7 +17,7 @@ from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
-from plimsoll_engine.process.host_memory import PythonObjects
+from plimsoll_engine.process.host_memory import PythonMemoryEstimator
 from plimsoll_engine.worker import lifecycle as lifecycle_module
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
@@ -176,7 +176,7 @@ def test_a_trim_gives_reserved_memory_back(checkpoint: Path) -> None:
     engine = lifecycle.start()
     block = torch.empty(GIB, dtype=torch.uint8, device="cuda")
     del block
-    steps = {step.name: step for step in trim(engine, PythonObjects())}
+    steps = {step.name: step for step in trim(engine, PythonMemoryEstimator())}
     lifecycle.shut_down()
     returned = steps["empty_cache"]
     assert returned.before_bytes is not None

@@ -58,7 +58,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     _limit_memory()
-    baseline = host_memory.read_rss_anon()
+    baseline = host_memory.read_rss_anon_bytes()
     with socket.socket(fileno=flags.fd) as frontend:
         send(frontend, b"ready")
         while True:
@@ -74,7 +74,7 @@ def main() -> None:
             del outcome
             if size >= TRIM_BYTES:
                 host_memory.trim_malloc()
-                now = host_memory.read_rss_anon()
+                now = host_memory.read_rss_anon_bytes()
                 if baseline is not None and now is not None and now - baseline > MAX_KEPT_BYTES:
                     return
 

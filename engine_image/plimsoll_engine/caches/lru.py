@@ -1,8 +1,9 @@
-"""Bounded LRU cache whose items can be pinned.
+"""LRU cache of limited size, whose items can be pinned to prevent their eviction.
 
-The audit checks two invariants: order and data have the same keys, and only present keys are
-pinned. Touching a missing key therefore does nothing: a stale key in the order would make eviction
-loop forever. An eviction visits each item at most once, so it ends even if all items are pinned.
+The audit checks two invariants: ``_order`` and ``_data`` have the same keys, and every pinned key
+is in the cache. :meth:`LruCache.touch` therefore ignores a missing key, because eviction would loop
+forever if ``_order`` had such a key. An eviction visits each item at most once, so it ends even if
+all items are pinned.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ V = TypeVar("V")
 class LruCache(Generic[K, V]):
     """LRU cache of items whose sizes add up to at most ``capacity``.
 
-    The caller chooses the unit of size: 1 for each item, or bytes. Pins are counted. An item
-    without pins can be evicted.
+    The caller chooses the unit of sizes, for example bytes, or 1 for each item. An item can be
+    pinned several times, and can be evicted once all pins are removed.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -44,33 +45,33 @@ class LruCache(Generic[K, V]):
         return iter(self._order)
 
     @property
-    def pinned(self) -> int:
+    def num_pinned(self) -> int:
         """Number of pinned items."""
         return len(self._pins)
 
     def get(self, key: K) -> V | None:
-        """Return the value of ``key``; None if ``key`` is missing. The order does not change."""
+        """Return the value of ``key``; None if it is missing. Does not change the LRU order."""
         return self._data.get(key)
 
     def touch(self, key: K) -> None:
-        """Make ``key`` the most recently used key if it is present."""
+        """Make ``key`` the most recently used key. Do nothing if it is missing."""
         if key in self._data:
             self._order.move_to_end(key)
 
     def put(self, key: K, value: V, size: int = 1) -> list[tuple[K, V]]:
-        """Store ``key`` as the most recently used key. Return the evicted items.
+        """Store ``value`` under ``key``, the most recently used key. Return the evicted items.
 
-        Raises MemoryError and changes nothing if pinned items leave too little space.
+        Raises MemoryError, without any change, if pinned items leave too little space.
         """
         if size < 0:
             raise ValueError(f"size {size} must not be negative")
         excess = self.used - self._sizes.get(key, 0) + size - self.capacity
         evicted: list[tuple[K, V]] = []
         if excess > 0:
-            if excess > self._find_evictable(excluded_key=key):
+            if excess > self._compute_evictable_size(excluded_key=key):
                 raise MemoryError(
-                    f"no room for {size} in a cache of {self.capacity}: {len(self._pins)} of its "
-                    f"{len(self)} items are pinned"
+                    f"an item of size {size} does not fit into the cache of capacity "
+                    f"{self.capacity}: {len(self._pins)} of its {len(self)} items are pinned"
                 )
             self.touch(key)  # evict this item last
             evicted = self.evict(excess)
@@ -89,7 +90,7 @@ class LruCache(Generic[K, V]):
         self._order.move_to_end(key)
 
     def unpin(self, key: K) -> None:
-        """Remove a pin from ``key``. The last removal makes it the most recently used key."""
+        """Remove a pin from ``key``. Without other pins, it becomes the most recently used key."""
         remaining = self._pins[key] - 1
         if remaining:
             self._pins[key] = remaining
@@ -98,10 +99,10 @@ class LruCache(Generic[K, V]):
             self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Remove unpinned items, least recently used first, until ``size`` is freed. Return them.
+        """Remove the least recently used items without pins, and return them.
 
-        Frees less if all remaining items are pinned. Pinned items move to the most recently used
-        end, and each item is visited at most once.
+        Stops when the removed items have at least ``size`` in total, or when all remaining items
+        are pinned. Pinned items that are passed over become the most recently used items.
         """
         evicted: list[tuple[K, V]] = []
         target = self.used - size
@@ -129,7 +130,7 @@ class LruCache(Generic[K, V]):
         self.used -= self._sizes.pop(key)
         return self._data.pop(key)
 
-    def _find_evictable(self, excluded_key: K) -> int:
+    def _compute_evictable_size(self, excluded_key: K) -> int:
         kept = sum(self._sizes[key] for key in self._pins if key != excluded_key)
         return self.used - kept - self._sizes.get(excluded_key, 0)
 
@@ -139,10 +140,11 @@ class LruCache(Generic[K, V]):
         order, data = set(self._order), set(self._data)
         if order != data:
             found.append(
-                f"{len(order - data)} keys are only in the order, {len(data - order)} in the data"
+                f"{len(order - data)} keys have no value, and {len(data - order)} values have no"
+                " place in the LRU order"
             )
         if ghosts := set(self._pins) - data:
-            found.append(f"{len(ghosts)} pinned keys are not in the data")
+            found.append(f"{len(ghosts)} pinned keys are not in the cache")
         if self.used > self.capacity:
             found.append(f"the items' total size {self.used} exceeds the capacity {self.capacity}")
         if (total := sum(self._sizes.values())) != self.used:

@@ -1,4 +1,4 @@
-"""Frontend cache of processed media, so that a repeated image is decoded only once."""
+"""Cache processed media in the frontend, so that a repeated image is decoded only once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProcessorCache:
         return self._items.capacity
 
     def get(self, key: bytes) -> ProcessedMedia | None:
-        """Return the item for ``key`` and mark it as the most recently used; None if missing."""
+        """Return the item for ``key``, and make it the most recently used; None if missing."""
         cached = self._items.get(key)
         if cached is not None:
             self._items.touch(key)
@@ -35,7 +35,7 @@ class ProcessorCache:
             self._items.put(item.key, item, len(item.data))
 
     def clear(self) -> int:
-        """Remove all items and return their number. Running requests keep their items."""
+        """Remove all items, and return their number. Running requests keep their items."""
         return len(self._items.clear())
 
     def find_problems(self) -> list[str]:

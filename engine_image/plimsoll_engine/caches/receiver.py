@@ -1,6 +1,7 @@
-"""Worker side of the media cache. It stores and removes items only as the sender directs.
+"""Worker side of the media cache, which stores and removes items only as the sender directs.
 
-The cache keeps no LRU order and evicts nothing by itself, so it cannot diverge from the sender.
+The receiver has no LRU order and never evicts by itself, so it always has the items that the sender
+expects.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from plimsoll_engine.messages.worker_ipc import Media, MissingMedia, Submit
 
 
 class MediaCacheReceiver:
-    """Cache of media tensors by key. The sender enforces ``capacity``, in bytes."""
+    """Cache of media tensors by key. The sender limits it to ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -25,9 +26,9 @@ class MediaCacheReceiver:
         return key in self._held
 
     def unpack(self, submit: Submit) -> Submit | MissingMedia:
-        """Apply the changes in ``submit``. Return ``submit`` with all media data.
+        """Apply the cache changes in ``submit``. Return ``submit`` with the data of all media.
 
-        If data is missing, return the missing keys instead.
+        If the data of media is missing, return a message with their keys instead.
         """
         for key in submit.forget:
             self._drop(key)
@@ -51,7 +52,7 @@ class MediaCacheReceiver:
         return sorted(self._held)
 
     def clear(self) -> int:
-        """Remove all items and return their number. Running requests keep their items."""
+        """Remove all items, and return their number. Running requests keep their items."""
         count = len(self._held)
         self._held.clear()
         self.bytes = 0
@@ -61,7 +62,7 @@ class MediaCacheReceiver:
         """Return a message for each inconsistency in this cache, for the audit."""
         total = sum(map(len, self._held.values()))
         if total != self.bytes:
-            return [f"the items have {total} bytes, but {self.bytes} are recorded"]
+            return [f"the items have {total} bytes in total, but {self.bytes} are recorded"]
         return []
 
     def _drop(self, key: bytes) -> None:

@@ -1,10 +1,10 @@
-"""Frontend side of the media cache. It always knows which items the worker holds.
+"""Frontend side of the media cache, which always knows the items that the worker has cached.
 
 The worker keeps the tensors of images and audio, so that media used by many requests are sent only
-once. Only the sender decides what the worker keeps, each time it writes a submission to the socket.
-The socket delivers messages completely and in order, so both sides have the same keys whenever no
-message is in flight. (If each side evicted items itself, one lost message would make them diverge.)
-A sender lives as long as its connection, and each worker starts with an empty cache.
+once. Only the sender decides what the worker keeps, each time it sends a submission. The socket
+delivers messages completely and in order, so both sides have the same keys whenever no message is
+in flight. (If each side evicted items by itself, one lost message would make them differ.) There is
+one sender for each connection, and each worker starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from plimsoll_engine.messages.worker_ipc import Media, Submit, ToWorker, Trim
 
 
 class MediaCacheSender:
-    """Mirror of the worker's media cache, which holds up to ``capacity`` bytes."""
+    """List of the items in the worker's media cache, which has up to ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self._held: LruCache[bytes, None] = LruCache(capacity)
         self.changes = 0
-        """Number of changes so far. If two readings are equal, nothing changed in between."""
+        """Number of changes so far. While it stays the same, the cache has not changed."""
         self.sent_bytes_total = 0
         self.spared_bytes_total = 0
 
     def pack(self, message: ToWorker) -> ToWorker:
-        """Return ``message`` in the form to send. The caller must send it next.
+        """Return the message to send instead of ``message``. The caller must send it next.
 
-        The returned message omits data that the worker already has, and lists the items that the
-        worker must remove.
+        It omits the data of media that the worker already has, and lists the items that the worker
+        must remove.
         """
         match message:
             case Submit(media=media) if media:
@@ -41,13 +41,13 @@ class MediaCacheSender:
         return message
 
     def mark_missing(self, keys: list[bytes]) -> None:
-        """Record media that the worker reported as missing, so that they are sent again."""
+        """Record that the worker has no data for ``keys``, so that the data is sent again."""
         self.changes += 1
         for key in keys:
             self._held.discard(key)
 
     def list_keys(self) -> set[bytes]:
-        """Return the keys that the worker should hold."""
+        """Return the keys of all items that the worker should have."""
         return set(self._held)
 
     def find_problems(self) -> list[str]:

@@ -5,8 +5,8 @@ the previous step are read afterwards, so a request that has ended may have comp
 token. This is harmless: the device works in launch order, so the next request that gets its KV
 blocks overwrites the extra keys and values before it reads them.
 
-When a step fails, its requests are computed again one by one, and only a request that fails alone
-is dropped. An error that leaves the device unusable ends the worker.
+When a step fails, its requests are computed again one by one. Only a request that also fails alone
+is ended with an error. An error that leaves the device unusable ends the worker.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from plimsoll_engine.process.owners import Owner
 
 log = logging.getLogger(__name__)
 
-COMPILE_WAIT_S = 0.01
-"""Time that a step without other work waits for a grammar. The worker then reads its messages."""
+GRAMMAR_COMPILE_WAIT_S = 0.01
+"""Longest wait of a step without other work for a grammar, before the worker reads messages."""
 
-EXPIRY_INTERVAL_S = 0.05
-"""Interval between checks of deadlines. A check in each step would cost too much time."""
+DEADLINE_CHECK_INTERVAL_S = 0.05
+"""Interval between checks of the requests' deadlines. A check in each step would be too slow."""
 
-QUIESCE_WAIT_S = 0.1
-"""Time that a worker waits for grammars before a handover.
+QUIESCE_GRAMMAR_WAIT_S = 0.1
+"""Longest wait for grammars before a handover to another worker.
 
-A request whose grammar has not accepted its newest token by then is computed again.
+If a request's grammar has not accepted the newest token by then, that token is computed again.
 """
 
-RESET_WAIT_S = 1.0
-"""Timeout for transfers. The transfer of all blocks in flight is faster (25 GB/s over PCIe 5)."""
+RESET_TRANSFER_TIMEOUT_S = 1.0
+"""Longest wait of a prefix cache reset for transfers. They usually take less (25 GB/s, PCIe 5)."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Counters:
 
 
 class EngineCore:
-    """Runs all requests of one worker. Not thread-safe: only the worker's loop may call it."""
+    """Engine that runs all requests of one worker. Only the worker's loop may call it."""
 
     name = "engine"
 
@@ -143,29 +143,30 @@ class EngineCore:
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, idle: bool = False) -> None:
-        """Complete finished transfers, and release tables that were not claimed in time.
+        """Complete finished transfers, and release inherited tables that nobody claimed in time.
 
-        Call this between steps and, with ``idle``, while no request exists.
+        Call this between steps. Set ``idle`` while no request exists.
         """
         if self.inheritance is not None:
-            self.inheritance.expire()
+            self.inheritance.release_expired_tables()
         if self.scheduler.offload is not None:
             self.scheduler.offload.poll(idle)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached block that no request uses, on the device and on the host.
 
-        Return False if a transfer did not end within :data:`RESET_WAIT_S`; its blocks stay cached.
+        Return False if a transfer did not end within :data:`RESET_TRANSFER_TIMEOUT_S`. The blocks
+        of that transfer stay cached.
         """
         offload = self.scheduler.offload
-        settled = offload is None or offload.wait_for_transfers(RESET_WAIT_S)
+        settled = offload is None or offload.wait_for_transfers(RESET_TRANSFER_TIMEOUT_S)
         if offload is not None:
             offload.clear()
         self.pool.reset_prefix_cache()
         return settled
 
     def submit(self, submit: Submit) -> RequestFailure | MissingMedia | None:
-        """Queue a request. If it is refused, return the failure or the missing media."""
+        """Queue a request. If it is refused, return the failure or the keys of missing media."""
         whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
             return self._create_refusal(submit, "a request with this ID is already running")
@@ -199,10 +200,10 @@ class EngineCore:
         else:
             self.scheduler.add(request)
 
-    def release_unclaimed(self) -> Inheritance | None:
-        """Release the tables of requests that did not arrive. Return the inheritance, if any.
+    def release_unclaimed_tables(self) -> Inheritance | None:
+        """Release inherited tables whose requests did not arrive. Return the inheritance, if any.
 
-        The frontend calls this once, after it has submitted all carried-over requests.
+        The worker calls this once, after the frontend has submitted all carried-over requests.
         """
         inheritance, self.inheritance = self.inheritance, None
         if inheritance is not None:
@@ -212,12 +213,12 @@ class EngineCore:
     def quiesce(self) -> StepOutput:
         """Finish the step in progress without launching another, and wait for the device.
 
-        Afterwards, the pool contains all tokens that count as computed. Raises
-        :class:`DeviceLostError`.
+        Return the results of the step. Afterwards, the KV pool contains all tokens that count as
+        computed. Raises :class:`DeviceLostError`.
         """
         output = StepOutput()
         self._finish_step(output)
-        self._apply_masks(output, QUIESCE_WAIT_S)
+        self._append_confirmed_tokens(output, QUIESCE_GRAMMAR_WAIT_S)
         if self.runner.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.runner.device)
@@ -226,13 +227,13 @@ class EngineCore:
         return output
 
     def _set_adapter(self, request: Request, number: int) -> str | None:
-        """Set the adapter of ``request``. Return the reason for a refusal, otherwise None."""
+        """Set the adapter of ``request``. Return an error message if the adapter is not loaded."""
         adapters = self.runner.adapters
         request.adapter = None if adapters is None else adapters.get(number)
         return "the request's adapter is not loaded" if request.adapter is None else None
 
     def abort(self, request_id: str) -> bool:
-        """End a request without an answer. Return False if it is unknown or has ended."""
+        """End a request without a response. Return False if it is unknown or has ended."""
         request = self.requests.get(request_id)
         if request is None:
             return False
@@ -240,8 +241,11 @@ class EngineCore:
         self._end_request(request)
         return True
 
-    def _queue_compiled(self, wait_s: float = 0.0) -> list[RequestFailure]:
-        """Queue the requests whose grammar is compiled. Return those whose grammar is invalid."""
+    def _queue_compiled_requests(self, wait_s: float = 0.0) -> list[RequestFailure]:
+        """Queue requests whose grammar is compiled. Return failures for invalid grammars.
+
+        Waits up to ``wait_s`` seconds for the first compilation to end.
+        """
         dropped = []
         for request_id, outcome in self.grammars.collect_finished(wait_s):
             request = self.requests[request_id]
@@ -254,7 +258,7 @@ class EngineCore:
                 request.matcher = outcome
         return dropped
 
-    def expire(self, now: float) -> list[RequestFailure]:
+    def end_expired_requests(self, now: float) -> list[RequestFailure]:
         """End the requests whose deadline has passed. Return a failure for each of them."""
         late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
         for request in late:
@@ -266,21 +270,21 @@ class EngineCore:
         ]
 
     def step(self) -> StepOutput:
-        """Launch one batch, then read the tokens of the previous batch.
+        """Launch one batch, then read the tokens of the previous batch. Return the results.
 
         Raises :class:`FatalWorkerError` if no further step can work.
         """
         if (now := time.monotonic()) >= self._next_expiry:
-            self._next_expiry = now + EXPIRY_INTERVAL_S
-            if expired := self.expire(now):
+            self._next_expiry = now + DEADLINE_CHECK_INTERVAL_S
+            if expired := self.end_expired_requests(now):
                 return StepOutput(dropped=expired)
-        if wrong := self._queue_compiled():
+        if wrong := self._queue_compiled_requests():
             return StepOutput(dropped=wrong)
         self.poll()
         output = StepOutput()
         if self._suspects or any(r.awaits_token for r in self.scheduler.running):
             self._finish_step(output)
-        self._apply_masks(output, MASK_WAIT_S)
+        self._append_confirmed_tokens(output, MASK_WAIT_S)
         self._free_outputs()
         suspect = self._pick_suspect()
         chunks = self.scheduler.schedule(suspect)
@@ -290,8 +294,10 @@ class EngineCore:
             if suspect is not None:  # a handover or transfer still holds blocks that it needs
                 self._suspects.appendleft(suspect.request_id)
             if self._in_flight is None and not output.tokens:
-                self._apply_masks(output, COMPILE_WAIT_S, idle=True)
-                output.dropped += self._queue_compiled(0.0 if self._unconfirmed else COMPILE_WAIT_S)
+                self._append_confirmed_tokens(output, GRAMMAR_COMPILE_WAIT_S, idle=True)
+                output.dropped += self._queue_compiled_requests(
+                    0.0 if self._unconfirmed else GRAMMAR_COMPILE_WAIT_S
+                )
             self._finish_step(output)
             return output
         self.counters.steps += 1
@@ -303,44 +309,44 @@ class EngineCore:
             message = f"{type(error).__name__}: {error}"
             lacking = isinstance(error, MemoryError | torch.OutOfMemoryError)
         else:
-            self._count_computed(chunks)
+            self._record_computed(chunks)
             self._finish_step(output)
             self._in_flight = step
             return output
         self._finish_step(output)
-        self._retry_alone(chunks, message, "unavailable" if lacking else "error", output)
+        self._retry_requests_alone(chunks, message, "unavailable" if lacking else "error", output)
         return output
 
     def _add_drafts(self, speculation: Speculation, chunks: list[Chunk]) -> None:
-        """Add drafts to ``chunks``. If that fails, disable drafts for their requests."""
+        """Add drafts to ``chunks``. If this fails, disable drafts for their requests."""
         try:
             speculation.add(chunks, self.scheduler)
         except FatalWorkerError:
             raise
         except Exception as error:  # noqa: BLE001 - without drafts the step still works
             message = f"cannot create drafts: {type(error).__name__}: {error}"
-            self._check_device(message)
+            self._raise_if_device_lost(message)
             log.warning(message)
             for chunk in chunks:
                 chunk.drafts = ()
                 chunk.request.drafting = None
 
     def capture_more(self) -> bool:
-        """Capture one more graph of the model or draft model. Return False if none is missing."""
+        """Capture one more graph of the model or the draft model. Return False if none is left."""
         if self.runner.capture_more():
             return True
         draft = None if self.speculation is None else self.speculation.draft_model
         return draft is not None and draft.forward.capture_more()
 
-    def _count_computed(self, chunks: list[Chunk]) -> None:
-        """Count launched ``chunks`` as computed: the device runs steps in order."""
+    def _record_computed(self, chunks: list[Chunk]) -> None:
+        """Count the tokens of launched ``chunks`` as computed, because the device runs in order."""
         for chunk in chunks:
             ends = chunk.has_newest_token
             self.scheduler.record_computed(chunk)
             chunk.request.in_flight.tokens += ends
 
     def _finish_step(self, output: StepOutput) -> None:
-        """Wait for the step in progress, if any, and store its tokens."""
+        """Wait for the step in progress, if any, and add its results to ``output``."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
@@ -367,7 +373,7 @@ class EngineCore:
     def _append_accepted(
         self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
     ) -> None:
-        """Store the tokens of accepted drafts. ``drafts`` is the number of verified drafts."""
+        """Append the ``tokens`` that follow accepted drafts, after ``drafts`` were verified."""
         assert self.speculation is not None
         self.speculation.count_verified(request, drafts, len(tokens))
         for token_id, logprobs in tokens:
@@ -380,7 +386,7 @@ class EngineCore:
             self._append(request, token_id, logprobs, output)
 
     def _end_without_token(self, request: Request, output: StepOutput) -> None:
-        """Fail ``request``: its logits are not finite, for example with a damaged adapter."""
+        """Fail ``request``, whose logits are not finite, for example with a damaged adapter."""
         self.counters.errors += 1
         self._end_request(request)
         message = "the model's logits for this request are not finite: the request cannot continue"
@@ -400,11 +406,13 @@ class EngineCore:
         if reason is not None:
             self._end_request(request)
 
-    def _apply_masks(self, output: StepOutput, wait_s: float, idle: bool = False) -> None:
-        """Append the tokens that grammars have accepted.
+    def _append_confirmed_tokens(
+        self, output: StepOutput, wait_s: float, idle: bool = False
+    ) -> None:
+        """Append the tokens that grammars have accepted, and add them to ``output``.
 
-        Wait up to ``wait_s`` seconds for fast grammars and, if ``idle``, for slow ones too. A
-        request ends if its grammar became too complex or takes too long to check a token.
+        Wait up to ``wait_s`` seconds for fast grammars. If ``idle``, wait for slow grammars as
+        well. A request ends if its grammar becomes too complex, or takes too long to check a token.
         """
         if not self._unconfirmed:
             return
@@ -434,10 +442,10 @@ class EngineCore:
                 self._end_request(request)
                 output.dropped.append(_create_grammar_failure(request, wrong))
 
-    def _retry_alone(
+    def _retry_requests_alone(
         self, chunks: list[Chunk], message: str, reason: str, output: StepOutput
     ) -> None:
-        self._check_device(message)
+        self._raise_if_device_lost(message)
         requests = [chunk.request for chunk in chunks if not chunk.request.released]
         if len(chunks) == 1 and requests:
             self.counters.errors += 1
@@ -461,7 +469,7 @@ class EngineCore:
                 return request
         return None
 
-    def _check_device(self, message: str) -> None:
+    def _raise_if_device_lost(self, message: str) -> None:
         if self.runner.device.type != "cuda":
             return
         try:
@@ -479,7 +487,7 @@ class EngineCore:
             self._free_outputs()
 
     def _free_outputs(self) -> None:
-        """Free the encoder outputs that earlier steps released, before a step creates others."""
+        """Free the encoder outputs that earlier steps released. Call this before each step."""
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
@@ -488,7 +496,7 @@ class EngineCore:
         return RequestFailure(submit.request_id, submit.attempt, "invalid", message)
 
     def count_request_bytes(self) -> int:
-        """Return the host memory of the live requests in bytes.
+        """Return the host memory of all requests in bytes.
 
         This includes tokens, penalty counts, grammar states, token masks, draft indexes, and media
         that are not in the receiver cache.
@@ -509,14 +517,14 @@ class EngineCore:
         )
 
     def list_owners(self) -> list[Owner]:
-        """Return the owners of this engine's memory."""
+        """Return all owners of this engine's memory."""
         return create_owners(self)
 
     def close(self) -> None:
         """Release every request, the model and the KV pool. Idempotent."""
         for request in list(self.requests.values()):
             self._end_request(request)
-        self.release_unclaimed()
+        self.release_unclaimed_tables()
         self._suspects.clear()
         self._unconfirmed.clear()
         self._in_flight = None

@@ -1,7 +1,7 @@
-"""Owners of an engine's memory, in the order of their opening.
+"""List of an engine's memory owners, in the order in which they are opened.
 
-The ledger, the audit, a trim and the engine's shutdown all use this list. Add a component that
-holds memory here and nowhere else.
+The ledger, the audit, a trim and the engine's shutdown all use this list. If you add a component
+that holds memory, add it here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOST = MemoryKind.HOST
 
 
 def create_owners(engine: EngineCore) -> list[Owner]:
-    """Return the owners of ``engine``. The last owner is closed first."""
+    """Return the memory owners of ``engine``. The last owner in the list is closed first."""
     runner, pool, receiver = engine.runner, engine.pool, engine.receiver
     grammars, scheduler = engine.grammars, engine.scheduler
     owners = runner.list_owners()
@@ -38,7 +38,7 @@ def create_owners(engine: EngineCore) -> list[Owner]:
         Owner(
             name="prefix_cache",
             kind=HOST,
-            nbytes=pool.measure_index,
+            nbytes=pool.compute_index_bytes,
             bound=pool.max_index_bytes,
             checks={
                 "kv_blocks_add_up": pool.find_problems,

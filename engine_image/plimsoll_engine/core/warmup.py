@@ -1,9 +1,9 @@
-"""Warm-up requests before the engine serves.
+"""Run warm-up requests before the engine serves.
 
-The first run loads libraries and kernels. Its pool has only a few blocks, because a predecessor may
-still hold the memory of the real pool. The second run uses the real pool with the largest prefill
-and the widest decode step. After it, every buffer exists and the working memory is at its maximum,
-so the baseline can be measured.
+The first run (:func:`load_kernels`) loads libraries and kernels. Its pool has only a few blocks,
+because a predecessor may still hold the memory of the real pool. The second run (:func:`warm_up`)
+uses the real pool, with the largest prefill and the decode step with the most rows. Afterwards,
+every buffer exists and the working memory is at its maximum, so the baseline can be measured.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 
-SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
-"""Pool of the first run: 512 tokens, 64 MiB for an 8B model."""
-SMALL_WIDTH = 4
+SMALL_POOL_BLOCKS, SMALL_POOL_BLOCK_SIZE = 32, 16
+"""Number of blocks, and tokens per block, of the first run's pool: 64 MiB for an 8B model."""
+SMALL_DECODE_ROWS = 4
 """Number of rows in the decode step of the first run."""
 
 
 def load_kernels(
     model: Model, leader: Leader | None = None, kv_dtype: torch.dtype | None = None
 ) -> None:
-    """Load the kernels of ``model`` by computing on a small pool, on every rank.
+    """Load the kernels of ``model`` by running it on a small KV pool, on every rank.
 
-    Only the first layers are computed, as many as use all kinds of kernels, because every
-    collective waits for all devices while a predecessor serves on them. ``kv_dtype`` is the dtype
-    of the pool; None means the model's dtype. Raises :class:`WarmUpError`.
+    Only as many layers are computed as are needed to use every kind of kernel, because a
+    predecessor may still serve on the devices, and each collective waits for all of them.
+    ``kv_dtype`` is the dtype of the pool; None means the model's dtype. Raises
+    :class:`WarmUpError`.
     """
     if isinstance(model, Decoder):
         model = model.truncate(model.num_representative_layers)
-    runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE, None, leader, kv_dtype)
-    tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE
-    pool = BlockPool(SMALL_BLOCKS, SMALL_BLOCK_SIZE)
+    runner = Runner(model, SMALL_POOL_BLOCKS, SMALL_POOL_BLOCK_SIZE, None, leader, kv_dtype)
+    tokens = SMALL_POOL_BLOCKS * SMALL_POOL_BLOCK_SIZE
+    pool = BlockPool(SMALL_POOL_BLOCKS, SMALL_POOL_BLOCK_SIZE)
     cache = None
     if isinstance(model, MediaModel):
         cache = EncoderCache(model.make_dummy_media().tokens, model.lifelong)
-    engine = EngineCore(runner, Scheduler(pool, SMALL_WIDTH, tokens // 2, tokens // 2, cache))
+    engine = EngineCore(runner, Scheduler(pool, SMALL_DECODE_ROWS, tokens // 2, tokens // 2, cache))
     try:
         warm_up(engine)
     finally:
@@ -57,14 +58,18 @@ def load_kernels(
 
 
 def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Load the kernels for sampling by sampling a few rows. May run in another thread."""
-    rows = sampling.plan_sampling([sampling.Row(Sampling(1, temperature=1.0), 0)] * SMALL_WIDTH)
+    """Load the kernels for sampling by sampling a few rows. Any thread may call this."""
+    rows = sampling.plan_sampling(
+        [sampling.Row(Sampling(1, temperature=1.0), 0)] * SMALL_DECODE_ROWS
+    )
     with torch.inference_mode():
-        sampling.sample(torch.zeros(SMALL_WIDTH, vocabulary, dtype=dtype, device=device), rows)
+        sampling.sample(
+            torch.zeros(SMALL_DECODE_ROWS, vocabulary, dtype=dtype, device=device), rows
+        )
 
 
 def warm_up(engine: EngineCore) -> None:
-    """Run the warm-up requests, then reset all counters. Raises :class:`WarmUpError`."""
+    """Run warm-up requests on ``engine``, then reset its counters. Raises :class:`WarmUpError`."""
     scheduler = engine.scheduler
     longest = min(
         scheduler.max_num_batched_tokens,
@@ -91,10 +96,10 @@ def warm_up(engine: EngineCore) -> None:
 
 
 class _ZeroProposer:
-    """Proposer of the maximum number of drafts, so that the step has as many rows as possible."""
+    """Proposer that always proposes the maximum number of drafts, so that a step is full."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Return zeros as drafts."""
+        """Return the maximum number of drafts for each request. All drafts are token 0."""
         return [[0] * most for _, most in wanted]
 
 
@@ -112,4 +117,4 @@ def _run_requests(
     while engine.has_work:
         output = engine.step()
         if output.dropped:
-            raise WarmUpError(f"warm-up: {output.dropped[0].message}")
+            raise WarmUpError(f"a warm-up request failed: {output.dropped[0].message}")

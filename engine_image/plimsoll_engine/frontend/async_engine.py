@@ -33,8 +33,8 @@ from plimsoll_engine.frontend.workers.failures import Failures
 from plimsoll_engine.frontend.workers.worker_manager import WorkerManager
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.process.allocations import Allocations
-from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.allocations import AllocationReporter
+from plimsoll_engine.process.collector import FullCollectionCounter
 from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.settings import Settings
 
@@ -116,8 +116,8 @@ class AsyncEngine:
         self._abandoned = AbandonedTracker(self._has_client)
         self._report_at: float | None = None
         self._replies: dict[str, asyncio.Future[worker_ipc.FromWorker]] = {}
-        self.collections = FullCollections()
-        self.allocations = Allocations()
+        self.collections = FullCollectionCounter()
+        self.allocations = AllocationReporter()
         self._first_start: asyncio.Task[None] | None = None
         self._recovery: asyncio.Task[None] | None = None
 

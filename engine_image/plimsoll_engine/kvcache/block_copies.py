@@ -1,7 +1,7 @@
-"""Asynchronous copies of KV blocks between the pool on the device and host memory.
+"""Copy KV blocks asynchronously between the pool on the device and host memory.
 
-On CUDA, a side stream copies to and from pinned memory while the model computes, and an event marks
-the end of a batch. On a CPU, a batch is copied when its ticket is first polled.
+On CUDA, a separate stream copies to and from pinned memory while the model computes, and an event
+marks the end of a batch. On a CPU, a batch is copied when its ticket is first polled.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 import torch
 
-WAIT_STEP_S = 0.0005
+POLL_INTERVAL_S = 0.0005
 
 
-class Ticket(Protocol):
+class CopyTicket(Protocol):
     """Handle for a batch of copies."""
 
     def is_done(self) -> bool:
-        """Report whether all copies in the batch are complete, without waiting."""
+        """Report, without waiting, whether all copies in the batch are complete."""
 
 
-class _Deferred:
+class _DeferredTicket:
     """Ticket for a batch that is copied when the ticket is first polled."""
 
     def __init__(self, copy: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class _Deferred:
         return True
 
 
-class _Recorded:
+class _EventTicket:
     def __init__(self, event: Any) -> None:
         self._event = event
 
@@ -43,12 +43,12 @@ class _Recorded:
         return bool(self._event.query())
 
 
-class Copies:
+class BlockCopier:
     """Copier of blocks between the pool on the device and a host buffer of ``slots`` blocks.
 
-    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. ``scales`` are an FP8 pool's
-    scales, [2, layers, blocks * block_size, heads]. The buffer has the pool's dtype and the shape
-    [slots, 2, layers, block_size, ...]. Scales have a separate buffer.
+    ``kv`` [2, layers, blocks * block_size, heads, dim] is the pool. ``scales`` [2, layers, blocks *
+    block_size, heads] are the scales of an FP8 pool. The buffer has the pool's dtype and the shape
+    [slots, 2, layers, block_size, ...]. Scales are copied to a buffer of their own.
     """
 
     def __init__(
@@ -65,17 +65,19 @@ class Copies:
         """Total size of the host buffers, in bytes; 0 after :meth:`close`."""
         return sum(buffer.nbytes for buffer in self._host)
 
-    def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> Ticket:
-        """Start copying each device block to its host slot."""
-        return self._start(blocks_and_slots, to_host=True)
+    def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
+        """Start copying device blocks to host slots, for each pair (block, slot)."""
+        return self._start_copies(blocks_and_slots, to_host=True)
 
-    def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> Ticket:
-        """Start copying each host slot to its device block."""
-        return self._start(blocks_and_slots, to_host=False)
+    def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
+        """Start copying host slots to device blocks, for each pair (block, slot)."""
+        return self._start_copies(blocks_and_slots, to_host=False)
 
-    def _start(self, blocks_and_slots: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
+    def _start_copies(
+        self, blocks_and_slots: Sequence[tuple[int, int]], to_host: bool
+    ) -> CopyTicket:
         if self._stream is None:
-            return _Deferred(lambda: self._copy(blocks_and_slots, to_host))
+            return _DeferredTicket(lambda: self._copy(blocks_and_slots, to_host))
         # Wait for the model's pending reads and writes of the pool.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
@@ -83,7 +85,7 @@ class Copies:
             cuda: Any = torch.cuda
             event = cuda.Event()
             event.record(self._stream)
-        return _Recorded(event)
+        return _EventTicket(event)
 
     @torch.inference_mode()
     def _copy(self, blocks_and_slots: Sequence[tuple[int, int]], to_host: bool) -> None:
@@ -106,9 +108,9 @@ class Copies:
 
 
 def _allocate_buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
-    """Return a host buffer for ``slots`` blocks of ``pool``, [2, layers, tokens, ...].
+    """Return a host buffer for ``slots`` blocks of ``pool`` [2, layers, tokens, ...].
 
-    The buffer is filled with zeros, so that its resident memory does not grow later.
+    The buffer is filled with zeros, so that all its pages are resident from the start.
     """
     two, layers, _, *rest = pool.shape
     shape = (slots, two, layers, block_size, *rest)
@@ -121,5 +123,5 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(WAIT_STEP_S)
+        time.sleep(POLL_INTERVAL_S)
     return True

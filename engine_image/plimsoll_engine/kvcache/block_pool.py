@@ -1,8 +1,8 @@
-"""Pool of KV blocks: reference counts and the prefix cache.
+"""Manage the KV blocks: reference counts and the prefix cache.
 
-A block is *used* (one or more requests reference it), *cached* (unreferenced, but indexed by its
-hash for later prompts) or *free*. The three counts always add up to the pool's size. The pool
-manages block numbers; the runner holds the tensors.
+A block is *used* (it has references), *cached* (it has no references, but a later prompt can find
+it by its hash) or *free*. The three counts always add up to the pool's size. This module manages
+only block numbers. The runner has the tensors.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import islice
 from plimsoll_engine.caches.lru import LruCache
 
 INDEX_ENTRY_BYTES = 400
-"""Size of a cached block's hash and index entry, in bytes (CPython 3.11, rounded up)."""
+"""Host memory of a cached block's hash and index entry (CPython 3.11, rounded up)."""
 
 
 class BlockPool:
     """Pool of ``num_blocks`` blocks of ``block_size`` tokens each.
 
-    The prefix cache maps hashes to blocks and pins the blocks in use. When no block is free, cached
-    blocks are evicted in LRU order.
+    The prefix cache maps hashes to blocks, and pins the blocks that are used. When no block is
+    free, cached blocks are evicted in LRU order.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class BlockPool:
     ) -> None:
         """Create a pool in which the blocks in ``tables`` are used and all others are free.
 
-        ``tables`` are block tables inherited from the previous worker. Block numbers must be below
-        ``num_blocks`` and unique within a table.
+        ``tables`` are block tables inherited from the previous worker. Block numbers must be less
+        than ``num_blocks`` and unique within a table.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
@@ -40,7 +40,7 @@ class BlockPool:
         self.block_size = block_size
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
-        self.taken = array("Q", [0]) * num_blocks
+        self.allocation_counts = array("Q", [0]) * num_blocks
         """Number of times that each block has been allocated.
 
         The contents of a full block change only when the block is allocated again. This is an array
@@ -48,14 +48,14 @@ class BlockPool:
         """
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.num_used = 0
-        self.held = 0
-        """Total number of references, which the audit compares with the requests' own counts."""
+        self.num_references = 0
+        """Number of references to all blocks, for comparison with the requests' block tables."""
         for table in tables:
             for block in table:
                 self.num_used += not self._references[block]
                 self._references[block] += 1
-                self.taken[block] = 1
-            self.held += len(table)
+                self.allocation_counts[block] = 1
+            self.num_references += len(table)
         self._free = [b for b in range(num_blocks - 1, -1, -1) if not self._references[b]]
 
     @property
@@ -65,8 +65,8 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Number of unreferenced blocks in the prefix cache."""
-        return len(self.prefix) - self.prefix.pinned
+        """Number of blocks in the prefix cache that are not used."""
+        return len(self.prefix) - self.prefix.num_pinned
 
     @property
     def num_available(self) -> int:
@@ -74,11 +74,11 @@ class BlockPool:
         return self.num_free + self.num_cached
 
     def count_blocks(self, tokens: int) -> int:
-        """Return the number of blocks that ``tokens`` tokens need."""
+        """Return the number of blocks that are needed for ``tokens`` tokens."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate ``count`` blocks with one reference each; None if too few are available."""
+        """Return ``count`` blocks with one reference each; None if too few are available."""
         if count > self.num_available:
             return None
         if count > len(self._free):
@@ -86,13 +86,16 @@ class BlockPool:
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
-            self.taken[block] += 1
+            self.allocation_counts[block] += 1
         self.num_used += count
-        self.held += count
+        self.num_references += count
         return blocks
 
     def find_cached_prefix(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the blocks of the longest cached prefix of ``hashes``. Adds no references."""
+        """Return the blocks of the longest prefix of ``hashes`` that is cached.
+
+        Does not add references to the blocks.
+        """
         matched = []
         for key in hashes:
             block = self.prefix.get(key)
@@ -103,16 +106,19 @@ class BlockPool:
         return matched
 
     def add_references(self, blocks: Sequence[int]) -> None:
-        """Add a reference to each of ``blocks``, which :meth:`find_cached_prefix` returned."""
+        """Add a reference to each of ``blocks``, a result of :meth:`find_cached_prefix`."""
         for block in blocks:
             if self._references[block] == 0:
                 self.prefix.pin(self._get_hash(block))
                 self.num_used += 1
             self._references[block] += 1
-        self.held += len(blocks)
+        self.num_references += len(blocks)
 
     def register(self, block: int, key: bytes) -> None:
-        """Add a full block to the prefix cache, unless a block with the hash ``key`` is cached."""
+        """Add a full block with the hash ``key`` to the prefix cache.
+
+        Do nothing if the cache already has this block, or another one with the same hash.
+        """
         if key in self.prefix or self._hashes[block] is not None:
             return
         # The cache has room for every block, so this never evicts.
@@ -121,14 +127,14 @@ class BlockPool:
         self._hashes[block] = key
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove one reference from each block. The last blocks are evicted first."""
+        """Remove one reference from each block. Blocks at the end of the list are evicted first."""
         for block in reversed(blocks):
             if self._references[block] < 1:
                 raise AssertionError(
                     f"block {block} was released more often than it was referenced"
                 )
             self._references[block] -= 1
-            self.held -= 1
+            self.num_references -= 1
             if self._references[block]:
                 continue
             self.num_used -= 1
@@ -138,24 +144,27 @@ class BlockPool:
             else:
                 self.prefix.unpin(key)
 
-    def list_oldest(self, count: int) -> list[tuple[bytes, int]]:
-        """Return (hash, block) of each unreferenced block among the ``count`` LRU entries."""
+    def list_oldest_cached(self, count: int) -> list[tuple[bytes, int]]:
+        """Return (hash, block) for each cached block that is evicted soon.
+
+        Only the ``count`` least recently used entries of the prefix cache are considered.
+        """
         oldest = ((key, self.prefix.get(key)) for key in islice(self.prefix, count))
         return [(k, b) for k, b in oldest if b is not None and not self._references[b]]
 
     def reset_prefix_cache(self) -> int:
-        """Evict all unreferenced blocks from the prefix cache. Return their number."""
+        """Evict all blocks that are not used from the prefix cache. Return their number."""
         evicted = self.prefix.evict(len(self.prefix))
         self._forget(evicted)
         return len(evicted)
 
-    def measure_index(self) -> int:
-        """Return the host memory that the prefix cache's index uses, in bytes."""
+    def compute_index_bytes(self) -> int:
+        """Return the host memory of the prefix cache's index, in bytes."""
         return len(self.prefix) * INDEX_ENTRY_BYTES
 
     @property
     def max_index_bytes(self) -> int:
-        """Maximum host memory that the prefix cache's index may use, in bytes."""
+        """Maximum host memory of the prefix cache's index, in bytes."""
         return self.num_blocks * INDEX_ENTRY_BYTES
 
     def count_references(self) -> dict[int, int]:

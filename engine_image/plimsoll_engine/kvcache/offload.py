@@ -1,13 +1,13 @@
-"""Offload of cached KV blocks to host memory, before the device pool evicts them.
+"""Copy cached KV blocks to host memory before the pool on the device evicts them.
 
-Blocks that will be evicted soon are copied to the host ahead of time and stay cached on the device.
-If such a block is reallocated during the copy, the copy is discarded. A prompt whose prefix is on
-the host waits until the prefix is copied back. Copies run in parallel with the model.
-:meth:`Offload.poll` completes them between steps, and while the engine is idle.
+Blocks that will be evicted soon are copied to the host ahead of time, and stay cached on the
+device. If the pool allocates such a block again during the copy, the copy is discarded. A prompt
+whose prefix is on the host waits until the prefix is copied back. Copies run in parallel with the
+model. :meth:`Offload.poll` completes them between steps, and while the engine is idle.
 
-A transfer belongs to the pool, not to a request. A transfer to the device holds its own references
-to its blocks. When it completes, they become ordinary cached blocks. Aborts and preemptions
-therefore neither affect transfers nor leak their blocks.
+A transfer belongs to no request. A transfer to the device has references of its own to its blocks.
+When it completes, its blocks become ordinary cached blocks. Aborts and preemptions therefore
+neither affect transfers nor leak their blocks.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from dataclasses import dataclass, field
 import torch
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_engine.kvcache.block_copies import Copies, Ticket, wait_until
+from plimsoll_engine.kvcache.block_copies import BlockCopier, CopyTicket, wait_until
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
-AHEAD_DIVISOR, MAX_AHEAD_BLOCKS = 4, 256
-"""The oldest quarter of the pool's blocks, but at most 256 blocks, are copied ahead of time.
-The maximum limits the cost of scanning them in every step.
+OFFLOAD_AHEAD_DIVISOR, MAX_OFFLOAD_AHEAD_BLOCKS = 4, 256
+"""A quarter of the pool's blocks, but at most 256 blocks, are copied ahead of their eviction.
+
+The maximum limits the time to scan these blocks in every step.
 """
-IN_FLIGHT_DIVISOR = 8
-"""At most an eighth of the pool's blocks are in transfer at the same time."""
-STALE_S = 5.0
+MAX_TRANSFER_DIVISOR = 8
+"""Maximum share of the pool's blocks (1/8) that are in transfer at the same time."""
+STALE_TRANSFER_S = 5.0
 """Age above which a transfer counts as stuck. A healthy transfer takes milliseconds."""
-RECLAIM_WAIT_S = 2.0
+RECLAIM_TIMEOUT_S = 2.0
+"""Longest wait for transfers when blocks have run out."""
 
 
 @dataclass(slots=True)
@@ -40,22 +42,23 @@ class Transfer:
     """Copy of blocks that is in progress. Each list has one item per block.
 
     ``keys`` are hashes, ``blocks`` are block numbers on the device, and ``slots`` are slots on the
-    host. ``taken`` is how often each block had been allocated when the copy started.
+    host. For a copy to the host, ``allocation_counts`` contains the number of times that each block
+    had been allocated when the copy started. ``started`` is in seconds of CLOCK_MONOTONIC.
     """
 
     keys: list[bytes]
     blocks: list[int]
     slots: list[int]
-    ticket: Ticket
+    ticket: CopyTicket
     to_host: bool
-    taken: list[int] = field(default_factory=list)
+    allocation_counts: list[int] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
 
 class Offload:
-    """Prefix cache of up to ``slots`` blocks in host memory. It extends that of ``pool``."""
+    """Prefix cache of up to ``slots`` blocks in host memory, for blocks that ``pool`` evicts."""
 
-    def __init__(self, pool: BlockPool, copies: Copies, slots: int) -> None:
+    def __init__(self, pool: BlockPool, copies: BlockCopier, slots: int) -> None:
         self.pool = pool
         self.copies = copies
         self.slots = slots
@@ -74,23 +77,23 @@ class Offload:
         size_bytes: int,
         scales: torch.Tensor | None = None,
     ) -> Offload:
-        """Return an offload cache for as many blocks of the pool ``kv`` as fit into ``size_bytes``.
+        """Return a cache for as many blocks as fit into ``size_bytes`` of host memory.
 
-        ``kv`` is [2, layers, blocks * block_size, heads, dim]; ``scales`` are an FP8 pool's scales.
-        Raises ValueError if no block fits.
+        ``kv`` [2, layers, blocks * block_size, heads, dim] are the keys and values of ``pool``, and
+        ``scales`` the scales of an FP8 pool. Raises ValueError if not even one block fits.
         """
         block_bytes = PoolTensors(kv, scales).nbytes // pool.num_blocks
         slots = size_bytes // block_bytes
         if slots < 1:
             raise ValueError(
-                f"{size_bytes} bytes are too few for a KV block, which takes {block_bytes}"
+                f"{size_bytes} bytes are too few for KV offload: one KV block has {block_bytes}"
             )
-        return cls(pool, Copies(kv, pool.block_size, slots, scales), slots)
+        return cls(pool, BlockCopier(kv, pool.block_size, slots, scales), slots)
 
     def poll(self, idle: bool = False) -> None:
-        """Complete finished transfers and start those that are due.
+        """Complete finished transfers, and start copying blocks that will be evicted soon.
 
-        ``idle`` says that no step is running; only fault injection uses it.
+        ``idle`` means that no step is running. Only fault injection uses it.
         """
         for transfer in [t for t in self.transfers if t.ticket.is_done()]:
             self.transfers.remove(transfer)
@@ -98,7 +101,7 @@ class Offload:
         self._start_offloading()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
-        """Start copying a prompt's blocks from the host that follow its prefix on the device.
+        """Start copying a prompt's blocks from the host, after those cached on the device.
 
         ``keys`` are the prompt's block hashes. Return whether the prompt must wait for a copy.
         """
@@ -111,7 +114,7 @@ class Offload:
             if key not in self.stored or key in offloading:
                 break
             wanted.append(key)
-        wanted = wanted[: max(0, self._count_free_transfers())]
+        wanted = wanted[: max(0, self._count_transferable_blocks())]
         # Do not evict the prompt's own blocks to make room for the others.
         prefix_blocks = self.pool.find_cached_prefix(keys[:num_on_device])
         self.pool.add_references(prefix_blocks)
@@ -135,18 +138,19 @@ class Offload:
         Stuck transfers are ignored.
         """
         wanted = set(keys)
-        stale_before = time.monotonic() - STALE_S
+        stale_before = time.monotonic() - STALE_TRANSFER_S
         return any(
             not t.to_host and t.started > stale_before and not wanted.isdisjoint(t.keys)
             for t in self.transfers
         )
 
     def reclaim(self) -> bool:
-        """Wait for the running transfers, so that their blocks can be allocated.
+        """Wait until all transfers are complete, so that their blocks can be allocated.
 
-        Return False if no transfer holds blocks, or if some still run after :data:`RECLAIM_WAIT_S`.
+        Return False if no transfer holds blocks, or if transfers are still in progress after
+        :data:`RECLAIM_TIMEOUT_S`.
         """
-        return bool(self.list_held_blocks()) and self.wait_for_transfers(RECLAIM_WAIT_S)
+        return bool(self.list_held_blocks()) and self.wait_for_transfers(RECLAIM_TIMEOUT_S)
 
     def wait_for_transfers(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` seconds for all transfers. Return whether all are complete."""
@@ -160,13 +164,13 @@ class Offload:
         return wait_until(settled, timeout_s)
 
     def clear(self) -> int:
-        """Remove all blocks that are not in transfer. Return their number."""
+        """Remove all blocks from the cache that are not in transfer. Return their number."""
         cleared = self.stored.clear()
         self._free += [slot for _, slot in cleared]
         return len(cleared)
 
     def list_held_blocks(self, started_after: float = -math.inf) -> list[int]:
-        """Return the device blocks that transfers reference, once per reference.
+        """Return the device blocks that transfers reference, with one entry per reference.
 
         Only transfers that started after ``started_after`` (seconds of CLOCK_MONOTONIC) count.
         """
@@ -178,18 +182,18 @@ class Offload:
         ]
 
     def count_lost_slots(self, started_after: float = -math.inf) -> int:
-        """Return the number of pinned host blocks that belong to no live transfer.
+        """Return the number of host blocks that are pinned, but not by a transfer in progress.
 
-        Such blocks cannot be reused. A transfer is live if it started after ``started_after``
-        (seconds of CLOCK_MONOTONIC).
+        These blocks cannot be reused. Only transfers that started after ``started_after`` (seconds
+        of CLOCK_MONOTONIC) count.
         """
         in_transfer = {key for t in self.transfers if t.started > started_after for key in t.keys}
-        return self.stored.pinned - len(in_transfer)
+        return self.stored.num_pinned - len(in_transfer)
 
     def find_stuck_transfers(self) -> list[str]:
-        """Return a message for the audit if a transfer is older than :data:`STALE_S`."""
+        """Return a message, for the audit, if transfers are older than :data:`STALE_TRANSFER_S`."""
         now = time.monotonic()
-        ages = [age for t in self.transfers if (age := now - t.started) > STALE_S]
+        ages = [age for t in self.transfers if (age := now - t.started) > STALE_TRANSFER_S]
         if not ages:
             return []
         return [
@@ -203,12 +207,13 @@ class Offload:
         if sorted(slots + self._free) != list(range(self.slots)):
             problems.append(
                 f"{len(slots)} stored and {len(self._free)} free host blocks do not add up to "
-                f"the buffer's {self.slots} distinct ones"
+                f"the {self.slots} blocks of the buffer"
             )
         moving = {key for transfer in self.transfers for key in transfer.keys}
-        if self.stored.pinned != len(moving):
+        if self.stored.num_pinned != len(moving):
             problems.append(
-                f"{self.stored.pinned} host blocks are pinned, but {len(moving)} are in transfer"
+                f"{self.stored.num_pinned} host blocks are pinned, but {len(moving)} are in"
+                " transfer"
             )
         return problems
 
@@ -222,18 +227,18 @@ class Offload:
         self.transfers.clear()
         self.clear()
 
-    def _count_free_transfers(self) -> int:
-        """Return the number of blocks that may be added to transfers now."""
+    def _count_transferable_blocks(self) -> int:
+        """Return the number of blocks for which transfers may be started now."""
         in_transfer = sum(len(transfer.blocks) for transfer in self.transfers)
-        return max(1, self.pool.num_blocks // IN_FLIGHT_DIVISOR) - in_transfer
+        return max(1, self.pool.num_blocks // MAX_TRANSFER_DIVISOR) - in_transfer
 
     def _start_offloading(self) -> None:
-        if (room := self._count_free_transfers()) < 1:
+        if (room := self._count_transferable_blocks()) < 1:
             return
-        ahead = max(1, min(self.pool.num_blocks // AHEAD_DIVISOR, MAX_AHEAD_BLOCKS))
-        due = [(k, b) for k, b in self.pool.list_oldest(ahead) if k not in self.stored]
+        ahead = max(1, min(self.pool.num_blocks // OFFLOAD_AHEAD_DIVISOR, MAX_OFFLOAD_AHEAD_BLOCKS))
+        due = [(k, b) for k, b in self.pool.list_oldest_cached(ahead) if k not in self.stored]
         # A pinned slot is in transfer and cannot be evicted.
-        due = due[: min(room, self.slots - self.stored.pinned)]
+        due = due[: min(room, self.slots - self.stored.num_pinned)]
         if not due:
             return
         if (shortage := len(due) - len(self._free)) > 0:
@@ -246,8 +251,8 @@ class Offload:
             slots.append(slot)
         keys, blocks = [key for key, _ in due], [block for _, block in due]
         ticket = self.copies.store(list(zip(blocks, slots, strict=True)))
-        taken = [self.pool.taken[block] for block in blocks]
-        self.transfers.append(Transfer(keys, blocks, slots, ticket, True, taken))
+        counts = [self.pool.allocation_counts[block] for block in blocks]
+        self.transfers.append(Transfer(keys, blocks, slots, ticket, True, counts))
 
     def _complete(self, transfer: Transfer) -> None:
         for key in transfer.keys:
@@ -261,9 +266,11 @@ class Offload:
         self.pool.release(transfer.blocks)
 
     def _keep_copies(self, transfer: Transfer) -> None:
-        rows = zip(transfer.keys, transfer.blocks, transfer.slots, transfer.taken, strict=True)
-        for key, block, slot, taken in rows:
-            if self.pool.taken[block] == taken:
+        rows = zip(
+            transfer.keys, transfer.blocks, transfer.slots, transfer.allocation_counts, strict=True
+        )
+        for key, block, slot, count in rows:
+            if self.pool.allocation_counts[block] == count:
                 self.stored_total += 1
             else:  # the block was reallocated, so the copy may have its new contents
                 self.stored.discard(key)

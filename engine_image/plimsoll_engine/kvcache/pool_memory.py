@@ -1,7 +1,7 @@
-"""Tensors of the KV pool, in new memory or in a mapped buffer.
+"""Create the tensors of the KV pool, in new memory or in a mapped buffer.
 
-An FP8 pool also has scales for keys and for values, by token, head and layer. The scales are stored
-after all keys and values, which are thus aligned as in other pools.
+An FP8 pool also has a scale for each token's key and value, in each head and layer. In a mapped
+buffer, the scales follow all keys and values.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PoolTensors(NamedTuple):
     """Tensors of a KV pool.
 
     ``pairs`` [2, layers, slots, heads, dim] are the keys and values. ``scales`` float32 [2, layers,
-    slots, heads] are the scales of an FP8 pool; None for other pools. Each block's scales are
-    contiguous, in the order of :class:`plimsoll_engine.kernels.step_plan.Pages`.
+    slots, heads] are the scales of an FP8 pool, or None for other pools. The scales of each block
+    are contiguous, in the order of :class:`plimsoll_engine.kernels.step_plan.Pages`.
     """
 
     pairs: torch.Tensor
@@ -40,10 +40,11 @@ def make_pool_tensors(
     device: torch.device,
     memory: torch.Tensor | None = None,
 ) -> PoolTensors:
-    """Return a pool for ``slots`` tokens, in ``memory`` (uint8 [bytes]) if it is given.
+    """Return the tensors of a pool for ``slots`` tokens.
 
-    The contents of ``memory`` are kept. New memory is filled with zeros at once, because pages that
-    become resident later would count as growth.
+    If ``memory`` uint8 [bytes] is given, they are views of it, and keep its contents. Otherwise,
+    new memory is filled with zeros at once, because pages that become resident later would look
+    like growth.
     """
     layers, heads, dim = kv
     shape = (2, layers, slots, heads, dim)

@@ -1,4 +1,4 @@
-"""Hashes of full KV blocks. A hash covers the block's tokens and all tokens before them."""
+"""Compute hashes of KV blocks. A hash covers the block's tokens and all tokens before them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from plimsoll_engine.messages.worker_ipc import Media
 
 HASH_BYTES = 16
-"""Size of a hash: 128 bits, so that a collision is unlikely below 2**64 blocks.
+"""Size of a hash. With 128 bits, a collision is unlikely for fewer than 2**64 blocks.
 
 After a collision, a prompt would use the keys and values of another prompt.
 """
@@ -19,8 +19,8 @@ After a collision, a prompt would use the keys and values of another prompt.
 class AdapterIdentity(Protocol):
     """Identity of a loaded LoRA adapter.
 
-    Name and number are unique within one worker. A later worker may load changed files under the
-    same number, so the digest is needed as well.
+    Within one worker, the number is enough. A later worker may load changed files under the same
+    name and number, so the digest is needed as well.
     """
 
     @property
@@ -39,7 +39,8 @@ class AdapterIdentity(Protocol):
 class HashableRequest(Protocol):
     """Properties of a request that its block hashes depend on.
 
-    Hashing is done by functions: a hasher stored in the request would create a reference cycle.
+    Hashes are computed by functions, because a hasher object in the request would create a
+    reference cycle.
     """
 
     block_hashes: list[bytes]
@@ -56,8 +57,9 @@ class HashableRequest(Protocol):
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-    """Return the hash of a full block. ``parent`` is the previous block's hash, or the root.
+    """Return the hash of a block.
 
+    ``parent`` is the hash of the previous block, or that of :func:`hash_root` for the first block.
     ``extra`` identifies the media behind placeholder tokens.
     """
     content = array("q", token_ids).tobytes() + extra
@@ -65,9 +67,9 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
 
 
 def hash_root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
-    """Return the hash that precedes a prompt's first block.
+    """Return the hash that the first block of a prompt has as its parent.
 
-    Requests share cached blocks only if their roots are equal.
+    Requests with different salts or adapters have different roots, so they share no cached blocks.
     """
     salted = b""
     if cache_salt:
@@ -79,7 +81,7 @@ def hash_root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
 
 
 def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
-    """Append the hashes of the blocks that have become full since the last call."""
+    """Append the hashes of blocks that have become full since the last call to ``block_hashes``."""
     hashes = request.block_hashes
     for start in range(len(hashes) * block_size, len(request.token_ids), block_size):
         tokens = request.token_ids[start : start + block_size]
@@ -90,9 +92,10 @@ def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
 
 
 def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes:
-    """Return the hash of the first ``computed`` tokens; empty if they fill their last block.
+    """Return the hash of the last, partly filled block of the first ``computed`` tokens.
 
-    The full blocks must have been hashed already.
+    Return an empty hash if the block is full. The hashes of all full blocks must already be in
+    ``request.block_hashes``.
     """
     full = computed // block_size
     start = full * block_size

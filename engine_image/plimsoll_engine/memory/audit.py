@@ -1,7 +1,7 @@
-"""Consistency rules that must hold between two steps.
+"""Audit rules that must hold between two steps of the engine.
 
-Each owner of memory has its own rules (:mod:`plimsoll_engine.core.owners`). The rules here compare
-owners with each other. Stricter rules apply to an idle engine, because ended requests must leave
+Each memory owner has rules of its own (:mod:`plimsoll_engine.core.owners`). The rules in this
+module compare several owners. More rules apply to an idle engine, because ended requests must leave
 nothing behind. A rule returns a message for each violation, and repairs nothing.
 """
 
@@ -23,17 +23,17 @@ Rule = Callable[[EngineCore, Ledger], list[str]]
 
 
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that block tables and transfers account for all references to blocks."""
+    """Check that every reference to a block belongs to a block table or a transfer."""
     owned = Counter(block for request in engine.requests.values() for block in request.block_ids)
     if engine.inheritance is not None:
         owned.update(engine.inheritance.list_held_blocks())
     if engine.scheduler.offload is not None:
         owned.update(engine.scheduler.offload.list_held_blocks())
     counted = engine.pool.count_references()
-    if engine.pool.held != sum(counted.values()):
+    if engine.pool.num_references != sum(counted.values()):
         return [
-            f"{sum(counted.values())} references to blocks exist, but the pool counts "
-            f"{engine.pool.held}"
+            f"the blocks have {sum(counted.values())} references, but the pool has counted "
+            f"{engine.pool.num_references}"
         ]
     wrong = [block for block in owned.keys() | counted if owned[block] != counted.get(block, 0)]
     if not wrong:
@@ -56,7 +56,7 @@ def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that reference counting has freed all requests that ended."""
+    """Check that reference counting has freed all requests that have ended."""
     known = set(map(id, engine.requests.values()))
     kept = [request.request_id for request in engine.live if id(request) not in known]
     if not kept:
@@ -70,7 +70,7 @@ def ledger_within_bounds(_: EngineCore, ledger: Ledger) -> list[str]:
 
 
 def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that no encoder output exists. Only for an idle engine."""
+    """Check that an idle engine has no encoder outputs."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return []
@@ -83,7 +83,7 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that only transfers reference blocks. Only for an idle engine."""
+    """Check that only transfers reference blocks in an idle engine."""
     offload = engine.scheduler.offload
     used = engine.pool.num_used - (0 if offload is None else len(set(offload.list_held_blocks())))
     return [f"{used} blocks are in use, but no request references them"] if used else []
@@ -92,8 +92,8 @@ def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
 def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that only the runner, its graphs and the KV offload reference the KV pool.
 
-    Another reference, such as one in a stored frame, would keep the pool in memory after shutdown.
-    The draft model's KV pool is checked in the same way.
+    Any other reference, for example from a stored stack frame, would keep the pool in memory after
+    shutdown. The draft model's KV pool is checked in the same way.
     """
     problems = []
     draft = None if engine.speculation is None else engine.speculation.draft_model
@@ -116,7 +116,7 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:
-    """Check that the garbage collector can reach all objects created since the start."""
+    """Check that no objects created since the start are excluded from garbage collection."""
     return freeze_counter.find_problems()
 
 
@@ -133,17 +133,17 @@ RULES: tuple[Rule, ...] = (
     methods_cache_no_instances,
     ledger_within_bounds,
 )
-"""Rules that always apply."""
+"""Rules that apply at any time."""
 IDLE_RULES: tuple[Rule, ...] = (
     idle_holds_no_block,
     idle_holds_no_encoder_output,
     kv_pool_has_its_owners_alone,
 )
-"""Additional rules of an idle engine."""
+"""Rules that apply only to an idle engine."""
 
 
 def run_audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
-    """Return whether the engine is idle, the names of the rules, and their findings."""
+    """Check all rules. Return whether the engine is idle, the rules' names, and the findings."""
     idle = not engine.has_work
     checks = {name: check for owner in engine.list_owners() for name, check in owner.checks.items()}
     rules = RULES + IDLE_RULES if idle else RULES

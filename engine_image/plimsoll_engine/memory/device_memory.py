@@ -1,4 +1,4 @@
-"""Memory of the worker's device, as the driver and torch report it."""
+"""Read the memory usage of the worker's device from the driver and from torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plimsoll_api.admin import DeviceMemory
 
 
 def read_device_memory(device: torch.device) -> list[DeviceMemory]:
-    """Return the memory usage of the worker's device, in bytes; empty on a CPU."""
+    """Return one entry with the memory usage of ``device``; an empty list for a CPU."""
     if device.type != "cuda":
         return []
     index = device.index or 0

@@ -1,4 +1,4 @@
-"""Collect human-readable diagnostics of the worker."""
+"""Create diagnostic reports of the worker, as text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from plimsoll_api.admin import Diagnostic
-from plimsoll_engine.process.allocations import MAX_RANKED_LINES, Allocations
+from plimsoll_engine.process.allocations import MAX_RANKED_LINES, AllocationReporter
 
 
-def run_diagnostic(kind: str, allocations: Allocations) -> str:
-    """Return the text of the :class:`Diagnostic` ``kind``, or a message that it is unknown."""
+def run_diagnostic(kind: str, allocations: AllocationReporter) -> str:
+    """Return the report for the :class:`Diagnostic` ``kind``, or a message if it is unknown."""
     match kind:
         case Diagnostic.STACKS:
             return format_stacks()
@@ -30,7 +30,7 @@ def run_diagnostic(kind: str, allocations: Allocations) -> str:
 
 
 def format_stacks() -> str:
-    """Return the stack of each Python thread."""
+    """Return the stacks of all Python threads as text."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
@@ -39,9 +39,9 @@ def format_stacks() -> str:
 
 
 def format_collector() -> str:
-    """Return the garbage collector's state and the most frequent types of tracked objects.
+    """Return the garbage collector's state and the most frequent object types as text.
 
-    The types of frozen objects are not counted.
+    Only types of objects that the collector tracks and that are not frozen are counted.
     """
     types = Counter(type(item).__qualname__ for item in gc.get_objects())
     lines = [
@@ -53,10 +53,10 @@ def format_collector() -> str:
 
 
 def format_device() -> str:
-    """Return torch's memory summary and the largest blocks in use.
+    """Return torch's summary of the device memory and the largest blocks in use, as text.
 
-    The blocks have stack traces only after ``torch.cuda.memory._record_memory_history()``, which
-    costs memory.
+    The blocks have stack traces only if ``torch.cuda.memory._record_memory_history()`` was called
+    before. The engine does not call it, because it uses memory.
     """
     cuda: Any = torch.cuda
     if not cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""Ledger of a worker's memory, by owner."""
+"""List the memory of a worker by owner."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from plimsoll_engine.process.owners import Owner, WorkerPart
 
 
 class Ledger:
-    """Ledger of the owners in ``parts``. The caller opens and closes the parts."""
+    """List of the memory owners in ``parts``. The caller opens and closes the parts."""
 
     def __init__(self, parts: Sequence[WorkerPart] = ()) -> None:
         self._parts = parts
 
     def list_owners(self) -> list[Owner]:
-        """Return all owners in the order of opening. Raises ValueError if two share a name."""
+        """Return all owners, in the order of ``parts``. Raises ValueError for a repeated name."""
         owners = [owner for part in self._parts for owner in part.list_owners()]
         names = [owner.name for owner in owners]
         if len(set(names)) < len(names):

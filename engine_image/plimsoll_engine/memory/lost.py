@@ -1,8 +1,8 @@
-"""Lost capacity: memory that is in use, although nothing needs it or will release it.
+"""Count lost capacity: memory that nothing needs and nothing will release.
 
-Lost capacity is counted between steps, when all counts must agree, so that load, preemption and a
-full prefix cache are not counted. In a healthy engine, this takes only a sum over the running
-requests. Blocks are examined only if that sum differs from the pool's count.
+Lost capacity is counted between steps, when all counts must agree. Load, preemption and a full
+prefix cache therefore do not count as loss. In a healthy engine, counting takes only a sum over the
+running requests. Individual blocks are examined only if that sum differs from the pool's count.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from itertools import chain
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.kvcache.offload import STALE_S
+from plimsoll_engine.kvcache.offload import STALE_TRANSFER_S
 
 
 def count_lost_blocks(engine: EngineCore) -> int:
     """Return the number of lost KV blocks.
 
-    A lost block is referenced, but neither by a request with a client nor by a live transfer.
+    A block is lost if it has references, but none from a request whose client is still connected,
+    from a transfer that is not stuck, or from an inherited table.
     """
     pool, offload = engine.pool, engine.scheduler.offload
-    live_blocks = [] if offload is None else offload.list_held_blocks(time.monotonic() - STALE_S)
+    live_blocks = (
+        [] if offload is None else offload.list_held_blocks(time.monotonic() - STALE_TRANSFER_S)
+    )
     if engine.inheritance is not None:  # it will release the blocks that it holds
         live_blocks += engine.inheritance.list_held_blocks()
     # Waiting requests hold no blocks. If they do because of a bug, blocks are examined below.
     running = _select_with_client(engine, engine.scheduler.running)
-    if pool.held == sum(len(request.block_ids) for request in running) + len(live_blocks):
+    if pool.num_references == sum(len(request.block_ids) for request in running) + len(live_blocks):
         return 0
     waited_for = _select_with_client(engine, engine.requests.values())
     needed = set(chain(live_blocks, *(request.block_ids for request in waited_for)))
@@ -35,19 +38,21 @@ def count_lost_blocks(engine: EngineCore) -> int:
 
 
 def count_lost_host_blocks(engine: EngineCore) -> int | None:
-    """Return the number of host KV blocks that are pinned without a live transfer.
+    """Return the number of host KV blocks that are pinned, but not by a transfer in progress.
 
-    Return None if KV offload is disabled.
+    Stuck transfers do not count. Return None if KV offload is disabled.
     """
     offload = engine.scheduler.offload
-    return None if offload is None else offload.count_lost_slots(time.monotonic() - STALE_S)
+    return (
+        None if offload is None else offload.count_lost_slots(time.monotonic() - STALE_TRANSFER_S)
+    )
 
 
 def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
-    """Return the number of lost tokens in the encoder cache.
+    """Return the number of lost tokens in the encoder cache; None if the model has no encoder.
 
-    A token is lost if no running request with a client needs its entry, or if the runner has its
-    output without an entry in the cache. Return None if the model has no encoder.
+    The tokens of a cache entry are lost if no running request whose client is still connected needs
+    the entry. The tokens of an output in the runner are lost if the cache has no entry for it.
     """
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:

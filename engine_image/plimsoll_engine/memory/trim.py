@@ -1,4 +1,4 @@
-"""Free memory without disturbing requests, and report the result of each step."""
+"""Free memory that no request needs, and report the result of each step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.process import host_memory
-from plimsoll_engine.process.host_memory import PythonObjects
+from plimsoll_engine.process.host_memory import PythonMemoryEstimator
 
 
 def trim(
-    engine: EngineCore, python: PythonObjects, leader: Leader | None = None
+    engine: EngineCore, python: PythonMemoryEstimator, leader: Leader | None = None
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
-    Return a report of each step: the size of the memory that ``detail`` names, in bytes before and
-    after, summed over all ranks of ``leader``. Later steps return the memory that earlier steps
-    freed.
+    Return a report of each step. It has the sizes, before and after, of the memory that ``detail``
+    names, summed over all ranks of ``leader``. The first steps free memory inside the process, and
+    the last ones return it to the device and the kernel.
     """
     steps = [
         _run_step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)
@@ -36,11 +36,14 @@ def trim(
     )
 
 
-def trim_process(device: torch.device, python: PythonObjects) -> list[OperationStep]:
-    """Free memory of this process, which uses ``device``. Return a report of each step."""
+def trim_process(device: torch.device, python: PythonMemoryEstimator) -> list[OperationStep]:
+    """Collect garbage, and return free memory to ``device`` and the kernel.
+
+    Return a report of each step.
+    """
 
     def read_host_in_use() -> int | None:
-        in_use, _ = host_memory.read_malloc()
+        in_use, _ = host_memory.read_malloc_bytes()
         return None if in_use is None else in_use + python.measure()[1]
 
     steps = [
@@ -59,7 +62,7 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
         _run_step(
             "malloc_trim",
             "anonymous resident memory",
-            host_memory.read_rss_anon,
+            host_memory.read_rss_anon_bytes,
             host_memory.trim_malloc,
         )
     )
@@ -67,7 +70,10 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
 
 
 def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
-    """Combine each step's reports: the longest duration, and the sum of bytes if all are known."""
+    """Combine the ranks' reports of each step into one report.
+
+    It has the longest duration, and the sums of bytes; None if a rank's bytes are unknown.
+    """
 
     def add_known(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]

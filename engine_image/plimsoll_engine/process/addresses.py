@@ -1,4 +1,4 @@
-"""Remove memory addresses from messages to clients."""
+"""Remove memory addresses from error messages for clients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _ADDRESS_PATTERN = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")
 
 
 def remove_addresses(text: str) -> str:
-    """Return ``text`` with each address removed and each Python object replaced by its type.
+    """Return ``text`` without memory addresses.
 
-    An example of an object is ``<_io.BytesIO object at 0x7f…>``. Addresses would reveal the heap's
-    location, which helps attacks on native libraries.
+    The representation of a Python object, such as ``<_io.BytesIO object at 0x7f…>``, is replaced by
+    its type. Addresses would show where the heap is, which helps attacks on native libraries.
     """
     return _ADDRESS_PATTERN.sub("0x…", _OBJECT_PATTERN.sub(r"<\1>", text))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import tracemalloc
 
 MAX_RANKED_LINES = 40
-"""Maximum number of source lines in a ranking."""
+"""Maximum number of source lines that a report lists."""
 TRACING_OFF_MESSAGE = (
     "tracemalloc is off: start the engine with PYTHONTRACEMALLOC=1 to list allocations"
 )
 
 
-class Allocations:
-    """Reports of Python allocations by source line, each compared with the previous report.
+class AllocationReporter:
+    """Reporter of Python allocations by source line, and of their growth since the last report.
 
     This class never starts tracemalloc, because tracing slows the process down and uses memory.
     """
@@ -21,7 +21,10 @@ class Allocations:
         self._last: tracemalloc.Snapshot | None = None
 
     def report(self) -> str:
-        """Return the allocations by source line, and their growth since the previous call."""
+        """Return a text that lists allocations by source line and their growth since the last call.
+
+        If tracemalloc is off, return a text that says so.
+        """
         if not tracemalloc.is_tracing():
             return TRACING_OFF_MESSAGE
         now = tracemalloc.take_snapshot().filter_traces(

@@ -1,8 +1,8 @@
-"""Counter of a process's full garbage collections.
+"""Count the full garbage collections of a process, and the objects that they free.
 
-Requests are freed by reference counting, so in steady state a full collection should find nothing.
-What it finds is a reference cycle, which is a bug. Frontend and worker report the counts with their
-memory.
+Requests are freed by reference counting, so a full collection should find nothing to free while the
+engine serves. If it does, there is a reference cycle, which is a bug. Frontend and worker report
+the counts with their memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 OLDEST_GENERATION = 2
 
 
-class FullCollections:
-    """Counter of full collections between :meth:`start` and :meth:`stop`."""
+class FullCollectionCounter:
+    """Counter of full garbage collections between :meth:`start` and :meth:`stop`."""
 
     def __init__(self) -> None:
         self.runs = 0

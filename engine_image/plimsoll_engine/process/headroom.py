@@ -1,7 +1,7 @@
-"""Host memory that the engine can still use, within the limits of its cgroup and the machine.
+"""Measure the host memory that is free for the engine, within the limits of cgroup and machine.
 
-In a container, ``/sys/fs/cgroup`` is the cgroup; otherwise ``/proc/self/cgroup`` has the path.
-Versions 1 and 2 are supported. Limits of parent groups are ignored.
+In a container, ``/sys/fs/cgroup`` is the process's cgroup. Elsewhere, ``/proc/self/cgroup`` has the
+path of the cgroup. Versions 1 and 2 are supported. Limits of parent cgroups are ignored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _CGROUP_FILES = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
-"""Files of the limit and of the usage, and memory.stat's keys of page cache, by cgroup version."""
+"""By cgroup version: the file of the limit, the file of the usage, and the keys of ``memory.stat``
+that add up to the page cache."""
 
 
 def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Return the free host memory in bytes, including page cache; None if unknown."""
+    """Return the host memory in bytes that is free or page cache; None if unknown."""
     found = [read_byte_count(str(proc / "meminfo"), "MemAvailable")]
     for folder, version in _list_cgroup_folders(proc, cgroups):
         if (folder / _CGROUP_FILES[version][1]).exists():
@@ -35,9 +36,9 @@ def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | N
 
 
 def _list_cgroup_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
-    """Return the folders that may be this process's cgroup, the likeliest first.
+    """Return (folder, cgroup version) for each folder that may be this process's cgroup.
 
-    Each folder comes with its cgroup version.
+    The likeliest comes first.
     """
     try:
         own = parse_memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))

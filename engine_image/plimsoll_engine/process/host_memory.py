@@ -1,6 +1,6 @@
-"""Host memory of the current process, with or without torch.
+"""Measure and trim the host memory of the current process.
 
-Values that cannot be read are None, never zero.
+A value that cannot be read is None, never 0.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import cache
 from typing import Any
 
 from plimsoll_api.admin import ProcessMemory, Role
-from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.collector import FullCollectionCounter
 
 _SAMPLE_OBJECTS = 20_000
 _PROBE_BYTES = 16 << 20
 _MAX_PROBES = 3
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _MMAP_THRESHOLD_BYTES = 4 << 20
-"""Minimum size of blocks that malloc allocates with mmap. Pillow's blocks have 16 MiB."""
+"""Minimum size of blocks that malloc allocates with mmap. Pillow allocates blocks of 16 MiB."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -54,14 +54,15 @@ _mallopt = _load_libc_function("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_i
 
 @cache
 def _is_glibc_malloc_used() -> bool:
-    """Report whether this process allocates with glibc's malloc, not with jemalloc or tcmalloc."""
+    """Report whether this process uses glibc's malloc, and not jemalloc or tcmalloc."""
     return _mallinfo2 is not None and any(_is_probe_counted(_mallinfo2) for _ in range(_MAX_PROBES))
 
 
 def _is_probe_counted(mallinfo2: Callable[[], Any]) -> bool:
-    """Report whether glibc's counts grow by at least half of a test allocation.
+    """Report whether glibc's count of bytes in use grows by at least half of a test allocation.
 
-    Other threads may free memory meanwhile. With another allocator, the counts do not change.
+    It may grow by less than all of it, because other threads may free memory meanwhile. With
+    another allocator, the count does not change.
     """
     before = mallinfo2()
     probe = bytearray(_PROBE_BYTES)
@@ -70,8 +71,8 @@ def _is_probe_counted(mallinfo2: Callable[[], Any]) -> bool:
     return grown >= len(probe) // 2
 
 
-def read_malloc() -> tuple[int | None, int | None]:
-    """Return the bytes in use by malloc and the free bytes that it retains; None if unknown."""
+def read_malloc_bytes() -> tuple[int | None, int | None]:
+    """Return malloc's bytes in use, and the free bytes that it retains; both None if unknown."""
     if _mallinfo2 is None or not _is_glibc_malloc_used():
         return None, None
     info = _mallinfo2()
@@ -79,7 +80,7 @@ def read_malloc() -> tuple[int | None, int | None]:
 
 
 def trim_malloc() -> bool:
-    """Return malloc's free pages to the kernel. Return False if the libc does not support it."""
+    """Make malloc return its free pages to the kernel. Return False if libc does not support it."""
     if _malloc_trim is None:
         return False
     _malloc_trim(0)
@@ -89,18 +90,18 @@ def trim_malloc() -> bool:
 def set_mmap_threshold() -> bool:
     """Make malloc use mmap for large blocks, so that freed blocks return to the kernel at once.
 
-    Return False if the libc does not support it. By default, glibc raises the threshold to up to
-    32 MiB when a large block is freed: two decoded images of 40 million pixels left 230 MiB. A
-    later trim would hold the arenas' locks and block the event loop.
+    Return False if libc does not support it. By default, glibc raises the threshold to up to 32 MiB
+    when a large block is freed, and keeps smaller blocks: two decoded images of 40 million pixels
+    left 230 MiB. Trimming them later would hold malloc's locks and block the event loop.
     """
     return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) == 1
 
 
-class PythonObjects:
-    """Estimator of the memory of Python objects.
+class PythonMemoryEstimator:
+    """Estimator of the memory of small Python objects.
 
-    The estimate is the number of blocks that pymalloc has allocated times their mean size, which is
-    measured once on a sample. Measuring every object would take too long.
+    The estimate is the number of blocks that pymalloc has allocated, times their mean size. The
+    mean size is measured once on a sample, because measuring every object would take too long.
     """
 
     def __init__(self) -> None:
@@ -112,22 +113,23 @@ class PythonObjects:
         self._bytes_per_block = sum(small) / len(small) if small else 64.0
 
     def measure(self) -> tuple[int, int]:
-        """Return the number of blocks allocated by pymalloc and an estimate of their bytes."""
+        """Return the number of blocks that pymalloc has allocated, and their estimated bytes."""
         blocks = sys.getallocatedblocks()
         return blocks, int(blocks * self._bytes_per_block)
 
 
 def measure_process_memory(
     role: Role,
-    python: PythonObjects,
-    collections: FullCollections | None = None,
+    python: PythonMemoryEstimator,
+    collections: FullCollectionCounter | None = None,
     excluded_shared_bytes: int = 0,
 ) -> ProcessMemory:
     """Return the host memory of this process by segment.
 
-    Another process counts ``excluded_shared_bytes`` of the resident shared memory.
+    ``excluded_shared_bytes`` of its resident shared memory are left out, because another process
+    reports them.
     """
-    in_use, retained = read_malloc()
+    in_use, retained = read_malloc_bytes()
     blocks, size = python.measure()
     shared = _read_status_bytes("RssShmem")
     return ProcessMemory(
@@ -143,18 +145,18 @@ def measure_process_memory(
     )
 
 
-def read_rss_anon() -> int | None:
+def read_rss_anon_bytes() -> int | None:
     """Return this process's anonymous resident memory (``RssAnon``) in bytes; None if unknown."""
     return _read_status_bytes("RssAnon")
 
 
-def read_swapped() -> int | None:
+def read_swapped_bytes() -> int | None:
     """Return the swapped-out memory of this process in bytes; None if unknown."""
     return _read_status_bytes("VmSwap")
 
 
-def read_machine_swap() -> int | None:
-    """Return the machine's swap space in bytes (``SwapTotal``); 0 without swap, None if unknown."""
+def read_machine_swap_bytes() -> int | None:
+    """Return the machine's total swap space in bytes; 0 without swap, None if unknown."""
     return read_byte_count("/proc/meminfo", "SwapTotal")
 
 
@@ -162,11 +164,11 @@ def _read_status_bytes(key: str) -> int | None:
     return read_byte_count("/proc/self/status", key)
 
 
-def read_private_anon(pid: int | None = None) -> int | None:
-    """Return the private anonymous memory of a process in bytes; None if unknown.
+def read_private_anon_bytes(pid: int | None = None) -> int | None:
+    """Return the private modified memory, including swap, of a process in bytes; None if unknown.
 
-    ``pid`` None means this process. Pages that a fork still shares with its parent do not count.
-    Files and shared memory count if no other process maps the same pages.
+    If ``pid`` is None, this process is measured. Pages that a forked process still shares with its
+    parent do not count. Pages of files and shared memory count if no other process maps them.
     """
     # Read the file once: the kernel walks all pages for each read.
     found = _read_byte_counts(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
@@ -175,12 +177,12 @@ def read_private_anon(pid: int | None = None) -> int | None:
 
 
 def read_byte_count(path: str, key: str) -> int | None:
-    """Return the number of bytes in the line ``key:`` of a file in ``/proc``; None if absent."""
+    """Return the number of bytes in the line ``key: number kB`` of a file; None if absent."""
     return _read_byte_counts(path).get(key)
 
 
 def _read_byte_counts(path: str) -> dict[str, int]:
-    """Return the bytes in each line ``key: number kB``; empty if the file cannot be read."""
+    """Return the bytes of each line ``key: number kB`` by key; empty if the file is unreadable."""
     found = {}
     with contextlib.suppress(OSError), open(path) as status:
         for line in status:

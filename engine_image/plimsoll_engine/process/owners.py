@@ -1,6 +1,6 @@
-"""Memory owners. Each counts its bytes, declares a bound, and has audit rules and a cleanup.
+"""Interface of memory owners: components that count, bound, audit and release their memory.
 
-Bytes are counted on each call and never stored, so reports are up to date.
+Owners count their bytes on each call and never store the count, so reports are up to date.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from plimsoll_api.admin import MemoryKind, Role
 
 
 class FlushAction(NamedTuple):
-    """Action that frees memory which an owner can do without.
+    """Action that frees memory that an owner can do without, such as a cache.
 
-    ``content`` names the memory in logs, ``nbytes`` returns its size, and ``free`` frees it.
+    ``content`` describes this memory in reports. ``nbytes`` returns its size in bytes. ``free``
+    frees it.
     """
 
     content: str
@@ -27,9 +28,9 @@ class FlushAction(NamedTuple):
 class Owner:
     """Component of a process that holds memory of one ``kind``.
 
-    ``bound`` is the maximum number of bytes; None means no limit. ``checks`` maps the name of each
-    audit rule to a function that returns the problems it finds. ``close`` releases everything and
-    is idempotent.
+    ``nbytes`` returns the size of this memory in bytes, and ``bound`` is the maximum size; None
+    means no limit. ``checks`` has a function for each audit rule, by name, that returns a message
+    for each problem. ``close`` releases all memory and is idempotent.
     """
 
     name: str
@@ -47,13 +48,13 @@ class WorkerPart(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in the report of shutdown durations."""
+        """Name of this part in the report of how long each part took to close."""
         ...
 
     def list_owners(self) -> list[Owner]:
-        """Return this part's memory owners while it is open."""
+        """Return this part's memory owners. Call this only while the part is open."""
         ...
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Release everything that this part holds. Idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""Parent-death signals (``PR_SET_PDEATHSIG``, prctl(2)), so that no process outlives the engine."""
+"""End processes with the engine, by parent-death signals (``PR_SET_PDEATHSIG`` in prctl(2))."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1
-"""Defined in linux/prctl.h."""
+"""Option of prctl(2), from linux/prctl.h."""
 
 
 def die_with_parent(parent_pid: int) -> None:
     """Make the kernel kill this process when its parent exits.
 
-    Exit now if the parent has already exited.
+    If the parent is no longer ``parent_pid``, it has already exited, and this process exits now.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -27,8 +27,9 @@ def die_with_parent(parent_pid: int) -> None:
 def outlive_zygote(zygote_pid: int, frontend_pid: int) -> None:
     """Let this process survive its parent, the zygote, if the frontend becomes its new parent.
 
-    Otherwise, this process exits with the zygote. Once the frontend is the parent, the kernel kills
-    this process when the frontend exits. If the frontend exits first, the zygote kills it.
+    If another process becomes the parent, this process exits with the zygote. Once the frontend is
+    the parent, the kernel kills this process when the frontend exits. If the frontend exits before
+    the zygote, the zygote kills this process.
     """
 
     def follow_frontend(*_: object) -> None:
@@ -47,5 +48,5 @@ def outlive_zygote(zygote_pid: int, frontend_pid: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Clear the parent-death signal that :func:`die_with_parent` set."""
+    """Let this process survive its parent. Undo :func:`die_with_parent`."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)

@@ -1,9 +1,9 @@
-"""Audit rules for each process: frozen objects, and ``lru_cache`` on methods.
+"""Audit rules that apply to each process: frozen objects, and ``lru_cache`` on methods.
 
-``gc.freeze()`` hides all existing objects from later collections. That is correct once, for objects
-that live as long as the engine; while requests run, it would hide their garbage forever. Freezing
-affects the whole process, so this module counts the freezes of all engines in it, and the last
-``unfreeze`` ends them.
+``gc.freeze()`` excludes all existing objects from garbage collection. The engine calls it once, for
+objects that live as long as the engine. If it is called while requests run, their garbage is never
+collected. Freezing affects the whole process, which may have several engines. This module therefore
+counts the engines that have frozen their objects, and the last of them unfreezes all objects.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class FreezeCounter:
         self._inherited: int | None = None
 
     def freeze_before_forks(self) -> None:
-        """Freeze the objects that forked processes inherit.
+        """Freeze the objects that forked processes inherit, and count them.
 
-        Count them here, because counting 300,000 objects would add 30 ms to each restart.
+        Counting these 300,000 objects in each forked process would add 30 ms to each restart.
         """
         gc.collect()
         gc.freeze()
         self._inherited = gc.get_freeze_count()
 
     def freeze(self) -> None:
-        """Exclude existing objects, which live as long as the engine, from garbage collection."""
+        """Exclude all existing objects from garbage collection, for one engine."""
         gc.collect()
         if self._inherited is None or self._engines:
             gc.freeze()
@@ -45,13 +45,13 @@ class FreezeCounter:
         self._engines += 1
 
     def unfreeze(self) -> None:
-        """Undo :meth:`freeze`. Do nothing without an earlier freeze."""
+        """Undo one call of :meth:`freeze`. The last call makes all objects collectable again."""
         self._engines = max(0, self._engines - 1)
         if not self._engines:
             gc.unfreeze()
 
     def find_problems(self) -> list[str]:
-        """Return a message if more objects were frozen after :meth:`freeze`."""
+        """Return a message, for the audit, if more objects were frozen after :meth:`freeze`."""
         if not self._engines:
             return []
         more = gc.get_freeze_count() - self._objects
@@ -66,12 +66,12 @@ freeze_counter = FreezeCounter()
 
 
 def find_method_caches() -> list[str]:
-    """Return a message for each ``functools.lru_cache`` on a method of this project.
+    """Return a message for each non-empty ``functools.lru_cache`` on a method of this project.
 
-    Such a cache belongs to the class and keeps alive every instance that the method was called on.
+    Such a cache belongs to the class, and keeps the instances alive that the method was called on.
     """
     return [
-        f"{name} has an lru_cache on its class, which keeps the instances of {size} calls alive"
+        f"the method {name} has an lru_cache, which keeps the instances of {size} calls alive"
         for name, size in _list_method_caches()
         if size
     ]

@@ -1,8 +1,8 @@
-"""Files with stack traces of the engine's processes, written on SIGUSR1.
+"""Write stack traces of the engine's processes to files on SIGUSR1, and remove old files.
 
-The number and size of the files are limited, because the run directory is in memory and exists as
-long as the pod. After a process has exited, its file is removed if it is empty or not among the
-newest. The parent removes files when it reaps a process, and the frontend when it starts.
+The number and the size of the files are limited, because the run directory is in memory and exists
+as long as the pod. The file of an exited process is removed if it is empty or not among the newest.
+A parent process removes files when a child has exited, and the frontend when it starts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from typing import TextIO
 log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
-MAX_KEPT_FILES = 8
-"""Maximum number of files of exited processes."""
-MAX_BYTES = 1 << 20
-"""Size above which the file of a live process is truncated. A stack dump has about ten KiB."""
+MAX_STALE_FILES = 8
+"""Maximum number of files that are kept of exited processes."""
+MAX_FILE_BYTES = 1 << 20
+"""Size above which the file of a running process is truncated. One dump has about 10 KiB."""
 
 
 def make_stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
-    """Return the file to which process ``pid`` writes its stack traces on SIGUSR1."""
+    """Return the path of the file to which process ``pid`` writes its stack traces on SIGUSR1."""
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
 
 def remove_stale_stacks(run_dir: str | Path) -> None:
-    """Remove files of exited processes that are empty or not among the newest. Ignore errors."""
+    """Remove the files of exited processes that are empty or not among the newest.
+
+    Files that cannot be removed are ignored.
+    """
     ended: list[tuple[int, Path]] = []
     for path in (Path(run_dir) / STACKS_DIRECTORY).glob("*-*.txt"):
         if os.path.exists(f"/proc/{path.stem.rpartition('-')[2]}"):
@@ -42,19 +45,19 @@ def remove_stale_stacks(run_dir: str | Path) -> None:
                 ended.append((found.st_mtime_ns, path))
             else:
                 path.unlink()
-    for _, path in sorted(ended)[:-MAX_KEPT_FILES]:
+    for _, path in sorted(ended)[:-MAX_STALE_FILES]:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def truncate_if_large(path: Path) -> int:
-    """Truncate the file to 0 bytes if it exceeds :data:`MAX_BYTES`.
+    """Truncate the file to 0 bytes if it is larger than :data:`MAX_FILE_BYTES`.
 
-    Return the size of the file in bytes afterwards; 0 if there is no file.
+    Return the size of the file in bytes afterwards; 0 if the file does not exist.
     """
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
+        if size > MAX_FILE_BYTES:
             os.truncate(path, 0)
             size = 0
     except OSError:
@@ -65,7 +68,7 @@ def truncate_if_large(path: Path) -> int:
 def write_stacks_on_sigusr1(run_dir: str, role: str) -> None:
     """Make this process append the stacks of all threads to a file on SIGUSR1, even if it hangs.
 
-    If the run directory is not writable, the stacks go to the log.
+    If the run directory is not writable, the stacks are written to stderr.
     """
     path = make_stacks_path(run_dir, role, os.getpid())
     file: TextIO

@@ -1,4 +1,4 @@
-"""Start gate: wait until an earlier engine's processes have left the devices."""
+"""Wait at the start gate until the processes of an earlier engine no longer use the devices."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from plimsoll_api.start_gate import (
 log = logging.getLogger(__name__)
 
 SUPERVISOR_TIMEOUT_S = 15.0
-"""Seconds without an answer after which the engine starts, as the supervisor may not run."""
+"""Time without an answer after which the engine starts, because the supervisor may not run."""
 MAX_WAIT_S = 3600.0
-"""Seconds after which the engine starts although the supervisor still forbids it."""
-POLL_S = 0.1
+"""Time after which the engine starts even if the supervisor still does not permit it."""
+POLL_INTERVAL_S = 0.1
 
 
 def wait_until_open(run_dir: Path) -> None:
-    """Ask the supervisor whether the engine may start, and wait until it may.
+    """Ask the supervisor whether the engine may start, and wait until it permits the start.
 
-    Return at once if no gate is configured, and after :data:`SUPERVISOR_TIMEOUT_S` without an
-    answer.
+    Return at once if no supervisor has set up a gate in ``run_dir``. Also return after
+    :data:`SUPERVISOR_TIMEOUT_S` without an answer, and after :data:`MAX_WAIT_S` in any case.
     """
     if _read_answer(run_dir) is None:
         return
@@ -45,13 +45,13 @@ def wait_until_open(run_dir: Path) -> None:
         now = time.time()
         if now - max(start, min(answer.at, now)) > SUPERVISOR_TIMEOUT_S or now - start > MAX_WAIT_S:
             log.warning(
-                "the supervisor did not answer whether the devices are free; starting the engine"
+                "the supervisor has not permitted the engine to start in time; starting it anyway"
             )
             return
         if answer.reason and answer.reason != logged:
             logged = answer.reason
             log.warning("waiting for the devices before the engine starts: %s", logged)
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _read_answer(run_dir: Path) -> GateAnswer | None:

@@ -1,4 +1,4 @@
-"""Threads of this process, and its available cores."""
+"""List the threads of this process, and count the CPU cores that it may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def count_cores(processes: int = 1) -> int:
-    """Return the number of available cores per process, at least 1."""
+    """Return the number of CPU cores for each of ``processes`` processes, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
 
 

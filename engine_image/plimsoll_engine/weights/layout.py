@@ -1,6 +1,6 @@
-"""Layout of a model's weights in one flat buffer.
+"""Place the weights of a model in one flat buffer.
 
-Each tensor is aligned as if allocated by ``cudaMalloc``, so that kernels can use a view of the
+Each tensor is aligned as ``cudaMalloc`` would align it, so that kernels can use a view of the
 buffer like a separate tensor.
 """
 
@@ -17,10 +17,10 @@ ALIGNMENT = 256
 """Alignment in bytes that ``cudaMalloc`` guarantees (CUDA C++ Programming Guide)."""
 
 
-def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    """Return the manifest of a buffer for ``tensors``, which may be on the meta device.
+def create_manifest(tensors: Mapping[str, torch.Tensor]) -> Manifest:
+    """Return the manifest of a buffer that has space for all ``tensors``.
 
-    A tensor with two names (tied weights) is stored once.
+    A tensor with two names (tied weights) is stored once. The tensors may be on the meta device.
     """
     places: dict[str, TensorLocation] = {}
     stored: dict[int, TensorLocation] = {}
@@ -37,7 +37,7 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
 
 
 def make_views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Return the tensors of ``manifest`` as views of ``flat``, uint8 [bytes].
+    """Return the tensors of ``manifest`` by name, as views of the buffer ``flat`` uint8 [bytes].
 
     Raises ValueError if the buffer has the wrong size.
     """
@@ -55,10 +55,10 @@ def make_views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor
 
 
 def compute_checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
-    """Return a checksum of each tensor, including its padding: the sum of int64 words modulo 2**64.
+    """Return a checksum of each tensor by name: the sum of its int64 words modulo 2**64.
 
-    It detects accidental writes, but not deliberate ones, because opposite changes cancel out.
-    Reads the buffer once, at memory speed.
+    The padding after a tensor is included. The checksum detects accidental writes, but not all
+    deliberate ones, because opposite changes cancel out. Reads the buffer once.
     """
     offsets = sorted({place.offset for place in manifest.places.values()} | {manifest.nbytes})
     end_of = dict(pairwise(offsets))

@@ -1,4 +1,4 @@
-"""A worker's mappings of the weights and the KV pool that the weight server owns."""
+"""Map the weights and the KV pool, which the weight server owns, into a worker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from plimsoll_engine.weights.memory import Buffer, HostBuffer
 
 
 class WeightMapping:
-    """Connection of one rank to the weight server, and the buffers that the rank has mapped.
+    """Connection of one rank to the weight server, with the buffers that the rank has mapped.
 
-    The constructor connects, so that the weight server can load while the worker creates its CUDA
-    context.
+    The constructor requests the weights, so that the weight server can load them while the worker
+    creates its CUDA context.
     """
 
     def __init__(self, path: str, rank: int = 0) -> None:
@@ -52,8 +52,9 @@ class WeightMapping:
     def map_weights(self) -> dict[str, torch.Tensor]:
         """Map the weights, and return them by name. They are shared, so do not write to them.
 
-        Waits until the weight server has loaded them, at most for the frontend's startup timeout.
-        Raises LoadError if they can never be loaded, else MappingLostError or RuntimeError.
+        Waits until the weight server has loaded the weights; the frontend's startup timeout limits
+        this wait. Raises LoadError if the weights can never be loaded. Raises MappingLostError or
+        RuntimeError if a later attempt may succeed.
         """
         reply, fd = self._receive()
         match reply:
@@ -71,9 +72,9 @@ class WeightMapping:
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Map the weight server's memory for the KV pool, and return it as uint8 [bytes].
 
-        If a predecessor had a pool, it is returned with its contents. Otherwise, ``nbytes`` bytes
-        are allocated, or None is returned if ``nbytes`` is 0. Call :meth:`map_weights` first.
-        Raises MappingLostError or RuntimeError.
+        If a predecessor had a pool, this pool is returned with its contents. Otherwise, a pool of
+        ``nbytes`` bytes is allocated; if ``nbytes`` is 0, None is returned. Call
+        :meth:`map_weights` first. Raises MappingLostError or RuntimeError.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolRequest(nbytes))
         reply, fd = self._receive()
@@ -91,9 +92,10 @@ class WeightMapping:
         return self._pool.as_tensor()
 
     def claim_pool(self) -> bool:
-        """Register this worker as a writer of the KV pool. Return whether it is the only one.
+        """Register this worker as a writer of the KV pool. Return whether it is the only writer.
 
-        Raises MappingLostError, or RuntimeError if a crashed worker has damaged the weights.
+        Raises RuntimeError if a crashed worker has damaged the weights, and MappingLostError if the
+        connection is lost.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolClaim())
         reply, _ = self._receive()
@@ -110,9 +112,9 @@ class WeightMapping:
         return reply, fd
 
     def end(self) -> bool:
-        """Unmap all buffers and disconnect. Tensors of the mapping become invalid. Idempotent.
+        """Unmap all buffers, and disconnect. Their tensors become invalid. Idempotent.
 
-        Return whether it is certain that this process can no longer write to the pool.
+        Return True if this process certainly cannot write to the KV pool any more.
         """
         fenced = False
         if self._buffer is not None:
@@ -121,12 +123,12 @@ class WeightMapping:
             with contextlib.suppress(CudaError):
                 unmapped = self._pool is None or self._pool.close()
                 self._buffer.close()
-                self._send_returned()
+                self._send_released()
                 fenced = unmapped
             self._buffer = self._pool = None
         self._socket.close()
         return fenced
 
-    def _send_returned(self) -> None:
+    def _send_released(self) -> None:
         with contextlib.suppress(MappingLostError):  # the weight server has exited
             weight_ipc.send_message(self._socket, weight_ipc.MappingReleased())

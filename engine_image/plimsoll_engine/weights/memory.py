@@ -1,7 +1,8 @@
-"""Buffers that processes share, for the weights and for the KV pool.
+"""Buffers that several processes share, for the weights and the KV pool.
 
-On CUDA, a buffer is device memory, which is shared through its IPC handle. On a CPU, it is a memfd,
-which is shared through its file descriptor. Workers map the weights in it read-only.
+On CUDA, a buffer is device memory, and processes share it through an IPC handle. On a CPU, a buffer
+is a memfd, and processes share it through its file descriptor. Workers map a memfd with weights as
+read-only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from plimsoll_engine.device.buffer import DeviceBuffer
 
 
 class Buffer(Protocol):
-    """Shared memory buffer. Close it only after the last use of its tensors."""
+    """Shared memory buffer. Do not use its tensors after it is closed."""
 
     nbytes: int
 
@@ -26,15 +27,12 @@ class Buffer(Protocol):
         ...
 
     def close(self) -> bool:
-        """Release the memory, so that its tensors become invalid.
-
-        Return False if it is still mapped into this process.
-        """
+        """Release the memory. Return False if it is still mapped into this process."""
         ...
 
 
 class HostBuffer:
-    """Buffer in shared host memory. It owns the file descriptor ``fd``."""
+    """Buffer in shared host memory. It closes the file descriptor ``fd`` with the buffer."""
 
     def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
         self.fd = fd
@@ -48,7 +46,7 @@ class HostBuffer:
 
     @classmethod
     def allocate(cls, nbytes: int, name: str) -> HostBuffer:
-        """Allocate a buffer that the kernel lists as ``name``.
+        """Return a new buffer, which ``/proc/PID/maps`` lists as ``name``.
 
         Raises OSError if there is too little memory.
         """
@@ -62,14 +60,14 @@ class HostBuffer:
 
     @classmethod
     def map(cls, fd: int, writable: bool = False) -> HostBuffer:
-        """Map the memory of ``fd``, and take ownership of ``fd``.
+        """Map the memory of ``fd``, and return it as a buffer that owns ``fd``.
 
-        Unless ``writable``, a write to the memory causes a segmentation fault.
+        If ``writable`` is false, a write to the memory causes a segmentation fault.
         """
         return cls(fd, os.fstat(fd).st_size, writable)
 
     def as_tensor(self) -> torch.Tensor:
-        """Return the mapping as uint8 [bytes], without a copy."""
+        """Return the whole buffer as uint8 [bytes], without a copy."""
         assert self._map is not None
         with warnings.catch_warnings():
             # The mapping of weights is read-only on purpose.
@@ -77,9 +75,10 @@ class HostBuffer:
             return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> bool:
-        """Unmap the buffer. Access to its tensors then causes a segmentation fault. Idempotent.
+        """Unmap the buffer. Idempotent.
 
-        Return False if a memoryview keeps the buffer mapped.
+        Return False if a memoryview keeps the buffer mapped. Afterwards, access to the buffer's
+        tensors causes a segmentation fault.
         """
         if self._map is None:
             return True
@@ -92,8 +91,8 @@ class HostBuffer:
         return True
 
 
-def allocate(device: torch.device, nbytes: int, name: str) -> HostBuffer | DeviceBuffer:
-    """Allocate a shared buffer on ``device``. The kernel lists host memory as ``name``.
+def allocate_buffer(device: torch.device, nbytes: int, name: str) -> HostBuffer | DeviceBuffer:
+    """Return a new shared buffer on ``device``. ``/proc/PID/maps`` lists host memory as ``name``.
 
     Raises OSError or OutOfMemoryError if there is too little memory.
     """

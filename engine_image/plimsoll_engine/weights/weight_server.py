@@ -1,14 +1,16 @@
-"""Weight server: a process that keeps the weights on the device across worker restarts.
+"""Run the weight server: a process that keeps the weights on the device across worker restarts.
 
-Like a worker, it is forked from the zygote. It loads the checkpoint into one buffer when the first
-worker asks for it, and shares the buffer with all workers. It also owns the KV pool, so that keys
-and values survive a restart. A pool owned by the worker would also delay the successor, because
-CUDA takes 0.3 s to free 100 GiB.
+Like a worker, the server is forked from the zygote. When the first worker requests the weights, the
+server loads the checkpoint into one buffer, which it shares with all workers. It also owns the KV
+pool, so that keys and values survive a restart. If the worker owned the pool, its successor would
+also have to wait until CUDA has freed it, which takes 0.3 s for 100 GiB.
 
-On CUDA, mappings of the weights are writable. After a worker has crashed, the server therefore
-compares the tensors' checksums with those after loading, and reloads the weights if they differ.
+On CUDA, workers could write to the weights. After a worker has crashed, the server therefore
+compares the tensors' checksums with those taken after loading, and reloads the weights if they
+differ.
 
-The server has one thread. After SIGTERM, it exits and frees the memory when the last mapping ends.
+The server has one thread. After SIGTERM, it frees the memory and exits as soon as no worker has a
+mapping.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import draft as draft_models
 from plimsoll_engine.models import loader
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
-from plimsoll_engine.weights.layout import compute_checksums, lay_out, make_views
-from plimsoll_engine.weights.memory import HostBuffer, allocate
+from plimsoll_engine.weights.layout import compute_checksums, create_manifest, make_views
+from plimsoll_engine.weights.memory import HostBuffer, allocate_buffer
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +53,11 @@ IDENTITY_BYTES = 16
 
 
 class WeightsLost(Exception):
-    """Weights that a worker uses are damaged, so all workers and this process must exit."""
+    """Weights are damaged while a worker uses them, so all workers and this process must exit."""
 
 
 class Weights:
-    """Weights of one rank on its device, with checksums taken after loading."""
+    """Weights of one rank on the rank's device, with checksums taken after loading."""
 
     def __init__(self, config: WorkerConfig, rank: int) -> None:
         self._folder = Path(config.model)
@@ -79,8 +81,8 @@ class Weights:
         draft = None
         if self._draft_folder is not None:
             draft = draft_models.build(self._draft_folder, self._dtype)
-        manifest = lay_out(draft_models.merge_tensors(model.get_parameters(), draft))
-        buffer = allocate(self.device, manifest.nbytes, "plimsoll-weights")
+        manifest = create_manifest(draft_models.merge_tensors(model.get_parameters(), draft))
+        buffer = allocate_buffer(self.device, manifest.nbytes, "plimsoll-weights")
         try:
             weights, drafts = draft_models.split_tensors(make_views(buffer.as_tensor(), manifest))
             loader.bind(model, weights)
@@ -94,7 +96,7 @@ class Weights:
         return manifest, buffer
 
     def find_damaged_tensors(self) -> list[str]:
-        """Return the names of tensors whose checksums have changed since loading."""
+        """Return the names of the tensors whose checksums have changed since loading."""
         current = self._compute_checksums()
         return [name for name, value in self._sums.items() if current[name] != value]
 
@@ -103,14 +105,17 @@ class Weights:
             return compute_checksums(self.buffer.as_tensor(), self.manifest)
 
     def share(self) -> tuple[SharedWeights, int | None]:
-        """Return the reply that shares the weights, and the file descriptor to send with it."""
+        """Return the reply that shares the weights, and the file descriptor to send with it.
+
+        On CUDA, the reply contains an IPC handle, and the file descriptor is None.
+        """
         if isinstance(self.buffer, HostBuffer):
             return SharedWeights(self.manifest, identity=self.identity), self.buffer.fd
         with use_device(self.device):
             return SharedWeights(self.manifest, self.buffer.export(), self.identity), None
 
     def close(self) -> None:
-        """Release the weights. Workers keep their mappings until they exit."""
+        """Release the weights in this process. Workers keep their mappings until they exit."""
         with use_device(self.device):
             self.buffer.close()
 
@@ -120,17 +125,20 @@ def _hash_identity(manifest: Manifest, sums: dict[str, int]) -> bytes:
     return blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
 
-class Pool:
+class KVPool:
     """Memory of one rank's KV pool, with a random identity."""
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device = device
         self.identity = os.urandom(IDENTITY_BYTES)
         with use_device(device):
-            self.buffer = allocate(device, nbytes, "plimsoll-kv-pool")
+            self.buffer = allocate_buffer(device, nbytes, "plimsoll-kv-pool")
 
     def share(self) -> tuple[SharedPool, int | None]:
-        """Return the reply that shares the pool, and the file descriptor to send with it."""
+        """Return the reply that shares the pool, and the file descriptor to send with it.
+
+        On CUDA, the reply contains an IPC handle, and the file descriptor is None.
+        """
         nbytes = self.buffer.nbytes
         if isinstance(self.buffer, HostBuffer):
             return SharedPool(nbytes, identity=self.identity), self.buffer.fd
@@ -144,30 +152,33 @@ class Pool:
 
 
 def use_device(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context manager that makes a CUDA ``device`` current, and does nothing on a CPU."""
+    """Return a context manager that makes ``device`` the current CUDA device; no-op for a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class WeightServer:
-    """Shares weights and KV pools with workers. A connection lasts as long as the mapping."""
+    """Server that shares weights and KV pools with workers.
+
+    The connection of a worker stays open as long as the worker has a mapping.
+    """
 
     def __init__(self, config: WorkerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
         self._weights: dict[int, Weights] = {}
         """Weights by rank."""
-        self._pools: dict[int, Pool] = {}
+        self._pools: dict[int, KVPool] = {}
         """KV pools by rank."""
         self._writers: dict[int, set[int]] = {}
-        """File descriptors of the connections whose workers may write to the pool, by rank."""
+        """By rank, the file descriptors of connections to workers that may write to the pool."""
         self._mappings: dict[int, tuple[socket.socket, int | None]] = {}
-        """Connection by file descriptor, with its rank once the weights are shared."""
+        """By file descriptor, the connection and its rank; None until the weights are shared."""
         self._suspect_ranks: set[int] = set()
         """Ranks whose weights a crashed worker may have damaged."""
         self._poll = select.poll()
 
     def serve(self) -> None:
-        """Serve until SIGTERM has arrived and the last mapping has ended. Raises WeightsLost."""
+        """Serve until SIGTERM has arrived and no worker has a mapping. Raises WeightsLost."""
         woken, waker = os.pipe()
         signal.signal(signal.SIGTERM, lambda *_: os.write(waker, b"T"))
         listener = self._listener.fileno()
@@ -210,7 +221,9 @@ class WeightServer:
         except LoadError as error:
             refusal = MappingRefusal(str(error), permanent=True)
         except (OSError, RuntimeError) as error:
-            refusal = MappingRefusal(f"weights: {type(error).__name__}: {error}", permanent=False)
+            refusal = MappingRefusal(
+                f"cannot load the weights: {type(error).__name__}: {error}", permanent=False
+            )
         log.error("%s", refusal.message)
         return refusal, None
 
@@ -219,7 +232,7 @@ class WeightServer:
             start = time.monotonic()
             self._weights[rank] = Weights(self._config, rank)
             size_mib = self._weights[rank].manifest.nbytes >> 20
-            log.info("%d MiB loaded in %.3f s", size_mib, time.monotonic() - start)
+            log.info("loaded %d MiB of weights in %.3f s", size_mib, time.monotonic() - start)
         elif rank in self._suspect_ranks:
             damaged = self._weights[rank].find_damaged_tensors()
             if damaged:
@@ -238,7 +251,7 @@ class WeightServer:
         self._weights[rank] = Weights(self._config, rank)
 
     def _handle_request(self, fd: int) -> bool:
-        """Reply to one request of a worker. Return False if its mapping has ended."""
+        """Reply to one request of the worker at ``fd``. Return False if its mapping has ended."""
         connection, rank = self._mappings[fd]
         try:
             match weight_ipc.receive_request(connection):
@@ -256,7 +269,7 @@ class WeightServer:
                     weight_ipc.send_message(connection, reply)
                     return isinstance(reply, weight_ipc.PoolClaimReply)
         except MappingLostError as error:  # the worker has exited or hangs
-            log.warning("a worker: %s", error)
+            log.warning("lost the connection to a worker: %s", error)
             _, rank = self._mappings[fd]
             if rank is not None:
                 self._suspect_ranks.add(rank)
@@ -265,7 +278,7 @@ class WeightServer:
     def _share_pool(self, rank: int, nbytes: int) -> tuple[weight_ipc.Reply, int | None]:
         try:
             if rank not in self._pools and nbytes:
-                self._pools[rank] = Pool(self._weights[rank].device, nbytes)
+                self._pools[rank] = KVPool(self._weights[rank].device, nbytes)
             if rank not in self._pools:
                 return SharedPool(0), None
             return self._pools[rank].share()
@@ -277,9 +290,9 @@ class WeightServer:
     def _claim_pool(self, fd: int, rank: int) -> weight_ipc.Reply:
         """Register the worker at ``fd`` as a writer of the pool.
 
-        Return a reply that says whether it is the only writer. The worker may have mapped the
-        weights before another one crashed and damaged them. If so, the claim is refused, and the
-        next worker gets reloaded weights.
+        Return a reply that says whether it is the only writer. If another worker has crashed and
+        damaged the weights that this worker has mapped, the claim is refused. The next worker then
+        gets reloaded weights.
         """
         writers = self._writers.setdefault(rank, set())
         # A predecessor releases its mapping before this worker may claim the pool, so its message
@@ -298,8 +311,7 @@ class WeightServer:
 
 def _format_damage(damaged: list[str]) -> str:
     return (
-        f"{len(damaged)} weight tensors were changed by a worker that crashed, the first is "
-        f"{damaged[0]}"
+        f"a worker that crashed has changed {len(damaged)} weight tensors, for example {damaged[0]}"
     )
 
 

@@ -118,7 +118,7 @@ class CoreLifecycle:
                 chosen = beside.submit(loader.choose_device, self.config.device, self.member.shard)
                 context = beside.submit(lambda: create_context(chosen.result()))
                 self._model_config = loader.load_config(Path(self.config.model))
-                sizes.check_adapters(self.config, self._model_config)
+                sizes.check_adapter_support(self.config, self._model_config)
                 device = self.device.device = chosen.result()
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, device)
                 self._kv_dtype = sizes.choose_cache_dtype(self.config.kv_cache_dtype, dtype, device)

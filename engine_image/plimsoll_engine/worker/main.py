@@ -38,11 +38,11 @@ from plimsoll_engine.messages.choices import split_choices
 from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal, HandoverRefusedError
 from plimsoll_engine.messages.weight_ipc import MappingLostError
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
-from plimsoll_engine.process.allocations import Allocations
+from plimsoll_engine.process.allocations import AllocationReporter
 from plimsoll_engine.process.host_memory import (
-    PythonObjects,
+    PythonMemoryEstimator,
     measure_process_memory,
-    read_private_anon,
+    read_private_anon_bytes,
 )
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import count_cores
@@ -145,13 +145,13 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
     """Return the Prepared message, with the memory of each rank while it waits."""
     memory = measure_process_memory(
-        Role.WORKER, PythonObjects(), excluded_shared_bytes=lifecycle.mapped_host_bytes
+        Role.WORKER, PythonMemoryEstimator(), excluded_shared_bytes=lifecycle.mapped_host_bytes
     )
     leader = lifecycle.member.leader
     reports = [] if leader is None else leader.take_standby_memory_reports()
     others = [rank.memory for rank in reports]
     for process in (memory, *others):
-        process.name, process.private = STANDBY_PROCESS_NAME, read_private_anon(process.pid)
+        process.name, process.private = STANDBY_PROCESS_NAME, read_private_anon_bytes(process.pid)
     return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)
 
 
@@ -209,8 +209,8 @@ class Worker:
         self.leader = lifecycle.member.leader
         self.channel = channel
         self.hooks = hooks
-        self.python = PythonObjects()
-        self.allocations = Allocations()
+        self.python = PythonMemoryEstimator()
+        self.allocations = AllocationReporter()
         self.stopping = self._handover_requested = False
         self._activity = Activity()
         self._ended_s: dict[str, float] = {}
@@ -301,7 +301,7 @@ class Worker:
                 found = run_diagnostic(kind, self.allocations)
                 self.channel.send(worker_ipc.DiagnosticReport(query_id, found))
             case worker_ipc.CarryOverComplete(query_id):
-                settled = self.engine.release_unclaimed()
+                settled = self.engine.release_unclaimed_tables()
                 adopted = [] if settled is None else settled.adopted
                 refused = {} if settled is None else settled.refused
                 self.channel.send(worker_ipc.AdoptionResult(query_id, adopted, refused))

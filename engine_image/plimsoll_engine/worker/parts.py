@@ -23,7 +23,7 @@ from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.loader import OwnModel
 from plimsoll_engine.models.model import Model
-from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.collector import FullCollectionCounter
 from plimsoll_engine.process.owners import Owner
 from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.weights.mapping import WeightMapping
@@ -202,7 +202,7 @@ class Heap:
     name = "heap"
 
     def __init__(self) -> None:
-        self.collections = FullCollections()
+        self.collections = FullCollectionCounter()
         self._thresholds: tuple[int, int, int] | None = None
 
     def open(self) -> None:

@@ -11,7 +11,7 @@ from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.trim import trim_process
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory
+from plimsoll_engine.process.host_memory import PythonMemoryEstimator, measure_process_memory
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 
@@ -37,7 +37,7 @@ class Follower:
         self._lifecycle = lifecycle
         self._link = link
         self._forward: Forward | None = None
-        self._python = PythonObjects()
+        self._python = PythonMemoryEstimator()
 
     def serve(self) -> None:
         """Run commands until rank 0 sends Shutdown. Raises LeaderGone and CommandFailedError."""

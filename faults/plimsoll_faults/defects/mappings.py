@@ -72,16 +72,16 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
     def __init__(self, fault: kinds.SwappedGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.mappings = Mappings()
-        if not host_memory.read_machine_swap():
+        if not host_memory.read_machine_swap_bytes():
             raise make_inject_error(
                 fault, "needs swap; this machine has none (SwapTotal in /proc/meminfo)"
             )
-        before = host_memory.read_swapped() or 0
+        before = host_memory.read_swapped_bytes() or 0
         try:
             self._grow(PROBE_BYTES)
         except OSError as error:
             raise make_inject_error(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
-        if (host_memory.read_swapped() or 0) <= before:
+        if (host_memory.read_swapped_bytes() or 0) <= before:
             raise make_inject_error(
                 fault,
                 "cannot swap here: the swap is full, or the container's memory.swap.max is 0"

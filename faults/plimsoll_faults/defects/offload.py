@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.kvcache.block_copies import Copies, Ticket
+from plimsoll_engine.kvcache.block_copies import BlockCopier, CopyTicket
 from plimsoll_engine.kvcache.offload import Offload, Transfer
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_faults import kinds
@@ -21,17 +21,17 @@ class NeverDone:
         return False
 
 
-class StuckCopies(Copies):
+class StuckCopies(BlockCopier):
     """Start copies that never complete."""
 
-    def __init__(self, original: Copies) -> None:
+    def __init__(self, original: BlockCopier) -> None:
         self.__dict__.update(original.__dict__)
 
-    def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> Ticket:
+    def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
         """Start nothing; return a ticket that is never done."""
         return NeverDone()
 
-    def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> Ticket:
+    def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
         """Start nothing; return a ticket that is never done."""
         return NeverDone()
 

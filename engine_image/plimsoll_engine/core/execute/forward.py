@@ -108,14 +108,14 @@ class Forward:
         return sum(graphs.nbytes for graphs in (self.graphs, self.layers) if graphs is not None)
 
     def capture_graphs(
-        self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
+        self, max_rows: int, max_blocks: int, deferred: bool = False, max_prompt_tokens: int = 0
     ) -> None:
-        """Capture the decode steps of the first few batch sizes (CUDA only).
+        """Capture decode steps of a few batch sizes as CUDA graphs. Do nothing on a CPU.
 
-        If ``later`` is true, capture none yet. Each call of :meth:`capture_more` then captures one
-        of the other sizes up to ``max_rows``, captures layers of steps with prompts, or plans the
-        attention of whole prompts of up to ``longest`` tokens. A request has at most ``max_blocks``
-        blocks.
+        :meth:`capture_more` captures the other sizes of up to ``max_rows`` rows, and all sizes if
+        ``deferred``. It also captures the layers of steps with prompts, and plans the attention of
+        whole prompts, both for up to ``max_prompt_tokens`` tokens. A request has at most
+        ``max_blocks`` blocks.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -123,14 +123,14 @@ class Forward:
         self.graphs = DecodeGraphs(
             self.model, self.kv, self.block_size, max_rows, max_blocks, self.kv_scales
         )
-        if longest and self.group is ALONE and self.model.spec.mixture is None:
+        if max_prompt_tokens and self.group is ALONE and self.model.spec.mixture is None:
             self.layers = LayerGraphs(
                 self.model, self.kv, self.block_size, self.kv_scales,
-                GraphCapturer(self.graphs.pool), longest,
+                GraphCapturer(self.graphs.pool), max_prompt_tokens,
             )  # fmt: skip
         if None in self.model.spec.windows:
-            self._unplanned = list_padded_lengths(longest)
-        if not later:
+            self._unplanned = list_padded_lengths(max_prompt_tokens)
+        if not deferred:
             self.graphs.capture_first()
 
     @property
@@ -140,7 +140,7 @@ class Forward:
         return any(graphs.has_missing for graphs in known) or bool(self._unplanned)
 
     def capture_more(self) -> bool:
-        """Do the next part of the work that :meth:`capture_graphs` left; False if none is left."""
+        """Capture one more graph, or plan one more attention. Return False if none is left."""
         for graphs in (self.graphs, self.layers):
             if graphs is not None and graphs.capture_next():
                 return True
@@ -156,7 +156,7 @@ class Forward:
 
     @torch.inference_mode()
     def compute_as_follower(self, inputs: Inputs) -> None:
-        """Compute a step on a rank above 0. Unless the step is greedy, receive its tokens."""
+        """Compute a step on a rank other than 0. Receive its tokens unless it is greedy."""
         tokens, logits = self.compute(inputs)
         if tokens is not None and inputs.greedy:
             self.newest = tokens
@@ -169,12 +169,12 @@ class Forward:
     def compute(
         self, inputs: Inputs, chunks: Sequence[Chunk] = ()
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Compute a step. Return its greedy tokens and the logits of the rows ``inputs.last``.
+        """Compute a step. Return the greedy tokens and the logits of the rows ``inputs.last``.
 
-        Tokens are int64 [rows] if a graph computed them, otherwise None. Logits are [rows,
-        vocabulary] in the model's dtype; None if no row is sampled, or if all rows are greedy and
-        the tokens are returned. ``chunks`` provide media and adapters. A step with an adapter is
-        not replayed from a graph.
+        The tokens are int64 [rows] if a graph computed them, otherwise None. The logits are [rows,
+        vocabulary] in the model's dtype. They are None if no row is sampled, or if all rows are
+        greedy and their tokens are returned. ``chunks`` contain the media and adapters of the step.
+        A graph is never used for a step with an adapter.
         """
         self.scores = adapters = None
         if self.adapters is not None:

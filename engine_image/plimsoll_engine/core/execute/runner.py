@@ -154,14 +154,18 @@ class Runner(Forward):
         return combine_block_sums([sums, *(answer.sums for answer in others)])
 
     def capture_graphs(
-        self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
+        self, max_rows: int, max_blocks: int, deferred: bool = False, max_prompt_tokens: int = 0
     ) -> None:
-        """Capture graphs on every rank at the same time, because graphs contain collectives."""
-        with self._run_on_ranks(rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest)):
-            super().capture_graphs(max_rows, max_blocks, later, longest)
+        """Capture graphs on all ranks at the same time, because graphs contain collectives.
+
+        See :meth:`Forward.capture_graphs`.
+        """
+        command = rank_ipc.PrepareGraphs(max_rows, max_blocks, deferred, max_prompt_tokens)
+        with self._run_on_ranks(command):
+            super().capture_graphs(max_rows, max_blocks, deferred, max_prompt_tokens)
 
     def capture_more(self) -> bool:
-        """Capture one more graph on every rank. Return False if no graph is missing."""
+        """Capture one more graph on every rank. Return False if none is left."""
         if not self.has_missing_graphs:
             return False
         with self._run_on_ranks(rank_ipc.CaptureGraph()):

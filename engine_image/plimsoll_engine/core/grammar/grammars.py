@@ -158,10 +158,10 @@ class Vocabulary:
 
     def attempt(self, grammar: Grammar) -> TrialPassed | GrammarRefused:
         """Compile ``grammar`` and its first mask. Return the compiled size, or the refusal."""
-        before = host_memory.read_malloc()[0] or 0
+        before = host_memory.read_malloc_bytes()[0] or 0
         try:
             compiled = self.compile(grammar)
-            held = max(0, (host_memory.read_malloc()[0] or 0) - before)
+            held = max(0, (host_memory.read_malloc_bytes()[0] or 0) - before)
             matcher = Matcher(compiled.deep_copy(), grammar.field, held, "", ("", ""))
         except GrammarError as error:
             return GrammarRefused(error.why, certain=True)

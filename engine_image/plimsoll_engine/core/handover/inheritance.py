@@ -67,12 +67,12 @@ class Inheritance:
         self._tables = {table.request_id: table for table in tables}
         self._pool = pool
         self._since: float | None = None
-        """Time of the first call of :meth:`expire`; None before."""
+        """Time of the first call of :meth:`release_expired_tables`; None before."""
         self.adopted: list[str] = []
         self.refused: dict[str, str] = {}
         """Reason why a request did not get its table, by request ID."""
 
-    def expire(self) -> None:
+    def release_expired_tables(self) -> None:
         """Release unclaimed tables after :data:`CLAIM_TIMEOUT_S`. Call this between steps.
 
         The outcome of each table is kept until the frontend queries it.

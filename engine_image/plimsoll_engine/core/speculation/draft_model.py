@@ -191,10 +191,10 @@ class DraftModel:
 
     def _count_shared_tokens(self, request: Request) -> int:
         """Return how many tokens of ``request`` this model has computed for other requests."""
-        size, taken = self._pool.block_size, self._pool.taken
+        size, allocation_counts = self._pool.block_size, self._pool.allocation_counts
         blocks = 0
         for block in request.block_ids[: (len(request.token_ids) - 1) // size]:
-            if self._filled[block] != taken[block]:
+            if self._filled[block] != allocation_counts[block]:
                 break
             blocks += 1
         return blocks * size
@@ -202,7 +202,7 @@ class DraftModel:
     def _mark_filled(self, request: Request, drafting: DraftingState) -> None:
         full = drafting.computed // self._pool.block_size
         for block in request.block_ids[drafting.filled : full]:
-            self._filled[block] = self._pool.taken[block]
+            self._filled[block] = self._pool.allocation_counts[block]
         drafting.filled = full
 
     def close(self) -> None:

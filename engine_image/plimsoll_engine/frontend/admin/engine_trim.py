@@ -23,14 +23,14 @@ async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
         step.detail = f"{engine.media.cache.clear()} processed images and sounds"
         step.after_bytes = engine.media.cache.nbytes
     with recorder.step("frontend_gc_collect") as step:
-        step.before_bytes = host_memory.read_rss_anon()
+        step.before_bytes = host_memory.read_rss_anon_bytes()
         step.detail = f"{gc.collect()} objects collected"
-        step.after_bytes = host_memory.read_rss_anon()
+        step.after_bytes = host_memory.read_rss_anon_bytes()
     with recorder.step("frontend_malloc_trim") as step:
-        step.before_bytes = host_memory.read_rss_anon()
+        step.before_bytes = host_memory.read_rss_anon_bytes()
         if not host_memory.trim_malloc():
             step.detail = "this libc has no malloc_trim"
-        step.after_bytes = host_memory.read_rss_anon()
+        step.after_bytes = host_memory.read_rss_anon_bytes()
     operation_id = recorder.operation.id
     try:
         trimmed = await engine.ask(

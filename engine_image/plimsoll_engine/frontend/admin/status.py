@@ -7,7 +7,7 @@ import time
 from plimsoll_api.admin import Capability, LedgerEntry, MemoryKind, ProcessMemory, Role, Status
 from plimsoll_api.version import get_version
 from plimsoll_engine.frontend.async_engine import AsyncEngine
-from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory
+from plimsoll_engine.process.host_memory import PythonMemoryEstimator, measure_process_memory
 from plimsoll_engine.settings import StandbyPolicy
 
 VERSION = get_version()
@@ -18,7 +18,7 @@ class StatusReader:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._python = PythonObjects()
+        self._python = PythonMemoryEstimator()
 
     def read(self) -> Status:
         """Return the body of ``GET /status``. Values that no worker has reported are null."""

@@ -131,4 +131,4 @@ def test_a_pool_that_is_used_for_long_grows_no_objects() -> None:
     for _ in range(300):
         use()
     assert sys.getallocatedblocks() - before < 100
-    assert set(pool.taken) == {301}
+    assert set(pool.allocation_counts) == {301}

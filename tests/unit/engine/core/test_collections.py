@@ -9,8 +9,8 @@ import gc
 import re
 import tracemalloc
 
-from plimsoll_engine.process.allocations import TRACING_OFF_MESSAGE, Allocations
-from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.allocations import TRACING_OFF_MESSAGE, AllocationReporter
+from plimsoll_engine.process.collector import FullCollectionCounter
 
 
 class Node:
@@ -21,7 +21,7 @@ class Node:
 def test_a_cycle_is_found_and_counted_and_the_callback_goes() -> None:
     gc.collect()
     callbacks = len(gc.callbacks)
-    counts = FullCollections()
+    counts = FullCollectionCounter()
     counts.start()
     counts.start()
     gc.collect()
@@ -40,7 +40,7 @@ def test_a_cycle_is_found_and_counted_and_the_callback_goes() -> None:
 
 
 def test_growth_since_the_last_question_is_named() -> None:
-    allocations = Allocations()
+    allocations = AllocationReporter()
     assert allocations.report() == TRACING_OFF_MESSAGE
     tracemalloc.start()
     try:

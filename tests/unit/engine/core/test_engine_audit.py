@@ -16,7 +16,11 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.audit import IDLE_RULES, RULES, run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.trim import trim
-from plimsoll_engine.process.host_memory import PythonObjects, measure_process_memory, read_malloc
+from plimsoll_engine.process.host_memory import (
+    PythonMemoryEstimator,
+    measure_process_memory,
+    read_malloc_bytes,
+)
 from plimsoll_engine.process.owners import Owner
 
 
@@ -94,7 +98,7 @@ def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helper
     cycle: list[Any] = [bytearray(8 << 20)]
     cycle.append(cycle)
     del cycle
-    steps = {step.name: step for step in trim(engine, PythonObjects())}
+    steps = {step.name: step for step in trim(engine, PythonMemoryEstimator())}
     assert list(steps) == [
         "prefix_cache_flush",
         "grammar_cache_flush",
@@ -110,12 +114,12 @@ def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helper
 
 
 def test_malloc_is_seen_from_inside() -> None:
-    before, _ = read_malloc()
+    before, _ = read_malloc_bytes()
     payload = bytearray(32 << 20)
-    after, _ = read_malloc()
+    after, _ = read_malloc_bytes()
     assert before is not None
     assert after is not None
     assert after - before >= len(payload)
-    memory = measure_process_memory(Role.WORKER, PythonObjects())
+    memory = measure_process_memory(Role.WORKER, PythonMemoryEstimator())
     assert memory.python_objects is not None
     assert memory.python_objects > 1 << 20

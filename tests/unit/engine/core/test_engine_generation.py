@@ -229,8 +229,8 @@ def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers:
     (started,) = [token.started for token in engine.step().tokens]
     assert 0 <= started.queued_s < 5
     assert started.cached_tokens == 0
-    assert engine.expire(time.monotonic() + 4) == []
-    dropped = engine.expire(time.monotonic() + 7)
+    assert engine.end_expired_requests(time.monotonic() + 4) == []
+    dropped = engine.end_expired_requests(time.monotonic() + 7)
     assert [(d.request_id, d.attempt, d.reason) for d in dropped] == [
         ("runs", 5, "deadline"),
         ("waits", 6, "deadline"),

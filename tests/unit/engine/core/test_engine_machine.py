@@ -396,7 +396,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.inheritance)
     @rule()
     def nobody_else_comes(self) -> None:
-        self.engine.release_unclaimed()
+        self.engine.release_unclaimed_tables()
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())
@@ -487,7 +487,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.engine.release_unclaimed()
+        self.engine.release_unclaimed_tables()
         for _ in range(2_000):
             if not self.engine.has_work:
                 break
@@ -512,8 +512,8 @@ class EngineMachine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy ends when the machine says so: waiting for one is in vain."""
-    monkeypatch.setattr(offloads, "RECLAIM_WAIT_S", 0.0)
-    monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_WAIT_S", 0.0)
+    monkeypatch.setattr(offloads, "RECLAIM_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_TRANSFER_TIMEOUT_S", 0.0)
 
 
 def test_features_together() -> None:

@@ -54,7 +54,7 @@ def test_host_blocks_that_came_back_stay_pinned(text: str, make_engine: Any, hel
     engine.scheduler.offload = offload
     WorkerFaults(text, 1, engine)
     serve_prefixes(engine, helpers, first=0)
-    brought, pinned = offload.loaded_total, offload.stored.pinned
+    brought, pinned = offload.loaded_total, offload.stored.num_pinned
     assert brought > SLOTS // 2
     before = set(offload.stored)
     serve_prefixes(engine, helpers, first=PROMPTS)
@@ -63,16 +63,16 @@ def test_host_blocks_that_came_back_stay_pinned(text: str, make_engine: Any, hel
     if text:
         assert pinned > SLOTS // 2
         assert len(still_there) >= pinned, "others can have the rest alone"
-        assert offload.stored.pinned >= pinned
+        assert offload.stored.num_pinned >= pinned
         assert rules_hit(engine) == {"offload_adds_up"}
-        assert count_lost_host_blocks(engine) == offload.stored.pinned
+        assert count_lost_host_blocks(engine) == offload.stored.num_pinned
     else:
-        assert (pinned, offload.stored.pinned) == (0, 0)
+        assert (pinned, offload.stored.num_pinned) == (0, 0)
         assert len(still_there) < SLOTS // 4
         assert rules_hit(engine) == set()
         assert count_lost_host_blocks(engine) == 0
     engine.reset_prefix_cache()
-    assert len(offload.stored) == offload.stored.pinned, "a trim returns none of them"
+    assert len(offload.stored) == offload.stored.num_pinned, "a trim returns none of them"
 
 
 def test_unloaded_adapters_leave_their_host_copies(tmp_path: Path) -> None:
@@ -114,12 +114,12 @@ def test_a_sound_cache_fills_whatever_it_declared(bound: str, tiny_checkpoint: P
         text = f"cache_fills:text_bytes=16Ki,bound={bound}"
         faults = WorkerFaults(text, 1, engine)
         declared = []
-        before = host_memory.read_malloc()[0]
+        before = host_memory.read_malloc_bytes()[0]
         for _ in range(4):
             faults.after_step(12)
             (entry,) = [e for e in ledger.list_entries() if e.owner == "grammar_cache"]
             declared.append(entry.bytes)
-        after = host_memory.read_malloc()[0]
+        after = host_memory.read_malloc_bytes()[0]
         assert before is not None
         assert after is not None
         assert after > before

@@ -49,9 +49,9 @@ def swap(tmp_path: Path) -> Iterator[None]:
 
 def test_swapped_memory_grows_and_resident_memory_does_not(swap: None, make_engine: Any) -> None:
     defect = fault_in(make_engine(), "swapped_growth:bytes_per_request=1Mi")
-    swapped, resident = host_memory.read_swapped(), host_memory.read_rss_anon()
+    swapped, resident = host_memory.read_swapped_bytes(), host_memory.read_rss_anon_bytes()
     defect.after_requests(16)
-    after, still = host_memory.read_swapped(), host_memory.read_rss_anon()
+    after, still = host_memory.read_swapped_bytes(), host_memory.read_rss_anon_bytes()
     assert swapped is not None
     assert resident is not None
     assert after is not None
@@ -66,12 +66,12 @@ def test_a_machine_without_swap_says_so(
     make_engine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     engine = make_engine()
-    monkeypatch.setattr(host_memory, "read_machine_swap", lambda: 0)
+    monkeypatch.setattr(host_memory, "read_machine_swap_bytes", lambda: 0)
     with pytest.raises(inject.InjectError, match="needs swap; this machine has none"):
         fault_in(engine, "swapped_growth")
     # A container that may not swap: the pages stay.
-    monkeypatch.setattr(host_memory, "read_machine_swap", lambda: 1 << 30)
-    monkeypatch.setattr(host_memory, "read_swapped", lambda: 0)
+    monkeypatch.setattr(host_memory, "read_machine_swap_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(host_memory, "read_swapped_bytes", lambda: 0)
     with pytest.raises(inject.InjectError, match=r"cannot swap here: .*memory\.swap\.max"):
         fault_in(engine, "swapped_growth")
 

@@ -24,7 +24,7 @@ from plimsoll_engine.errors import SettingsError
 from plimsoll_engine.kernels.quantized import FP8, dequantize
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
-from plimsoll_engine.kvcache.block_copies import Copies
+from plimsoll_engine.kvcache.block_copies import BlockCopier
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, compute_pool_sums, make_pool_tensors
@@ -130,7 +130,7 @@ def test_memory_that_is_mapped_holds_both() -> None:
 
 def test_blocks_go_to_the_host_and_back_with_their_scales() -> None:
     pool = filled()
-    copies = Copies(pool.pairs, BLOCK, 3, pool.scales)
+    copies = BlockCopier(pool.pairs, BLOCK, 3, pool.scales)
     assert copies.nbytes == 3 * pool.nbytes // BLOCKS
     sums = compute_pool_sums(pool, BLOCK, [4])
     assert copies.store([(4, 2)]).is_done()

@@ -27,7 +27,7 @@ from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Submit
 from plimsoll_engine.models import loader, quantization
-from plimsoll_engine.weights.layout import compute_checksums, lay_out, make_views
+from plimsoll_engine.weights.layout import compute_checksums, create_manifest, make_views
 from plimsoll_faults.models import tiny_moe
 from plimsoll_faults.models.write_fp8 import main, write_fp8
 from tests.fp8_logits import load, logits_of, off, round_linear_layers, texts
@@ -320,7 +320,7 @@ def test_shared_weights_have_both_types(fp8: Path) -> None:
     config = loader.load_config(fp8)
     model = loader.build(fp8, config, torch.float32)
     assert model is not None
-    manifest = lay_out(model.get_parameters())
+    manifest = create_manifest(model.get_parameters())
     flat = torch.zeros(manifest.nbytes, dtype=torch.uint8)
     loader.bind(model, make_views(flat, manifest))
     loader.fill(model, fp8)

@@ -171,10 +171,10 @@ def test_the_cache_is_charged_with_what_a_compiled_grammar_holds(
 ) -> None:
     """Optional parts one after the other: more than any estimate from the text's length."""
     text = 'start: "0" ' + 'A? "b"? ' * 4_000 + "\nA: /[a-c]/\n"
-    before = host_memory.read_malloc()[0]
+    before = host_memory.read_malloc_bytes()[0]
     assert before is not None
     alone = vocabulary.compile(Grammar("lark", text))
-    held = (host_memory.read_malloc()[0] or 0) - before
+    held = (host_memory.read_malloc_bytes()[0] or 0) - before
     del alone
     charged = grammars.bytes
     grammars.begin("large", Grammar("lark", text), [])

@@ -160,7 +160,7 @@ def test_an_idle_engine_that_never_polls_is_found(
     sound = offload_of(engine)
     engine.scheduler.offload = UnpolledOffload.from_offload(sound)
     leave_one_under_way(engine, helpers)
-    monkeypatch.setattr(module, "STALE_S", -1.0)
+    monkeypatch.setattr(module, "STALE_TRANSFER_S", -1.0)
     for _ in range(3):
         engine.poll(idle=True)
     assert engine.is_transferring
@@ -179,7 +179,7 @@ def test_a_reset_says_that_it_could_not(
     assert engine.reset_prefix_cache() is True
     assert engine.pool.num_free == 16
     assert len(offload_of(engine).stored) == 0
-    monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_WAIT_S", 0.02)
+    monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_TRANSFER_TIMEOUT_S", 0.02)
     offload_of(engine).copies = StuckCopies(offload_of(engine).copies)
     fill(engine, helpers)
     assert engine.is_transferring
@@ -203,7 +203,7 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(
 
 def test_too_few_bytes_for_a_block_are_refused(engine: EngineCore) -> None:
     assert engine.runner.kv is not None
-    with pytest.raises(ValueError, match="7 bytes are too few for a KV block, which takes"):
+    with pytest.raises(ValueError, match="7 bytes are too few for KV offload: one KV block has"):
         Offload.create(engine.pool, engine.runner.kv, 7)
 
 

@@ -25,7 +25,7 @@ from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.handover import export, inheritance
 from plimsoll_engine.core.handover.inheritance import Inheritance
 from plimsoll_engine.core.schedule.scheduler import Scheduler
-from plimsoll_engine.core.sizes import check_adapters
+from plimsoll_engine.core.sizes import check_adapter_support
 from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import run_audit
@@ -191,7 +191,7 @@ def test_keys_and_values_are_handed_over_to_an_adapter_of_the_same_files_alone(
     for one in (asked, alone):
         carried = msgspec.structs.replace(one, output_ids=output[one.request_id])
         assert new.submit(carried) is None
-    settled = new.release_unclaimed()
+    settled = new.release_unclaimed_tables()
     assert settled is not None
     assert settled.adopted == (["one", "none"] if seed == 1 else ["none"])
     new.close()
@@ -283,8 +283,8 @@ def test_an_engine_without_adapters_has_no_owner_and_takes_none(base: Path, help
 @pytest.mark.parametrize("kind", ["llava", "whisper", "gpt_neox"])
 def test_other_models_take_no_adapters(kind: str, base: Path) -> None:
     with pytest.raises(SettingsError, match=f"--enable-lora: models of type {kind} "):
-        check_adapters(config_of(base, 1), AutoConfig.for_model(kind))
-    check_adapters(config_of(base, 0), AutoConfig.for_model(kind))
+        check_adapter_support(config_of(base, 1), AutoConfig.for_model(kind))
+    check_adapter_support(config_of(base, 0), AutoConfig.for_model(kind))
 
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -16,7 +16,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.kvcache.offload import STALE_S, Offload
+from plimsoll_engine.kvcache.offload import STALE_TRANSFER_S, Offload
 from plimsoll_engine.memory.lost import count_lost_blocks, count_lost_encoder_tokens
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
@@ -79,7 +79,7 @@ def test_an_abandoned_transfer_is_lost_once_it_is_late(make: Make) -> None:
     assert count_lost_blocks(engine) == 0
     offload = engine.scheduler.offload
     assert offload is not None
-    offload.transfers[0].started -= STALE_S
+    offload.transfers[0].started -= STALE_TRANSFER_S
     assert count_lost_blocks(engine) == 2
 
 

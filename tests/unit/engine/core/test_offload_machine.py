@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
 from plimsoll_engine.kvcache import offload as module
-from plimsoll_engine.kvcache.block_copies import Copies, Ticket
+from plimsoll_engine.kvcache.block_copies import BlockCopier, CopyTicket
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload, Transfer
 from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
@@ -37,7 +37,7 @@ BLOCK, BLOCKS, SLOTS, SEQS, BUDGET, LENGTH = 2, 8, 6, 3, 8, 16
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy ends when the machine says so: waiting for one is in vain."""
-    monkeypatch.setattr(module, "RECLAIM_WAIT_S", 0.0)
+    monkeypatch.setattr(module, "RECLAIM_TIMEOUT_S", 0.0)
 
 
 class Held:
@@ -62,7 +62,7 @@ class Held:
             copy()
 
 
-class SlowCopies(Copies):
+class SlowCopies(BlockCopier):
     """The real copies, whose ends the machine decides."""
 
     at_once = False
@@ -71,7 +71,7 @@ class SlowCopies(Copies):
         super().__init__(kv, block_size, slots)
         self.held: list[Held] = []
 
-    def _start(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
+    def _start_copies(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> CopyTicket:
         self.held = [one for one in self.held if not one.ended]
         self.held.append(Held(lambda: self._copy(pairs, to_host), self.at_once))
         return self.held[-1]

@@ -86,7 +86,7 @@ def test_a_sampled_step_is_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(sampling, "_draw", draws)
     warmup.load_sampling(1000, torch.bfloat16, torch.device("cpu"))
-    assert drawn == [(warmup.SMALL_WIDTH, 1000)]
+    assert drawn == [(warmup.SMALL_DECODE_ROWS, 1000)]
 
 
 def test_kernels_are_loaded_by_the_first_layers_alone(

@@ -80,7 +80,7 @@ def test_instances_in_a_methods_cache_are_found(make_engine: Any, helpers: Any) 
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"methods_cache_no_instances"}
     assert find_method_caches() == [
-        "Rotary.angle has an lru_cache on its class, which keeps the instances of 3 calls alive"
+        "the method Rotary.angle has an lru_cache, which keeps the instances of 3 calls alive"
     ]
     host.Rotary.angle.cache_clear()
     assert rules_hit(engine) == set()
@@ -102,7 +102,7 @@ def test_a_bounded_cache_on_a_method_is_found_as_well(monkeypatch: pytest.Monkey
     assert Tokenizer().encode("a") + Tokenizer.vocabulary() == 4
     (problem,) = find_method_caches()
     assert (
-        "Tokenizer.encode has an lru_cache on its class, which keeps the instances of 1 calls"
+        "the method Tokenizer.encode has an lru_cache, which keeps the instances of 1 calls"
         in problem
     )
 

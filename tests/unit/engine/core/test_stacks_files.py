@@ -32,7 +32,7 @@ def test_only_the_newest_with_stacks_in_them_stay(tmp_path: Path) -> None:
     stacks.remove_stale_stacks(tmp_path)
     left = sorted(path.name for path in folder.iterdir())
     newest = [f"worker{number:03d}-{gone}.txt" for number in range(1, 100, 2)][
-        -stacks.MAX_KEPT_FILES :
+        -stacks.MAX_STALE_FILES :
     ]
     assert left == [living.name, *newest]
     stacks.remove_stale_stacks(tmp_path / "absent")
@@ -43,6 +43,6 @@ def test_a_long_file_is_begun_again(tmp_path: Path) -> None:
     assert stacks.truncate_if_large(file) == 0
     file.write_bytes(b"x" * 10)
     assert stacks.truncate_if_large(file) == 10
-    file.write_bytes(b"x" * (stacks.MAX_BYTES + 1))
+    file.write_bytes(b"x" * (stacks.MAX_FILE_BYTES + 1))
     assert stacks.truncate_if_large(file) == 0
     assert file.stat().st_size == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import plimsoll_engine
 from plimsoll_engine.device import buffer
-from plimsoll_engine.weights.memory import allocate
+from plimsoll_engine.weights.memory import allocate_buffer
 
 PAGE_BYTES = 2 << 20
 
@@ -30,7 +30,7 @@ def test_a_shared_allocation_has_whole_pages_of_the_largest_size(nbytes: int) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffer, "_load_driver", lambda: SimpleNamespace(cuMemAlloc_v2=allocated))
         patch.setattr(buffer, "_ensure_context", lambda: None)
-        made = allocate(torch.device("cuda"), nbytes, "weights")
+        made = allocate_buffer(torch.device("cuda"), nbytes, "weights")
     assert made.nbytes == nbytes
     assert asked == [-(-nbytes // PAGE_BYTES) * PAGE_BYTES]
 

@@ -19,12 +19,12 @@ if sys.argv[1] == "returned":
     assert host_memory.set_mmap_threshold()
 file = io.BytesIO()
 Image.new("1", (6300, 6300)).save(file, "PNG")
-before = host_memory.read_rss_anon()
+before = host_memory.read_rss_anon_bytes()
 with ThreadPoolExecutor(2) as threads:
     for _ in range(2):
         sizes = list(threads.map(lambda data: images.decode(data).size, [file.getvalue()] * 2))
         assert sizes == [(6300, 6300)] * 2
-    print(host_memory.read_rss_anon() - before)
+    print(host_memory.read_rss_anon_bytes() - before)
 """
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import linear
 
 from plimsoll_engine.kernels.quantized import product
-from plimsoll_engine.process.host_memory import read_malloc
+from plimsoll_engine.process.host_memory import read_malloc_bytes
 
 ROWS = range(1, 513)
 
@@ -17,10 +17,10 @@ def test_a_product_on_a_cpu_keeps_little_for_each_number_of_rows(dtype: torch.dt
     weight, bias = torch.randn(96, 64).to(dtype), torch.randn(96).to(dtype)
     x = torch.randn(ROWS[-1], 64).to(dtype)
     product(x[:1], weight, bias)
-    before, _ = read_malloc()
+    before, _ = read_malloc_bytes()
     for rows in ROWS:
         product(x[:rows], weight, bias)
-    after, _ = read_malloc()
+    after, _ = read_malloc_bytes()
 
     assert before is not None
     assert after is not None

@@ -25,7 +25,7 @@ from plimsoll_engine.messages.weight_ipc import (
     SharedPool,
     SharedWeights,
 )
-from plimsoll_engine.weights.layout import ALIGNMENT, compute_checksums, lay_out, make_views
+from plimsoll_engine.weights.layout import ALIGNMENT, compute_checksums, create_manifest, make_views
 from plimsoll_engine.weights.memory import HostBuffer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
@@ -46,7 +46,7 @@ def of(model: dict[str, tuple[list[int], torch.dtype]], device: str) -> dict[str
 def test_every_tensor_has_a_place_of_its_own(
     model: dict[str, tuple[list[int], torch.dtype]],
 ) -> None:
-    manifest = lay_out(of(model, "meta"))
+    manifest = create_manifest(of(model, "meta"))
     flat = torch.zeros(manifest.nbytes, dtype=torch.uint8)
     found = make_views(flat, manifest)
     assert found.keys() == model.keys()
@@ -61,7 +61,7 @@ def test_every_tensor_has_a_place_of_its_own(
 
 def test_tied_weights_have_one_place() -> None:
     tied = torch.zeros(3, 4)
-    manifest = lay_out({"embed": tied, "head": tied, "norm": torch.zeros(4)})
+    manifest = create_manifest({"embed": tied, "head": tied, "norm": torch.zeros(4)})
     assert manifest.places["embed"] == manifest.places["head"]
     assert manifest.nbytes == 2 * ALIGNMENT
     found = make_views(torch.zeros(manifest.nbytes, dtype=torch.uint8), manifest)
@@ -69,7 +69,7 @@ def test_tied_weights_have_one_place() -> None:
 
 
 def test_a_buffer_of_another_size_is_refused() -> None:
-    manifest = lay_out({"a": torch.zeros(3)})
+    manifest = create_manifest({"a": torch.zeros(3)})
     with pytest.raises(ValueError, match="the buffer has 8 bytes, but the manifest needs 256"):
         make_views(torch.zeros(8, dtype=torch.uint8), manifest)
 
@@ -77,7 +77,7 @@ def test_a_buffer_of_another_size_is_refused() -> None:
 @given(st.integers(0, 2), st.integers(0, 7), st.integers(1, 255))
 def test_the_sums_name_the_tensor_that_changed(which: int, at: int, change: int) -> None:
     names = ["a", "b", "c"]
-    manifest = lay_out({name: torch.zeros(8, dtype=torch.uint8) for name in names})
+    manifest = create_manifest({name: torch.zeros(8, dtype=torch.uint8) for name in names})
     flat = torch.arange(manifest.nbytes, dtype=torch.int64).to(torch.uint8)
     before = compute_checksums(flat, manifest)
     flat[manifest.places[names[which]].offset + at] += change
@@ -124,7 +124,7 @@ def test_a_closed_buffer_gives_its_memory_back() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        SharedWeights(lay_out({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
+        SharedWeights(create_manifest({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
         SharedWeights(Manifest({}, ALIGNMENT), b"\x00" * 64),
         SharedPool(0),
         SharedPool(1 << 37, b"\x01" * 64, b"\x02" * 16),

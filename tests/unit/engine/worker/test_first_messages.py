@@ -48,7 +48,7 @@ def test_requests_come_before_the_first_graph_and_the_first_report(monkeypatch: 
 
     engine = SimpleNamespace(
         has_work=False, is_transferring=False, poll=lambda idle: None, capture_more=capture,
-        release_unclaimed=lambda: None,
+        release_unclaimed_tables=lambda: None,
     )  # fmt: skip
     lifecycle: Any = SimpleNamespace(engine=engine, member=SimpleNamespace(leader=None))
     hooks: Any = SimpleNamespace(should_drop=lambda message: False, tick=lambda: None)

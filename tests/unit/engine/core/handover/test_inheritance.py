@@ -196,7 +196,7 @@ def test_the_successor_goes_on_without_prefill(
 
     new = make(memory, data)
     resubmit(new, old)
-    settled = new.engine.release_unclaimed()
+    settled = new.engine.release_unclaimed_tables()
     assert settled is not None
     assert sorted(settled.adopted) == sorted(ran)
     assert settled.refused == {}
@@ -226,7 +226,7 @@ def test_a_prompt_whose_log_probabilities_are_not_told_is_computed_again(
         if wants:
             submit.sampling = msgspec.structs.replace(submit.sampling, prompt_logprobs=2)
         assert new.engine.submit(submit) is None
-    settled = new.engine.release_unclaimed()
+    settled = new.engine.release_unclaimed_tables()
     assert settled is not None
     assert settled.refused.keys() <= {"long", "greedy"}
     assert "greedy" in settled.refused
@@ -243,7 +243,7 @@ def test_shared_blocks_stay_shared_and_prefixes_stay_known(make: Make, tiny_mode
     new = make(memory, data)
     resubmit(new, old)
     assert new.engine.pool.count_references()[requests["twin"].block_ids[0]] >= 2
-    new.engine.release_unclaimed()
+    new.engine.release_unclaimed_tables()
     assert new.engine.submit(Submit("late", PROMPT, Sampling(max_tokens=1), cache_salt="s")) is None
     while "late" in new.engine.requests:
         new.step()
@@ -256,7 +256,7 @@ def test_tables_without_their_request_are_freed(make: Make, tiny_model: Any) -> 
     new = make(memory, data)
     assert new.engine.pool.num_used
     assert count_lost_blocks(new.engine) == 0
-    new.engine.release_unclaimed()
+    new.engine.release_unclaimed_tables()
     assert new.engine.pool.num_used == 0
     assert new.engine.pool.num_free == BLOCKS
 
@@ -280,11 +280,11 @@ def test_tables_wait_from_the_moment_at_which_the_worker_listens(
     now += 2
     new.engine.poll(idle=True)
     assert new.engine.pool.num_used == len(new.engine.requests[come.request_id].block_ids)
-    told = new.engine.release_unclaimed()
+    told = new.engine.release_unclaimed_tables()
     assert told is not None
     assert told.adopted == [come.request_id]
     assert {one.request_id for one in late} <= set(told.refused)
-    assert new.engine.release_unclaimed() is None
+    assert new.engine.release_unclaimed_tables() is None
 
 
 def test_a_request_with_other_tokens_is_computed_again(
@@ -299,7 +299,7 @@ def test_a_request_with_other_tokens_is_computed_again(
     wrong = msgspec.structs.replace(submits()[2], cache_salt="other")
     wrong.output_ids = [token for token, _ in old.said[wrong.request_id]]
     assert new.engine.submit(wrong) is None
-    settled = new.engine.release_unclaimed()
+    settled = new.engine.release_unclaimed_tables()
     assert settled is not None
     assert settled.adopted == []
     assert len(settled.refused) == 3
@@ -388,7 +388,7 @@ def test_a_grammar_goes_on_where_it_was(make: Make, tiny_model: Any, tiny_checkp
         new = with_grammar(make(memory.clone(), data), vocabulary)
         pool = new.engine.pool
         assert new.engine.submit(digits(list(made))) is None
-        assert new.engine.release_unclaimed() is not None
+        assert new.engine.release_unclaimed_tables() is not None
         assert pool.num_used == pool.count_blocks(len(PROMPT) + len(made) - 1)
         assert findings(new.engine) == []
         assert count_lost_blocks(new.engine) == 0
@@ -454,7 +454,7 @@ def test_a_pool_is_rebuilt_from_the_tables_alone(handover: Handover, data: st.Da
     pool = BlockPool(BLOCKS, BLOCK, tables)
     named = Counter(block for table in tables for block in table)
     assert pool.count_references() == named
-    assert (pool.num_used, pool.held) == (len(named), named.total())
+    assert (pool.num_used, pool.num_references) == (len(named), named.total())
     assert pool.find_problems() == []
     assert pool.num_free == BLOCKS - len(named)
     rest = pool.allocate(pool.num_free)
@@ -464,7 +464,7 @@ def test_a_pool_is_rebuilt_from_the_tables_alone(handover: Handover, data: st.Da
     for table in data.draw(st.permutations(tables)):
         pool.release(table)
         assert pool.find_problems() == []
-    assert (pool.num_used, pool.held, pool.num_free) == (0, 0, BLOCKS)
+    assert (pool.num_used, pool.num_references, pool.num_free) == (0, 0, BLOCKS)
 
 
 @given(handovers(), st.data())
